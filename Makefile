@@ -1,0 +1,90 @@
+# Everything a user or CI needs; `make help` lists the targets.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CORES  ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+PORT   ?= 5000
+
+# Nothing here reports usage to anyone.
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := 1
+# The CUDA packages of torch are large: be patient on slow lines.
+export UV_HTTP_TIMEOUT ?= 300
+
+DB    := results/mlflow.db
+STAMP := $(VENV)/.installed
+# An environment whose interpreter went away (an upgrade of Python does that) is not installed.
+$(shell test -x $(BIN)/python || rm -f $(STAMP))
+
+UV_OPTIONS := --quiet --python $(BIN)/python --no-build-isolation
+
+.PHONY: help env reproduce test lint format ui schema lock clean
+
+help: ## list the targets
+	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: $(STAMP) ## create .venv with the locked packages (does nothing when up to date)
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "error: '$(PYTHON)' not found; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: fltrain needs Python 3.11 or newer, not $$($(PYTHON) -V 2>&1); set PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "error: $(PYTHON) lacks the venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv --clear $(VENV)
+
+# Only the lock and the project's metadata call for an installation: the package itself
+# is installed editable, so a change of its sources takes effect without one.
+# The installer (uv) and the build tool (setuptools) come from the lock too, so nothing
+# runs that was not checked against a hash.
+$(STAMP): requirements.lock pyproject.toml | $(BIN)/python
+	@echo "Installing the locked packages (several GB the first time)"
+	@awk '/^[^ #]/ { keep = /^(uv|setuptools)==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/bootstrap.lock
+	@$(BIN)/uv pip sync $(UV_OPTIONS) --require-hashes requirements.lock
+	@$(BIN)/uv pip install $(UV_OPTIONS) --no-deps --editable .
+	@touch $@
+
+reproduce: env ## train everything that is missing and build the report
+	@# Rules call programs by name: let them find those of the environment.
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake --cores $(CORES)
+
+test: env ## run the tests and show what they cover
+	@$(BIN)/pytest --cov --cov-report=term
+
+lint: env ## check style, types and the workflow
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/snakefmt --check Snakefile workflow/rules
+	@$(BIN)/snakemake --lint
+
+format: env ## rewrite the sources in the project's style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/snakefmt Snakefile workflow/rules
+
+ui: env ## browse the runs with MLflow on 127.0.0.1:PORT
+	@test -f $(DB) || { echo "error: $(DB) does not exist yet; run 'make reproduce' first" >&2; exit 1; }
+	@$(BIN)/mlflow ui --backend-store-uri sqlite:///$(DB) --host 127.0.0.1 --port $(PORT)
+
+schema: env ## write the JSON schema of the configuration
+	@$(BIN)/fltrain schema
+
+lock: env ## resolve the dependencies anew, within constraints.txt
+	@$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --all-extras --python-version 3.11 \
+	  --constraints constraints.txt --generate-hashes --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command "make lock" --output-file requirements.lock
+
+clean: ## remove caches (keeps .venv and results)
+	@rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage build dist *.egg-info
+	@find . -path ./$(VENV) -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,150 @@
+"""Settings, components and their catalogues: how everything that has a name in a config is declared.
+
+A *setting* is a frozen, strict pydantic model. A *component* is a setting that is chosen by name (a data
+set, a partition scheme, a network, a method ...) and carries a revision. A *catalogue* is made of the
+components found in the modules of one package, so that adding one takes one file and no registration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import json
+import pkgutil
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from fltrain.errors import FltrainError
+
+_NUMBER_AS_TEXT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Say which of the known words was probably meant: ``"; did you mean 'lr'?"`` or nothing."""
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Settings(BaseModel):
+    """Base of everything a user can write in a config: frozen, strict, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        for key in value:
+            if key not in cls.model_fields:
+                hint = suggest(key, cls.model_fields)
+                raise ValueError(f"unknown key {key!r}{hint} (known: {', '.join(sorted(cls.model_fields))})")
+        return {key: _number(item, cls.model_fields[key].annotation) for key, item in value.items()}
+
+    @classmethod
+    def parse(cls, data: Any, where: str) -> Self:
+        """Validate plain data (as read from YAML or JSON).
+
+        Validation runs in JSON mode, so lists become tuples while numbers, texts and truth values are
+        never turned into one another.
+
+        Raises:
+            FltrainError: with one line that says what is wrong, where, and what is allowed.
+        """
+        try:
+            text = json.dumps(data, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise FltrainError(f"{where}: not plain data ({error})") from None
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise FltrainError(f"{where}: {explain(error)}") from None
+
+
+class Component(Settings):
+    """A setting chosen by name; ``revision`` is raised whenever its numbers change."""
+
+    name: str
+    revision: ClassVar[int] = 1
+    citation: ClassVar[str] = ""
+
+
+def _number(value: Any, annotation: Any) -> Any:
+    # YAML 1.1 reads `1e-5` (no dot) as text. What is meant is never in doubt, so take it as the number.
+    if annotation is not str and isinstance(value, str) and _NUMBER_AS_TEXT.fullmatch(value):
+        return float(value)
+    return value
+
+
+AnyComponent = TypeVar("AnyComponent", bound=Component)
+
+
+def catalogue(base: type[AnyComponent], package: str | None = None) -> dict[str, type[AnyComponent]]:
+    """Return the concrete components derived from ``base`` by name, after importing all of ``package``."""
+    if package is not None:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            importlib.import_module(f"{package}.{module.name}")
+    found: dict[str, type[AnyComponent]] = {}
+    pending = list(base.__subclasses__())
+    while pending:
+        component = pending.pop()
+        pending.extend(component.__subclasses__())
+        name = component.model_fields["name"].default
+        if isinstance(name, str) and found.setdefault(name, component) is not component:
+            raise TypeError(f"two {base.__name__} components are called {name!r}")
+    return dict(sorted(found.items()))
+
+
+def choice(known: Mapping[str, type[AnyComponent]], kind: str) -> Any:
+    """Annotation of a field that holds one component of a catalogue, written as a name or a mapping."""
+
+    def spelled_out(value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, Mapping):
+            name = value.get("name")
+            if name is None:
+                raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
+            if name not in known:
+                raise ValueError(f"unknown {kind} {name!r}{suggest(name, known)} (known: {', '.join(known)})")
+        return value
+
+    members = tuple(known.values())
+    union = Annotated[Union[members], Field(discriminator="name")] if len(members) > 1 else members[0]  # noqa: UP007
+    return Annotated[union, BeforeValidator(spelled_out)]
+
+
+def explain(error: ValidationError) -> str:
+    """One line for the first fault that pydantic found, and a count of the others."""
+    faults = error.errors(include_url=False)
+    first = faults[0]
+    # Discriminated unions put the chosen name into the location; it is no key of the user's.
+    keys = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-"))]
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    shown = first["input"]
+    said = first["type"] == "value_error" or isinstance(shown, Mapping | list | tuple)
+    got = "" if said else f", got {shown!r}"
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{'.'.join(keys)}{': ' if keys else ''}{message}{got}{more}"
+
+
+def canonical_json(data: Any) -> str:
+    """JSON text that is equal for equal data: sorted keys, no spaces, shortest exact floats."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def short_hash(data: Any) -> str:
+    """Ten hex digits of the SHA-256 of the canonical JSON of ``data``."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()[:10]

@@ -1,0 +1,1 @@
+"""Data sets, their prepared form on disk, and their partition over clients."""

@@ -1,0 +1,1 @@
+"""The engine: rounds, local training, aggregation, evaluation. It owns every loop."""

@@ -1,0 +1,217 @@
+"""The round loop: sample clients, train them, aggregate, test, record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.aggregation import average_buffers
+from fltrain.engine.data import FederatedData
+from fltrain.engine.evaluation import test
+from fltrain.engine.flat import FlatModel
+from fltrain.engine.local import Executor, LoopExecutor, Round, Trained
+from fltrain.methods.base import Server, State, Task
+from fltrain.methods.composition import Composition
+from fltrain.metrics.representation import separability
+from fltrain.metrics.updates import layer_similarity, local_drift, skewness
+from fltrain.models.build import build
+from fltrain.randomness import Purpose, stream
+from fltrain.spec import RunSpec
+
+Row = dict[str, Any]
+"""One line of the record: ``round``, ``kind`` and values."""
+
+ExecutorFactory = Callable[[FlatModel, FederatedData, Composition], Executor]
+
+
+class Diverged(Exception):
+    """Training or test loss is no longer a finite number."""
+
+
+@dataclass
+class Costs:
+    """Where the time went, in seconds, and what was done in it."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    round_seconds: list[float] = field(default_factory=list)
+    samples: int = 0
+
+    @contextmanager
+    def phase(self, name: str, device: torch.device) -> Iterator[None]:
+        """Add the time of the enclosed work to a phase."""
+        started = time.perf_counter()
+        yield
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.seconds[name] += time.perf_counter() - started
+
+
+class Simulation:
+    """A run in memory: call ``run`` and consume the rows of its record."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        data: PreparedData,
+        partition: Partition,
+        device: torch.device,
+        executor: ExecutorFactory = LoopExecutor,
+    ) -> None:
+        """Build network, server and data on ``device``.
+
+        Raises:
+            FltrainError: if the spec does not fit the network or the data.
+        """
+        self.spec = spec
+        self.device = device
+        self.costs = Costs()
+        with self.costs.phase("setup", device):
+            self.data = FederatedData.of(data, partition, device)
+            network = build(spec.model, data.channels, data.side, data.classes, spec.seed)
+            self.network = network
+            self.model = FlatModel(
+                network, torch.zeros(1, data.channels, data.side, data.side, device=device)
+            )
+            self.composition = spec.composition
+            self.task = Task(
+                self.model.layout, data.classes, len(self.data.clients), spec.training.momentum, spec.seed
+            )
+            start = self.model.weights.clone()
+            self.server = Server(
+                start,
+                self.model.buffers.clone(),
+                self.model.counters.clone(),
+                self.composition.init_server(self.task, start),
+            )
+            self.clients: dict[int, dict[str, State]] = {}
+            self.executor = executor(self.model, self.data, self.composition)
+        self.bytes_down = self.bytes_up = 0
+
+    def run(self) -> Iterator[Row]:
+        """Train round by round and yield the rows of the record.
+
+        Raises:
+            Diverged: if a loss is not finite; the rows of the round before have been yielded.
+        """
+        for number in range(self.spec.rounds):
+            yield from self.round(number)
+
+    def sample(self, number: int) -> list[int]:
+        """Clients of a round, ascending: uniform without replacement, the same for every method."""
+        count = self.spec.participation.per_round(self.task.clients)
+        random = stream(self.spec.seed, Purpose.CLIENT_SAMPLING, round=number)
+        return sorted(random.choice(self.task.clients, count, replace=False).tolist())
+
+    def round(self, number: int) -> list[Row]:
+        """Run one round (counted from 0) and return its rows (which count from 1)."""
+        before, server_started = self.server, time.perf_counter()
+        payloads = self.composition.payload(before.states)
+        task = Round(
+            number, self.task, self.spec.training, before.weights, before.buffers, before.counters, payloads
+        )
+        sampled = self.sample(number)
+        with self.costs.phase("train", self.device):
+            states = [
+                self.clients.get(client) or self.composition.init_client(self.task, before.weights)
+                for client in sampled
+            ]
+            trained = self.executor.train(task, sampled, states)
+        updates = [result.update for result in trained]
+        train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "training loss")
+
+        with self.costs.phase("aggregate", self.device):
+            weights = self.composition.aggregate(before, updates)
+            buffers, counters = average_buffers(updates)
+            self.server = Server(
+                weights, buffers, counters, self.composition.server_step(self.task, before, updates)
+            )
+            self.clients.update(
+                {update.client: result.states for update, result in zip(updates, trained, strict=True)}
+            )
+        self.costs.round_seconds.append(time.perf_counter() - server_started)
+        self.costs.samples += sum(
+            sum(self.spec.training.batch_sizes(update.samples)) * self.spec.training.epochs
+            for update in updates
+        )
+        self._count_traffic(before, trained, payloads)
+
+        rows: list[Row] = [{"kind": "train", "clients": sampled, "loss": train_loss}]
+        with self.costs.phase("statistics", self.device):
+            statistics = self._statistics([update.displacement for update in updates])
+            if statistics:
+                rows.append({"kind": "updates", **statistics})
+            rows += [
+                {"kind": name, **row} for name, row in self.composition.report(self.task, before, updates)
+            ]
+        if self.spec.evaluates(number + 1):
+            with self.costs.phase("evaluate", self.device):
+                rows += self._evaluate()
+        return [{"round": number + 1, **row} for row in rows]
+
+    def _statistics(self, displacements: Sequence[Tensor]) -> Row:
+        wanted = self.spec.evaluation.statistics
+        rows = torch.stack(list(displacements)) if {"drift", "similarity"} & set(wanted) else torch.empty(0)
+        statistics: Row = {}
+        if "drift" in wanted:
+            statistics["drift"] = local_drift(rows)
+        if "similarity" in wanted:
+            layout = self.model.layout
+            similarity = layer_similarity(rows, layout.weights)
+            names = [layer.name for layer in layout.layers]
+            statistics["similarity"] = dict(zip(names, map(_or_none, similarity), strict=True))
+            statistics["skewness"] = skewness(similarity)
+        return statistics
+
+    def _evaluate(self) -> list[Row]:
+        self.model.load(self.server.weights, self.server.buffers, self.server.counters)
+        wants_features = "separability" in self.spec.evaluation.statistics
+        result = test(self.network, self.data.test, wants_features)
+        _finite(result.loss, "test loss")
+        rows: list[Row] = [
+            {
+                "kind": "evaluation",
+                "split": "test",
+                "view": "global",
+                "accuracy": result.accuracy,
+                "loss": result.loss,
+                "images": result.images,
+            }
+        ]
+        if result.features is not None:
+            measured = separability(result.features, self.data.test.labels, self.data.classes)
+            rows.append(
+                {"kind": "separability", **{name: _or_none(value) for name, value in vars(measured).items()}}
+            )
+        return rows
+
+    def _count_traffic(self, before: Server, trained: Sequence[Trained], payloads: dict[str, State]) -> None:
+        model = _bytes([before.weights, before.buffers])
+        down = model + sum(_bytes(payload.values()) for payload in payloads.values())
+        self.bytes_down += down * len(trained)
+        for result in trained:
+            self.bytes_up += model + sum(_bytes(extra.values()) for extra in result.update.extras.values())
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _finite(value: Tensor | float, what: str) -> float:
+    number = float(value)
+    if not np.isfinite(number):
+        raise Diverged(what)
+    return number
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

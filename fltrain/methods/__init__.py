@@ -1,0 +1,7 @@
+"""Federated methods, one per module. A module dropped in here is a method that configs can name."""
+
+from fltrain.component import catalogue
+from fltrain.methods.base import Method
+
+METHODS: dict[str, type[Method]] = catalogue(Method, package="fltrain.methods")
+"""Every method and plug-in by name."""

@@ -1,0 +1,24 @@
+"""FedProx: a proximal pull towards the received weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Local, Method, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FedProx(Method):
+    """Adds (mu/2) ||w - r||^2 to the local loss, as its gradient mu (w - r); r are the received weights."""
+
+    name: Literal["fedprox"] = "fedprox"
+    citation: ClassVar[str] = "Li et al., Federated optimization in heterogeneous networks, MLSys 2020"
+    neutral: ClassVar = {"mu": 0.0}
+    mu: float = Field(default=0.01, ge=0)
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return gradient + self.mu * (weights - local.start)

@@ -1,0 +1,219 @@
+"""FLFA: local training with the received global weights as feedback weights of a few layers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, Strict, model_validator
+
+from fltrain.component import suggest
+from fltrain.errors import FltrainError
+from fltrain.methods.base import Local, Method, Server, State, Task, Update
+from fltrain.randomness import Purpose, stream
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Flfa(Method):
+    """Feedback alignment with the global weights, as a plug-in on any base method.
+
+    In the selected layers, the error that travels to the input goes through B instead of the layer's own
+    weight W. B is the received weight, rescaled after every local step to the norm of W.
+
+    Attributes:
+        strategy: which layers: those whose clients' updates were least (``lowest``) or most (``highest``)
+            alike in the previous round; ``skew`` decides between the two once, by the skewness of the
+            first round's similarities; ``fixed`` takes ``layers`` in every round.
+        n_fa: number of selected layers; 0 is the base method.
+        layers: names of the layers for ``fixed``; ``all`` for every layer.
+        feedback: B is the received ``global`` weight; or ``random``, drawn once per run; or ``local``, the
+            current weight itself (ordinary backpropagation, a check); or ``direct``: the input error is a
+            random projection of the logits' error (direct feedback alignment).
+        scale: ``frobenius`` rescales B to the norm of W after every step, ``none`` leaves B as it was.
+        candidates: ``all`` layers may be selected, also those that see only the images and have no error to
+            send on; ``effective`` leaves these out.
+        target: the selected layer's ``own`` feedback, or that of the ``next`` layers, which read its output.
+        mean: similarity to the ``unweighted`` or data-``weighted`` mean update.
+        skew_sign: +1 reads positive skewness as "most layers diverge" (``lowest``), -1 the other way round.
+    """
+
+    name: Literal["flfa"] = "flfa"
+    plugin: ClassVar[bool] = True
+    citation: ClassVar[str] = "Federated Learning with Feedback Alignment"
+    neutral: ClassVar = {"n_fa": 0}
+
+    strategy: Literal["lowest", "highest", "skew", "fixed"] = "lowest"
+    n_fa: int = Field(default=1, ge=0)
+    layers: Annotated[tuple[str, ...], Strict(False)] | Literal["all"] = ()
+    feedback: Literal["global", "random", "local", "direct"] = "global"
+    scale: Literal["frobenius", "none"] = "frobenius"
+    candidates: Literal["all", "effective"] = "all"
+    target: Literal["own", "next"] = "own"
+    mean: Literal["unweighted", "weighted"] = "unweighted"
+    skew_sign: Literal[1, -1] = 1
+
+    @model_validator(mode="after")
+    def _layers_go_with_fixed(self) -> Self:
+        if (self.strategy == "fixed") != bool(self.layers):
+            raise ValueError("'layers' must be given with strategy 'fixed', and only then")
+        return self
+
+    # ---------------------------------------------------------------- which layers
+    def init_server(self, task: Task, start: Tensor) -> State:
+        """Nothing is selected before the first round has shown how alike the clients' updates are."""
+        import torch
+
+        names = [layer.name for layer in task.layout.layers]
+        if self.strategy != "fixed" and self.n_fa > len(names):
+            raise FltrainError(f"plugins.flfa.n_fa: {self.n_fa} layers, but the network has {len(names)}")
+        chosen = names if self.layers == "all" else self.layers
+        for name in chosen:
+            if name not in names:
+                raise FltrainError(
+                    f"plugins.flfa.layers: unknown layer {name!r}{suggest(name, names)} (known: {', '.join(names)})"
+                )
+        return {"selected": torch.tensor([names.index(name) for name in chosen], dtype=torch.int32)}
+
+    def payload(self, state: State) -> State:
+        return {"selected": state["selected"]}
+
+    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
+        """Select the layers of the next round by the similarity of this round's updates (section 4.3)."""
+        import torch
+
+        from fltrain.metrics.updates import layer_similarity, skewness
+
+        if self.strategy == "fixed":
+            return state
+        shares = [update.samples for update in updates] if self.mean == "weighted" else None
+        displacements = torch.stack([update.displacement for update in updates])
+        similarity = layer_similarity(displacements, task.layout.weights, shares)
+        highest = state.get("highest")
+        if highest is None:
+            highest = torch.tensor(self.strategy == "highest")
+            if self.strategy == "skew":
+                asymmetry = skewness(similarity) * self.skew_sign
+                highest = torch.tensor(asymmetry < 0 and abs(asymmetry) >= 0.05)
+        eligible = [
+            index
+            for index, value in enumerate(similarity)
+            if value == value and (self.candidates == "all" or self._takes_effect(task, index))
+        ]
+        ranked = sorted(eligible, key=lambda index: -similarity[index] if highest else similarity[index])
+        return {"selected": torch.tensor(ranked[: self.n_fa], dtype=torch.int32), "highest": highest}
+
+    def _routed(self, task: Task, selected: Tensor) -> list[int]:
+        """Indices of the layers whose feedback is replaced when ``selected`` are."""
+        chosen: list[int] = selected.tolist()
+        if self.target == "own":
+            return chosen
+        return sorted({consumer for index in chosen for consumer in task.layout.layers[index].consumers})
+
+    def _takes_effect(self, task: Task, index: int) -> bool:
+        """Whether selecting the layer changes anything: an error must pass through what is replaced."""
+        layers = task.layout.layers
+        routed = [index] if self.target == "own" else layers[index].consumers
+        return any(layers[layer].producers for layer in routed)
+
+    # ---------------------------------------------------------------- local training
+    # The carry holds, per rerouted layer i: "feedback.i" (B), and if B is rescaled "source.i" and "norm.i"
+    # (the tensor that B is a multiple of, and its norm).
+    def begin(self, local: Local) -> State:
+        carry: State = {}
+        for index in self._routed(local.task, local.payload["selected"]):
+            weight = local.task.layout.weights[index].of(local.start)
+            if self.feedback == "direct":
+                carry[f"feedback.{index}"] = self._projection(local, index)
+                continue
+            source = self._random(local, index) if self.feedback == "random" else weight
+            carry[f"feedback.{index}"] = source
+            if self.scale == "frobenius" and self.feedback != "local":
+                carry[f"source.{index}"] = source
+                carry[f"norm.{index}"] = source.norm()
+        return self.after_step(local.start, local, carry)
+
+    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
+        renewed = dict(carry)
+        for key in carry:
+            kind, _, index = key.partition(".")
+            weight = local.task.layout.weights[int(index)].of(weights)
+            if kind == "feedback" and self.feedback == "local":
+                renewed[key] = weight
+            if kind == "source":
+                # Always from the pristine source: rescaling B itself would add up rounding errors.
+                norm = carry[f"norm.{index}"]
+                ratio = (weight.norm() / norm).where(norm > 0, 1.0)
+                renewed[f"feedback.{index}"] = carry[key] * ratio
+        return renewed
+
+    def route(self, network: nn.Module, local: Local, carry: State) -> AbstractContextManager[None]:
+        from fltrain.models.feedback import direct_feedback, feedback
+
+        layers = local.task.layout.layers
+        routed = {
+            network.get_submodule(layers[int(key.partition(".")[2])].name): tensor
+            for key, tensor in carry.items()
+            if key.startswith("feedback.")
+        }
+        if not routed:
+            return nullcontext()
+        return direct_feedback(network, routed) if self.feedback == "direct" else feedback(routed)
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        """Keep for the record how far B and W have parted: the final scale and cosine, per layer."""
+        import torch
+
+        measured: State = {}
+        for key in carry:
+            kind, _, index = key.partition(".")
+            if kind == "source":
+                weight = local.task.layout.weights[int(index)].of(update.weights).flatten()
+                source = carry[key].flatten()
+                measured[f"scale.{index}"] = weight.norm() / carry[f"norm.{index}"]
+                measured[f"cosine.{index}"] = torch.cosine_similarity(weight, source, dim=0)
+        return replace(update, statistics={**update.statistics, self.name: measured}), local.state
+
+    # ---------------------------------------------------------------- records and random tensors
+    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
+        """Selected layers, whether any took effect, and mean final scale and cosine of B against W."""
+        selected: list[int] = state["selected"].tolist()
+        row: dict[str, Any] = {
+            "selected": [task.layout.layers[index].name for index in selected],
+            "effective": any(self._takes_effect(task, index) for index in selected),
+        }
+        for kind in ("scale", "cosine"):
+            values = [
+                float(value)
+                for update in updates
+                for key, value in update.statistics[self.name].items()
+                if key.startswith(kind)
+            ]
+            if values:
+                row[kind] = sum(values) / len(values)
+        return row
+
+    def _random(self, local: Local, index: int) -> Tensor:
+        """The layer's fixed random feedback: uniform in +-1/sqrt(fan in), as a new layer's weights are."""
+        import torch
+
+        slot = local.task.layout.weights[index]
+        bound = slot.shape[1:].numel() ** -0.5
+        values = self._stream(local, index).uniform(-bound, bound, tuple(slot.shape))
+        return torch.from_numpy(values).to(local.start)
+
+    def _projection(self, local: Local, index: int) -> Tensor:
+        """The layer's fixed random projection ``[input channels, classes]`` with entries N(0, 1/classes)."""
+        import torch
+
+        inputs = local.task.layout.layers[index].inputs
+        classes = local.task.classes
+        values = self._stream(local, index).normal(0.0, classes**-0.5, (inputs, classes))
+        return torch.from_numpy(values).to(local.start)
+
+    def _stream(self, local: Local, index: int) -> Any:
+        return stream(local.task.seed, Purpose.METHOD, client=index, epoch=zlib.crc32(self.name.encode()))

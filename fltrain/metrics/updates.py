@@ -1,0 +1,57 @@
+"""How the clients of a round differ: drift, and similarity of their updates layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fltrain.engine.flat import Slot
+
+
+def local_drift(displacements: Tensor) -> float:
+    """Mean distance of the clients' displacements ``[m, P]`` from their mean (FLFA, eq. 59)."""
+    rows = displacements.double()
+    return float((rows - rows.mean(0)).norm(dim=1).mean())
+
+
+def layer_similarity(
+    displacements: Tensor, weights: Sequence[Slot], shares: Sequence[float] | None = None
+) -> list[float]:
+    """Mean cosine between the clients' updates of a layer and their mean update (FLFA, eq. 14).
+
+    Args:
+        displacements: ``[m, P]``, one row per client.
+        weights: slot of each layer's weight.
+        shares: weights of the mean over clients; equal if not given.
+
+    Returns:
+        One value per layer; NaN where some norm is zero or not finite.
+    """
+    shared = torch.as_tensor(
+        shares or [1.0] * len(displacements), dtype=torch.float64, device=displacements.device
+    )
+    shared = shared / shared.sum()
+    similarities: list[Tensor] = []
+    for slot in weights:
+        rows = displacements[:, slot.start : slot.stop].double()
+        mean = shared @ rows
+        norms = rows.norm(dim=1) * mean.norm()
+        valid = (norms > 0).all() & norms.isfinite().all()
+        similarities.append(torch.where(valid, (rows @ mean / norms).mean(), torch.nan))
+    values: list[float] = torch.stack(similarities).tolist()
+    return values
+
+
+def skewness(values: Sequence[float]) -> float:
+    """Population skewness m3 / m2^(3/2) of the values that are numbers; 0 if they are all alike."""
+    numbers = [value for value in values if value == value]
+    if not numbers:
+        return 0.0
+    mean = sum(numbers) / len(numbers)
+    second = sum((value - mean) ** 2 for value in numbers) / len(numbers)
+    third = sum((value - mean) ** 3 for value in numbers) / len(numbers)
+    return third / second**1.5 if second > 0 else 0.0

@@ -1,0 +1,1 @@
+"""Networks: declared in ``catalogue`` (no torch), built by ``build``."""

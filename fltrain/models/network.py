@@ -1,0 +1,112 @@
+"""What the engine and the methods may ask of a network: features, classifier, ordered layers, blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+
+class Network(nn.Module):
+    """A feature extractor followed by a classifier.
+
+    Top-level children are the *blocks* (stem, stage1, ... classifier), in forward order. ``features``
+    returns what the classifier reads, ``[n, d]``.
+    """
+
+    classifier: nn.Module
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the representation ``[n, d]`` of normalised images ``[n, channels, height, width]``."""
+        raise TypeError(f"{type(self).__name__} does not define its features")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits ``[n, classes]``."""
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module with a weight that transports errors: Conv2d or Linear.
+
+    Attributes:
+        name: module path, for example ``stage1.expand``.
+        inputs: number of input channels (Conv2d) or features (Linear).
+        producers: indices of the layers whose outputs feed this one; empty if only the images do.
+        consumers: indices of the layers that this one feeds; empty for the classifier.
+    """
+
+    name: str
+    inputs: int
+    producers: tuple[int, ...]
+    consumers: tuple[int, ...]
+
+    @property
+    def block(self) -> str:
+        """The top-level child that holds the layer."""
+        return self.name.partition(".")[0]
+
+
+def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
+    """Return the layers in registration order and how they are wired, found by one forward pass.
+
+    Wiring is read off the autograd graph: behind a layer's input, the nearest nodes that are outputs of
+    layers are its producers, whatever norms, activations, poolings or sums lie between.
+
+    Args:
+        network: any module; its mode and buffers are left as they were.
+        example: a batch of images that the network accepts.
+    """
+    modules = {
+        name: module for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)
+    }
+    names = list(modules)
+    inputs: dict[str, Node | None] = {}
+    outputs: dict[Node, int] = {}
+
+    def watch(index: int, name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        def record(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            inputs[name] = args[0].grad_fn
+            if output.grad_fn is not None:
+                outputs[output.grad_fn] = index
+
+        return module.register_forward_hook(record)
+
+    handles = [watch(index, name, module) for index, (name, module) in enumerate(modules.items())]
+    training = network.training
+    try:
+        # Evaluation mode: BatchNorm buffers stay as they are and one image is enough.
+        with torch.enable_grad():
+            network.eval()(example)
+    finally:
+        network.train(training)
+        for handle in handles:
+            handle.remove()
+
+    producers = [_nearest(inputs.get(name), outputs) for name in names]
+    consumers = [tuple(j for j in range(len(names)) if index in producers[j]) for index in range(len(names))]
+    widths = [
+        module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
+        for module in modules.values()
+    ]
+    return tuple(Layer(*wired) for wired in zip(names, widths, producers, consumers, strict=True))
+
+
+def _nearest(node: Node | None, outputs: dict[Node, int]) -> tuple[int, ...]:
+    """Indices of the layer outputs first met on every path behind ``node``."""
+    found: set[int] = set()
+    seen: set[Node] = set()
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        if current in outputs:
+            found.add(outputs[current])
+        else:
+            pending.extend(following for following, _ in current.next_functions)
+    return tuple(sorted(found))

@@ -1,0 +1,56 @@
+"""Where and with what a run was trained. Gathered on the machine that trains."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fltrain import __version__
+
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic")
+
+
+def gather(device: torch.device, threads: int) -> dict[str, Any]:
+    """Return code version, packages, processor, device and level of determinism."""
+    cuda = device.type == "cuda"
+    return {
+        "fltrain": __version__,
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", "fltrain")),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "processor": _processor(),
+        "threads": threads,
+        "device": str(device),
+        "gpu": torch.cuda.get_device_name(device) if cuda else None,
+        "cuda": torch.version.cuda if cuda else None,
+        "determinism": "statistical" if cuda else "bitwise",
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of a git command on the source tree; None without git or outside a checkout."""
+    source = Path(__file__).resolve().parent.parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

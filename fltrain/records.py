@@ -1,0 +1,164 @@
+"""What a run writes: the only truth about it. Tables, figures and MLflow are made from these files.
+
+``<results>/runs/<run id>/`` holds
+
+* ``spec.json``        the resolved spec with the revisions of its components;
+* ``metrics.jsonl``    one row per evaluation or statistic: ``round`` (counted from 1), ``kind``, values;
+* ``summary.json``     status, accuracies, traffic;
+* ``costs.json``       seconds by phase, throughput, peak memory;
+* ``provenance.json``  code, packages and machine that trained;
+* ``train.log``        what was printed.
+
+The first three are equal, byte for byte, for two executions of a run on the same kind of machine; whatever
+differs between executions is in the last three. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fltrain.errors import FltrainError
+from fltrain.files import read_json, replacing, write_json
+from fltrain.spec import RunSpec
+
+Row = dict[str, Any]
+RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json")
+"""The files of a complete record, in the order in which they are written, but for the summary, which is last."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The folder that holds everything runs write and read, by name."""
+
+    root: Path
+
+    def data(self, spec: RunSpec) -> Path:
+        """Prepared data set of a run."""
+        return self.root / "data" / f"{spec.dataset.id}.safetensors"
+
+    def partition(self, spec: RunSpec) -> Path:
+        """Partition of a run."""
+        return self.root / "partitions" / f"{spec.partition_id}.safetensors"
+
+    def run(self, run_id: str) -> Path:
+        """Folder of a run's record."""
+        return self.root / "runs" / run_id
+
+    def records(self) -> Iterator[Record]:
+        """All complete records, by run id."""
+        for summary in sorted((self.root / "runs").glob("*/summary.json")):
+            yield Record(summary.parent)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of one run, read when asked for."""
+
+    folder: Path
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run has ended: its summary is written last."""
+        return (self.folder / "summary.json").exists()
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self.folder.name
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The resolved spec, as plain data with revisions."""
+        return self._mapping("spec.json")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Status, accuracies, traffic."""
+        return self._mapping("summary.json")
+
+    @cached_property
+    def costs(self) -> dict[str, Any]:
+        """Seconds by phase, throughput, peak memory."""
+        return self._mapping("costs.json")
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """Code, packages and machine."""
+        return self._mapping("provenance.json")
+
+    @cached_property
+    def metrics(self) -> list[Row]:
+        """All rows of ``metrics.jsonl``."""
+        path = self.folder / "metrics.jsonl"
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise FltrainError(f"{path}: cannot be read ({error}); train the run again") from None
+
+    def rows(self, kind: str) -> list[Row]:
+        """The rows of one kind, by round."""
+        return [row for row in self.metrics if row["kind"] == kind]
+
+    def _mapping(self, name: str) -> dict[str, Any]:
+        data = read_json(self.folder / name)
+        if not isinstance(data, dict):
+            raise FltrainError(f"{self.folder / name}: not a JSON object; train the run again")
+        return data
+
+
+def summarise(
+    spec: RunSpec, rows: Iterable[Row], diverged: Row | None, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the summary of a run.
+
+    Args:
+        spec: the run.
+        rows: all rows of its record.
+        diverged: ``{"round": ..., "what": ...}`` if a loss became non-finite, else None.
+        facts: further deterministic facts (traffic, digests, size of the network).
+    """
+    tests = [row for row in rows if row["kind"] == "evaluation" and row["view"] == "global"]
+    accuracies = {row["round"]: row["accuracy"] for row in tests}
+    final = [accuracies[round] for round in spec.final_rounds if round in accuracies]
+    best = max(accuracies, key=lambda round: (accuracies[round], -round), default=None)
+    reached = {
+        str(target): next((round for round, accuracy in accuracies.items() if accuracy >= target), None)
+        for target in spec.evaluation.targets
+    }
+    return {
+        "run_id": spec.run_id,
+        "status": "diverged" if diverged else "completed",
+        "diverged": diverged,
+        "rounds": spec.rounds,
+        "accuracy": {
+            "last": tests[-1]["accuracy"] if tests else None,
+            "best": None if best is None else accuracies[best],
+            "best_round": best,
+            "final": None if diverged else sum(final) / len(final),
+        },
+        "loss": {"last": tests[-1]["loss"] if tests else None},
+        "rounds_to_target": reached,
+        **facts,
+    }
+
+
+def write_record(
+    folder: Path,
+    spec: RunSpec,
+    rows: Iterable[Row],
+    summary: Mapping[str, Any],
+    costs: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> None:
+    """Write the record of a run; the summary, which marks it complete, comes last."""
+    write_json(folder / "spec.json", spec.canonical)
+    with replacing(folder / "metrics.jsonl") as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    write_json(folder / "costs.json", costs)
+    write_json(folder / "provenance.json", provenance)
+    write_json(folder / "summary.json", summary)

@@ -1,0 +1,179 @@
+"""RunSpec: everything that decides the numbers of a run, validated and hashed. No torch here.
+
+Paths, threads, devices and tracking addresses are not in it: the same spec gives the same numbers wherever
+it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fltrain.component import Component, Settings, canonical_json, catalogue, choice, short_hash
+from fltrain.data.datasets import DATASETS, Dataset
+from fltrain.data.partition import SCHEMES, Scheme
+from fltrain.methods import METHODS, Method
+from fltrain.methods.composition import Composition
+from fltrain.models.catalogue import MODELS, Model
+
+ENGINE_REVISION = 1
+"""Raised whenever the engine's numbers change for some spec."""
+
+
+class LearningRate(Component):
+    """How the local learning rate depends on the round; it is constant within a round."""
+
+    def factor(self, round: int) -> float:
+        """What the initial rate is multiplied by in the given round (counted from 0)."""
+        raise TypeError(f"learning-rate schedule {self.name!r} does not define its factor")
+
+
+class Constant(LearningRate):
+    """The same rate in every round."""
+
+    name: Literal["constant"] = "constant"
+
+    def factor(self, round: int) -> float:
+        return 1.0
+
+
+class Exponential(LearningRate):
+    """The rate is multiplied by ``decay`` after every round."""
+
+    name: Literal["exponential"] = "exponential"
+    decay: float = Field(default=0.998, gt=0, le=1)
+
+    def factor(self, round: int) -> float:
+        return self.decay**round
+
+
+LEARNING_RATES = catalogue(LearningRate)
+
+if TYPE_CHECKING:
+    AnyDataset, AnyScheme, AnyModel, AnyLearningRate = Dataset, Scheme, Model, LearningRate
+    AnyMethod = AnyPlugin = Method
+else:
+    AnyDataset = choice(DATASETS, "data set")
+    AnyScheme = choice(SCHEMES, "partition scheme")
+    AnyModel = choice(MODELS, "model")
+    AnyLearningRate = choice(LEARNING_RATES, "learning-rate schedule")
+    AnyMethod = choice({name: method for name, method in METHODS.items() if not method.plugin}, "method")
+    AnyPlugin = choice({name: method for name, method in METHODS.items() if method.plugin}, "plug-in")
+
+
+class Training(Settings):
+    """Local training: SGD as PyTorch defines it, started afresh by every client in every round.
+
+    ``clip_norm`` scales a gradient whose global norm exceeds it. A last batch that is not full is kept
+    (dropped if it holds one sample and is not the only one: BatchNorm cannot train on it), or dropped
+    unless it is the only one.
+    """
+
+    epochs: int = Field(default=5, ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    lr: float = Field(default=0.01, gt=0)
+    lr_schedule: AnyLearningRate = Constant()
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=1e-3, ge=0)
+    clip_norm: float | None = Field(default=None, gt=0)
+    last_batch: Literal["keep", "drop"] = "keep"
+
+    def batch_sizes(self, samples: int) -> list[int]:
+        """Sizes of the batches of one epoch over ``samples`` images."""
+        full, rest = divmod(samples, self.batch_size)
+        keep_rest = rest > 1 if self.last_batch == "keep" else False
+        return [self.batch_size] * full + ([rest] if rest and (keep_rest or not full) else [])
+
+
+class Participation(Settings):
+    """Which clients train in a round: a share of all, drawn uniformly without replacement."""
+
+    fraction: float = Field(default=0.1, gt=0, le=1)
+
+    def per_round(self, clients: int) -> int:
+        """Number of clients per round, at least one."""
+        return max(1, round(self.fraction * clients))
+
+
+class Evaluation(Settings):
+    """When the global model is tested, and what is measured beside.
+
+    The model is tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
+    final accuracy. ``statistics``: ``drift`` and ``similarity`` of the clients' updates in every round,
+    ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first round is
+    reported.
+    """
+
+    every: int = Field(default=1, ge=1)
+    statistics: tuple[Literal["drift", "similarity", "separability"], ...] = Field(default=(), strict=False)
+    targets: tuple[float, ...] = Field(default=(), strict=False)
+
+
+class RunSpec(Settings):
+    """One training run."""
+
+    dataset: AnyDataset
+    partition: AnyScheme
+    model: AnyModel
+    method: AnyMethod
+    plugins: tuple[AnyPlugin, ...] = Field(default=(), strict=False)
+    training: Training = Training()
+    rounds: int = Field(default=100, ge=1)
+    participation: Participation = Participation()
+    evaluation: Evaluation = Evaluation()
+    batchnorm: Literal["average"] = "average"
+    precision: Literal["fp32"] = "fp32"
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+    engine: ClassVar[int] = ENGINE_REVISION
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        _ = self.composition
+        self.partition.check(self.dataset.train_size)
+        if self.dataset.side < self.model.min_side:
+            raise ValueError(
+                f"model {self.model.name!r} needs images of at least {self.model.min_side} pixels, "
+                f"{self.dataset.id!r} has {self.dataset.side}; set dataset.image_size"
+            )
+        return self
+
+    @cached_property
+    def composition(self) -> Composition:
+        """The method with its plug-ins, in order."""
+        return Composition((self.method, *self.plugins))
+
+    @cached_property
+    def canonical(self) -> dict[str, Any]:
+        """The spec with all defaults spelled out, and the revisions of its components: what is hashed."""
+        parts: list[Component] = [self.dataset, self.partition, self.model, self.method, *self.plugins]
+        revisions = {part.name: part.revision for part in parts}
+        return {**self.model_dump(mode="json"), "revisions": {**revisions, "engine": self.engine}}
+
+    @cached_property
+    def run_id(self) -> str:
+        """Readable slug and ten hex digits, for example ``digits-fedprox+flfa-3f9c02ab41``."""
+        return f"{self.dataset.name}-{self.composition.name}-{short_hash(self.canonical)}"
+
+    @cached_property
+    def partition_id(self) -> str:
+        """Name of the partition: runs that agree in data, scheme and seed share it."""
+        scheme = {**self.partition.model_dump(mode="json"), "revision": self.partition.revision}
+        data = {**self.dataset.model_dump(mode="json"), "revision": self.dataset.revision}
+        return f"{self.dataset.id}-{self.partition.name}-{short_hash([data, scheme, self.seed])}"
+
+    @property
+    def final_rounds(self) -> range:
+        """The last tenth of the rounds (counted from 1), at least one."""
+        return range(self.rounds - math.ceil(self.rounds / 10) + 1, self.rounds + 1)
+
+    def evaluates(self, round: int) -> bool:
+        """Whether the global model is tested after the given round (counted from 1)."""
+        return round % self.evaluation.every == 0 or round in self.final_rounds
+
+    def to_json(self) -> str:
+        """Canonical JSON without revisions: what ``parse`` reads back."""
+        return canonical_json(self.model_dump(mode="json"))

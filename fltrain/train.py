@@ -1,0 +1,156 @@
+"""From a spec to a complete record: data, partition, simulation, files."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
+from fltrain.engine.rounds import Diverged, Row, Simulation
+from fltrain.errors import FltrainError
+from fltrain.provenance import gather
+from fltrain.records import Record, Results, summarise, write_record
+from fltrain.spec import RunSpec
+
+LOG = logging.getLogger("fltrain")
+LOG_EVERY_SECONDS = 15.0
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        FltrainError: if there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise FltrainError(f"--device: {name!r} is not known; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise FltrainError(
+                f"--device: {name!r} asked for, but this machine has {count} CUDA devices; use cpu or auto"
+            )
+    return device
+
+
+def ensure_data(spec: RunSpec, results: Results) -> PreparedData:
+    """Read the run's prepared data set, after preparing it if it is not there."""
+    path = results.data(spec)
+    return load_prepared(spec.dataset, path) if path.exists() else prepare(spec.dataset, path)
+
+
+def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Partition:
+    """Read the run's partition, after making it if it is not there."""
+    path = results.partition(spec)
+    make = load_partition if path.exists() else partition
+    return make(spec.partition, data, spec.seed, path)
+
+
+def train(spec: RunSpec, results: Results, device: torch.device, threads: int) -> Record:
+    """Train a run and write its record.
+
+    Raises:
+        FltrainError: if data or spec do not allow the run; nothing is written then.
+    """
+    torch.set_num_threads(threads)
+    started = time.perf_counter()
+    data = ensure_data(spec, results)
+    divided = ensure_partition(spec, data, results)
+    simulation = Simulation(spec, data, divided, device)
+    layout = simulation.model.layout
+    LOG.info(
+        "%s: %s parameters, %s layers, on %s", spec.run_id, f"{layout.size:,}", len(layout.layers), device
+    )
+
+    rows: list[Row] = []
+    diverged: Row | None = None
+    with _progress(spec) as report:
+        try:
+            for number in range(spec.rounds):
+                rows += simulation.round(number)
+                report(number + 1, rows)
+        except Diverged as reason:
+            diverged = {"round": number + 1, "what": str(reason)}
+            LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, number + 1, reason)
+
+    facts = {
+        "parameters": layout.size,
+        "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
+        "digests": {"data": data.digest, "partition": divided.digest},
+    }
+    summary = summarise(spec, rows, diverged, facts)
+    folder = results.run(spec.run_id)
+    write_record(folder, spec, rows, summary, _costs(simulation, started), gather(device, threads))
+    if summary["accuracy"]["final"] is not None:
+        LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
+    return Record(folder)
+
+
+def _costs(simulation: Simulation, started: float) -> dict[str, Any]:
+    costs, device = simulation.costs, simulation.device
+    training = costs.seconds["train"]
+    return {
+        "seconds": {**costs.seconds, "total": time.perf_counter() - started},
+        "round_seconds": costs.round_seconds,
+        "samples": costs.samples,
+        "samples_per_second": costs.samples / training if training else None,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_device_memory_bytes": torch.cuda.max_memory_allocated(device)
+        if device.type == "cuda"
+        else None,
+    }
+
+
+@contextmanager
+def _progress(spec: RunSpec) -> Iterator[Any]:
+    """Show progress: a bar on a terminal, elsewhere a plain line now and then.
+
+    Yields a function to be called with the number of finished rounds and all rows so far.
+    """
+    console = Console(stderr=True)
+
+    def latest(rows: list[Row]) -> str:
+        accuracy = next((row["accuracy"] for row in reversed(rows) if row["kind"] == "evaluation"), None)
+        return "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
+
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, TextColumn("{task.fields[accuracy]}"), console=console) as bar:
+            task = bar.add_task(spec.run_id, total=spec.rounds, accuracy="")
+            yield lambda done, rows: bar.update(task, completed=done, accuracy=latest(rows))
+        return
+
+    last = time.monotonic()
+
+    def line(done: int, rows: list[Row]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LOG_EVERY_SECONDS or done == spec.rounds:
+            last = time.monotonic()
+            LOG.info("%s: round %d of %d, %s", spec.run_id, done, spec.rounds, latest(rows))
+
+    yield line
+
+
+def log_to(path: Path | None) -> None:
+    """Send messages to the terminal, and to a file if one is given."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(path, mode="w", encoding="utf-8"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers, force=True)
