@@ -28,7 +28,7 @@ from fltrain.spec import RunSpec
 
 Row = dict[str, Any]
 RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json")
-"""The files of a complete record, in the order in which they are written, but for the summary, which is last."""
+"""The files of a complete record."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,15 @@ class Results:
     def run(self, run_id: str) -> Path:
         """Folder of a run's record."""
         return self.root / "runs" / run_id
+
+    def record(self, run_id: str) -> Record:
+        """Record of a run, complete or not."""
+        return Record(self.run(run_id))
+
+    @property
+    def tracking(self) -> Path:
+        """SQLite database that MLflow shows."""
+        return self.root / "mlflow.db"
 
     def records(self) -> Iterator[Record]:
         """All complete records, by run id."""

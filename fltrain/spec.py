@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from fltrain.component import Component, Settings, canonical_json, catalogue, choice, short_hash
 from fltrain.data.datasets import DATASETS, Dataset
 from fltrain.data.partition import SCHEMES, Scheme
-from fltrain.methods import METHODS, Method
+from fltrain.methods import METHODS
+from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.models.catalogue import MODELS, Model
 
@@ -53,8 +54,12 @@ class Exponential(LearningRate):
 LEARNING_RATES = catalogue(LearningRate)
 
 if TYPE_CHECKING:
-    AnyDataset, AnyScheme, AnyModel, AnyLearningRate = Dataset, Scheme, Model, LearningRate
-    AnyMethod = AnyPlugin = Method
+    AnyDataset: TypeAlias = Dataset
+    AnyScheme: TypeAlias = Scheme
+    AnyModel: TypeAlias = Model
+    AnyLearningRate: TypeAlias = LearningRate
+    AnyMethod: TypeAlias = Method
+    AnyPlugin: TypeAlias = Method
 else:
     AnyDataset = choice(DATASETS, "data set")
     AnyScheme = choice(SCHEMES, "partition scheme")

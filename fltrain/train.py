@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import resource
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +61,8 @@ def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Par
     return make(spec.partition, data, spec.seed, path)
 
 
-def train(spec: RunSpec, results: Results, device: torch.device, threads: int) -> Record:
-    """Train a run and write its record.
+def train(spec: RunSpec, results: Results, device: torch.device, threads: int, quiet: bool = False) -> Record:
+    """Train a run and write its record; with ``quiet`` progress goes to its log only.
 
     Raises:
         FltrainError: if data or spec do not allow the run; nothing is written then.
@@ -74,13 +73,15 @@ def train(spec: RunSpec, results: Results, device: torch.device, threads: int) -
     divided = ensure_partition(spec, data, results)
     simulation = Simulation(spec, data, divided, device)
     layout = simulation.model.layout
+    folder = results.run(spec.run_id)
+    _log_to(folder / "train.log", quiet)
     LOG.info(
         "%s: %s parameters, %s layers, on %s", spec.run_id, f"{layout.size:,}", len(layout.layers), device
     )
 
     rows: list[Row] = []
     diverged: Row | None = None
-    with _progress(spec) as report:
+    with _progress(spec, quiet) as report:
         try:
             for number in range(spec.rounds):
                 rows += simulation.round(number)
@@ -91,11 +92,11 @@ def train(spec: RunSpec, results: Results, device: torch.device, threads: int) -
 
     facts = {
         "parameters": layout.size,
+        "layers": [layer.name for layer in layout.layers],
         "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
         "digests": {"data": data.digest, "partition": divided.digest},
     }
     summary = summarise(spec, rows, diverged, facts)
-    folder = results.run(spec.run_id)
     write_record(folder, spec, rows, summary, _costs(simulation, started), gather(device, threads))
     if summary["accuracy"]["final"] is not None:
         LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
@@ -118,7 +119,7 @@ def _costs(simulation: Simulation, started: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(spec: RunSpec) -> Iterator[Any]:
+def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
     """Show progress: a bar on a terminal, elsewhere a plain line now and then.
 
     Yields a function to be called with the number of finished rounds and all rows so far.
@@ -129,7 +130,7 @@ def _progress(spec: RunSpec) -> Iterator[Any]:
         accuracy = next((row["accuracy"] for row in reversed(rows) if row["kind"] == "evaluation"), None)
         return "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
 
-    if console.is_terminal:
+    if console.is_terminal and not quiet:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, TextColumn("{task.fields[accuracy]}"), console=console) as bar:
             task = bar.add_task(spec.run_id, total=spec.rounds, accuracy="")
@@ -147,10 +148,10 @@ def _progress(spec: RunSpec) -> Iterator[Any]:
     yield line
 
 
-def log_to(path: Path | None) -> None:
-    """Send messages to the terminal, and to a file if one is given."""
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(path, mode="w", encoding="utf-8"))
+def _log_to(path: Path, quiet: bool) -> None:
+    """Write messages to a file, and to the terminal unless ``quiet``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [logging.FileHandler(path, mode="w", encoding="utf-8")]
+    if not quiet:
+        handlers.append(logging.StreamHandler())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers, force=True)

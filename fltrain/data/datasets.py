@@ -66,7 +66,7 @@ class Digits(Dataset):
 
     name: Literal["digits"] = "digits"
     citation: ClassVar[str] = (
-        "Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI Machine Learning Repository, 1998"
+        "Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI repository, 1998"
     )
     classes: ClassVar[int] = 10
     channels: ClassVar[int] = 1

@@ -32,7 +32,8 @@ class Scheme(Component):
         """
         if self.clients > images:
             raise FltrainError(
-                f"partition.clients: {self.clients} clients cannot share {images} training images; use at most {images}"
+                f"partition.clients: {self.clients} clients cannot share {images} training images; "
+                f"use at most {images}"
             )
 
     def split(self, labels: Indices, classes: int, seed: int) -> list[Indices]:
@@ -84,7 +85,8 @@ class Dirichlet(Scheme):
         if self.min_size * self.clients > images:
             raise FltrainError(
                 f"partition.min_size: {self.clients} clients with at least {self.min_size} images each need "
-                f"{self.clients * self.min_size} images, the training split has {images}; lower min_size or clients"
+                f"{self.clients * self.min_size} images, the training split has {images}; "
+                "lower min_size or clients"
             )
 
     def divide(self, labels: Indices, classes: int, random: np.random.Generator) -> list[Indices]:
@@ -97,8 +99,8 @@ class Dirichlet(Scheme):
                 return self._deal(members, cuts, random)
             best = max(best, int(sizes.min()))
         raise FltrainError(
-            f"partition: no draw of dirichlet(alpha={self.alpha}) over {self.clients} clients gave every client "
-            f"{self.min_size} images in {self.max_draws} draws (best minimum: {best}); "
+            f"partition: in {self.max_draws} draws of dirichlet(alpha={self.alpha}) over {self.clients} clients "
+            f"the smallest client got {best} images at most, min_size is {self.min_size}; "
             "raise alpha, or lower min_size or clients"
         )
 

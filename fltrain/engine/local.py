@@ -13,7 +13,7 @@ from torch.nn import functional
 from fltrain.engine.data import FederatedData
 from fltrain.engine.flat import FlatModel
 from fltrain.methods.base import Local, State, Task, Update
-from fltrain.methods.composition import Composition
+from fltrain.methods.composition import Composition, LocalHooks
 from fltrain.randomness import Purpose, stream
 from fltrain.spec import Training
 
@@ -86,14 +86,7 @@ class LoopExecutor:
 
         for order in orders:
             for chosen in indices[order][: sum(sizes)].split(sizes):
-                images, labels = self.data.train.batch(chosen)
-                with hooks.route(model.network):
-                    loss = functional.cross_entropy(model.network(images), labels)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                optimiser.step(hooks.correct(model.gradient, model.weights))
-                hooks.after_step(model.weights)
-                model.gradient.zero_()
-                loss_sum += loss.detach()
+                loss_sum += self._step(chosen, hooks, optimiser)
 
         update = Update(
             client=client,
@@ -106,6 +99,18 @@ class LoopExecutor:
             loss=loss_sum / steps,
         )
         return Trained(*hooks.finish(update))
+
+    def _step(self, chosen: Tensor, hooks: LocalHooks, optimiser: Sgd) -> Tensor:
+        """One local step on the chosen images; returns their mean loss."""
+        model = self.model
+        images, labels = self.data.train.batch(chosen)
+        with hooks.route(model.network):
+            loss = functional.cross_entropy(model.network(images), labels)
+            loss.backward()
+        optimiser.step(hooks.correct(model.gradient, model.weights))
+        hooks.after_step(model.weights)
+        model.gradient.zero_()
+        return loss.detach()
 
 
 def batch_orders(round: Round, client: int, samples: int, device: torch.device) -> Tensor:

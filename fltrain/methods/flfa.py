@@ -74,9 +74,8 @@ class Flfa(Method):
         chosen = names if self.layers == "all" else self.layers
         for name in chosen:
             if name not in names:
-                raise FltrainError(
-                    f"plugins.flfa.layers: unknown layer {name!r}{suggest(name, names)} (known: {', '.join(names)})"
-                )
+                hint = f"{suggest(name, names)} (known: {', '.join(names)})"
+                raise FltrainError(f"plugins.flfa.layers: unknown layer {name!r}{hint}")
         return {"selected": torch.tensor([names.index(name) for name in chosen], dtype=torch.int32)}
 
     def payload(self, state: State) -> State:

@@ -29,12 +29,12 @@ class InvertedResidual(nn.Sequential):
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, input: Tensor) -> Tensor:
-        output: Tensor = super().forward(input)
+        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
         return input + output if self.residual else output
 
 
 class MobileNetTinyNetwork(Network):
-    """stem 3x3 (16) - residual block (16) - strided block (24) - head 1x1 (64) - mean pool - classes."""
+    """stem 3x3 (16), residual block (16), strided block (24), head 1x1 (64), mean pool, classifier."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class MobileNetTinyNetwork(Network):
         )
         self.stage1 = InvertedResidual(16, 16, expansion=2, stride=1)
         self.stage2 = InvertedResidual(16, 24, expansion=2, stride=2)
-        self.head = nn.Sequential(nn.Conv2d(24, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU6())
+        self.head_conv1 = nn.Sequential(nn.Conv2d(24, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU6())
         self.classifier = nn.Linear(64, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.head(self.stage2(self.stage1(self.stem(images))))
+        maps: Tensor = self.head_conv1(self.stage2(self.stage1(self.stem(images))))
         return maps.mean((2, 3))

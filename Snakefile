@@ -1,0 +1,45 @@
+# From data to tables: `snakemake` makes everything of the scale named in config/config.yaml.
+#
+#   snakemake                                   all items of the scale
+#   snakemake flfa_table1                       one table or figure
+#   snakemake -n                                what would be done, and why
+#   snakemake --workflow-profile PROFILE        elsewhere than on this machine
+from snakemake.utils import min_version
+
+
+report: "workflow/report/workflow.rst"
+
+
+min_version("9.19")
+
+
+configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/items.smk"
+include: "workflow/rules/track.smk"
+
+
+rule all:
+    """Every table and figure of the scale, the run table, and the runs in MLflow."""
+    default_target: True
+    input:
+        f"{OUT}/runs.csv",
+        f"{OUT}/tracked.json",
+        [output for item in PLAN.items for output in item_outputs(item)],
+
+
+for item in PLAN.items:
+
+    rule:
+        name:
+            item.target
+        input:
+            item_outputs(item),
+
+
+onsuccess:
+    print_where_results_are()

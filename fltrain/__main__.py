@@ -1,0 +1,5 @@
+"""``python -m fltrain``: the command line."""
+
+from fltrain.cli import main
+
+main()

@@ -1,0 +1,203 @@
+"""The command line: ``fltrain train | plan | status | track | schema``.
+
+Exit codes: 0 done, 2 a mistake in configuration, data or environment (one line says which), 130 interrupted.
+Imports that take long (torch, mlflow) wait until a command needs them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from fltrain import __version__
+from fltrain.component import Settings
+from fltrain.errors import FltrainError
+from fltrain.experiments import Paper, Plan, Scale, plan, table_rows
+from fltrain.files import write_json, write_text
+from fltrain.records import Results
+from fltrain.spec import RunSpec
+
+app = typer.Typer(
+    help="Train and compare federated-learning runs of the papers FLFA, ECGR, Fed2, FedFCD and FedImpro.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ResultsOption = Annotated[Path, typer.Option("--results", help="Folder for everything that is written.")]
+ScaleOption = Annotated[str, typer.Option(help="A file in config/scales, for example demo.")]
+ConfigOption = Annotated[Path, typer.Option(help="Folder with papers/ and scales/.")]
+ItemsArgument = Annotated[
+    list[str] | None, typer.Argument(help="Papers (flfa) or items (flfa/table1); everything if none.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    specs: Annotated[
+        list[str], typer.Argument(help="YAML or JSON files with one run each; - reads one from stdin.")
+    ],
+    results: ResultsOption = Path("results"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
+    again: Annotated[bool, typer.Option("--again", help="Train even if the record is complete.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
+) -> None:
+    """Train runs and write their records to RESULTS/runs/<run id>/."""
+    parsed = [_read_spec(name) for name in specs]
+    where = Results(results)
+    for spec in parsed:
+        record = where.record(spec.run_id)
+        if record.complete and not again:
+            typer.echo(f"{spec.run_id}: already trained (--again trains it once more)")
+            continue
+        from fltrain import train as training
+
+        record = training.train(spec, where, training.pick_device(device), threads, quiet)
+        typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
+
+
+def _read_spec(name: str) -> RunSpec:
+    where = "standard input" if name == "-" else name
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        data: Any = yaml.safe_load(text)
+    except OSError as error:
+        raise FltrainError(f"{where}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FltrainError(f"{where}: neither YAML nor JSON: {' '.join(str(error).split())}") from None
+    if isinstance(data, dict):
+        data.pop("revisions", None)  # a record's spec.json can be trained as it is
+    return RunSpec.parse(data, where)
+
+
+@app.command("plan")
+def show_plan(
+    items: ItemsArgument = None,
+    scale: ScaleOption = "demo",
+    results: ResultsOption = Path("results"),
+    config: ConfigOption = Path("config"),
+    out: Annotated[Path | None, typer.Option(help="Also write the run table to this CSV file.")] = None,
+) -> None:
+    """Show what tables and figures need: runs in all, distinct, already trained."""
+    planned = plan(config, scale).restricted(items or [])
+    done = _complete(planned, Results(results))
+    table = Table(title=f"{planned.scale.scale}: {planned.scale.title}", title_justify="left")
+    for name in ("item", "title"):
+        table.add_column(name, overflow="fold")
+    for name in ("cells x seeds", "runs", "trained"):
+        table.add_column(name, justify="right")
+    for item in planned.items:
+        counts = (len(item.entries), len(item.run_ids), len(done & set(item.run_ids)))
+        table.add_row(item.id, item.item.title, *map(str, counts))
+    table.add_section()
+    table.add_row("all, shared runs once", "", "", str(len(planned.runs)), str(len(done)))
+    Console().print(table)
+    if out is not None:
+        write_text(out, run_table(planned))
+        typer.echo(f"run table: {out}")
+
+
+def run_table(planned: Plan) -> str:
+    """The run table as CSV text."""
+    rows = table_rows(planned.items)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _complete(planned: Plan, results: Results) -> set[str]:
+    return {run_id for run_id in planned.runs if results.record(run_id).complete}
+
+
+@app.command()
+def status(
+    items: ItemsArgument = None,
+    scale: ScaleOption = "demo",
+    results: ResultsOption = Path("results"),
+    config: ConfigOption = Path("config"),
+) -> None:
+    """Show each run: completed, diverged, or not trained, with its final accuracy and time."""
+    planned = plan(config, scale).restricted(items or [])
+    table = Table()
+    table.add_column("run", no_wrap=True)
+    for name in ("seed", "items", "status"):
+        table.add_column(name, overflow="fold")
+    for name in ("final accuracy, %", "seconds"):
+        table.add_column(name, justify="right")
+    counts: dict[str, int] = {}
+    for run_id, spec in planned.runs.items():
+        record = Results(results).record(run_id)
+        state = str(record.summary["status"]) if record.complete else _unfinished(record.folder)
+        counts[state] = counts.get(state, 0) + 1
+        final = record.summary["accuracy"]["final"] if record.complete else None
+        seconds = f"{record.costs['seconds']['total']:.1f}" if record.complete else ""
+        members = ", ".join(planned.memberships[run_id])
+        table.add_row(
+            run_id, str(spec.seed), members, state, "" if final is None else f"{100 * final:.2f}", seconds
+        )
+    Console().print(table)
+    typer.echo(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
+
+
+def _unfinished(folder: Path) -> str:
+    return "started" if (folder / "train.log").exists() else "not trained"
+
+
+@app.command()
+def track(
+    scale: ScaleOption = "demo",
+    results: ResultsOption = Path("results"),
+    config: ConfigOption = Path("config"),
+    uri: Annotated[
+        str | None, typer.Option(help="MLflow store; sqlite:///RESULTS/mlflow.db if not given.")
+    ] = None,
+) -> None:
+    """Export the trained runs of a scale to MLflow; exporting again changes nothing."""
+    from fltrain.tracking import export
+
+    planned = plan(config, scale)
+    where = Results(results)
+    records = [record for run_id in planned.runs if (record := where.record(run_id)).complete]
+    store = uri or f"sqlite:///{where.tracking}"
+    done = export(records, planned.memberships, store)
+    typer.echo(f"{store}: {done.created} created, {done.replaced} replaced, {done.unchanged} unchanged")
+
+
+@app.command()
+def schema(config: ConfigOption = Path("config")) -> None:
+    """Write the JSON schemas of the configuration, for editors."""
+    for name, kind in SCHEMAS.items():
+        write_json(config / "schemas" / f"{name}.json", kind.model_json_schema())
+
+
+SCHEMAS: dict[str, type[Settings]] = {"run": RunSpec, "paper": Paper, "scale": Scale}
+
+
+def main() -> None:
+    """Run the command line; mistakes of the user end in one line and exit code 2."""
+    try:
+        app()
+    except FltrainError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

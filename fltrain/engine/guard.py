@@ -1,0 +1,132 @@
+"""A guard around code that must stay on the device: no value reaches the host, no number is random.
+
+Local steps take tensors and return tensors (see ``fltrain.methods.base``). On the CPU nothing goes wrong if
+one does not: reading a value there is free. Under this guard it is an error on every device, so that tests
+on the CPU show what would stall elsewhere, or could not be captured or stacked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_READS = "it reads values on the host"
+_COPIES = "it copies data from the host"
+
+# What leaves no trace among the operations, at least on the CPU, and what can be named better by its caller.
+_REFUSED: dict[tuple[Any, str], str] = {
+    **dict.fromkeys([(Tensor, name) for name in ("item", "tolist", "numpy", "cpu", "__array__")], _READS),
+    **dict.fromkeys([(Tensor, f"__{name}__") for name in ("bool", "int", "float", "complex")], _READS),
+    **dict.fromkeys([(Tensor, f"__{name}__") for name in ("index", "repr", "format", "dlpack")], _READS),
+    **dict.fromkeys([(torch, name) for name in ("tensor", "as_tensor", "asarray", "from_numpy")], _COPIES),
+    (Tensor, "new_tensor"): _COPIES,
+}
+
+_REFUSED_BY_TAG = {
+    torch.Tag.nondeterministic_seeded: "it draws random numbers",
+    torch.Tag.data_dependent_output: _READS,
+    torch.Tag.dynamic_output_shape: "the size of its result depends on values",
+}
+
+_COPYING = {torch.ops.aten.copy_, torch.ops.aten._to_copy}
+
+# Tagged for what some of their arguments, masks, do.
+_INDEXING = {
+    getattr(torch.ops.aten, name)
+    for name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
+}
+
+
+@contextmanager
+def no_host_sync() -> Iterator[None]:
+    """Within the context, host synchronisation and random numbers are errors.
+
+    Refused are: reading values (``item``, ``tolist``, ``if tensor`` ...), results whose size depends on
+    values (``nonzero``, a mask as index ...), copies between devices or from Python data, and random numbers
+    from PyTorch, NumPy or Python's ``random``. This holds for forward and backward passes alike.
+
+    Raises:
+        RuntimeError: at the first such operation, naming it; for NumPy and ``random`` at the end.
+    """
+    before = _host_generators()
+    with ExitStack() as stack:
+        for (owner, name), reason in _REFUSED.items():
+            stack.enter_context(_replaced(owner, name, _refusing(f"{owner.__name__}.{name}", reason)))
+        stack.enter_context(_replaced(Tensor, "to", _to))
+        stack.enter_context(_Watch())  # type: ignore[no-untyped-call]
+        yield
+    for name, state in _host_generators().items():
+        if state != before[name]:
+            _refuse(name, "it draws random numbers")
+
+
+def _refuse(operation: str, reason: str) -> NoReturn:
+    raise RuntimeError(f"{operation} is refused here: {reason}")
+
+
+def _host_generators() -> dict[str, Any]:
+    kind, key, *position = np.random.get_state(legacy=True)
+    return {"numpy.random": (kind, np.asarray(key).tobytes(), *position), "random": random.getstate()}
+
+
+def _refusing(operation: str, reason: str) -> Callable[..., NoReturn]:
+    return lambda *_args, **_kwargs: _refuse(operation, reason)
+
+
+def _to(tensor: Tensor, *args: Any, _original: Any = Tensor.to, **kwargs: Any) -> Tensor:
+    # On the CPU nothing would be copied; that the destination is spelled out gives it away.
+    if any(isinstance(value, str) and value.startswith("cpu") for value in (*args, *kwargs.values())):
+        _refuse("Tensor.to('cpu')", _READS)
+    moved: Tensor = _original(tensor, *args, **kwargs)
+    return moved
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Exchange a method of tensors or a function of torch."""
+    inherited = name not in vars(owner)  # from a class of C, which cannot be changed itself
+    original = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+class _Watch(TorchDispatchMode):
+    """Looks at every operation, also those of a backward pass, before it runs."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        reason = _reason_to_refuse(func, args, kwargs)
+        if reason is not None:
+            _refuse(str(func), reason)
+        return func(*args, **kwargs)
+
+
+def _reason_to_refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    # A single number on the host may take part in any operation on the device, except a copy.
+    copies = func.overloadpacket in _COPYING
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    devices = {tensor.device.type for tensor in tensors if tensor.dim() or copies}
+    if copies and kwargs.get("device") is not None:
+        devices.add(torch.device(kwargs["device"]).type)
+    if len(devices) > 1:
+        return f"it mixes devices ({', '.join(sorted(devices))})"
+    if func.overloadpacket in _INDEXING:
+        masked = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        return "the mask decides the size of its result" if masked else None
+    return next((reason for tag, reason in _REFUSED_BY_TAG.items() if tag in func.tags), None)

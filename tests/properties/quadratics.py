@@ -1,0 +1,118 @@
+"""Federated least squares with known solutions, run by the real round loop on a linear network.
+
+Client k holds one image per coordinate j, zero but for pixel j, and a target for each. Its objective is then
+
+    f_k(w) = (1/2) sum_j h_kj (w_j - a_kj)^2
+
+so that coordinates do not mix and everything has a closed form.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fltrain.data.datasets import RawSplits
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.rounds import Simulation
+from fltrain.methods.base import Method
+from fltrain.models.catalogue import Model
+from fltrain.models.network import Network
+
+from .helpers import simulation
+
+SIZE = 4
+"""Number of coordinates: the pixels of a 2 x 2 image."""
+
+
+class LinearNetwork(Network):
+    """One output, no bias, starting from zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(SIZE, 1, bias=False)
+        nn.init.zeros_(self.classifier.weight)
+
+    def features(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+
+class LinearModel(Model):
+    name: Literal["linear"] = "linear"
+    min_side: ClassVar[int] = 2
+
+    def network(self, channels: int, side: int, classes: int) -> Network:
+        return LinearNetwork()
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """Curvatures h (squares of multiples of a half) and minima a of the clients' objectives, ``[k][j]``."""
+
+    curvatures: np.ndarray
+    minima: np.ndarray
+
+    @property
+    def clients(self) -> int:
+        return len(self.curvatures)
+
+    @property
+    def optimum(self) -> np.ndarray:
+        """Where the mean of the clients' objectives is least."""
+        return (self.curvatures * self.minima).sum(0) / self.curvatures.sum(0)
+
+    def fedavg_limit(self, lr: float, steps: int) -> np.ndarray:
+        """Where federated averaging stops: each client moves the share 1 - (1 - lr h)^K towards its minimum."""
+        share = 1 - (1 - lr * self.curvatures) ** steps
+        return (share * self.minima).sum(0) / share.sum(0)
+
+    def federation(
+        self, method: Method, monkeypatch: pytest.MonkeyPatch, steps: int, **training: object
+    ) -> Simulation:
+        """The clients' problems, on which ``method`` takes full-batch steps without weight decay."""
+        # An image of value p gives the curvature p^2 / SIZE; images are normalised to halves of their bytes.
+        pixels = np.sqrt(self.curvatures * SIZE)
+        assert np.array_equal(2 * pixels, np.rint(2 * pixels))
+        images = np.concatenate([np.diag(row) for row in np.rint(2 * pixels).astype(np.uint8)])
+        targets = torch.tensor((pixels * self.minima).reshape(-1), dtype=torch.float32)
+        labels = np.arange(len(images))
+        images = images.reshape(-1, 1, 2, 2)
+        data = PreparedData(
+            RawSplits(images, labels, images, labels), len(labels), (0.0,), (2 / 255,), digest=""
+        )
+        partition = Partition(list(labels.reshape(self.clients, SIZE)), digest="")
+
+        def half_squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+            return 0.5 * (outputs[:, 0] - targets[labels]).square().mean()
+
+        monkeypatch.setattr("fltrain.engine.local.functional", SimpleNamespace(cross_entropy=half_squared_error))
+        settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, **training}
+        return simulation(
+            method,
+            model=LinearModel(),
+            data=data,
+            partition=partition,
+            fraction=1.0,
+            epochs=steps,
+            batch_size=SIZE,
+            rounds=10**6,  # the loop is driven round by round, and nothing is evaluated on the way
+            evaluate_every=10**6,
+            **settings,
+        )
+
+
+TWO_CLIENTS = Quadratics(
+    curvatures=np.array([[1.0, 0.25, 0.0625, 1.0], [0.25, 1.0, 0.25, 1.0]]),
+    minima=np.array([[1.0, 1.0, -1.0, 2.0], [-1.0, 0.0, 1.0, -1.0]]),
+)
+
+
+def weights_after(federation: Simulation, rounds: int) -> np.ndarray:
+    """Global weights after some rounds."""
+    for number in range(rounds):
+        federation.round(number)
+    return federation.server.weights.double().numpy()

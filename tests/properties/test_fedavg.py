@@ -1,0 +1,228 @@
+"""Federated averaging: the mean over the sampled clients, buffers, and the local optimiser."""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.engine.aggregation import average_buffers, data_weighted_mean
+from fltrain.methods.base import Server, Update
+from fltrain.methods.fedavg import FedAvg
+from fltrain.models.build import build
+from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.spec import Exponential
+
+from .helpers import FULL_BATCH, Tracing, by_name, simulation, trained, update_of
+from .quadratics import TWO_CLIENTS, weights_after
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ------------------------------------------------------------------------------------ the mean of weights
+def check_mean_by_data_size(method: FedAvg) -> None:
+    """The new weights are sum_k n_k w_k / sum_k n_k over the clients of the round, not over all clients."""
+    federation = trained(method, rounds=1, fraction=0.5, executor=Tracing)
+    updates = federation.executor.updates
+    assert len(updates) == 3
+    assert len(federation.data.clients) == 6
+    samples = torch.tensor([len(federation.data.clients[update.client]) for update in updates])
+    assert len(set(samples.tolist())) == 3
+    shares = (samples / samples.sum()).double()
+    expected = shares @ torch.stack([update.weights for update in updates]).double()
+    torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+class Unweighted(FedAvg):
+    name: Literal["unweighted"] = "unweighted"
+
+    def aggregate(self, server, updates):
+        return sum(update.weights for update in updates) / len(updates)
+
+
+class OverAllClients(FedAvg):
+    name: Literal["over_all_clients"] = "over_all_clients"
+
+    def aggregate(self, server, updates):
+        return sum(update.weights * update.samples for update in updates) / 180
+
+
+def test_mean_by_data_size() -> None:
+    check_mean_by_data_size(FedAvg())
+
+
+@pytest.mark.parametrize("mutant", [Unweighted(), OverAllClients()], ids=lambda method: method.name)
+def test_wrong_means_are_noticed(mutant: FedAvg) -> None:
+    with pytest.raises(AssertionError):
+        check_mean_by_data_size(mutant)
+
+
+def test_a_single_client_is_taken_over_bit_for_bit() -> None:
+    federation = trained(FedAvg(), rounds=1, fraction=1 / 6, executor=Tracing)
+    (update,) = federation.executor.updates
+    assert torch.equal(federation.server.weights, update.weights)
+    assert torch.equal(federation.server.buffers, update.buffers)
+    assert torch.equal(federation.server.counters, update.counters)
+
+
+def test_order_of_clients_does_not_matter() -> None:
+    start = drawn(100)
+    updates = [update_of(start, drawn(100, seed=k), client=k, samples=3 * k + 1) for k in range(5)]
+    empty = torch.zeros(0)
+    server = Server(start, empty, empty.long(), {})
+    torch.testing.assert_close(
+        FedAvg().aggregate(server, updates[::-1]), FedAvg().aggregate(server, updates), rtol=1e-6, atol=0
+    )
+
+
+def test_clients_that_did_not_move_leave_the_weights_bit_for_bit() -> None:
+    start = drawn(1000)
+    updates = [update_of(start, start.clone(), samples=samples) for samples in (3, 7, 11, 90)]
+    assert torch.equal(data_weighted_mean(updates, [update.weights for update in updates]), start)
+
+
+def test_one_full_batch_step_is_a_step_on_the_pooled_data() -> None:
+    """One epoch, full batch, plain SGD, no BatchNorm: gradient descent on the data of the sampled clients."""
+    plain = {"batch_size": FULL_BATCH, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+    federation = simulation(model=LeNet5(), fraction=0.5, executor=Tracing, **plain)
+    start = federation.server.weights
+    federation.round(0)
+    federation.model.load(start, federation.server.buffers, federation.server.counters)
+    pooled = torch.cat([federation.data.clients[client] for client in federation.sample(0)])
+    assert len(pooled) < len(federation.data.train)
+    gradient = gradient_of(federation.network, *federation.data.train.batch(pooled))
+    torch.testing.assert_close(federation.server.weights, start - 0.1 * gradient, rtol=1e-5, atol=1e-7)
+
+
+def gradient_of(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    loss = functional.cross_entropy(network(images), labels)
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(network.parameters()))])
+
+
+def test_many_local_steps_stop_at_the_biased_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = TWO_CLIENTS.federation(FedAvg(), monkeypatch, steps=10)
+    limit = TWO_CLIENTS.fedavg_limit(lr=0.1, steps=10)
+    np.testing.assert_allclose(weights_after(federation, 120), limit, atol=1e-5)
+    assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.05
+
+
+# ------------------------------------------------------------------------------------ buffers
+def test_running_statistics_are_averaged_by_data_size() -> None:
+    federation = trained(FedAvg(), rounds=3, executor=Tracing)
+    updates = federation.executor.updates
+    samples = torch.tensor([update.samples for update in updates]).double()
+    expected = (samples / samples.sum()) @ torch.stack([update.buffers for update in updates]).double()
+    torch.testing.assert_close(federation.server.buffers.double(), expected, rtol=1e-6, atol=1e-7)
+    assert federation.server.buffers.dtype == torch.float32
+
+
+def test_counters_stay_integers_and_take_the_maximum() -> None:
+    federation = trained(FedAvg(), rounds=1, executor=Tracing)
+    updates = federation.executor.updates
+    steps = [update.steps for update in updates]
+    assert len(set(steps)) > 1
+    # Each client's counters started at 0 and counted its batches.
+    assert [update.counters.unique().tolist() for update in updates] == [[count] for count in steps]
+    counters = federation.server.counters
+    assert counters.dtype == torch.int64
+    assert counters.unique().tolist() == [max(steps)]
+    assert len(counters) == sum(name.endswith("num_batches_tracked") for name in federation.network.state_dict())
+
+
+def test_mean_of_buffers_by_hand() -> None:
+    def update(samples: int, buffers: list[float], counters: list[int]) -> Update:
+        return replace(
+            update_of(torch.zeros(1), torch.zeros(1), samples=samples),
+            buffers=torch.tensor(buffers),
+            counters=torch.tensor(counters),
+        )
+
+    buffers, counters = average_buffers([update(1, [0.0, 4.0], [5, 2]), update(3, [8.0, 0.0], [3, 9])])
+    assert buffers.tolist() == [6.0, 1.0]
+    assert counters.tolist() == [5, 9]
+
+
+# ------------------------------------------------------------------------------------ the local optimiser
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"momentum": 0.0, "weight_decay": 0.0},
+        {"momentum": 0.9, "weight_decay": 0.0},
+        {"momentum": 0.0, "weight_decay": 0.1},
+        {"momentum": 0.9, "weight_decay": 1e-3},
+        {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.5},
+        {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 1e9},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
+def test_local_training_is_that_of_pytorch(model: Model, settings: dict[str, float]) -> None:
+    """The same batches through an ordinary loop with torch.optim.SGD and clip_grad_norm_."""
+    federation = trained(model=model, rounds=1, epochs=3, lr=0.05, executor=Tracing, **settings)
+    data = federation.data.train
+    clip_norm = settings.get("clip_norm")
+    for update in federation.executor.updates:
+        steps = federation.executor.of(update.client)
+        network = build(model, 1, int(data.images.shape[-1]), 10, seed=0).train()
+        optimiser = torch.optim.SGD(
+            network.parameters(),
+            lr=0.05,
+            momentum=settings["momentum"],
+            weight_decay=settings["weight_decay"],
+        )
+        clipped, losses = 0, []
+        for step in steps:
+            images, labels = data.batch(step.chosen)
+            optimiser.zero_grad()
+            loss = functional.cross_entropy(network(images), labels)
+            loss.backward()
+            if clip_norm is not None:
+                clipped += nn.utils.clip_grad_norm_(network.parameters(), clip_norm) > clip_norm
+            optimiser.step()
+            losses.append(loss.item())
+        assert (clipped > 0) == (clip_norm == 0.5)
+        weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+        floats = [buffer.flatten() for buffer in network.buffers() if buffer.is_floating_point()]
+        torch.testing.assert_close(update.weights, weights, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(update.buffers, torch.cat([*floats, torch.zeros(0)]), rtol=1e-5, atol=1e-6)
+        assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_every_round_starts_from_the_global_model_with_fresh_momentum() -> None:
+    """A client's round depends on what it receives, and on nothing that it did before."""
+    federation = trained(rounds=2, fraction=1.0, executor=Tracing)
+    repeated = simulation(fraction=1.0, executor=Tracing)
+    first = trained(rounds=1, fraction=1.0)
+    repeated.server = first.server
+    repeated.round(1)
+    for update, again in zip(federation.executor.updates, repeated.executor.updates, strict=True):
+        assert torch.equal(update.weights, again.weights)
+        assert torch.equal(update.buffers, again.buffers)
+
+
+def test_epochs_visit_every_image_of_the_client_once() -> None:
+    federation = trained(rounds=2, epochs=2, executor=Tracing)
+    for round in range(2):
+        for client in federation.sample(round):
+            chosen = torch.cat([step.chosen for step in federation.executor.of(client, round)])
+            owned = federation.data.clients[client].sort().values
+            first, second = chosen.chunk(2)
+            assert torch.equal(first.sort().values, owned)
+            assert torch.equal(second.sort().values, owned)
+            assert not torch.equal(first, second)
+
+
+def test_learning_rate_decays_between_rounds_only() -> None:
+    federation = simulation(rounds=3, executor=Tracing)
+    training = federation.spec.training.model_copy(update={"lr_schedule": Exponential(decay=0.5)})
+    federation.spec = federation.spec.model_copy(update={"training": training})
+    for number in range(3):
+        federation.round(number)
+    assert [step.lr for step in federation.executor.steps] == [
+        0.05 * 0.5**step.round for step in federation.executor.steps
+    ]

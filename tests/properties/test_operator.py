@@ -1,0 +1,330 @@
+"""Feedback alignment as an operation: only the error sent to the input changes, and by the right formula."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.models.build import build
+from fltrain.models.catalogue import MobileNetTiny
+from fltrain.models.feedback import direct_feedback, feedback
+from fltrain.models.mobilenet_tiny import InvertedResidual
+
+from .helpers import FORWARD_ORDER, LAYERS
+
+CHANNELS = 4
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def convolutions() -> list[dict]:
+    """All valid combinations of these settings: 4 input channels, so groups=4 is depthwise."""
+    settings = itertools.product(
+        (1, 2, 3, (3, 2)),
+        (1, 2, (2, 1)),
+        (0, (2, 1), "same", "valid"),
+        (1, 2),
+        (1, 2, CHANNELS),
+        ("zeros", "reflect", "replicate", "circular"),
+    )
+    keys = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    combinations = [dict(zip(keys, values, strict=True)) for values in settings]
+    return [
+        {**one, "bias": index % 2 == 0}
+        for index, one in enumerate(combinations)
+        if not isinstance(one["padding"], str) or one["stride"] == 1
+    ]
+
+
+def by_kernel_and_padding_mode() -> list:
+    groups: dict[str, list[dict]] = {}
+    for one in convolutions():
+        groups.setdefault(f"{one['kernel_size']}-{one['padding_mode']}", []).append(one)
+    return [pytest.param(group, id=name) for name, group in groups.items()]
+
+
+def cases(group: list[dict], dtype: torch.dtype = torch.float32):
+    """Modules and inputs: odd image sizes, so that strides leave a rest."""
+    for settings in group:
+        module = nn.Conv2d(CHANNELS, 8, **settings).to(dtype)
+        with torch.no_grad():
+            for index, parameter in enumerate(module.parameters()):
+                parameter.copy_(drawn(*parameter.shape, seed=index))
+        yield settings, module, drawn(2, CHANNELS, 9, 10, seed=2, dtype=dtype)
+
+
+def outputs_and_gradients(module: nn.Module, input: Tensor, feedback_tensor: Tensor | None = None):
+    """Output, input gradient and parameter gradients for a random error of the output."""
+    input = input.clone().requires_grad_()
+    if feedback_tensor is None:
+        output = module(input)
+    else:
+        with feedback({module: feedback_tensor}):
+            output = module(input)
+    error = drawn(*output.shape, seed=9, dtype=output.dtype)
+    return output.detach(), *torch.autograd.grad(output, [input, *module.parameters()], error)
+
+
+def linears():
+    sizes = itertools.product((1, 2, 6, 33), (1, 7, 64), (1, 5, 10, 84), (True, False))
+    for samples, inputs, outputs, bias in sizes:
+        module = nn.Linear(inputs, outputs, bias=bias)
+        with torch.no_grad():
+            for index, parameter in enumerate(module.parameters()):
+                parameter.copy_(drawn(*parameter.shape, seed=index))
+        yield (samples, inputs, outputs, bias), module, drawn(samples, inputs, seed=2)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("group", by_kernel_and_padding_mode())
+def test_feedback_through_own_weight_is_backpropagation_bit_for_bit(group: list[dict]) -> None:
+    for settings, module, input in cases(group):
+        expected = outputs_and_gradients(module, input)
+        actual = outputs_and_gradients(module, input, module.weight.detach().clone())
+        assert all(map(torch.equal, actual, expected)), settings
+
+
+def test_feedback_through_own_weight_is_backpropagation_bit_for_bit_in_linear() -> None:
+    for settings, module, input in linears():
+        expected = outputs_and_gradients(module, input)
+        actual = outputs_and_gradients(module, input, module.weight.detach().clone())
+        assert all(map(torch.equal, actual, expected)), settings
+
+
+@pytest.mark.parametrize("group", by_kernel_and_padding_mode())
+def test_random_feedback_changes_the_input_error_only(group: list[dict]) -> None:
+    for settings, module, input in cases(group):
+        output, to_input, *own = outputs_and_gradients(module, input)
+        tensor = drawn(*module.weight.shape, seed=5)
+        fa_output, fa_to_input, *fa_own = outputs_and_gradients(module, input, tensor)
+        assert torch.equal(fa_output, output), settings
+        assert all(map(torch.equal, fa_own, own)), settings
+        assert not torch.allclose(fa_to_input, to_input), settings
+
+
+@pytest.mark.parametrize("group", by_kernel_and_padding_mode())
+def test_random_feedback_is_the_adjoint_of_the_convolution_with_it(group: list[dict]) -> None:
+    """<conv(v; B), delta> = <v, input error> for every v (without bias; in double precision)."""
+    for settings, module, input in cases(group, torch.float64):
+        tensor = drawn(*module.weight.shape, seed=5, dtype=torch.float64)
+        output, to_input, *_ = outputs_and_gradients(module, input, tensor)
+        error = drawn(*output.shape, seed=9, dtype=torch.float64)
+        with_feedback = nn.Conv2d(CHANNELS, 8, **{**settings, "bias": False}).double()
+        with_feedback.weight.data = tensor
+        other = drawn(*input.shape, seed=11, dtype=torch.float64)
+        torch.testing.assert_close(
+            (with_feedback(other) * error).sum(), (other * to_input).sum(), rtol=1e-10, atol=1e-10
+        )
+
+
+@pytest.mark.parametrize("group", by_kernel_and_padding_mode())
+def test_random_feedback_equals_the_surrogate_expression(group: list[dict]) -> None:
+    """y = conv(stopgrad(x); W, b) + s - stopgrad(s) with s = conv(x; B) has the wanted gradients by itself."""
+    for settings, module, input in cases(group):
+        tensor = drawn(*module.weight.shape, seed=5)
+        through = nn.Conv2d(CHANNELS, 8, **{**settings, "bias": False})
+        through.weight = nn.Parameter(tensor, requires_grad=False)
+        leaf = input.clone().requires_grad_()
+        detour = through(leaf)
+        output = module(leaf.detach()) + (detour - detour.detach())
+        error = drawn(*output.shape, seed=9)
+        expected = torch.autograd.grad(output, [leaf, *module.parameters()], error)
+        _, *actual = outputs_and_gradients(module, input, tensor)
+        assert all(map(torch.equal, actual, expected)), settings
+
+
+def test_random_feedback_of_linear() -> None:
+    """Input error delta B, weight gradient delta^T x, bias gradient the sum of delta."""
+    for _, module, input in linears():
+        tensor = drawn(*module.weight.shape, seed=5)
+        output, to_input, *own = outputs_and_gradients(module, input, tensor)
+        error = drawn(*output.shape, seed=9)
+        torch.testing.assert_close(output, functional.linear(input, module.weight, module.bias).detach())
+        torch.testing.assert_close(to_input, error @ tensor)
+        expected = [error.T @ input, error.sum(0)]
+        for actual, wanted in zip(own, expected, strict=False):
+            torch.testing.assert_close(actual, wanted)
+
+
+def test_depthwise_feedback_uses_only_the_channels_own_slice() -> None:
+    module = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS)
+    input, tensor = drawn(2, CHANNELS, 5, 5), drawn(CHANNELS, 1, 3, 3, seed=5)
+    _, before, *_ = outputs_and_gradients(module, input, tensor)
+    other = tensor.clone()
+    other[2] *= -2
+    _, after, *_ = outputs_and_gradients(module, input, other)
+    kept = [0, 1, 3]
+    assert torch.equal(after[:, kept], before[:, kept])
+    torch.testing.assert_close(after[:, 2], -2 * before[:, 2])
+
+
+# ------------------------------------------------------------------------------------ in a network
+def mobilenet():
+    return build(MobileNetTiny(), channels=1, side=8, classes=10, seed=0)
+
+
+def gradients(network: nn.Module) -> dict[str, Tensor]:
+    labels = torch.arange(6) % 10
+    loss = functional.cross_entropy(network(drawn(6, 1, 8, 8)), labels)
+    names, parameters = zip(*network.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def owners_of_differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> set[str]:
+    """Modules of which some parameter's gradient differs; for these, all parameters' must."""
+    differs: dict[str, set[bool]] = {}
+    for name in first:
+        differs.setdefault(name.rpartition(".")[0], set()).add(not torch.equal(first[name], second[name]))
+    assert all(len(answers) == 1 for answers in differs.values()), differs
+    return {owner for owner, answers in differs.items() if True in answers}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_changed_gradients_are_strictly_upstream(name: str) -> None:
+    network = mobilenet()
+    expected = gradients(network)
+    module = network.get_submodule(name)
+    with feedback({module: drawn(*module.weight.shape, seed=5)}):
+        actual = gradients(network)
+    assert owners_of_differences(expected, actual) == set(FORWARD_ORDER[: FORWARD_ORDER.index(name)])
+
+
+def test_replacements_compose() -> None:
+    network = mobilenet()
+    expected = gradients(network)
+    modules = [network.get_submodule(name) for name in LAYERS]
+    with feedback({module: drawn(*module.weight.shape, seed=5) for module in modules}):
+        actual = gradients(network)
+    assert owners_of_differences(expected, actual) == set(FORWARD_ORDER) - {"classifier"}
+    with feedback({module: module.weight.detach().clone() for module in modules}):
+        actual = gradients(network)
+    assert owners_of_differences(expected, actual) == set()
+
+
+def test_identity_path_of_a_residual_block_stays_exact() -> None:
+    block = InvertedResidual(4, 4, expansion=2, stride=1)
+    input = drawn(2, 4, 5, 5).requires_grad_()
+    with feedback({block.expand: torch.zeros_like(block.expand.weight)}):
+        output = block(input)
+    error = drawn(*output.shape, seed=9)
+    (to_input,) = torch.autograd.grad(output, input, error)
+    assert torch.equal(to_input, error)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_pass_and_batchnorm_buffers_are_unchanged(training: bool) -> None:
+    plain, fed = mobilenet().train(training), mobilenet().train(training)
+    images = drawn(6, 1, 8, 8)
+    modules = {fed.get_submodule(name): drawn(*fed.get_submodule(name).weight.shape) for name in LAYERS}
+    with feedback(modules):
+        output = fed(images)
+    assert torch.equal(output, plain(images))
+    for (name, first), (_, second) in zip(plain.named_buffers(), fed.named_buffers(), strict=True):
+        assert torch.equal(first, second), name
+
+
+def feedback_contexts(network: nn.Module):
+    module = network.stage1.expand
+    yield feedback({module: drawn(*module.weight.shape)})
+    yield direct_feedback(network, {module: drawn(16, 10)})
+
+
+def test_feedback_is_no_part_of_the_model_and_leaves_no_trace() -> None:
+    network = mobilenet()
+    keys, parameters = list(network.state_dict()), [name for name, _ in network.named_parameters()]
+    own = dict(vars(network.stage1.expand))
+    for context in feedback_contexts(network):
+        with context:
+            assert list(network.state_dict()) == keys
+            assert [name for name, _ in network.named_parameters()] == parameters
+        assert vars(network.stage1.expand) == own
+        assert not network._forward_hooks
+
+
+def test_modules_are_restored_after_an_exception() -> None:
+    network = mobilenet()
+    own = dict(vars(network.stage1.expand))
+    expected = gradients(network)
+    for context in feedback_contexts(network):
+        with pytest.raises(KeyError), context:
+            raise KeyError
+        assert vars(network.stage1.expand) == own
+        assert not network._forward_hooks
+    assert owners_of_differences(expected, gradients(network)) == set()
+
+
+def test_modules_are_restored_if_one_cannot_be_rerouted() -> None:
+    network = mobilenet()
+    conv, norm, _ = network.stem
+    wrong = {conv: drawn(*conv.weight.shape), norm: drawn(16)}
+    with pytest.raises(TypeError, match="BatchNorm2d"), feedback(wrong):
+        pass
+    assert "forward" not in vars(conv)
+
+
+# ------------------------------------------------------------------------------------ direct feedback
+class TwoLayers(nn.Module):
+    """conv 3x3 - ReLU - strided conv 3x3 - pixels - linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 3, 3)
+        self.second = nn.Conv2d(3, 2, 3, stride=2)
+        self.classifier = nn.Linear(2 * 2 * 3, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(images))
+        return self.classifier(self.second(hidden).flatten(1))
+
+
+def error_of_logits(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Of the mean cross entropy: (softmax - one hot) / n."""
+    logits = network(images).detach()
+    return (logits.softmax(1) - functional.one_hot(labels, logits.shape[1])) / len(labels)
+
+
+def test_direct_feedback_against_a_computation_by_hand() -> None:
+    network, images, labels = TwoLayers(), drawn(5, 1, 8, 9), torch.arange(5) % 4
+    projection = drawn(3, 4, seed=3)
+    with direct_feedback(network, {network.second: projection}):
+        functional.cross_entropy(network(images), labels).backward()
+
+    hidden = torch.relu(network.first(images))  # [5, 3, 6, 7]
+    error = error_of_logits(network, images, labels)
+    by_hand = torch.einsum("cz,nz->nc", projection, error)[:, :, None, None] / (6 * 7)
+    expected = torch.autograd.grad(hidden, network.first.parameters(), by_hand.expand(hidden.shape))
+    for parameter, wanted in zip(network.first.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, wanted)
+
+    plain = TwoLayers()
+    plain.load_state_dict(network.state_dict())
+    functional.cross_entropy(plain(images), labels).backward()
+    for name in ("second", "classifier"):
+        for own, usual in zip(
+            network.get_submodule(name).parameters(), plain.get_submodule(name).parameters(), strict=True
+        ):
+            assert torch.equal(own.grad, usual.grad)
+
+
+def test_direct_feedback_of_a_linear_module_has_no_spatial_factor() -> None:
+    network, images, labels = TwoLayers(), drawn(5, 1, 8, 9), torch.arange(5) % 4
+    projection = drawn(12, 4, seed=3)
+    with direct_feedback(network, {network.classifier: projection}):
+        functional.cross_entropy(network(images), labels).backward()
+
+    maps = network.second(torch.relu(network.first(images)))
+    by_hand = error_of_logits(network, images, labels) @ projection.T
+    expected = torch.autograd.grad(maps.flatten(1), network.second.weight, by_hand)[0]
+    torch.testing.assert_close(network.second.weight.grad, expected)
+
+
+def test_direct_feedback_to_the_first_layer_changes_nothing() -> None:
+    network = mobilenet()
+    expected = gradients(network)
+    with direct_feedback(network, {network.stem[0]: drawn(1, 10)}):
+        actual = gradients(network)
+    assert owners_of_differences(expected, actual) == set()

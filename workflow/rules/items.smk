@@ -1,0 +1,76 @@
+rule table:
+    """Assemble a table from run records and published values."""
+    input:
+        records=item_records,
+        published=item_published,
+    output:
+        csv=f"{OUT}/{{paper}}/{{item}}.csv",
+        md=f"{OUT}/{{paper}}/{{item}}.md",
+        tex=f"{OUT}/{{paper}}/{{item}}.tex",
+        html=report(
+            f"{OUT}/{{paper}}/{{item}}.html",
+            caption="../report/item.rst",
+            category="{paper}",
+            subcategory="tables",
+            labels=item_labels,
+        ),
+    log:
+        f"results/logs/{SCALE}/table/{{paper}}_{{item}}.log",
+    benchmark:
+        f"results/benchmarks/{SCALE}/table/{{paper}}_{{item}}.tsv"
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        sheet=item_sheet,
+    message:
+        "assembling {wildcards.paper}/{wildcards.item}"
+    script:
+        "../scripts/table.py"
+
+
+rule figure:
+    """Draw a figure from run records."""
+    input:
+        records=item_records,
+    output:
+        pdf=f"{OUT}/{{paper}}/{{item}}.pdf",
+        png=report(
+            f"{OUT}/{{paper}}/{{item}}.png",
+            caption="../report/item.rst",
+            category="{paper}",
+            subcategory="figures",
+            labels=item_labels,
+        ),
+    log:
+        f"results/logs/{SCALE}/figure/{{paper}}_{{item}}.log",
+    benchmark:
+        f"results/benchmarks/{SCALE}/figure/{{paper}}_{{item}}.tsv"
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        sheet=item_sheet,
+    message:
+        "drawing {wildcards.paper}/{wildcards.item}"
+    script:
+        "../scripts/figure.py"
+
+
+rule run_table:
+    """List every run of the scale, to be read before spending anything."""
+    output:
+        f"{OUT}/runs.csv",
+    log:
+        f"results/logs/{SCALE}/run_table.log",
+    benchmark:
+        f"results/benchmarks/{SCALE}/run_table.tsv"
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        runs=list(PLAN.runs),
+    message:
+        "writing the run table"
+    shell:
+        f"python -m fltrain plan --scale {SCALE} --out {{output}} > {{log}}"

@@ -1,0 +1,19 @@
+rule track:
+    """Export all runs to MLflow: one process writes, and exporting again changes nothing."""
+    input:
+        records_of(PLAN.runs),
+    output:
+        f"{OUT}/tracked.json",
+    log:
+        f"results/logs/{SCALE}/track.log",
+    benchmark:
+        f"results/benchmarks/{SCALE}/track.tsv"
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        memberships=PLAN.memberships,
+    message:
+        "exporting runs to MLflow"
+    script:
+        "../scripts/track.py"

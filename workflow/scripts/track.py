@@ -1,0 +1,13 @@
+"""Export runs to MLflow."""
+
+from pathlib import Path
+
+from fltrain.files import write_json
+from fltrain.records import Results
+from fltrain.tracking import export
+
+memberships = snakemake.params.memberships  # noqa: F821
+results = Results(Path("results"))
+store = f"sqlite:///{results.tracking}"
+export([results.record(run) for run in memberships], memberships, store)
+write_json(Path(snakemake.output[0]), {"store": store, "runs": sorted(memberships)})  # noqa: F821
