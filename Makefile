@@ -22,7 +22,8 @@ STAMP := $(VENV)/.installed
 # An environment whose interpreter went away (an upgrade of Python does that) is not installed.
 $(shell test -x $(BIN)/python || rm -f $(STAMP))
 
-UV_OPTIONS := --quiet --python $(BIN)/python --no-build-isolation
+# Compiled once at installation, or every start of every program would compile again.
+UV_OPTIONS := --quiet --compile-bytecode --python $(BIN)/python --no-build-isolation
 
 .PHONY: help env reproduce test lint format ui schema lock clean
 

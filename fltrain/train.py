@@ -154,4 +154,10 @@ def _log_to(path: Path, quiet: bool) -> None:
     handlers: list[logging.Handler] = [logging.FileHandler(path, mode="w", encoding="utf-8")]
     if not quiet:
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", handlers=handlers, force=True)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        handlers=handlers,
+        force=True,
+    )

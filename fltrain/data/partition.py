@@ -99,8 +99,8 @@ class Dirichlet(Scheme):
                 return self._deal(members, cuts, random)
             best = max(best, int(sizes.min()))
         raise FltrainError(
-            f"partition: in {self.max_draws} draws of dirichlet(alpha={self.alpha}) over {self.clients} clients "
-            f"the smallest client got {best} images at most, min_size is {self.min_size}; "
+            f"partition: in {self.max_draws} draws of dirichlet(alpha={self.alpha}) over {self.clients} "
+            f"clients the smallest client got {best} images at most, min_size is {self.min_size}; "
             "raise alpha, or lower min_size or clients"
         )
 

@@ -29,9 +29,9 @@ class LeNet5(Model):
     min_side: ClassVar[int] = 12
 
     def network(self, channels: int, side: int, classes: int) -> Network:
-        from fltrain.models.lenet import LeNet5Network
+        from fltrain.models.lenet import lenet5
 
-        return LeNet5Network(channels, side, classes)
+        return lenet5(channels, side, classes)
 
 
 class MobileNetTiny(Model):
@@ -46,9 +46,9 @@ class MobileNetTiny(Model):
     min_side: ClassVar[int] = 4
 
     def network(self, channels: int, side: int, classes: int) -> Network:
-        from fltrain.models.mobilenet_tiny import MobileNetTinyNetwork
+        from fltrain.models.mobilenet_tiny import mobilenet_tiny
 
-        return MobileNetTinyNetwork(channels, classes)
+        return mobilenet_tiny(channels, classes)
 
 
 MODELS = catalogue(Model)

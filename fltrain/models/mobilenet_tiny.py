@@ -33,19 +33,13 @@ class InvertedResidual(nn.Sequential):
         return input + output if self.residual else output
 
 
-class MobileNetTinyNetwork(Network):
+def mobilenet_tiny(channels: int, classes: int) -> Network:
     """stem 3x3 (16), residual block (16), strided block (24), head 1x1 (64), mean pool, classifier."""
-
-    def __init__(self, channels: int, classes: int) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6()
-        )
-        self.stage1 = InvertedResidual(16, 16, expansion=2, stride=1)
-        self.stage2 = InvertedResidual(16, 24, expansion=2, stride=2)
-        self.head_conv1 = nn.Sequential(nn.Conv2d(24, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU6())
-        self.classifier = nn.Linear(64, classes)
-
-    def features(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.head_conv1(self.stage2(self.stage1(self.stem(images))))
-        return maps.mean((2, 3))
+    return Network(
+        stem=nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6()),
+        stage1=InvertedResidual(16, 16, expansion=2, stride=1),
+        stage2=InvertedResidual(16, 24, expansion=2, stride=2),
+        head_conv1=nn.Sequential(nn.Conv2d(24, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU6()),
+        pool=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        classifier=nn.Linear(64, classes),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,17 +11,30 @@ from torch.autograd.graph import Node
 
 
 class Network(nn.Module):
-    """A feature extractor followed by a classifier.
+    """A chain of named blocks that ends in a classifier.
 
-    Top-level children are the *blocks* (stem, stage1, ... classifier), in forward order. ``features``
-    returns what the classifier reads, ``[n, d]``.
+    The blocks (stem, stage1, ... classifier) are the top-level children, run in order; what lies before the
+    classifier is the feature extractor.
     """
 
     classifier: nn.Module
 
+    splits: Mapping[int, str] = {}
+    """Where the network can be cut in two: number of the last convolution below the cut -> its block."""
+
+    def __init__(self, **blocks: nn.Module) -> None:
+        super().__init__()
+        if list(blocks)[-1] != "classifier":
+            raise TypeError(f"the last block of {type(self).__name__} must be the classifier")
+        for name, block in blocks.items():
+            self.add_module(name, block)
+
     def features(self, images: Tensor) -> Tensor:
         """Return the representation ``[n, d]`` of normalised images ``[n, channels, height, width]``."""
-        raise TypeError(f"{type(self).__name__} does not define its features")
+        for name, block in self.named_children():
+            if name != "classifier":
+                images = block(images)
+        return images
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits ``[n, classes]``."""

@@ -1,14 +1,19 @@
 """Exporting records to MLflow: every run once, whatever happened before; checked on real SQLite files."""
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from fltrain import tracking
 from fltrain.errors import FltrainError
@@ -17,7 +22,7 @@ from fltrain.tracking import Exported, export
 
 from .helpers import tiny, trained
 
-STATISTICS = {"statistics": ["drift", "similarity", "separability"]}
+EVERYTHING = {"statistics": ["drift", "similarity", "separability"]}
 
 
 @pytest.fixture(scope="module")
@@ -25,35 +30,365 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of three runs: plain, with everything measured, and diverged."""
     root = tmp_path_factory.mktemp("results")
     trained(tiny(), root)
-    trained(tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=STATISTICS), root)
+    trained(tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHING), root)
     trained(tiny(training={"epochs": 1, "lr": 1e30}), root)
     return root
 
 
-@pytest.fixture
-def results(originals: Path, tmp_path: Path) -> Results:
-    """A copy of these results that a test may change."""
-    return Results(Path(shutil.copytree(originals, tmp_path / "results")))
+class Store:
+    """A copy of the results, and an MLflow database of their records."""
+
+    def __init__(self, originals: Path, folder: Path) -> None:
+        self.folder = folder
+        self.results = Results(Path(shutil.copytree(originals, folder / "results")))
+        self.path = folder / "mlflow" / "mlflow.db"
+        self.uri = f"sqlite:///{self.path}"
+        self.copies = count()
+        self.memberships: dict[str, Sequence[str]] = {
+            self.plain.run_id: ["flfa/table1", "flfa/figure2", "ecgr/table1"],
+            self.measured.run_id: ["ecgr/table1"],
+        }
+
+    @property
+    def records(self) -> list[Record]:
+        return list(self.results.records())
+
+    def _record(self, plugins: bool, status: str) -> Record:
+        (found,) = (
+            record
+            for record in self.records
+            if bool(record.spec["plugins"]) == plugins and record.summary["status"] == status
+        )
+        return found
+
+    @property
+    def plain(self) -> Record:
+        return self._record(plugins=False, status="completed")
+
+    @property
+    def measured(self) -> Record:
+        return self._record(plugins=True, status="completed")
+
+    @property
+    def diverged(self) -> Record:
+        return self._record(plugins=False, status="diverged")
+
+    def export(self) -> Exported:
+        return export(self.records, self.memberships, self.uri)
+
+    def reader(self) -> MlflowClient:
+        """A client on a copy of the database, which so keeps nothing open."""
+        copy = self.folder / f"copy{next(self.copies)}.db"
+        return MlflowClient(f"sqlite:///{shutil.copy(self.path, copy)}")
+
+    def search(self, filter_string: str = "") -> list[dict[str, Any]]:
+        """The MLflow runs that match, as plain data, with the name of their experiment."""
+        client = self.reader()
+        experiments = {e.experiment_id: e.name for e in client.search_experiments()}
+        found = client.search_runs(list(experiments), filter_string)
+        return [run.to_dictionary() | {"paper": experiments[run.info.experiment_id]} for run in found]
+
+    def ids(self) -> dict[str, str]:
+        """MLflow's own ids by run id; every run id must be there once."""
+        runs = self.search()
+        ids = {run["data"]["tags"]["fltrain.run_id"]: run["info"]["run_id"] for run in runs}
+        assert len(ids) == len(runs)
+        return ids
+
+    def contents(self) -> dict[str, Any]:
+        """All that MLflow holds, but for the ids that it gave."""
+        runs = self.search()
+        for run in runs:
+            for key in ("run_id", "run_uuid", "artifact_uri", "experiment_id"):
+                run["info"].pop(key, None)
+        return {run["data"]["tags"]["fltrain.run_id"]: run for run in runs}
+
+    def edit_summary(self, record: Record, **changes: Any) -> None:
+        path = record.folder / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture(scope="module")
+def exported(originals: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The exported results; tests only look at them."""
+    store = Store(originals, tmp_path_factory.mktemp("exported"))
+    assert store.export() == Exported(created=3, unchanged=0, replaced=0)
+    return store
 
 
 @pytest.fixture
-def records(results: Results) -> list[Record]:
-    """The three runs, in the order: plain, diverged, measured."""
-    return sorted(results.records(), key=lambda record: (record.spec["seed"], record.summary["status"]))[
-        ::1
+def store(exported: Store, tmp_path: Path) -> Store:
+    """The exported results once more, for a test to change."""
+    copy = Store(exported.results.root, tmp_path)
+    copy.path.parent.mkdir()
+    shutil.copy(exported.path, copy.path)
+    return copy
+
+
+# ------------------------------------------------------------------------------------ what is in it
+def test_every_run_is_there_once_in_the_experiment_of_its_first_paper(exported: Store) -> None:
+    assert {run["data"]["tags"]["fltrain.run_id"]: run["paper"] for run in exported.search()} == {
+        exported.plain.run_id: "flfa",
+        exported.measured.run_id: "ecgr",
+        exported.diverged.run_id: "unassigned",
+    }
+    assert exported.ids().keys() == {record.run_id for record in exported.records}
+
+
+@pytest.mark.parametrize(
+    ("filter_string", "names"),
+    [
+        ("tags.method = 'fedprox'", {"measured"}),
+        ("tags.plugins = 'flfa'", {"measured"}),
+        ("tags.plugins = 'none'", {"plain", "diverged"}),
+        ("tags.dataset = 'digits' and tags.model = 'mobilenet_tiny'", {"plain", "measured", "diverged"}),
+        ("tags.partition = 'dirichlet' and tags.seed = '7'", {"measured"}),
+        ("tags.status = 'diverged'", {"diverged"}),
+        ("tags.paper LIKE '%ecgr%'", {"plain", "measured"}),
+        ("tags.items LIKE '%flfa/figure2%'", {"plain"}),
+        ("params.`training.lr` = '0.1'", {"plain", "measured"}),
+        ("params.`plugins.flfa.n_fa` = '1' and params.`method.mu` = '0.01'", {"measured"}),
+        ("metrics.final_accuracy >= 0", {"plain", "measured"}),
+        ("metrics.final_accuracy > 1", set()),
+        ("metrics.bytes >= 0 and metrics.seconds > 0", {"plain", "measured", "diverged"}),
+    ],
+)
+def test_runs_can_be_searched(exported: Store, filter_string: str, names: set[str]) -> None:
+    found = {run["data"]["tags"]["fltrain.run_id"] for run in exported.search(filter_string)}
+    assert found == {getattr(exported, name).run_id for name in names}
+
+
+def test_metrics_are_the_records_rows(exported: Store) -> None:
+    record, client = exported.measured, exported.reader()
+    ours = exported.ids()[record.run_id]
+    keys = client.get_run(ours).data.metrics
+    assert len(keys) <= 12
+    expected = {
+        "test_accuracy": ("evaluation", "accuracy"),
+        "test_loss": ("evaluation", "loss"),
+        "train_loss": ("train", "loss"),
+        "drift": ("updates", "drift"),
+        "similarity_skewness": ("updates", "skewness"),
+        "separability_ratio": ("separability", "ratio"),
+    }
+    for key, (kind, name) in expected.items():
+        curve = [(metric.step, metric.value) for metric in client.get_metric_history(ours, key)]
+        assert curve == [(row["round"], row[name]) for row in record.rows(kind)]
+        assert len(curve) == 3
+    accuracy = record.summary["accuracy"]
+    assert (keys["final_accuracy"], keys["best_accuracy"]) == (accuracy["final"], accuracy["best"])
+    assert keys["bytes"] == sum(record.summary["bytes"].values())
+
+
+def test_a_diverged_run_has_ended_without_a_final_accuracy(exported: Store) -> None:
+    (run,) = exported.search("tags.status = 'diverged'")
+    assert run["info"]["status"] == "FINISHED"
+    assert "final_accuracy" not in run["data"]["metrics"]
+
+
+def test_nothing_but_finite_numbers_is_logged(exported: Store) -> None:
+    with closing(sqlite3.connect(exported.path)) as database:
+        values = database.execute("SELECT value, is_nan FROM metrics").fetchall()
+    assert values
+    assert all(abs(value) < 1e300 and not is_nan for value, is_nan in values)
+
+
+def test_times_are_those_of_the_run(exported: Store) -> None:
+    for run in exported.search():
+        record = exported.results.record(run["data"]["tags"]["fltrain.run_id"])
+        seconds = (run["info"]["end_time"] - run["info"]["start_time"]) / 1000
+        assert seconds == pytest.approx(record.costs["seconds"]["total"], abs=0.002)
+
+
+def test_the_database_can_be_moved_with_the_results(exported: Store) -> None:
+    with closing(sqlite3.connect(exported.path)) as database:
+        dump = "\n".join(database.iterdump())
+    assert str(exported.folder) not in dump and str(Path.cwd()) not in dump
+    for run in exported.search():
+        assert (exported.results.root / run["data"]["tags"]["folder"] / "summary.json").exists()
+
+
+def test_long_runs_and_long_settings_keep_within_the_limits(store: Store) -> None:
+    # One batch of MLflow holds 1,000 metrics and 100 parameters of 6,000 characters.
+    folder = store.plain.folder
+    spec = json.loads((folder / "spec.json").read_text())
+    spec["many"] = {f"key{i}": i for i in range(250)} | {"long": "x" * 10_000}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    rows = [{"round": r, "kind": "train", "loss": 1 / r} for r in range(1, 2501)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store.export()
+    client, ours = store.reader(), store.ids()[store.plain.run_id]
+    assert len(client.get_metric_history(ours, "train_loss")) == 2500
+    params = client.get_run(ours).data.params
+    assert params["many.key249"] == "249" and len(params["many.long"]) == 6000
+
+
+# ------------------------------------------------------------------------------------ again and again
+def test_exporting_again_changes_nothing(store: Store) -> None:
+    before = store.search()
+    for record in store.records:  # as after copying the results to another machine
+        os.utime(record.folder / "summary.json", (1e9, 1e9))
+    assert store.export() == Exported(created=0, unchanged=3, replaced=0)
+    assert store.search() == before
+
+
+def test_a_changed_record_replaces_its_run_only(store: Store) -> None:
+    before = store.ids()
+    changed = store.measured
+    accuracy = changed.summary["accuracy"] | {"final": 0.875}
+    store.edit_summary(changed, accuracy=accuracy)
+    assert store.export() == Exported(created=0, unchanged=2, replaced=1)
+    after = store.ids()
+    assert {run_id for run_id in before if before[run_id] != after[run_id]} == {changed.run_id}
+    (run,) = store.search("metrics.final_accuracy = 0.875")
+    assert run["info"]["run_id"] == after[changed.run_id]
+
+
+def test_a_run_moves_with_its_membership(store: Store) -> None:
+    store.memberships[store.diverged.run_id] = ["fed2/table3"]
+    assert store.export() == Exported(created=0, unchanged=2, replaced=1)
+    (run,) = store.search("tags.status = 'diverged'")
+    assert (run["paper"], run["data"]["tags"]["items"]) == ("fed2", "fed2/table3")
+    assert len(store.ids()) == 3
+
+
+def test_a_subset_leaves_the_others_alone(store: Store) -> None:
+    before = store.search()
+    assert export([store.plain], store.memberships, store.uri) == Exported(0, 1, 0)
+    assert store.search() == before
+
+
+def test_an_export_that_was_cut_short_is_made_good(store: Store) -> None:
+    expected = store.contents()
+    client = MlflowClient(store.uri)
+    client.delete_tag(store.ids()[store.plain.run_id], "fltrain.record")
+    assert store.export() == Exported(created=0, unchanged=2, replaced=1)
+    assert store.contents() == expected
+
+
+def test_a_double_is_removed(store: Store) -> None:
+    expected = store.search()
+    experiment = MlflowClient(store.uri).get_experiment_by_name("unassigned").experiment_id
+    MlflowClient(store.uri).create_run(experiment, tags={"fltrain.run_id": store.plain.run_id})
+    assert len(store.search()) == 4
+    assert store.export() == Exported(created=0, unchanged=3, replaced=0)
+    assert store.search() == expected
+
+
+def test_other_runs_in_the_store_are_left_alone(store: Store) -> None:
+    client = MlflowClient(store.uri)
+    mine = client.create_run(client.get_experiment_by_name("flfa").experiment_id).info.run_id
+    store.export()
+    assert client.get_run(mine).info.lifecycle_stage == "active"
+
+
+def test_a_deleted_database_is_rebuilt(store: Store) -> None:
+    expected = store.contents()
+    store.path.unlink()
+    assert store.export() == Exported(created=3, unchanged=0, replaced=0)
+    assert store.contents() == expected
+
+
+def test_a_deleted_experiment_comes_back(store: Store) -> None:
+    expected = store.contents()
+    client = MlflowClient(store.uri)
+    client.delete_experiment(client.get_experiment_by_name("flfa").experiment_id)
+    assert len(store.ids()) == 2
+    assert store.export() == Exported(created=0, unchanged=3, replaced=0)
+    assert store.contents() == expected
+
+
+EXPORT = """
+import sys
+from pathlib import Path
+from fltrain.records import Results
+from fltrain.tracking import export
+done = export(Results(Path(sys.argv[1])).records(), {}, sys.argv[2])
+print(done.created, done.unchanged, done.replaced)
+"""
+
+
+def test_two_processes_at_once_export_every_run_once_and_print_nothing(store: Store) -> None:
+    store.path.unlink()
+    command = [sys.executable, "-c", EXPORT, str(store.results.root), store.uri]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=store.folder)
+        for _ in range(2)
     ]
+    printed = [process.communicate(timeout=60) for process in processes]
+    assert sorted(printed) == [("0 3 0\n", ""), ("3 0 0\n", "")]
+    assert len(store.ids()) == 3
+    assert {path.name for path in store.path.parent.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
+    assert not (store.folder / "mlruns").exists()
 
 
-@pytest.fixture
-def plain(records: list[Record]) -> Record:
-    return next(r for r in records if r.spec["seed"] == 0 and r.summary["status"] == "completed")
+# ------------------------------------------------------------------------------------ what can be wrong
+def make_folder(path: Path) -> None:
+    path.mkdir()
 
 
-@pytest.fixture
-def measured(records: list[Record]) -> Record:
-    return next(r for r in records if r.spec["plugins"])
+def make_other_file(path: Path) -> None:
+    path.write_text("this is a text, and not a short one: no database begins like this" * 20)
 
 
-@pytest.fixture
-def diverged(records: list[Record]) -> Record:
-    return next(r for r in records if r.summary["status"] == "diverged")
+def make_read_only(path: Path) -> None:
+    # A write version that SQLite does not know makes it read-only for everyone, the superuser included.
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE one (column)")
+    content = bytearray(path.read_bytes())
+    content[18] = 9
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (make_folder, "unable to open database file"),
+        (make_other_file, "file is not a database"),
+        (make_read_only, "attempt to write a readonly database"),
+    ],
+)
+def test_a_database_that_cannot_be_written_is_one_clear_line(tmp_path: Path, make: Any, reason: str) -> None:
+    make(tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    with pytest.raises(FltrainError) as caught:
+        export([], {}, uri)
+    assert str(caught.value) == f"{uri}: cannot write to this MLflow store ({reason})"
+
+
+def test_a_database_that_another_program_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "LOCK_SECONDS", 0.1)
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(FltrainError, match=r"mlflow\.db: .* \(database is locked\)$"):
+            export([], {}, f"sqlite:///{path}")
+
+
+def test_another_export_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "LOCK_SECONDS", 0.1)
+    with (
+        tracking.FileLock(f"{tmp_path / 'mlflow.db'}.lock"),
+        pytest.raises(FltrainError, match="another process has been exporting to it; try again later"),
+    ):
+        export([], {}, f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("http://127.0.0.1:9", "cannot write to this MLflow store .*refused"),
+        ("foo://bar", "cannot write to this MLflow store .*unsupported URI"),
+        ("results/mlflow.db", "use sqlite:///path/to/file.db or http://host:port"),
+    ],
+)
+def test_an_address_that_does_not_work(uri: str, message: str) -> None:
+    with pytest.raises(FltrainError, match=message) as caught:
+        export([], {}, uri)
+    assert uri in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_damaged_record_is_named(store: Store) -> None:
+    (store.plain.folder / "metrics.jsonl").write_text("{half a li")
+    with pytest.raises(FltrainError, match=rf"{store.plain.run_id}.*metrics\.jsonl: cannot be read"):
+        store.export()

@@ -1,17 +1,11 @@
 # The plan of the chosen scale, and look-ups for the rules. Configuration is read here and nowhere else:
 # jobs get what they need through `params`, so that a change reruns exactly what it concerns.
 import json
-import os
 from pathlib import Path
 
 from fltrain.errors import FltrainError
 from fltrain.experiments import plan
 from fltrain.records import Results
-
-# Jobs use the package of this checkout, whether or not it is installed where they run.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [workflow.basedir, os.environ.get("PYTHONPATH")])
-)
 
 RESULTS = Results(Path("results"))
 try:

@@ -1,0 +1,114 @@
+"""FedProx: the proximal pull (mu/2) ||w - r||^2 towards the received weights r."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedprox import FedProx
+
+from .helpers import FULL_BATCH, assert_same_model, local_of, trained
+from .quadratics import TWO_CLIENTS, weights_after
+
+# ------------------------------------------------------------------------------------ checks of a method
+
+
+def check_gradient_of_the_penalty(proximal: type[FedProx]) -> None:
+    """What is added to the gradient is the derivative of (mu/2) ||w - r||^2."""
+    random = torch.Generator().manual_seed(0)
+    received, weights, gradient = torch.randn(3, 50, generator=random)
+    variable = weights.clone().requires_grad_()
+    penalty = 0.3 / 2 * (variable - received).square().sum()
+    (expected,) = torch.autograd.grad(penalty, variable)
+    corrected = proximal(mu=0.3).correct(gradient, weights, local_of(received), {})
+    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def check_pull_on_a_quadratic(proximal: type[FedProx], monkeypatch: pytest.MonkeyPatch) -> None:
+    """K steps from r on h/2 (w - a)^2 end at r + (1 - (1 - lr (h + mu))^K) h (a - r) / (h + mu)."""
+    h, a, lr, steps = TWO_CLIENTS.curvatures, TWO_CLIENTS.minima, 0.1, 10
+    distances = []
+    for mu in (0.0, 0.01, 0.1, 1.0, 5.0):
+        federation = TWO_CLIENTS.federation(proximal(mu=mu), monkeypatch, steps=steps, lr=lr)
+        moved = weights_after(federation, 1)  # from zero
+        expected = (1 - (1 - lr * (h + mu)) ** steps) * h * a / (h + mu)
+        np.testing.assert_allclose(moved, expected.mean(0), atol=1e-6)
+        distances.append(np.linalg.norm(moved))
+    assert distances == sorted(distances, reverse=True)
+    assert len(set(distances)) == len(distances)
+
+
+# ------------------------------------------------------------------------------------ tests
+def test_gradient_of_the_penalty() -> None:
+    check_gradient_of_the_penalty(FedProx)
+
+
+def test_the_larger_mu_the_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_pull_on_a_quadratic(FedProx, monkeypatch)
+
+
+def test_without_pull_it_is_federated_averaging_bit_for_bit() -> None:
+    assert_same_model(trained(FedProx(mu=0.0), rounds=3), trained(FedAvg(), rounds=3))
+
+
+@pytest.mark.parametrize("mu", [0.01, 1.0, 100.0])
+def test_with_one_local_step_it_is_federated_averaging_bit_for_bit(mu: float) -> None:
+    proximal = trained(FedProx(mu=mu), rounds=3, batch_size=FULL_BATCH)
+    assert_same_model(proximal, trained(FedAvg(), rounds=3, batch_size=FULL_BATCH))
+
+
+def test_with_two_local_steps_it_is_not() -> None:
+    proximal, plain = (
+        trained(method, rounds=1, epochs=2, batch_size=FULL_BATCH) for method in (FedProx(), FedAvg())
+    )
+    assert not torch.equal(proximal.server.weights, plain.server.weights)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class Pushing(FedProx):
+    name: Literal["pushing"] = "pushing"
+
+    def correct(self, gradient, weights, local, carry):
+        return gradient - self.mu * (weights - local.start)
+
+
+class Doubled(FedProx):
+    """The square without the half."""
+
+    name: Literal["doubled"] = "doubled"
+
+    def correct(self, gradient, weights, local, carry):
+        return gradient + 2 * self.mu * (weights - local.start)
+
+
+class TowardsZero(FedProx):
+    """Weight decay: the centre is missing."""
+
+    name: Literal["towards_zero"] = "towards_zero"
+
+    def correct(self, gradient, weights, local, carry):
+        return gradient + self.mu * weights
+
+
+class Unsquared(FedProx):
+    """The gradient of mu ||w - r||."""
+
+    name: Literal["unsquared"] = "unsquared"
+
+    def correct(self, gradient, weights, local, carry):
+        offset = weights - local.start
+        return gradient + self.mu * offset / offset.norm().clamp(min=1e-12)
+
+
+@pytest.mark.parametrize("mutant", [Pushing, Doubled, TowardsZero, Unsquared])
+def test_wrong_gradients_are_noticed(mutant: type[FedProx]) -> None:
+    with pytest.raises(AssertionError):
+        check_gradient_of_the_penalty(mutant)
+
+
+@pytest.mark.parametrize("mutant", [Pushing, Doubled, Unsquared])
+def test_wrong_pulls_are_noticed(mutant: type[FedProx], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_pull_on_a_quadratic(mutant, monkeypatch)

@@ -1,0 +1,348 @@
+"""FLFA in training: when it equals its base bit for bit, when it differs, and what B is."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fltrain.methods import METHODS
+from fltrain.methods.base import Local, Method, State
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.flfa import Flfa
+from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.feedback import feedback
+
+from .helpers import (
+    BASES,
+    FORWARD_ORDER,
+    FULL_BATCH,
+    LAYERS,
+    Tracing,
+    assert_same_model,
+    by_name,
+    changed_parameters,
+    rows_of,
+    simulation,
+    trained,
+)
+
+STEM, CLASSIFIER = LAYERS[0], LAYERS[-1]
+bases = pytest.mark.parametrize("base", BASES, ids=by_name)
+models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
+
+
+def pinned(*layers: str, method: type[Flfa] = Flfa, **settings: object) -> Flfa:
+    """FLFA on given layers in every round; on all layers if none is given."""
+    return method(strategy="fixed", layers=layers or "all", **settings)
+
+
+def after_steps(steps: int, *methods: Method, **settings: object):
+    """A federation after one round in which every client took that many full-batch steps."""
+    return trained(*methods, rounds=1, epochs=steps, batch_size=FULL_BATCH, executor=Tracing, **settings)
+
+
+def departures(steps: int, *methods: Method, **settings: object) -> set[str]:
+    """Modules in which some client's weights differ from those of federated averaging after some steps."""
+    plain, other = after_steps(steps), after_steps(steps, *methods, **settings)
+    found = [
+        changed_parameters(plain, one.weights, two.weights)
+        for one, two in zip(plain.executor.updates, other.executor.updates, strict=True)
+    ]
+    return {name.rpartition(".")[0] for names in found for name in names}
+
+
+def upstream(name: str) -> set[str]:
+    """Modules strictly upstream of a layer of mobilenet_tiny."""
+    return set(FORWARD_ORDER[: FORWARD_ORDER.index(name)])
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_departs_from_the_second_step_upstream_only(method: type[Flfa]) -> None:
+    """B = W in the first step; then W moves and B does not follow. Only what lies upstream can notice."""
+    for name in ("stage1.project", "stage2.expand", CLASSIFIER):
+        flfa = pinned(name, method=method)
+        assert departures(1, flfa) == set(), name
+        assert departures(2, flfa) == upstream(name), name
+
+
+def check_feedback_is_a_multiple_of_the_received_weight(method: type[Flfa]) -> None:
+    """After every step | ||B|| - ||W|| | < 1e-6 ||W|| and cos(B, received weight) = 1."""
+    federation = simulation(pinned(method=method), epochs=6, fraction=1.0, executor=Tracing)
+    for number in range(2):
+        received = federation.server.weights
+        federation.round(number)
+        directions = {client: [] for client in federation.sample(number)}
+        for step in federation.executor.steps:
+            if step.round != number:
+                continue
+            for index, slot in enumerate(federation.model.layout.weights):
+                tensor = step.carries[by_name(method)][f"feedback.{index}"].double()
+                weight, start = slot.of(step.weights).double(), slot.of(received).double()
+                assert abs(tensor.norm() - weight.norm()) < 1e-6 * weight.norm()
+                cosine = torch.cosine_similarity(tensor.flatten(), start.flatten(), dim=0)
+                assert abs(cosine - 1) < 1e-6
+                directions[step.client].append(
+                    torch.cosine_similarity(weight.flatten(), start.flatten(), dim=0)
+                )
+        assert all(min(cosines) < 1 - 1e-4 for cosines in directions.values()), "the weights hardly moved"
+
+
+# ------------------------------------------------------------------------------------ equal to the base
+@bases
+def test_without_selected_layers_it_is_the_base_bit_for_bit(base: type[Method]) -> None:
+    fed, plain = trained(base(), Flfa(n_fa=0), rounds=3), trained(base(), rounds=3)
+    assert_same_model(fed, plain)
+    assert rows_of(fed, "train") == rows_of(plain, "train")
+
+
+@bases
+@models
+def test_on_the_first_layer_only_it_is_the_base_bit_for_bit(base: type[Method], model: Model) -> None:
+    first = STEM if isinstance(model, MobileNetTiny) else "conv1"
+    for settings in ({}, {"feedback": "random"}, {"feedback": "direct"}, {"scale": "none"}):
+        fed = trained(base(), pinned(first, **settings), model=model, rounds=2)
+        assert_same_model(fed, trained(base(), model=model, rounds=2))
+        assert all(row["effective"] is False for row in rows_of(fed, "flfa"))
+
+
+@bases
+@pytest.mark.parametrize(
+    "layers",
+    [*[(name,) for name in LAYERS], ("stage1.expand", "stage2.depthwise"), ()],
+    ids=lambda layers: "+".join(layers) or "all",
+)
+def test_one_local_step_is_the_base_bit_for_bit(base: type[Method], layers: tuple[str, ...]) -> None:
+    settings = {"rounds": 2, "batch_size": FULL_BATCH, "fraction": 0.3}
+    plain = trained(base(), **settings)
+    for target in ("own", "next"):
+        assert_same_model(trained(base(), pinned(*layers, target=target), **settings), plain)
+
+
+@bases
+@models
+def test_with_local_feedback_it_is_backpropagation_bit_for_bit(base: type[Method], model: Model) -> None:
+    """B := W before each step, in all layers, over whole rounds."""
+    fed = trained(base(), pinned(feedback="local"), model=model, rounds=2, epochs=2)
+    assert_same_model(fed, trained(base(), model=model, rounds=2, epochs=2))
+
+
+# ------------------------------------------------------------------------------------ different from it
+def test_departs_from_the_second_step_upstream_only() -> None:
+    check_departs_from_the_second_step_upstream_only(Flfa)
+
+
+def test_the_first_layer_never_departs() -> None:
+    assert departures(4, pinned(STEM)) == set()
+
+
+def test_the_next_layers_feedback_reaches_the_layer_itself() -> None:
+    assert departures(1, pinned("stage1.depthwise", target="next")) == set()
+    assert departures(2, pinned("stage1.depthwise", target="next")) == upstream("stage1.project")
+    # The stem feeds stage 1, and past the residual block also stage 2.
+    both = trained(pinned(STEM, target="next"), rounds=2, epochs=2)
+    assert_same_model(both, trained(pinned("stage1.expand", "stage2.expand"), rounds=2, epochs=2))
+    assert departures(2, pinned(STEM, target="next")) == upstream("stage2.expand")
+    assert departures(4, pinned(CLASSIFIER, target="next")) == set()
+
+
+@pytest.mark.parametrize("kind", ["random", "direct"])
+def test_other_feedback_departs_at_once(kind: str) -> None:
+    assert departures(1, pinned("stage2.expand", feedback=kind)) == upstream("stage2.expand")
+
+
+@bases
+def test_it_departs_from_every_base(base: type[Method]) -> None:
+    fed, plain = trained(base(), Flfa(n_fa=3), rounds=3), trained(base(), rounds=3)
+    # Nothing is selected in the first round.
+    assert rows_of(fed, "train")[0] == rows_of(plain, "train")[0]
+    assert not torch.equal(fed.server.weights, plain.server.weights)
+
+
+# ------------------------------------------------------------------------------------ what B is
+def test_feedback_is_a_multiple_of_the_received_weight() -> None:
+    check_feedback_is_a_multiple_of_the_received_weight(Flfa)
+
+
+@pytest.mark.parametrize("settings", [{}, {"scale": "none"}, {"feedback": "random"}], ids=str)
+def test_feedback_shares_no_memory_with_the_live_weights(settings: dict[str, str]) -> None:
+    shared: list[bool] = []
+
+    class Looking(Tracing):
+        def _step(self, chosen, hooks, optimiser):
+            storage = self.model.weights.untyped_storage().data_ptr()
+            for tensor in hooks.carries["flfa"].values():
+                shared.append(tensor.untyped_storage().data_ptr() == storage)
+            return super()._step(chosen, hooks, optimiser)
+
+    trained(pinned(**settings), rounds=1, epochs=2, executor=Looking)
+    assert shared
+    assert not any(shared)
+
+
+def test_without_scaling_the_feedback_is_the_received_weight() -> None:
+    federation = simulation(pinned(scale="none"), epochs=3, executor=Tracing)
+    received = federation.server.weights
+    federation.round(0)
+    for step in federation.executor.steps:
+        for index, slot in enumerate(federation.model.layout.weights):
+            assert torch.equal(step.carries["flfa"][f"feedback.{index}"], slot.of(received))
+
+
+def test_without_scaling_it_equals_flfa_in_the_first_step_only() -> None:
+    def same(steps: int) -> bool:
+        scaled, unscaled = (
+            after_steps(steps, pinned(scale=scale)).executor.updates for scale in ("frobenius", "none")
+        )
+        return all(torch.equal(one.weights, two.weights) for one, two in zip(scaled, unscaled, strict=True))
+
+    assert same(1)
+    assert not same(2)
+    assert not same(3)
+
+
+def test_random_feedback_made_of_the_received_weights_is_flfa_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for scale in ("frobenius", "none"):
+        expected = trained(pinned("stage1.expand", "stage2.project", scale=scale), epochs=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Flfa,
+                "_random",
+                lambda self, local, index: local.task.layout.weights[index].of(local.start).clone(),
+            )
+            replaced = pinned("stage1.expand", "stage2.project", scale=scale, feedback="random")
+            assert_same_model(trained(replaced, epochs=2), expected)
+
+
+def feedback_tensors(kind: str, **settings: object) -> list[dict[str, Tensor]]:
+    """The feedback of all layers in every step of two rounds."""
+    federation = trained(pinned(feedback=kind, scale="none"), executor=Tracing, **settings)
+    assert len({(step.round, step.client) for step in federation.executor.steps}) == 6
+    return [step.carries["flfa"] for step in federation.executor.steps]
+
+
+@pytest.mark.parametrize("kind", ["random", "direct"])
+def test_random_tensors_are_drawn_once_per_run(kind: str) -> None:
+    carries = feedback_tensors(kind)
+    for carry in carries:
+        assert carry.keys() == carries[0].keys()
+        assert all(torch.equal(carry[key], carries[0][key]) for key in carry)
+    flat = [tensor.flatten()[:9].tolist() for tensor in carries[0].values()]
+    assert all(flat[i] != flat[j] for i in range(len(flat)) for j in range(i)), "two layers share their numbers"
+    other = feedback_tensors(kind, seed=1)[0]
+    assert not any(torch.equal(other[key], carries[0][key]) for key in other)
+
+
+def test_random_feedback_is_drawn_as_new_weights_are() -> None:
+    """Uniform in +-1/sqrt(fan in), fan in = input channels per group times kernel size."""
+    fan_in = dict(zip(LAYERS, [9, 16, 9, 32, 16, 9, 32, 24, 64], strict=True))
+    (carry, *_) = feedback_tensors("random")
+    federation = simulation()
+    for index, (name, slot) in enumerate(zip(LAYERS, federation.model.layout.weights, strict=True)):
+        tensor, bound = carry[f"feedback.{index}"], fan_in[name] ** -0.5
+        assert tensor.shape == slot.shape
+        assert tensor.abs().max() <= bound
+        assert tensor.abs().max() > 0.95 * bound
+        # The variance of the uniform distribution is a third of the squared bound.
+        assert tensor.square().mean().item() == pytest.approx(bound**2 / 3, rel=0.3)
+
+
+def test_direct_feedback_is_drawn_from_a_normal_distribution() -> None:
+    """R is input channels by classes with entries N(0, 1/classes)."""
+    (carry, *_) = feedback_tensors("direct")
+    inputs = [1, 16, 32, 32, 16, 32, 32, 24, 64]
+    assert [tuple(tensor.shape) for tensor in carry.values()] == [(width, 10) for width in inputs]
+    entries = torch.cat([tensor.flatten() for tensor in carry.values()])
+    assert entries.std().item() == pytest.approx(10**-0.5, rel=0.1)
+    assert abs(entries.mean().item()) < 0.03
+
+
+def test_random_feedback_is_scaled_to_the_weight_from_the_first_step_on() -> None:
+    federation = simulation(pinned(feedback="random"), epochs=2, executor=Tracing)
+    federation.round(0)
+    for step in federation.executor.steps:
+        for index, slot in enumerate(federation.model.layout.weights):
+            ratio = step.carries["flfa"][f"feedback.{index}"].norm() / slot.of(step.weights).norm()
+            assert abs(ratio - 1) < 1e-6
+
+
+def test_a_received_weight_of_zero_has_scale_one() -> None:
+    federation = simulation(pinned("stage2.expand"), executor=Tracing)
+    weights = federation.server.weights.clone()
+    federation.model.layout.weights[LAYERS.index("stage2.expand")].of(weights).zero_()
+    federation.server = replace(federation.server, weights=weights)
+    federation.round(0)
+    assert federation.server.weights.isfinite().all()
+    for step in federation.executor.steps:
+        assert not step.carries["flfa"][f"feedback.{LAYERS.index('stage2.expand')}"].any()
+
+
+def test_scaling_keeps_the_input_error_as_free_of_the_weights_scale_as_batchnorm_makes_it() -> None:
+    """With BatchNorm, W -> 3 W leaves backpropagation's input error alone; an unscaled B makes it a third."""
+    random = torch.Generator().manual_seed(0)
+    conv, norm = nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6, eps=1e-12)
+    input = torch.randn(8, 4, 6, 6, generator=random).requires_grad_()
+    error = torch.randn(8, 6, 4, 4, generator=random)
+    received = conv.weight.detach().clone()
+
+    def input_error(tensor: Tensor) -> Tensor:
+        with feedback({conv: tensor}):
+            return torch.autograd.grad(norm(conv(input)), input, error)[0]
+
+    before = input_error(received)
+    conv.weight.data *= 3
+    torch.testing.assert_close(input_error(received), before / 3, rtol=1e-4, atol=1e-6)
+    scale = conv.weight.detach().norm() / received.norm()
+    torch.testing.assert_close(input_error(scale * received), before, rtol=1e-4, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class Aliasing(Flfa):
+    """B is the live weight: plain backpropagation, unnoticed."""
+
+    name: Literal["aliasing"] = "aliasing"
+
+    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
+        layout = local.task.layout
+        return {
+            key: layout.weights[int(key.partition(".")[2])].of(weights) if key.startswith("feedback") else value
+            for key, value in carry.items()
+        }
+
+
+class Unscaled(Flfa):
+    """Forgets to rescale."""
+
+    name: Literal["unscaled"] = "unscaled"
+
+    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
+        return carry
+
+
+class Inverted(Flfa):
+    """Scales by ||B|| / ||W||."""
+
+    name: Literal["inverted"] = "inverted"
+
+    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
+        renewed = super().after_step(weights, local, carry)
+        for key in carry:
+            kind, _, index = key.partition(".")
+            if kind == "source":
+                ratio = renewed[f"feedback.{index}"].norm() / carry[f"norm.{index}"]
+                renewed[f"feedback.{index}"] = carry[key] / ratio
+        return renewed
+
+
+def test_aliased_feedback_is_noticed_by_its_effect() -> None:
+    with pytest.raises(AssertionError):
+        check_departs_from_the_second_step_upstream_only(Aliasing)
+
+
+@pytest.mark.parametrize("mutant", [Aliasing, Unscaled, Inverted])
+def test_wrong_feedback_is_noticed_by_its_direction_or_norm(mutant: type[Flfa]) -> None:
+    with pytest.raises(AssertionError):
+        check_feedback_is_a_multiple_of_the_received_weight(mutant)
