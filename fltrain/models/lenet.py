@@ -8,7 +8,7 @@ from fltrain.models.network import Network
 
 
 def lenet5(channels: int, side: int, classes: int) -> Network:
-    """conv 5x5 (6), pool, conv 5x5 (16), pool, 120, 84, classes; ReLU throughout, no norm."""
+    """Conv 5x5 (6), pool, conv 5x5 (16), pool, 120, 84, classes; ReLU throughout, no norm."""
     pooled = (side // 2 - 4) // 2
     return Network(
         conv1=nn.Sequential(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),

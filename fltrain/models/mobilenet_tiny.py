@@ -34,7 +34,7 @@ class InvertedResidual(nn.Sequential):
 
 
 def mobilenet_tiny(channels: int, classes: int) -> Network:
-    """stem 3x3 (16), residual block (16), strided block (24), head 1x1 (64), mean pool, classifier."""
+    """Stem 3x3 (16), residual block (16), strided block (24), head 1x1 (64), mean pool, classifier."""
     return Network(
         stem=nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6()),
         stage1=InvertedResidual(16, 16, expansion=2, stride=1),

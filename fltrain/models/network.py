@@ -24,8 +24,6 @@ class Network(nn.Module):
 
     def __init__(self, **blocks: nn.Module) -> None:
         super().__init__()
-        if list(blocks)[-1] != "classifier":
-            raise TypeError(f"the last block of {type(self).__name__} must be the classifier")
         for name, block in blocks.items():
             self.add_module(name, block)
 

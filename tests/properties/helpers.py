@@ -114,6 +114,11 @@ def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation
     return federation
 
 
+def layer_names(model: Model) -> list[str]:
+    """Names of a model's layers, in order."""
+    return [layer.name for layer in simulation(model=model).model.layout.layers]
+
+
 def rows_of(federation: Simulation, kind: str) -> list[Row]:
     """The rows of one kind."""
     return [row for row in federation.rows if row["kind"] == kind]

@@ -89,7 +89,9 @@ class Quadratics:
         def half_squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
             return 0.5 * (outputs[:, 0] - targets[labels]).square().mean()
 
-        monkeypatch.setattr("fltrain.engine.local.functional", SimpleNamespace(cross_entropy=half_squared_error))
+        monkeypatch.setattr(
+            "fltrain.engine.local.functional", SimpleNamespace(cross_entropy=half_squared_error)
+        )
         settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, **training}
         return simulation(
             method,

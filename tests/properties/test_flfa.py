@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.methods import METHODS
 from fltrain.methods.base import Local, Method, State
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
 from fltrain.models.feedback import feedback
@@ -23,6 +21,7 @@ from .helpers import (
     assert_same_model,
     by_name,
     changed_parameters,
+    layer_names,
     rows_of,
     simulation,
     trained,
@@ -100,7 +99,7 @@ def test_without_selected_layers_it_is_the_base_bit_for_bit(base: type[Method]) 
 @bases
 @models
 def test_on_the_first_layer_only_it_is_the_base_bit_for_bit(base: type[Method], model: Model) -> None:
-    first = STEM if isinstance(model, MobileNetTiny) else "conv1"
+    first = layer_names(model)[0]
     for settings in ({}, {"feedback": "random"}, {"feedback": "direct"}, {"scale": "none"}):
         fed = trained(base(), pinned(first, **settings), model=model, rounds=2)
         assert_same_model(fed, trained(base(), model=model, rounds=2))
@@ -231,7 +230,9 @@ def test_random_tensors_are_drawn_once_per_run(kind: str) -> None:
         assert carry.keys() == carries[0].keys()
         assert all(torch.equal(carry[key], carries[0][key]) for key in carry)
     flat = [tensor.flatten()[:9].tolist() for tensor in carries[0].values()]
-    assert all(flat[i] != flat[j] for i in range(len(flat)) for j in range(i)), "two layers share their numbers"
+    assert all(flat[i] != flat[j] for i in range(len(flat)) for j in range(i)), (
+        "two layers share their numbers"
+    )
     other = feedback_tensors(kind, seed=1)[0]
     assert not any(torch.equal(other[key], carries[0][key]) for key in other)
 
@@ -308,7 +309,9 @@ class Aliasing(Flfa):
     def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
         layout = local.task.layout
         return {
-            key: layout.weights[int(key.partition(".")[2])].of(weights) if key.startswith("feedback") else value
+            key: layout.weights[int(key.partition(".")[2])].of(weights)
+            if key.startswith("feedback")
+            else value
             for key, value in carry.items()
         }
 

@@ -70,7 +70,7 @@ def outputs_and_gradients(module: nn.Module, input: Tensor, feedback_tensor: Ten
 
 
 def linears():
-    sizes = itertools.product((1, 2, 6, 33), (1, 7, 64), (1, 5, 10, 84), (True, False))
+    sizes = itertools.product((1, 2, 6, 33), (3, 7, 64), (1, 5, 10, 84), (True, False))
     for samples, inputs, outputs, bias in sizes:
         module = nn.Linear(inputs, outputs, bias=bias)
         with torch.no_grad():

@@ -55,7 +55,7 @@ def test_mobilenet_tiny() -> None:
 def test_lenet() -> None:
     network = build(LeNet5(), channels=3, side=16, classes=10, seed=0)
     found = layers(network, torch.zeros(1, 3, 16, 16))
-    assert [layer.name for layer in found] == ["conv1", "conv2", "fc1", "fc2", "classifier"]
+    assert [layer.block for layer in found] == ["conv1", "conv2", "fc1", "fc2", "classifier"]
     assert [layer.producers for layer in found] == [(), (0,), (1,), (2,), (3,)]
     assert [layer.consumers for layer in found] == [(1,), (2,), (3,), (4,), ()]
     assert [layer.inputs for layer in found] == [3, 6, 16 * 2 * 2, 120, 84]

@@ -1,0 +1,331 @@
+"""Which layers FLFA selects, what it sends for that, and what it reports."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import skew
+
+from fltrain.engine.flat import Layout, slots
+from fltrain.errors import FltrainError
+from fltrain.methods.base import Method, Server, Task, Update
+from fltrain.methods.flfa import Flfa
+from fltrain.metrics.updates import layer_similarity
+from fltrain.models.catalogue import LeNet5
+from fltrain.models.network import Layer
+
+from .helpers import BASES, LAYERS, Tracing, by_name, layer_names, rows_of, simulation, trained, update_of
+
+SHAPES = [(3, 2), (2, 2, 1, 1), (1, 4), (5, 1), (2, 3), (2, 2)]
+
+
+def chain(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Task:
+    """Layers with biases, one after the other; the first reads the images."""
+    last = len(shapes) - 1
+    parameters = slots(
+        (f"layer{index}.{part}", torch.zeros(shape))
+        for index, weight in enumerate(shapes)
+        for part, shape in (("weight", weight), ("bias", weight[:1]))
+    )
+    layers = tuple(
+        Layer(f"layer{i}", 1, (i - 1,) if i else (), (i + 1,) if i < last else ()) for i in range(len(shapes))
+    )
+    return Task(
+        Layout(parameters, (), (), layers, parameters[::2]), classes=10, clients=10, momentum=0.0, seed=0
+    )
+
+
+def updates_with(
+    similarities: Sequence[float], task: Task, samples: tuple[int, int] = (1, 1)
+) -> list[Update]:
+    """Two clients whose updates of layer l lie at the angle arccos S_l on either side of their mean."""
+    rows = torch.randn(2, task.layout.size, generator=torch.Generator().manual_seed(0))
+    for slot, similarity in zip(task.layout.weights, similarities, strict=True):
+        parts = rows[:, slot.start : slot.stop].zero_()
+        parts[:, 0] = similarity
+        parts[:, 1] = math.sqrt(1 - similarity**2) * torch.tensor([1.0, -1.0])
+        # Cosines do not depend on the size of a layer's updates.
+        parts *= 10.0 ** (slot.start % 3)
+    start = torch.zeros(task.layout.size)
+    return [update_of(start, row, samples=count) for row, count in zip(rows, samples, strict=True)]
+
+
+def selected_after(
+    flfa: Flfa, rounds: Sequence[Sequence[float]], task: Task | None = None
+) -> list[list[int]]:
+    """Indices that are sent in each round, the first one included, given the similarities measured in it."""
+    task = task or chain()
+    start, empty = torch.zeros(task.layout.size), torch.zeros(0)
+    state = flfa.init_server(task, start)
+    sent = [flfa.payload(state)["selected"].tolist()]
+    for similarities in rounds:
+        before = Server(start, empty, empty.long(), {"flfa": state})
+        state = flfa.server_step(task, state, before, updates_with(similarities, task))
+        sent.append(flfa.payload(state)["selected"].tolist())
+    return sent
+
+
+TIED = [0.5, 0.25, 0.75, 0.25, 0.75, 0.25]
+ROUNDS = [[0.5, 0.9, 0.2, 0.7, 0.3, 0.6], [0.1, 0.8, 0.9, 0.6, 0.7, 0.2]]
+
+
+# ------------------------------------------------------------------------------------ strategies
+def check_lowest(method: type[Flfa]) -> None:
+    """The least similar layers of the round before; of equal ones those with smaller indices."""
+    assert selected_after(method(), ROUNDS) == [[], [2], [0]]
+    assert selected_after(method(n_fa=3), ROUNDS) == [[], [2, 4, 0], [0, 5, 3]]
+    assert selected_after(method(n_fa=2), [TIED])[1] == [1, 3]
+
+
+def test_nothing_is_selected_in_the_first_round() -> None:
+    for strategy in ("lowest", "highest", "skew"):
+        assert selected_after(Flfa(strategy=strategy, n_fa=3), []) == [[]]
+
+
+def test_lowest() -> None:
+    check_lowest(Flfa)
+    assert selected_after(Flfa(n_fa=0), ROUNDS) == [[], [], []]
+
+
+def test_highest() -> None:
+    assert selected_after(Flfa(strategy="highest"), ROUNDS) == [[], [1], [2]]
+    assert selected_after(Flfa(strategy="highest", n_fa=2), ROUNDS) == [[], [1, 3], [2, 1]]
+    assert selected_after(Flfa(strategy="highest", n_fa=1), [TIED])[1] == [2]
+    assert selected_after(Flfa(strategy="highest", n_fa=3), [TIED])[1] == [2, 4, 0]
+
+
+def test_fixed_layers_are_selected_in_every_round() -> None:
+    assert selected_after(Flfa(strategy="fixed", layers=("layer4", "layer1")), ROUNDS) == [[4, 1]] * 3
+    assert selected_after(Flfa(strategy="fixed", layers="all"), ROUNDS) == [list(range(6))] * 3
+
+
+LOW_BULK = [0.1, 0.11, 0.12, 0.13, 0.14, 0.9]  # tail upwards: positively skewed
+HIGH_BULK = [0.9, 0.89, 0.88, 0.87, 0.86, 0.1]  # negatively
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_skew_decides_once_by_the_first_round(sign: int) -> None:
+    assert skew(LOW_BULK) > 0.05
+    assert skew(HIGH_BULK) < -0.05
+    flfa = Flfa(strategy="skew", skew_sign=sign)
+    lowest_first = [[], [0], [5], [2]]
+    highest_first = [[], [5], [0], [1]]
+    tail = [0.5, 0.9, 0.2, 0.7, 0.3, 0.6]
+    assert selected_after(flfa, [LOW_BULK, HIGH_BULK, tail]) == (lowest_first if sign == 1 else highest_first)
+    lowest_first, highest_first = [[], [5], [0], [2]], [[], [0], [5], [1]]
+    assert selected_after(flfa, [HIGH_BULK, LOW_BULK, tail]) == (highest_first if sign == 1 else lowest_first)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_without_clear_skewness_it_is_lowest(sign: int) -> None:
+    """|g1| below 0.05."""
+    upwards, downwards = [0.1, 0.3, 0.5, 0.7, 0.905, 0.5], [0.095, 0.3, 0.5, 0.7, 0.9, 0.5]
+    assert 0 < skew(upwards) < 0.05
+    assert -0.05 < skew(downwards) < 0
+    flfa = Flfa(strategy="skew", skew_sign=sign)
+    assert selected_after(flfa, [upwards])[1] == [0]
+    assert selected_after(flfa, [downwards])[1] == [0]
+
+
+# ------------------------------------------------------------------------------------ candidates
+def test_layers_without_an_error_to_send_on_can_be_left_out() -> None:
+    stem_lowest = [[0.1, 0.9, 0.2, 0.7, 0.3, 0.8]]
+    assert selected_after(Flfa(n_fa=2), stem_lowest)[1] == [0, 2]
+    assert selected_after(Flfa(n_fa=2, candidates="effective"), stem_lowest)[1] == [2, 4]
+    last_lowest = [[0.2, 0.9, 0.3, 0.7, 0.4, 0.1]]
+    # With the next layers' feedback it is the last layer that has none, and the first layer has one.
+    assert selected_after(Flfa(n_fa=2, target="next"), last_lowest)[1] == [5, 0]
+    assert selected_after(Flfa(n_fa=2, target="next", candidates="effective"), last_lowest)[1] == [0, 2]
+
+
+def test_layers_without_a_similarity_are_no_candidates() -> None:
+    task = chain()
+    start, empty = torch.zeros(task.layout.size), torch.zeros(0)
+    updates = updates_with(ROUNDS[0], task)
+    still, broken = task.layout.weights[2], task.layout.weights[4]
+    first = updates[0].weights.clone()
+    first[still.start : still.stop] = 0
+    first[broken.start] = math.inf
+    updates[0] = replace(updates[0], weights=first)
+    for strategy, expected in (("lowest", [0, 5, 3, 1]), ("highest", [1, 3, 5, 0])):
+        flfa = Flfa(strategy=strategy, n_fa=6)
+        state = flfa.init_server(task, start)
+        before = Server(start, empty, empty.long(), {"flfa": state})
+        assert flfa.server_step(task, state, before, updates)["selected"].tolist() == expected
+
+
+def test_mean_update_can_be_weighted_by_data_size() -> None:
+    """Layer a: both clients alike but for their size. Layer b: unlike. The weights 9 : 1 swap their order."""
+    task = chain([(1, 2), (1, 2)])
+    rows = torch.zeros(2, task.layout.size)
+    a, b = (slot.start for slot in task.layout.weights)
+    rows[:, a : a + 2] = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    rows[:, b : b + 2] = torch.tensor([[5.0, 0.0], [0.0, 1.0]])
+    start, empty = torch.zeros(task.layout.size), torch.zeros(0)
+    updates = [update_of(start, row, samples=samples) for row, samples in zip(rows, (9, 1), strict=True)]
+
+    def similarity(first: float, second: float, shares: tuple[float, float]) -> float:
+        # Of orthogonal updates with these norms.
+        mean = shares[0] * first, shares[1] * second
+        return (mean[0] + mean[1]) / 2 / math.hypot(*mean)
+
+    assert similarity(1, 3, (0.5, 0.5)) > similarity(5, 1, (0.5, 0.5))
+    assert similarity(1, 3, (0.9, 0.1)) > similarity(5, 1, (0.9, 0.1))
+    for mean, shares in (("unweighted", (0.5, 0.5)), ("weighted", (0.9, 0.1))):
+        flfa = Flfa(strategy="highest", mean=mean)
+        state = flfa.init_server(task, start)
+        before = Server(start, empty, empty.long(), {"flfa": state})
+        values = [similarity(1, 3, shares), similarity(5, 1, shares)]
+        selected = flfa.server_step(task, state, before, updates)["selected"].tolist()
+        assert selected == [int(np.argmax(values))]
+
+
+# ------------------------------------------------------------------------------------ in a run
+@pytest.mark.parametrize("strategy", ["lowest", "highest"])
+@pytest.mark.parametrize("base", BASES, ids=by_name)
+def test_selection_follows_from_the_recorded_similarities(base: type[Method], strategy: str) -> None:
+    """In a run, the layers of a round are those that the similarities of the round before ask for."""
+    federation = trained(base(), Flfa(strategy=strategy, n_fa=2), rounds=4, statistics=["similarity"])
+    selections = [row["selected"] for row in rows_of(federation, "flfa")]
+    similarities = [row["similarity"] for row in rows_of(federation, "updates")]
+    assert selections[0] == []
+    for measured, selected in zip(similarities, selections[1:], strict=False):
+        assert list(measured) == LAYERS
+        ranked = sorted(measured, key=measured.get, reverse=strategy == "highest")
+        assert selected == ranked[:2]
+
+
+def test_similarities_are_those_of_the_updates_from_the_received_weights() -> None:
+    federation = simulation(Flfa(), statistics=["similarity"], executor=Tracing)
+    for number in range(2):
+        received = federation.server.weights.double()
+        row = next(row for row in federation.round(number) if row["kind"] == "updates")
+        moves = torch.stack([update.weights.double() - received for update in federation.executor.updates])
+        for name, slot in zip(LAYERS, federation.model.layout.weights, strict=True):
+            parts = slot.of(moves).flatten(1)
+            cosines = torch.cosine_similarity(parts, parts.mean(0, keepdim=True), dim=1)
+            assert row["similarity"][name] == pytest.approx(cosines.mean().item(), rel=1e-4)
+        values = list(row["similarity"].values())
+        assert row["skewness"] == pytest.approx(skew(values), rel=1e-9)
+
+
+# ------------------------------------------------------------------------------------ traffic
+@pytest.mark.parametrize("base", BASES, ids=by_name)
+@pytest.mark.parametrize("n_fa", [0, 1, 3])
+def test_traffic_is_the_bases_and_the_indices(base: type[Method], n_fa: int) -> None:
+    """n_fa 32-bit integers more per client and round, from the second round on, downwards only."""
+    plain, fed = trained(base(), rounds=3), trained(base(), Flfa(n_fa=n_fa), rounds=3)
+    clients_after_the_first_round = 2 * 3
+    assert fed.bytes_down == plain.bytes_down + 4 * n_fa * clients_after_the_first_round
+    assert fed.bytes_up == plain.bytes_up
+
+
+def test_indices_are_32_bit_integers() -> None:
+    task = chain()
+    start, empty = torch.zeros(task.layout.size), torch.zeros(0)
+    for flfa in (Flfa(n_fa=2), Flfa(strategy="fixed", layers=("layer1",))):
+        state = flfa.init_server(task, start)
+        before = Server(start, empty, empty.long(), {"flfa": state})
+        for current in (state, flfa.server_step(task, state, before, updates_with(ROUNDS[0], task))):
+            payload = flfa.payload(current)
+            assert list(payload) == ["selected"]
+            assert payload["selected"].dtype == torch.int32
+
+
+# ------------------------------------------------------------------------------------ reports
+def report_of(flfa: Flfa, **settings: object) -> dict:
+    """The report of a single round."""
+    (row,) = rows_of(trained(flfa, rounds=1, **settings), "flfa")
+    return row
+
+
+def fixed(*layers: str, **settings: object) -> Flfa:
+    return Flfa(strategy="fixed", layers=layers, **settings)
+
+
+def test_report_names_the_layers_and_says_whether_they_took_effect() -> None:
+    assert report_of(Flfa()) == {"round": 1, "kind": "flfa", "selected": [], "effective": False}
+    for layers, target, effective in (
+        (("stem.0",), "own", False),
+        (("stage1.expand",), "own", True),
+        (("stem.0", "classifier"), "own", True),
+        (("stem.0",), "next", True),
+        (("classifier",), "next", False),
+        (("classifier", "stage2.expand"), "next", True),
+    ):
+        row = report_of(fixed(*layers, target=target))
+        assert row["selected"] == list(layers)
+        assert row["effective"] is effective
+    lenet = LeNet5()
+    first, second, *_ = layer_names(lenet)
+    assert report_of(fixed(first), model=lenet)["effective"] is False
+    assert report_of(fixed(second), model=lenet)["effective"] is True
+
+
+def test_report_has_the_mean_final_scale_and_cosine() -> None:
+    layers = ("stage1.project", "head_conv1.0")
+    federation = simulation(fixed(*layers), epochs=3, executor=Tracing)
+    received = federation.server.weights
+    (row,) = [row for row in federation.round(0) if row["kind"] == "flfa"]
+    scales, cosines = [], []
+    for update in federation.executor.updates:
+        for name in layers:
+            slot = federation.model.layout.weights[LAYERS.index(name)]
+            weight, start = slot.of(update.weights).flatten(), slot.of(received).flatten()
+            scales.append((weight.norm() / start.norm()).item())
+            cosines.append((weight @ start / weight.norm() / start.norm()).item())
+    assert len(scales) == 6
+    assert row["scale"] == pytest.approx(np.mean(scales), rel=1e-5)
+    assert row["cosine"] == pytest.approx(np.mean(cosines), rel=1e-5)
+    assert row["cosine"] < 1 - 1e-5
+
+
+# ------------------------------------------------------------------------------------ mistakes
+def test_layers_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(FltrainError, match=r"unknown layer 'stage1\.expnd'; did you mean 'stage1\.expand'"):
+        simulation(fixed("stage1.expnd"))
+
+
+def test_more_layers_than_the_network_has_are_refused() -> None:
+    simulation(Flfa(n_fa=9))
+    with pytest.raises(FltrainError, match="10 layers, but the network has 9"):
+        simulation(Flfa(n_fa=10))
+
+
+# ------------------------------------------------------------------------------------ mutations
+class Ranking(Flfa):
+    """Flfa on all layers, ranked by ``key(similarity, index)``."""
+
+    def key(self, similarity: float, index: int) -> tuple[float, int]:
+        return similarity, index
+
+    def server_step(self, task, state, before, updates):
+        rows = torch.stack([update.displacement for update in updates])
+        similarities = layer_similarity(rows, task.layout.weights)
+        ranked = sorted(range(len(similarities)), key=lambda index: self.key(similarities[index], index))
+        return {"selected": torch.tensor(ranked[: self.n_fa], dtype=torch.int32)}
+
+
+class TiesToTheLargerIndex(Ranking):
+    name: Literal["ties_to_the_larger_index"] = "ties_to_the_larger_index"
+
+    def key(self, similarity: float, index: int) -> tuple[float, int]:
+        return similarity, -index
+
+
+class WrongEnd(Ranking):
+    name: Literal["wrong_end"] = "wrong_end"
+
+    def key(self, similarity: float, index: int) -> tuple[float, int]:
+        return -similarity, index
+
+
+def test_wrong_rankings_are_noticed() -> None:
+    check_lowest(Ranking)  # the mutants differ from what is right by their keys alone
+    for mutant in (TiesToTheLargerIndex, WrongEnd):
+        with pytest.raises(AssertionError):
+            check_lowest(mutant)

@@ -1,0 +1,427 @@
+"""Papers x scale -> runs: how settings are merged, what a grid expands to, what is refused and how."""
+
+import copy
+import filecmp
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fltrain.cli import SCHEMAS, app
+from fltrain.errors import FltrainError
+from fltrain.experiments import Axis, Paper, Plan, Scale, merge, plan, read_yaml, table_rows
+
+CONFIG = Path(__file__).parents[2] / "config"
+FILES = sorted((*CONFIG.glob("papers/*.yaml"), *CONFIG.glob("scales/*.yaml")))
+KINDS: dict[str, type[Paper | Scale]] = {"papers": Paper, "scales": Scale}
+
+Yaml = dict[str, Any]
+Edit = Callable[[Yaml], object]
+
+PAPER: Yaml = {
+    "paper": "toy",
+    "title": "A toy",
+    "citation": "none",
+    "settings": {
+        "dataset": "digits",
+        "partition": {"name": "dirichlet", "clients": 10},
+        "model": "mobilenet_tiny",
+        "method": "fedavg",
+    },
+    "seeds": 2,
+    "items": {
+        "table": {
+            "title": "Methods, without and with FLFA",
+            "axes": {
+                "method": ["fedavg", "fedprox", "scaffold"],
+                "plugin": {
+                    "BP": {"set": {"plugins": []}, "reported": {"plugin": "none"}},
+                    "FLFA": {"set": {"plugins": ["flfa"]}},
+                },
+            },
+            "table": {
+                "rows": "method",
+                "columns": "plugin",
+                "measures": [{"measure": "final_accuracy", "gain_over": {"plugin": "BP"}}],
+            },
+        },
+        "figure": {
+            "title": "Drift",
+            "axes": {"plugin": {"BP": {"set": {"plugins": []}}, "FLFA": {"set": {"plugins": ["flfa"]}}}},
+            "figure": {
+                "series": "plugin",
+                "panels": [
+                    {"curve": "updates.drift", "label": "Reduction", "reduction_from": {"plugin": "BP"}}
+                ],
+            },
+        },
+    },
+}
+SCALE: Yaml = {
+    "scale": "tiny",
+    "title": "a trial",
+    "reduced": True,
+    "items": ["toy/table", "toy/figure"],
+}
+
+
+class Config:
+    """A folder with one paper and one scale, each changed by what is handed in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in KINDS:
+            (folder / name).mkdir()
+
+    def plan(self, paper: Edit | None = None, scale: Edit | None = None, name: str = "tiny") -> Plan:
+        for path, original, edit in (("papers/toy", PAPER, paper), ("scales/tiny", SCALE, scale)):
+            data = copy.deepcopy(original)
+            if edit:
+                edit(data)
+            (self.folder / f"{path}.yaml").write_text(yaml.safe_dump(data))
+        return plan(self.folder, name)
+
+    def error(self, paper: Edit | None = None, scale: Edit | None = None, name: str = "tiny") -> str:
+        """What is said about a faulty configuration: one line."""
+        with pytest.raises(FltrainError) as raised:
+            self.plan(paper, scale, name)
+        message = str(raised.value)
+        assert message and "\n" not in message
+        return message
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(tmp_path)
+
+
+def put(value: Any, *keys: Any) -> Edit:
+    """Return an edit that sets the value at the end of a path of keys."""
+
+    def edit(data: Any) -> None:
+        for key in keys[:-1]:
+            data = data.setdefault(key, {}) if isinstance(data, dict) else data[key]
+        data[keys[-1]] = value
+
+    return edit
+
+
+# ---------------------------------------------------------------- merging
+def test_merge_goes_into_mappings_and_replaces_everything_else() -> None:
+    old = {"training": {"lr": 0.1, "epochs": 5}, "plugins": ["flfa"], "rounds": 3}
+    new = {"training": {"lr": 0.2}, "plugins": [], "seed": 1}
+    expected = {"training": {"lr": 0.2, "epochs": 5}, "plugins": [], "rounds": 3, "seed": 1}
+    assert merge(old, new) == expected
+    assert old["training"] == {"lr": 0.1, "epochs": 5}, "merging changes neither side"
+
+
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        ({"alpha": 0.1}, {"name": "dirichlet", "alpha": 0.1, "clients": 10}),
+        ({"name": "dirichlet", "alpha": 0.1}, {"name": "dirichlet", "alpha": 0.1, "clients": 10}),
+        ({"name": "iid", "clients": 5}, {"name": "iid", "clients": 5}),
+        ("iid", "iid"),
+    ],
+    ids=["no name", "same name", "other name", "short form"],
+)
+def test_another_component_replaces_the_old_one_whole(patch: Any, expected: Any) -> None:
+    old = {"partition": {"name": "dirichlet", "alpha": 0.3, "clients": 10}}
+    assert merge(old, {"partition": patch}) == {"partition": expected}
+
+
+LAYERS: list[tuple[str, str, tuple[Any, ...]]] = [
+    ("paper", "paper", ("settings", "training", "lr")),
+    ("item", "paper", ("items", "table", "settings", "training", "lr")),
+    ("scale", "scale", ("settings", "training", "lr")),
+    ("first axis", "paper", ("items", "table", "axes", "method", "fedavg", "set", "training", "lr")),
+    ("second axis", "paper", ("items", "table", "axes", "plugin", "BP", "set", "training", "lr")),
+]
+"""Where a setting can be written, later ones winning."""
+
+
+@pytest.mark.parametrize("count", range(1, len(LAYERS) + 1), ids=[name for name, *_ in LAYERS])
+def test_later_settings_win(config: Config, count: int) -> None:
+    edits: dict[str, list[Edit]] = {"paper": [], "scale": []}
+    edits["paper"] += [put({"fedavg": {"set": {"method": "fedavg"}}}, "items", "table", "axes", "method")]
+    for rate, (_, file, keys) in enumerate(LAYERS[:count], start=1):
+        edits[file].append(put(float(rate), *keys))
+    planned = config.plan(*(lambda data, file=file: [edit(data) for edit in edits[file]] for file in edits))
+    entry = planned.items[0].entries[0]
+    assert entry.labels == {"method": "fedavg", "plugin": "BP"}
+    assert entry.spec.training.lr == count
+
+
+def test_the_seed_wins_over_everything(config: Config) -> None:
+    seed = put(99, "items", "table", "axes", "plugin", "BP", "set", "seed")
+    assert {entry.seed for entry in config.plan(seed).items[0].entries} == {0, 1}
+    assert {entry.spec.seed for entry in config.plan(seed).items[0].entries} == {0, 1}
+
+
+def test_seeds_are_the_scales_or_the_items_or_the_papers(config: Config) -> None:
+    def seeds(planned: Plan) -> list[int]:
+        return [len({entry.seed for entry in item.entries}) for item in planned.items]
+
+    item = put(4, "items", "table", "seeds")
+    assert seeds(config.plan()) == [2, 2]
+    assert seeds(config.plan(item)) == [4, 2]
+    assert seeds(config.plan(item, put(1, "seeds"))) == [1, 1]
+
+
+def test_yaml_numbers_without_a_point_are_numbers(config: Config) -> None:
+    config.plan()
+    paper = config.folder / "papers" / "toy.yaml"
+    written = paper.read_text().replace("settings:\n", "settings:\n  training: {lr: 1e-5}\n", 1)
+    paper.write_text(written)
+    assert yaml.safe_load(written)["settings"]["training"] == {"lr": "1e-5"}, "the trap: YAML reads a text"
+    assert {spec.training.lr for spec in plan(config.folder, "tiny").runs.values()} == {1e-5}
+
+
+# ---------------------------------------------------------------- axes
+def point(value: Any) -> Yaml:
+    return {"set": {"alpha": value}, "reported": {"alpha": str(value)}}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ([0.1, 1], {"0.1": point(0.1), "1": point(1)}),
+        (["a", "b"], {"a": point("a"), "b": point("b")}),
+        ({"low": 0.1}, {"low": point(0.1)}),
+        ({1: 0.1}, {"1": point(0.1)}),
+        ({"own": {"set": {"rounds": 1}}}, {"own": {"set": {"rounds": 1}}}),
+        ({"other": {"name": "iid"}}, {"other": point({"name": "iid"})}),
+    ],
+    ids=["numbers", "texts", "label: value", "number as label", "long form", "component"],
+)
+def test_short_forms_of_an_axis(written: Any, expected: Yaml) -> None:
+    assert Axis.spelled_out("alpha", written) == {"points": expected}
+
+
+def test_a_scale_replaces_an_axis_whole(config: Config) -> None:
+    planned = config.plan(scale=put({"method": {"Prox": "fedprox"}}, "axes"))
+    assert planned.items[0].axes == {"method": ["Prox"], "plugin": ["BP", "FLFA"]}
+    assert {spec.method.name for spec in planned.items[0].sheet_specs} == {"fedprox"} if hasattr(
+        planned.items[0], "sheet_specs"
+    ) else {entry.spec.method.name for entry in planned.items[0].entries} == {"fedprox"}
+    assert planned.items[1].axes == {"plugin": ["BP", "FLFA"]}, "an item without the axis is as it was"
+
+
+# ---------------------------------------------------------------- expansion
+def test_a_grid_is_the_product_of_its_axes_and_seeds_in_order(config: Config) -> None:
+    table = config.plan().items[0]
+    order = [(entry.labels["method"], entry.labels["plugin"], entry.seed) for entry in table.entries]
+    expected = [
+        (method, plugin, seed)
+        for method in ("fedavg", "fedprox", "scaffold")
+        for plugin in ("BP", "FLFA")
+        for seed in (0, 1)
+    ]
+    assert order == expected
+    assert len(table.run_ids) == len(expected)
+    assert table.entries[0].reported == {"method": "fedavg", "plugin": "none"}
+    assert table.entries[2].reported == {"method": "fedavg"}
+
+
+def test_items_share_runs(config: Config) -> None:
+    planned = config.plan()
+    table, figure = planned.items
+    assert (len(table.run_ids), len(figure.run_ids), len(planned.runs)) == (12, 4, 12)
+    shared = set(figure.run_ids)
+    assert shared == {entry.spec.run_id for entry in table.entries if entry.labels["method"] == "fedavg"}
+    for run, items in planned.memberships.items():
+        assert items == (["toy/table", "toy/figure"] if run in shared else ["toy/table"])
+
+
+def test_cells_that_mean_the_same_are_one_run(config: Config) -> None:
+    spelled = {"plugins": [{"name": "flfa", "n_fa": 1}]}
+    paper = put({"short": {"set": {"plugins": ["flfa"]}}, "long": {"set": spelled}}, *AXES, "plugin")
+    planned = config.plan(paper)
+    # The gain is over BP, which this axis no longer has.
+    assert len(planned.items[0].entries) == 12
+    assert len(planned.items[0].run_ids) == 6
+
+
+def test_the_run_table_has_a_row_per_item_cell_and_seed(config: Config) -> None:
+    planned = config.plan()
+    rows = table_rows(planned.items)
+    assert len(rows) == 16
+    assert {key: rows[2][key] for key in ("item", "cell", "seed", "method", "clients", "per_round")} == {
+        "item": "toy/table",
+        "cell": "fedavg / FLFA",
+        "seed": 0,
+        "method": "fedavg+flfa",
+        "clients": 10,
+        "per_round": 1,
+    }
+    assert {row["run"] for row in rows} == set(planned.runs)
+
+
+def test_a_sheet_is_plain_data(config: Config) -> None:
+    for item in config.plan().items:
+        data = json.loads(json.dumps(item.sheet.model_dump(mode="json")))
+        assert type(item.sheet).parse(data, "sheet") == item.sheet
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ([], ["toy/table", "toy/figure"]),
+        (["toy"], ["toy/table", "toy/figure"]),
+        (["toy/figure"], ["toy/figure"]),
+        (["toy_figure"], ["toy/figure"]),
+        (["toy_figure", "toy/table"], ["toy/table", "toy/figure"]),
+    ],
+    ids=["nothing", "paper", "item", "target", "order of the scale"],
+)
+def test_restricted(config: Config, wanted: list[str], expected: list[str]) -> None:
+    restricted = config.plan().restricted(wanted)
+    assert [item.id for item in restricted.items] == expected
+    assert set(restricted.memberships) == set(restricted.runs)
+
+
+def test_restricted_to_the_unknown(config: Config) -> None:
+    with pytest.raises(FltrainError, match=r"unknown item 'toy/figur'; did you mean 'toy/figure'\?"):
+        config.plan().restricted(["toy/table", "toy/figur"])
+
+
+# ---------------------------------------------------------------- mistakes
+TABLE = ("items", "table")
+AXES = (*TABLE, "axes")
+MEASURE = (*TABLE, "table", "measures", 0)
+PANEL = ("items", "figure", "figure", "panels", 0)
+
+PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
+    "key of the paper": ({}, ("setings",), ["toy.yaml", "'setings'", "'settings'"]),
+    "key of an item": ({}, (*TABLE, "setings"), ["items.table", "'setings'", "'settings'"]),
+    "key of a point": (
+        {"BP": {"set": {"plugins": []}, "reportd": {}}},
+        (*AXES, "plugin"),
+        ["plugin", "BP", "'reportd'", "'reported'"],
+    ),
+    "key of a setting": (1, ("settings", "training", "lrr"), ["toy/table (fedavg, BP)", "'lrr'", "'lr'"]),
+    "value of a setting": ("x", ("settings", "rounds"), ["toy/table (fedavg, BP)", "rounds", "'x'"]),
+    "method": (["fedprx"], (*AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
+    "axis that is no setting": (["iid"], (*AXES, "partitions"), ["'partitions'", "'partition'"]),
+    "axis that is a text": ("fedavg", (*AXES, "method"), ["items.table", "'method'", "list"]),
+    "axis without points": ([], (*AXES, "method"), ["table", "method"]),
+    "both layouts": ({"series": "method", "panels": []}, (*TABLE, "figure"), ["'table'", "'figure'"]),
+    "gain over no axis": ({"plugn": "BP"}, (*MEASURE, "gain_over"), ["toy/table", "'plugn'", "'plugin'"]),
+    "gain over no label": ({"plugin": "BQ"}, (*MEASURE, "gain_over"), ["toy/table", "'BQ'", "BP"]),
+    "relative to no axis": ({"plugn": "BP"}, (*MEASURE, "relative_to"), ["toy/table", "'plugn'", "'plugin'"]),
+    "relative to no label": ({"method": "x"}, (*MEASURE, "relative_to"), ["toy/table", "'x'", "fedavg"]),
+    "rows that are no axis": ("methd", (*TABLE, "table", "rows"), ["toy/table", "'methd'", "'method'"]),
+    "series that is no axis": (
+        "plugn",
+        ("items", "figure", "figure", "series"),
+        ["toy/figure", "'plugn'", "'plugin'"],
+    ),
+    "reduction from no axis": (
+        {"plugn": "BP"},
+        (*PANEL, "reduction_from"),
+        ["toy/figure", "'plugn'", "'plugin'"],
+    ),
+    "reduction from no label": ({"plugin": "x"}, (*PANEL, "reduction_from"), ["toy/figure", "'x'", "BP"]),
+}
+
+
+@pytest.mark.parametrize("mistake", PAPER_MISTAKES)
+def test_mistakes_in_a_paper(config: Config, mistake: str) -> None:
+    value, keys, told = PAPER_MISTAKES[mistake]
+    message = config.error(paper=put(value, *keys))
+    assert [word for word in told if word not in message] == [], message
+
+
+SCALE_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
+    "key": ({}, ("setings",), ["tiny.yaml", "'setings'", "'settings'"]),
+    "paper": (["tou/table"], ("items",), ["unknown paper 'tou'", "'toy'"]),
+    "item": (["toy/tabel"], ("items",), ["unknown item 'toy/tabel'", "'table'", "toy/figure"]),
+    "paper without item": (["toy"], ("items",), ["unknown item 'toy'", "toy/table"]),
+    "axis that no item has": ({"methd": ["fedavg"]}, ("axes",), ["'methd'", "'method'"]),
+    "label that goes away": ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, ("axes",), ["'BP'"]),
+}
+
+
+@pytest.mark.parametrize("mistake", SCALE_MISTAKES)
+def test_mistakes_in_a_scale(config: Config, mistake: str) -> None:
+    value, keys, told = SCALE_MISTAKES[mistake]
+    message = config.error(scale=put(value, *keys))
+    assert [word for word in told if word not in message] == [], message
+
+
+def test_an_unknown_scale_names_the_known_ones(config: Config) -> None:
+    message = config.error(name="tinny")
+    assert "unknown scale 'tinny'; did you mean 'tiny'?" in message
+
+
+@pytest.mark.parametrize("text", ["a: b: c", "scale: [", "", "- a list"], ids=["colon", "open", "empty", "list"])
+def test_a_scale_that_is_no_mapping(config: Config, text: str) -> None:
+    config.plan()
+    (config.folder / "scales" / "tiny.yaml").write_text(text)
+    with pytest.raises(FltrainError, match=r"^\S*tiny\.yaml: [^\n]+$"):
+        plan(config.folder, "tiny")
+
+
+# ---------------------------------------------------------------- the files of this repository
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_committed_files_are_valid(path: Path) -> None:
+    read = read_yaml(path, KINDS[path.parent.name], "file")
+    name = read.paper if isinstance(read, Paper) else read.scale
+    assert name == path.stem, "a file is found by its name"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_committed_files_fit_the_schema_that_editors_check_them_with(path: Path) -> None:
+    schema = CONFIG / "schemas" / f"{KINDS[path.parent.name].__name__.lower()}.json"
+    assert path.read_text().startswith(f"# yaml-language-server: $schema=../schemas/{schema.name}\n")
+    validator = jsonschema.Draft202012Validator(json.loads(schema.read_text()))
+    faults = [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(yaml.safe_load(path.read_text()))]
+    assert faults == []
+
+
+@pytest.mark.parametrize("scale", [path.stem for path in FILES if path.parent.name == "scales"])
+def test_committed_scales_expand_to_runs(scale: str) -> None:
+    planned = plan(CONFIG, scale)
+    assert len(planned.runs) > 0
+    for item in planned.items:
+        if item.item.reported is not None:
+            assert (CONFIG / "reported" / item.item.reported).is_file()
+
+
+def test_committed_schemas_are_those_of_the_models(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["schema", "--config", str(tmp_path)]).exit_code == 0
+    names = [f"{name}.json" for name in SCHEMAS]
+    assert sorted(path.name for path in (tmp_path / "schemas").iterdir()) == sorted(names)
+    _, different, missing = filecmp.cmpfiles(tmp_path / "schemas", CONFIG / "schemas", names, shallow=False)
+    assert (different, missing) == ([], []), "run `make schema`"
+
+
+PLAN_AND_MEASURE = """
+import sys, time
+from pathlib import Path
+from fltrain.experiments import plan
+planned = plan(Path(sys.argv[1]), "demo")
+assert planned.runs and all(item.sheet.cells for item in planned.items)
+print(time.process_time(), *{"torch", "mlflow", "matplotlib"} & set(sys.modules))
+"""
+
+
+def test_planning_is_quick_and_imports_nothing_heavy() -> None:
+    command = [sys.executable, "-c", PLAN_AND_MEASURE, str(CONFIG)]
+    seconds = []
+    # Processor time, interpreter and imports included; the best of three, as neighbours disturb it.
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        measured, *heavy = done.stdout.split()
+        assert heavy == []
+        seconds.append(float(measured))
+        if seconds[-1] < 1:
+            return
+    pytest.fail(f"planning took {min(seconds):.2f} s of processor time")
