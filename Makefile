@@ -10,6 +10,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CORES  ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 PORT   ?= 5000
+SCALE  ?= demo
 
 # Nothing here reports usage to anyone.
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -28,7 +29,7 @@ UV_OPTIONS := --quiet --compile-bytecode --python $(BIN)/python --no-build-isola
 .PHONY: help env reproduce test lint format ui schema lock clean
 
 help: ## list the targets
-	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)]"
+	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP) ## create .venv with the locked packages (does nothing when up to date)
@@ -57,7 +58,12 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 
 reproduce: env ## train everything that is missing and build the report
 	@# Rules call programs by name: let them find those of the environment.
-	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake --cores $(CORES)
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) \
+	  --report-after-run --report results/$(SCALE)/report.html
+	@echo
+	@echo "Report:              results/$(SCALE)/report.html  (open it in a browser)"
+	@echo "Tables and figures:  results/$(SCALE)/<paper>/"
+	@echo "Runs in MLflow:      make ui  (then http://127.0.0.1:$(PORT))"
 
 test: env ## run the tests and show what they cover
 	@$(BIN)/pytest --cov --cov-report=term

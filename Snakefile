@@ -39,7 +39,3 @@ for item in PLAN.items:
             item.target
         input:
             item_outputs(item),
-
-
-onsuccess:
-    print_where_results_are()

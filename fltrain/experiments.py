@@ -182,7 +182,7 @@ class Sheet(Settings):
     @property
     def scale_note(self) -> str:
         """One sentence that says at what scale the item was made."""
-        return f"Reduced scale, {self.scale}." if self.reduced else f"{self.scale}."
+        return f"Reduced scale: {self.scale}." if self.reduced else f"{self.scale}."
 
 
 @dataclass(frozen=True)

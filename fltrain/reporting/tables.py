@@ -66,7 +66,7 @@ class Shown:
     gain: Statistic | None
     published: float | None
     published_gain: float | None
-    published_note: str
+    published_notes: list[str]
     runs: list[str]
 
     @property
@@ -80,10 +80,12 @@ class Shown:
     def quantities(self, reduced: bool) -> dict[str, str]:
         """What is shown of the cell, by heading; empty where it has no such quantity."""
         full_scale = " (full scale)" if reduced else ""
+        published = _number(self.published, f".{self.decimals}f")
         return {
             self.label: self.text,
             "gain": self.gain.text(self.decimals, "+") if self.gain else "",
-            f"published{full_scale}": _number(self.published, f".{self.decimals}f"),
+            # Where a paper prints no number, the first note is the reason.
+            f"published{full_scale}": published or next(iter(self.published_notes), ""),
             "published gain": _number(self.published_gain, f"+.{self.decimals}f"),
         }
 
@@ -175,9 +177,9 @@ def _cells_of(table: Table, measured: Measured, values: pd.DataFrame, reported: 
         first = group.iloc[0]
         is_baseline = all(first[axis] == label for axis, label in measured.gain_over.items())
         names = first["names"]
-        value, note = _published(reported, measured.reported, names)
+        value, notes = _published(reported, measured.reported, names)
         base_names = _names_at(values, first, measured.gain_over)
-        base, _ = _published(reported, measured.reported, base_names) if base_names else (None, "")
+        base, _ = _published(reported, measured.reported, base_names) if base_names else (None, [])
         shown.append(
             Shown(
                 row=str(first[table.rows]),
@@ -191,7 +193,7 @@ def _cells_of(table: Table, measured: Measured, values: pd.DataFrame, reported: 
                 gain=None if is_baseline else Statistic.of(group["gain"]),
                 published=value,
                 published_gain=None if is_baseline or value is None or base is None else value - base,
-                published_note=note,
+                published_notes=notes,
                 runs=list(group["run"]),
             )
         )
@@ -220,18 +222,19 @@ def _read_published(path: Path | None) -> pd.DataFrame:
 
 def _published(
     reported: pd.DataFrame, metric: str | None, names: Mapping[str, str]
-) -> tuple[float | None, str]:
-    """The published value that the names single out, and the note on it; none if they fit several or none."""
+) -> tuple[float | None, list[str]]:
+    """The published value that the names single out, and the notes on it; none if they fit several or none."""
     if metric is None:
-        return None, ""
+        return None, []
     found = reported[reported["metric"] == metric]
     for column, name in names.items():
         if column in found:
             found = found[found[column] == name]
     if len(found) != 1:
-        return None, ""
+        return None, []
     row = found.iloc[0]
-    return (float(row["value"]) if row["value"] else None), str(row["note"])
+    notes = [note for note in str(row["note"]).split("; ") if note]
+    return (float(row["value"]) if row["value"] else None), notes
 
 
 # ---------------------------------------------------------------- output
@@ -259,7 +262,7 @@ def to_frame(shown: list[Shown]) -> pd.DataFrame:
             "gain_std": cell.gain.std if cell.gain else None,
             "published": cell.published,
             "published_gain": cell.published_gain,
-            "published_note": cell.published_note,
+            "published_notes": "; ".join(cell.published_notes),
             "runs": " ".join(cell.runs),
         }
         for cell in shown
@@ -347,7 +350,7 @@ def _latex_text(text: str) -> str:
 def to_html(sheet: Sheet, grid: Grid, shown: list[Shown]) -> str:
     """Render as a page of its own, without anything loaded from elsewhere."""
     runs = {" / ".join(filter(None, (cell.panel, cell.row, cell.column))): cell.runs for cell in shown}
-    notes = list(dict.fromkeys(cell.published_note for cell in shown if cell.published_note))
+    notes = list(dict.fromkeys(note for cell in shown for note in cell.published_notes))
     seeds = len({cell.seed for cell in sheet.cells})
     return TEMPLATES.get_template("table.html").render(
         sheet=sheet, grid=grid, runs=runs, notes=notes, seeds=seeds

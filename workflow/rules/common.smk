@@ -89,16 +89,7 @@ def item_published(wildcards):
 
 
 def item_labels(wildcards):
-    """What the report calls a table or figure."""
+    """What the report calls a table or figure. One label: it makes switches of labels with two values."""
     return {
-        "item": wildcards.item,
-        "title": ITEMS[f"{wildcards.paper}/{wildcards.item}"].item.title,
+        "item": f"{wildcards.item}: {ITEMS[f'{wildcards.paper}/{wildcards.item}'].item.title}"
     }
-
-
-def print_where_results_are():
-    print(f"\nTables and figures:  {OUT}/<paper>/")
-    print(
-        f"Report:              {OUT}/report.html  (snakemake --report {OUT}/report.html)"
-    )
-    print("Runs in MLflow:      make ui")

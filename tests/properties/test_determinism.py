@@ -1,0 +1,132 @@
+"""The numbers of a run depend on its spec, and on nothing else."""
+
+import random
+from itertools import product
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from fltrain.methods.base import Method
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.flfa import Flfa
+from fltrain.methods.scaffold import Scaffold
+from fltrain.randomness import Purpose, stream
+
+from .helpers import BASES, PLUGINS, Reversing, Tracing, assert_same_model, by_name, simulation, trained
+
+STATISTICS = ("drift", "similarity", "separability")
+
+COMBINATIONS = [
+    pytest.param((base(), *plugin), id="+".join(map(by_name, (base, *plugin))))
+    for base, plugin in product(BASES, [(), *((plugin(),) for plugin in PLUGINS)])
+]
+combinations = pytest.mark.parametrize("methods", COMBINATIONS)
+
+
+def test_one_thread() -> None:
+    assert torch.get_num_threads() == 1
+
+
+@combinations
+def test_a_spec_gives_the_same_rows_whatever_the_global_generators_hold(methods: tuple[Method, ...]) -> None:
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        runs.append(trained(*methods, rounds=3, statistics=STATISTICS))
+    first, second = runs
+    assert first.rows == second.rows
+    assert_same_model(first, second)
+
+
+def test_another_seed_gives_other_rows() -> None:
+    assert trained(seed=1).rows != trained(seed=2).rows
+
+
+@combinations
+def test_the_order_in_which_clients_are_processed_does_not_matter(methods: tuple[Method, ...]) -> None:
+    forwards = trained(*methods, rounds=3, statistics=STATISTICS)
+    backwards = trained(*methods, rounds=3, statistics=STATISTICS, executor=Reversing)
+    assert forwards.rows == backwards.rows
+    assert_same_model(forwards, backwards)
+
+
+@combinations
+def test_what_server_and_clients_keep_is_all_that_a_run_needs_to_go_on(methods: tuple[Method, ...]) -> None:
+    whole = trained(*methods, rounds=4)
+    stopped = trained(*methods, rounds=2)
+    resumed = simulation(*methods, rounds=4)
+    resumed.server, resumed.clients = stopped.server, dict(stopped.clients)
+    rows = [row for number in (2, 3) for row in resumed.round(number)]
+    assert rows == [row for row in whole.rows if row["round"] > 2]
+    assert_same_model(resumed, whole)
+
+
+def test_a_run_leaves_the_global_generators_alone() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    trained(Scaffold(), Flfa(n_fa=2, feedback="random"), statistics=STATISTICS)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
+
+
+# ------------------------------------------------------------------------------------ clients and batches
+class Noisy(FedAvg):
+    """Draws random numbers from everywhere and does nothing with them."""
+
+    name: Literal["noisy"] = "noisy"
+
+    def _draw(self) -> None:
+        torch.rand(3)
+        np.random.rand(3)
+        random.random()
+        stream(0, Purpose.METHOD).random(5)
+
+    def begin(self, local):
+        self._draw()
+        return super().begin(local)
+
+    def correct(self, gradient, weights, local, carry):
+        self._draw()
+        return gradient
+
+    def server_step(self, task, state, before, updates):
+        self._draw()
+        return state
+
+
+def visits(*methods: Method, **settings: object) -> list[tuple[int, int, list[int]]]:
+    """Round, client and images of every local step."""
+    federation = trained(*methods, rounds=3, epochs=2, executor=Tracing, **settings)
+    return [(step.round, step.client, step.chosen.tolist()) for step in federation.executor.steps]
+
+
+def test_methods_that_draw_numbers_do_not_change_clients_or_batches() -> None:
+    assert_same_model(trained(Noisy(), rounds=3), trained(FedAvg(), rounds=3))
+    assert visits(Noisy()) == visits(FedAvg())
+
+
+@combinations
+def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, ...]) -> None:
+    assert visits(*methods) == visits(FedAvg())
+
+
+def test_batches_of_a_client_do_not_depend_on_who_else_takes_part() -> None:
+    some = visits(fraction=0.34)
+    assert len(some) < len(visits(fraction=1.0))
+    everything = visits(fraction=1.0)
+    assert all(visit in everything for visit in some)
+
+
+def test_clients_are_sampled_without_replacement_anew_in_every_round() -> None:
+    federation = simulation(fraction=0.5)
+    samples = [federation.sample(number) for number in range(40)]
+    assert all(sample == sorted(set(sample)) and len(sample) == 3 for sample in samples)
+    assert len({tuple(sample) for sample in samples}) > 10
+    # Uniform: each of the 6 clients takes part in half of the rounds, give or take 4 standard deviations.
+    counts = np.bincount(np.concatenate(samples), minlength=6)
+    assert np.all(np.abs(counts - 20) < 4 * np.sqrt(40 / 4))
+    assert [federation.sample(number) for number in range(40)] == samples

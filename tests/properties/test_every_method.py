@@ -1,0 +1,80 @@
+"""What holds for every method and plug-in, also for those added later."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from fltrain.methods import METHODS
+from fltrain.methods.base import Method
+from fltrain.methods.fedavg import FedAvg
+
+from .helpers import BASES, PLUGINS, assert_same_model, by_name, rows_of, trained
+
+# Traffic beside weights and buffers, in weight vectors per client and round: down, up.
+EXTRA_TRAFFIC = {"scaffold": (1, 1)}
+
+COMBINATIONS = [
+    pytest.param((base(), *plugin), id="+".join(map(by_name, (base, *plugin))))
+    for base, plugin in product(BASES, [(), *((plugin(),) for plugin in PLUGINS)])
+]
+
+ROUNDS, CLIENTS = 3, 4
+
+
+@pytest.mark.parametrize("methods", COMBINATIONS)
+def test_three_rounds(methods: tuple[Method, ...]) -> None:
+    federation = trained(
+        *methods,
+        rounds=ROUNDS,
+        fraction=CLIENTS / 6,
+        statistics=("drift", "similarity", "separability"),
+    )
+    for part in ("weights", "buffers"):
+        assert getattr(federation.server, part).isfinite().all()
+    assert federation.server.counters.dtype == torch.int64
+    for row in federation.rows:
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float)), row
+
+    assert [row["round"] for row in rows_of(federation, "train")] == [1, 2, 3]
+    assert all(len(row["clients"]) == CLIENTS for row in rows_of(federation, "train"))
+    assert all(0 <= row["accuracy"] <= 1 for row in rows_of(federation, "evaluation"))
+    assert all(row["drift"] > 0 for row in rows_of(federation, "updates"))
+    for row in rows_of(federation, "updates"):
+        assert all(-1 <= similarity <= 1 for similarity in row["similarity"].values())
+
+    # 32-bit weights and running statistics each way, and what the methods add.
+    weights = 4 * sum(parameter.numel() for parameter in federation.network.parameters())
+    buffers = 4 * sum(b.numel() for b in federation.network.buffers() if b.is_floating_point())
+    extra = [EXTRA_TRAFFIC.get(method.name, (0, 0)) for method in methods]
+    indices = CLIENTS * sum(4 * len(row["selected"]) for row in rows_of(federation, "flfa"))
+    trips = ROUNDS * CLIENTS
+    assert federation.bytes_down == trips * (weights + buffers + weights * sum(e[0] for e in extra)) + indices
+    assert federation.bytes_up == trips * (weights + buffers + weights * sum(e[1] for e in extra))
+
+
+@pytest.mark.parametrize("methods", COMBINATIONS)
+def test_running_variances_stay_positive(methods: tuple[Method, ...]) -> None:
+    federation = trained(*methods, rounds=20, fraction=0.34)
+    variances = [b for name, b in federation.network.named_buffers() if name.endswith("running_var")]
+    assert len(variances) == 8
+    assert all((variance > 0).all() for variance in variances)
+
+
+@pytest.mark.parametrize("method", [m for m in BASES if m.neutral is not None], ids=by_name)
+def test_neutral_base_is_federated_averaging_bit_for_bit(method: type[Method]) -> None:
+    neutral, plain = trained(method(**method.neutral), rounds=3), trained(FedAvg(), rounds=3)
+    assert_same_model(neutral, plain)
+    assert not torch.equal(trained(method(), rounds=3).server.weights, plain.server.weights)
+
+
+@pytest.mark.parametrize("base", BASES, ids=by_name)
+@pytest.mark.parametrize("plugin", [p for p in PLUGINS if p.neutral is not None], ids=by_name)
+def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type[Method]) -> None:
+    assert_same_model(trained(base(), plugin(**plugin.neutral), rounds=3), trained(base(), rounds=3))
+
+
+def test_methods_of_the_specification_are_registered() -> None:
+    assert {"fedavg", "fedprox", "scaffold", "flfa"} <= METHODS.keys()
+    assert METHODS["flfa"].plugin

@@ -1,0 +1,252 @@
+"""Local steps of every method stay on the device: no host synchronisation, no random numbers."""
+
+import random
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fltrain.engine.guard import no_host_sync
+from fltrain.engine.local import LoopExecutor
+from fltrain.methods import METHODS
+from fltrain.methods.base import Local, Method, State
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.flfa import Flfa
+from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+
+from .helpers import BASES, PLUGINS, assert_same_model, by_name, trained
+
+
+class Guarded(LoopExecutor):
+    """The reference loop whose local steps run under the guard; what begins and finishes them does not."""
+
+    def _step(self, chosen, hooks, optimiser):
+        with no_host_sync():
+            return super()._step(chosen, hooks, optimiser)
+
+
+FLFA_SETTINGS = [
+    {"n_fa": 3},
+    {"n_fa": 2, "feedback": "random"},
+    {"n_fa": 2, "feedback": "random", "scale": "none"},
+    {"n_fa": 2, "feedback": "direct"},
+    {"n_fa": 2, "feedback": "local"},
+    {"n_fa": 2, "scale": "none"},
+    {"n_fa": 2, "target": "next"},
+    {"strategy": "fixed", "layers": "all"},
+]
+
+GUARDED = [
+    *((base(),) for base in BASES),
+    *((base(), plugin()) for base in BASES for plugin in PLUGINS),
+    *((FedAvg(), Flfa(**settings)) for settings in FLFA_SETTINGS),
+]
+
+
+def told(methods: tuple[Method, ...]) -> str:
+    settings = methods[-1].model_dump(exclude_defaults=True) if len(methods) > 1 else {}
+    return "+".join(method.name for method in methods) + "".join(f"-{value}" for value in settings.values())
+
+
+@pytest.mark.parametrize("methods", GUARDED, ids=told)
+@pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
+def test_local_steps_stay_on_the_device(model: Model, methods: tuple[Method, ...]) -> None:
+    settings = {"model": model, "rounds": 3, "clip_norm": 1.0, "fraction": 0.34}
+    guarded = trained(*methods, executor=Guarded, **settings)
+    assert_same_model(guarded, trained(*methods, **settings))
+
+
+def test_all_methods_are_guarded() -> None:
+    assert {method.name for methods in GUARDED for method in methods} == set(METHODS)
+
+
+# ------------------------------------------------------------------------------------ the guard notices
+class Misbehaving(FedAvg):
+    """Does something in ``correct`` that a local step must not do."""
+
+    name: Literal["misbehaving"] = "misbehaving"
+
+    def _misbehave(self, tensor: Tensor) -> None:
+        MISDEEDS[self.deed][0](tensor)
+
+    deed: str = "item"
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        self._misbehave(gradient)
+        return gradient
+
+
+class MisbehavingLater(Misbehaving):
+    """Does it in ``after_step``."""
+
+    name: Literal["misbehaving_later"] = "misbehaving_later"
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return gradient
+
+    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
+        self._misbehave(weights)
+        return carry
+
+
+class Backward(torch.autograd.Function):
+    """Identity that misbehaves on the way back."""
+
+    @staticmethod
+    def forward(ctx, tensor: Tensor, deed: Callable[[Tensor], object]) -> Tensor:
+        ctx.deed = deed
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, error: Tensor):
+        ctx.deed(error)
+        return error, None
+
+
+class MisbehavingBackwards(Misbehaving):
+    """Does it in the backward pass."""
+
+    name: Literal["misbehaving_backwards"] = "misbehaving_backwards"
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return gradient
+
+    @contextmanager
+    def route(self, network: nn.Module, local: Local, carry: State):
+        deed = MISDEEDS[self.deed][0]
+        handle = network.register_forward_hook(lambda _module, _args, output: Backward.apply(output, deed))
+        yield
+        handle.remove()
+
+
+class AllowedOutside(FedAvg):
+    """Reads values and draws numbers where it may: before and after the local steps, and on the server."""
+
+    name: Literal["allowed_outside"] = "allowed_outside"
+
+    def begin(self, local: Local) -> State:
+        return {"noise": torch.from_numpy(np.random.rand(3)) * local.start.norm().item()}
+
+    def finish(self, update, local, carry):
+        assert carry["noise"].tolist() and random.random() < 1
+        return update, local.state
+
+    def server_step(self, task, state, before, updates):
+        return {"share": torch.rand(1) if updates[0].weights[0] > 0 else torch.zeros(1)}
+
+
+def branch(tensor: Tensor) -> None:
+    if tensor.sum() > 0:
+        pass
+
+
+# What is done, and what the error names.
+MISDEEDS: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "item": (lambda tensor: tensor.norm().item(), r"Tensor\.item"),
+    "tolist": (lambda tensor: tensor.tolist(), r"Tensor\.tolist"),
+    "numpy": (lambda tensor: tensor.detach().numpy(), r"Tensor\.numpy"),
+    "asarray": (lambda tensor: np.asarray(tensor.detach()), r"Tensor\.__array__"),
+    "cpu": (lambda tensor: tensor.cpu(), r"Tensor\.cpu"),
+    "to cpu": (lambda tensor: tensor.to("cpu"), r"Tensor\.to\('cpu'\)"),
+    "to device cpu": (lambda tensor: tensor.to(device="cpu"), r"Tensor\.to\('cpu'\)"),
+    "float": (lambda tensor: float(tensor[0]), r"Tensor\.__float__"),
+    "int": (lambda tensor: int(tensor[0]), r"Tensor\.__int__"),
+    "bool": (branch, r"Tensor\.__bool__"),
+    "max": (lambda tensor: max(tensor[0], tensor[1]), r"Tensor\.__bool__"),
+    "range": (lambda tensor: range(tensor.argmax()), r"Tensor\.__index__"),
+    "print": (lambda tensor: f"{tensor[0]}", r"Tensor\.__format__"),
+    "repr": (lambda tensor: repr(tensor), r"Tensor\.__repr__"),
+    "index": (lambda tensor: tensor[tensor.argmax()], "_local_scalar_dense"),
+    "alpha": (lambda tensor: tensor.add(tensor, alpha=tensor[0].detach()), "_local_scalar_dense"),
+    "equal": (lambda tensor: torch.equal(tensor, tensor), r"aten\.equal"),
+    "allclose": (lambda tensor: torch.allclose(tensor, tensor), r"aten\.allclose"),
+    "nonzero": (lambda tensor: tensor.nonzero(), r"aten\.nonzero"),
+    "where": (lambda tensor: torch.where(tensor > 0), r"aten\.nonzero"),
+    "unique": (lambda tensor: tensor.unique(), r"aten\._unique2"),
+    "masked_select": (lambda tensor: tensor.masked_select(tensor > 0), r"aten\.masked_select"),
+    "mask": (lambda tensor: tensor[tensor > 0], r"aten\.index\.Tensor"),
+    "masked write": (lambda tensor: tensor.clone().__setitem__(tensor > 0, 0.0), r"aten\.index_put_"),
+    "tensor": (lambda tensor: torch.tensor([1.0, 2.0]), r"torch\.tensor"),
+    "from_numpy": (lambda tensor: torch.from_numpy(np.zeros(2)), r"torch\.from_numpy"),
+    "new_tensor": (lambda tensor: tensor.new_tensor([1.0]), r"Tensor\.new_tensor"),
+    "device": (lambda tensor: tensor.to("meta"), r"aten\._to_copy.*cpu, meta"),
+    "rand": (lambda tensor: torch.rand(2), r"aten\.rand.*random numbers"),
+    "randn_like": (lambda tensor: torch.randn_like(tensor), r"aten\.randn_like.*random numbers"),
+    "in place": (lambda tensor: torch.empty(3).normal_(), r"aten\.normal_.*random numbers"),
+    "dropout": (lambda tensor: nn.functional.dropout(tensor), r"aten\..*random numbers"),
+    "own generator": (
+        lambda tensor: torch.rand(2, generator=torch.Generator()),
+        r"aten\.rand\.generator.*random numbers",
+    ),
+    "numpy.random": (lambda tensor: np.random.rand(), r"numpy\.random is refused here: it draws random"),
+    "random": (lambda tensor: random.random(), "random is refused here: it draws random"),
+}
+
+FINE: dict[str, Callable[[Tensor], object]] = {
+    "norm": lambda tensor: tensor * (1.0 / tensor.norm()).clamp(max=1.0),
+    "where": lambda tensor: torch.where(tensor > 0, tensor, 0.0),
+    "integer index": lambda tensor: tensor[torch.arange(3)],
+    "slice": lambda tensor: tensor[1:3],
+    "write": lambda tensor: tensor.clone().__setitem__(slice(1, 3), 0.0),
+    "new": lambda tensor: tensor.new_zeros(3) + torch.full((3,), 2.0),
+    "like": lambda tensor: tensor.to(torch.float64).to(tensor),
+    "shape": lambda tensor: [len(tensor), tensor.numel(), *tensor.shape],
+    "unbind": lambda tensor: sum(part.sum() for part in tensor[:4].split(2)),
+    "one number of the host": lambda tensor: tensor.to("meta") * torch.ones(()),
+}
+
+
+@pytest.mark.parametrize("deed", MISDEEDS)
+@pytest.mark.parametrize("method", [Misbehaving, MisbehavingLater, MisbehavingBackwards], ids=by_name)
+def test_misdeeds_are_noticed(method: type[Misbehaving], deed: str) -> None:
+    misbehaving = method(deed=deed)
+    with pytest.raises(RuntimeError, match=MISDEEDS[deed][1]):
+        trained(misbehaving, rounds=1, fraction=0.1, executor=Guarded)
+
+
+def test_misdeeds_do_no_harm_without_the_guard() -> None:
+    for deed in MISDEEDS.keys() - {"device"}:
+        trained(Misbehaving(deed=deed), rounds=1, fraction=0.1, batch_size=64)
+
+
+@pytest.mark.parametrize("deed", FINE.keys() - {"one number of the host"})
+def test_what_stays_on_the_device_is_allowed(deed: str) -> None:
+    tensor = torch.arange(4.0)
+    with no_host_sync():
+        FINE[deed](tensor)
+
+
+def test_numbers_of_the_host_may_take_part_but_not_be_copied() -> None:
+    on_device, number = torch.ones(3, device="meta"), torch.ones(())
+    with no_host_sync():
+        on_device * number
+    with no_host_sync(), pytest.raises(RuntimeError, match="mixes devices"):
+        number.to(on_device)
+
+
+def test_methods_are_free_outside_the_local_steps() -> None:
+    trained(AllowedOutside(), rounds=2, executor=Guarded)
+
+
+def test_everything_is_as_before_afterwards() -> None:
+    def look() -> tuple:
+        return dict(vars(Tensor)), {
+            name: getattr(torch, name) for name in ("tensor", "as_tensor", "from_numpy")
+        }
+
+    before = look()
+    with no_host_sync(), no_host_sync():
+        pass
+    assert look() == before
+    with pytest.raises(RuntimeError), no_host_sync():
+        torch.ones(1).item()
+    assert look() == before
+    with pytest.raises(KeyError), no_host_sync():
+        raise KeyError
+    assert look() == before
+    assert torch.ones(1).item() == 1
+    assert torch.rand(2).tolist()

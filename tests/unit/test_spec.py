@@ -1,0 +1,468 @@
+"""What a user may write, what is said about mistakes, and when two specs are the same run."""
+
+import json
+import math
+from typing import Any, ClassVar, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fltrain.component import Settings, canonical_json, short_hash
+from fltrain.errors import FltrainError
+from fltrain.methods import METHODS
+from fltrain.methods.base import Method
+from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition
+from fltrain.spec import Evaluation, RunSpec, Training
+
+from .helpers import TINY, tiny
+
+FULL = {
+    "dataset": {"name": "digits", "image_size": 16},
+    "model": "lenet5",
+    "method": {"name": "fedprox", "mu": 0.1},
+    "plugins": [{"name": "flfa", "n_fa": 2}],
+    "training": {"lr_schedule": {"name": "exponential", "decay": 0.9}, "clip_norm": 10},
+    "evaluation": {"statistics": ["drift"], "targets": [0.5]},
+}
+
+
+def refusal(**changes: Any) -> str:
+    """What is said about the small run with these settings; always one line that names the place."""
+    with pytest.raises(FltrainError) as caught:
+        RunSpec.parse({**TINY, **changes}, "config/mine.yaml")
+    message = str(caught.value)
+    assert message.startswith("config/mine.yaml: ") and "\n" not in message
+    return message.removeprefix("config/mine.yaml: ")
+
+
+# ------------------------------------------------------------------------------------ unknown keys
+@pytest.mark.parametrize(
+    ("changes", "where", "hint"),
+    [
+        ({"round": 3}, "", "unknown key 'round'; did you mean 'rounds'?"),
+        (
+            {"dataset": {"name": "digits", "image_sise": 9}},
+            "dataset",
+            "'image_sise'; did you mean 'image_size'?",
+        ),
+        ({"partition": {"name": "iid", "client": 9}}, "partition", "'client'; did you mean 'clients'?"),
+        ({"model": {"name": "lenet5", "nam": 1}}, "model", "'nam'; did you mean 'name'?"),
+        ({"method": {"name": "fedprox", "m": 1}}, "method", "'m'; did you mean 'mu'?"),
+        ({"plugins": [{"name": "flfa", "nfa": 1}]}, "plugins.0", "'nfa'; did you mean 'n_fa'?"),
+        ({"training": {"epoch": 1}}, "training", "'epoch'; did you mean 'epochs'?"),
+        (
+            {"training": {"lr_schedule": {"name": "exponential", "deca": 1}}},
+            "training.lr_schedule",
+            "'deca'; did you mean 'decay'?",
+        ),
+        ({"participation": {"fractions": 0.1}}, "participation", "'fractions'; did you mean 'fraction'?"),
+        ({"evaluation": {"evry": 1}}, "evaluation", "'evry'; did you mean 'every'?"),
+    ],
+)
+def test_unknown_keys_are_refused_with_a_suggestion(changes: dict[str, Any], where: str, hint: str) -> None:
+    message = refusal(**changes)
+    assert message.startswith(where) and hint in message and "(known: " in message
+
+
+def test_the_place_is_spelled_with_the_users_own_keys() -> None:
+    assert refusal(method={"name": "fedprox", "mu": -1}).startswith("method.mu: ")
+    assert refusal(partition={"name": "dirichlet", "clients": "5"}).startswith("partition.clients: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "digit"}, "dataset: unknown data set 'digit'; did you mean 'digits'? (known: "),
+        (
+            {"partition": "diriclet"},
+            "partition: unknown partition scheme 'diriclet'; did you mean 'dirichlet'?",
+        ),
+        ({"model": "lenet"}, "model: unknown model 'lenet'; did you mean 'lenet5'? (known: "),
+        ({"method": "fedprocks"}, "method: unknown method 'fedprocks'; did you mean 'fedprox'? (known: "),
+        ({"plugins": ["flfaa"]}, "plugins.0: unknown plug-in 'flfaa'; did you mean 'flfa'? (known: "),
+        ({"method": "flfa"}, "method: unknown method 'flfa'"),
+        ({"plugins": ["fedprox"]}, "plugins.0: unknown plug-in 'fedprox'"),
+        ({"training": {"lr_schedule": "exp"}}, "training.lr_schedule: unknown learning-rate schedule 'exp'"),
+        ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
+        ({"method": {"name": 3}}, "method: unknown method 3 (known: "),
+        ({"method": {"name": ["fedavg"]}}, "method: unknown method ['fedavg']"),
+    ],
+)
+def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], message: str) -> None:
+    assert refusal(**changes).startswith(message)
+
+
+# ------------------------------------------------------------------------------------ types and values
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": True}, "rounds: input should be a valid integer, got True"),
+        ({"rounds": "3"}, "rounds: input should be a valid integer, got '3'"),
+        ({"rounds": 3.5}, "rounds: input should be a valid integer, got 3.5"),
+        ({"rounds": 3.0}, "rounds: input should be a valid integer, got 3.0"),
+        ({"rounds": "1e2"}, "rounds: input should be a valid integer, got 100.0"),
+        ({"rounds": 0}, "rounds: input should be greater than or equal to 1, got 0"),
+        ({"seed": -1}, "seed: input should be greater than or equal to 0, got -1"),
+        ({"training": {"lr": True}}, "training.lr: input should be a valid number, got True"),
+        ({"training": {"lr": "0.1"}}, "training.lr: input should be a valid number, got '0.1'"),
+        ({"training": {"lr": "fast"}}, "training.lr: input should be a valid number, got 'fast'"),
+        ({"training": {"lr": "1e999"}}, "training.lr: input should be a finite number, got inf"),
+        ({"training": {"lr": "nan"}}, "training.lr: input should be a valid number, got 'nan'"),
+        ({"training": {"lr": 0}}, "training.lr: input should be greater than 0, got 0"),
+        ({"training": {"momentum": 1}}, "training.momentum: input should be less than 1, got 1"),
+        (
+            {"training": {"last_batch": "pad"}},
+            "training.last_batch: input should be 'keep' or 'drop', got 'pad'",
+        ),
+        ({"training": None}, "training: input should be an object, got None"),
+        (
+            {"participation": {"fraction": 1.1}},
+            "participation.fraction: input should be less than or equal to 1",
+        ),
+        ({"evaluation": {"statistics": ["drft"]}}, "evaluation.statistics.0: input should be 'drift', "),
+        ({"evaluation": {"statistics": "drift"}}, "evaluation.statistics: input should be a valid array"),
+        ({"plugins": "flfa"}, "plugins: input should be a valid array, got 'flfa'"),
+        ({"precision": "fp16"}, "precision: input should be 'fp32', got 'fp16'"),
+        ({"method": None}, "method: input should be an object, got None"),
+    ],
+)
+def test_wrong_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    assert refusal(**changes).startswith(message)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_finite_number_is_refused(value: float) -> None:
+    assert "not plain data" in refusal(training={"lr": value})
+
+
+@pytest.mark.parametrize("target", [-0.1, 0, 1.5, 60])
+def test_targets_are_accuracies(target: float) -> None:
+    """A target in percent would never be reached, and nobody would know why."""
+    assert refusal(evaluation={"targets": [target]}).startswith("evaluation.targets.0: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-5", 1e-5), ("2E3", 2000.0), ("1.5e-2", 0.015), (".5e+0", 0.5)]
+)
+def test_numbers_that_yaml_takes_for_text_are_numbers(text: str, value: float) -> None:
+    assert tiny(training={"lr": text}).training.lr == value
+
+
+@pytest.mark.parametrize("data", [None, [], "digits", 3, {"dataset": {1, 2}}])
+def test_what_is_no_mapping_is_refused(data: Any) -> None:
+    with pytest.raises(FltrainError, match=r"^config/mine\.yaml: "):
+        RunSpec.parse(data, "config/mine.yaml")
+
+
+def test_missing_settings_are_counted() -> None:
+    with pytest.raises(FltrainError, match=r"^mine: dataset: field required \(and 3 more\)$"):
+        RunSpec.parse({}, "mine")
+
+
+# ------------------------------------------------------------------------------------ parts that do not fit
+class Median(Method):
+    """Owns the aggregation."""
+
+    name: Literal["median"] = "median"
+
+    def aggregate(self, server: Any, updates: Any) -> Any:
+        raise TypeError
+
+
+class Trimmed(Method):
+    """Owns it too, as a plug-in."""
+
+    name: Literal["trimmed"] = "trimmed"
+    plugin: ClassVar[bool] = True
+
+    def aggregate(self, server: Any, updates: Any) -> Any:
+        raise TypeError
+
+
+def test_two_owners_of_an_exclusive_hook_are_named() -> None:
+    assert "aggregate" in EXCLUSIVE_HOOKS
+    with pytest.raises(
+        ValueError, match="'median' and 'trimmed' cannot be combined: both define 'aggregate'"
+    ):
+        Composition((Median(), METHODS["flfa"](), Trimmed()))
+    assert Composition((METHODS["fedavg"](), Trimmed())).name == "fedavg+trimmed"
+
+
+def test_a_method_is_named_once() -> None:
+    assert refusal(plugins=["flfa", "flfa"]) == "'flfa' is named twice"
+
+
+def test_more_clients_than_images_are_refused() -> None:
+    message = refusal(partition={"name": "iid", "clients": 5000})
+    assert message.startswith("partition.clients: 5000 clients cannot share 14")
+    message = refusal(partition={"name": "dirichlet", "clients": 200, "min_size": 10})
+    assert message.startswith("partition.min_size: 200 clients with at least 10 images each need 2000 images")
+
+
+def test_a_network_that_needs_larger_images_is_refused() -> None:
+    assert refusal(model="lenet5") == (
+        "model 'lenet5' needs images of at least 12 pixels, 'digits' has 8; set dataset.image_size"
+    )
+    assert tiny(model="lenet5", dataset={"name": "digits", "image_size": 12}).dataset.side == 12
+
+
+# ------------------------------------------------------------------------------------ the same run
+def shuffled(data: Any) -> Any:
+    """The same mapping with its keys in reversed order, on every level."""
+    if isinstance(data, dict):
+        return {key: shuffled(data[key]) for key in reversed(data)}
+    return [shuffled(item) for item in data] if isinstance(data, list) else data
+
+
+@pytest.mark.parametrize("changes", [{}, FULL])
+def test_canonical_json_is_read_back(changes: dict[str, Any]) -> None:
+    spec = tiny(**changes)
+    again = RunSpec.parse(json.loads(spec.to_json()), "again")
+    assert again == spec
+    assert (again.run_id, again.to_json()) == (spec.run_id, spec.to_json())
+
+
+NUMBERS = st.floats(min_value=1e-300, max_value=1e300)
+
+
+@given(lr=NUMBERS, decay=NUMBERS, epochs=st.integers(1, 10**9), seed=st.integers(0, 2**63 - 1))
+def test_numbers_are_read_back_exactly(lr: float, decay: float, epochs: int, seed: int) -> None:
+    spec = tiny(training={"lr": lr, "weight_decay": decay, "epochs": epochs}, seed=seed)
+    again = RunSpec.parse(json.loads(spec.to_json()), "again")
+    assert again == spec and again.run_id == spec.run_id
+
+
+def test_run_id_is_readable_and_fixed() -> None:
+    spec = tiny(**FULL)
+    slug, _, digits = spec.run_id.rpartition("-")
+    assert slug == "digits-fedprox+flfa"
+    assert digits == short_hash(spec.canonical) and len(digits) == 10
+
+
+def test_canonical_json_has_one_form() -> None:
+    assert canonical_json({"b": [1.0, 1e-05, None], "a": "ø"}) == '{"a":"ø","b":[1.0,1e-05,null]}'
+    assert short_hash({"b": 1, "a": 2}) == short_hash({"a": 2, "b": 1}) == "d3626ac30a"
+
+
+@pytest.mark.parametrize("changes", [{}, FULL])
+def test_run_id_does_not_depend_on_how_it_is_written(changes: dict[str, Any]) -> None:
+    spec = tiny(**changes)
+    spelled_out = json.loads(spec.to_json())
+    for same in (shuffled({**TINY, **changes}), spelled_out, shuffled(spelled_out)):
+        assert RunSpec.parse(same, "same").run_id == spec.run_id
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"training": {"lr": 1}}, {"training": {"lr": 1.0}}),
+        ({"training": {"lr": 0.001}}, {"training": {"lr": "1e-3"}}),
+        ({"training": {"clip_norm": 5}}, {"training": {"clip_norm": 5.0}}),
+        ({"evaluation": {"targets": [1]}}, {"evaluation": {"targets": [1.0]}}),
+        ({"method": "fedprox"}, {"method": {"name": "fedprox"}}),
+        ({"method": "fedprox"}, {"method": {"name": "fedprox", "mu": METHODS["fedprox"]().mu}}),
+        ({}, {"plugins": []}),
+        ({}, {"seed": 0}),
+        ({}, {"evaluation": {}}),
+    ],
+)
+def test_run_id_is_that_of_the_meaning(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert tiny(**first).run_id == tiny(**second).run_id
+
+
+# ------------------------------------------------------------------------------------ another run
+Keys = tuple[str | int, ...]
+
+
+def leaves(settings: Settings, path: Keys = ()) -> list[Keys]:
+    """Paths to all fields on every level; components as a whole are not among them."""
+    found: list[Keys] = []
+    for key in type(settings).model_fields:
+        value = getattr(settings, key)
+        if isinstance(value, Settings):
+            found += leaves(value, (*path, key))
+        elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
+            for index, item in enumerate(value):
+                found += leaves(item, (*path, key, index))
+        elif key not in ("name", "plugins"):
+            found.append((*path, key))
+    return found
+
+
+def other(value: Any) -> Any:
+    """Some value of the same type; whether it is allowed does not matter here."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + type(value)(1)
+        case str():
+            return f"{value}_"
+        case None:
+            return 1
+        case tuple():
+            return (*value, "more")
+    raise TypeError(value)
+
+
+def changed_at(value: Any, path: Keys) -> Any:
+    """A copy of settings with another value at the path, made without validation."""
+    if not path:
+        return other(value)
+    head, *rest = path
+    if isinstance(head, int):
+        return (*value[:head], changed_at(value[head], tuple(rest)), *value[head + 1 :])
+    fields = {key: getattr(value, key) for key in type(value).model_fields}
+    return type(value).model_construct(**fields | {head: changed_at(fields[head], tuple(rest))})
+
+
+EVERYTHING = [
+    tiny(**FULL),
+    tiny(partition={"name": "iid", "clients": 7}),
+    *(tiny(method=name) for name, method in METHODS.items() if not method.plugin),
+    *(tiny(plugins=[name]) for name, method in METHODS.items() if method.plugin),
+]
+FIELDS = {".".join(map(str, path)): (spec, path) for spec in EVERYTHING for path in leaves(spec)}
+
+
+def test_the_fields_are_all_found() -> None:
+    assert {"seed", "rounds", "training.lr", "training.lr_schedule.decay", "plugins.0.n_fa"} <= FIELDS.keys()
+    assert {"dataset.image_size", "partition.alpha", "method.mu", "participation.fraction"} <= FIELDS.keys()
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_changes_the_run(name: str) -> None:
+    spec, path = FIELDS[name]
+    assert changed_at(spec, path).run_id != spec.run_id
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"partition": {"name": "iid", "clients": 10}},
+        {"dataset": {"name": "digits", "image_size": 16}, "model": "lenet5"},
+        {"method": "fedprox"},
+        {"plugins": ["flfa"]},
+        {"training": {**TINY["training"], "lr_schedule": "exponential"}},
+    ],
+)
+def test_every_component_changes_the_run(changes: dict[str, Any]) -> None:
+    assert tiny(**changes).run_id != tiny().run_id
+
+
+@pytest.mark.parametrize("part", ["dataset", "partition", "model", "method", "plugin", "learning rate"])
+def test_every_revision_changes_the_run(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tiny(**FULL)
+    component = {
+        "dataset": spec.dataset,
+        "partition": spec.partition,
+        "model": spec.model,
+        "method": spec.method,
+        "plugin": spec.plugins[0],
+        "learning rate": spec.training.lr_schedule,
+    }[part]
+    before = spec.run_id
+    monkeypatch.setattr(type(component), "revision", component.revision + 1)
+    assert tiny(**FULL).run_id != before
+
+
+def test_the_engines_revision_changes_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tiny().run_id
+    monkeypatch.setattr(RunSpec, "engine", RunSpec.engine + 1)
+    assert tiny().run_id != before
+
+
+# ------------------------------------------------------------------------------------ shared partitions
+PARTITION_FIELDS = {name for name in FIELDS if name.split(".")[0] in ("dataset", "partition", "seed")}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("name", FIELDS)
+def test_runs_share_a_partition_unless_data_scheme_or_seed_differ(name: str) -> None:
+    spec, path = FIELDS[name]
+    shared = changed_at(spec, path).partition_id == spec.partition_id
+    assert shared == (name not in PARTITION_FIELDS)
+
+
+def test_runs_with_different_methods_share_a_partition() -> None:
+    ids = {tiny(method=name).partition_id for name, method in METHODS.items() if not method.plugin}
+    assert ids == {tiny(plugins=["flfa"]).partition_id}
+    assert ids.pop().startswith("digits-dirichlet-")
+
+
+@pytest.mark.parametrize("part", ["dataset", "partition"])
+def test_revisions_change_the_partition(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tiny().partition_id
+    monkeypatch.setattr(type(getattr(tiny(), part)), "revision", 99)
+    assert tiny().partition_id != before
+
+
+# ------------------------------------------------------------------------------------ derived settings
+@pytest.mark.parametrize(
+    ("rounds", "last"),
+    [(1, [1]), (9, [9]), (10, [10]), (11, [10, 11]), (25, [23, 24, 25]), (30, [28, 29, 30])],
+)
+def test_final_rounds_are_the_last_tenth(rounds: int, last: list[int]) -> None:
+    assert list(tiny(rounds=rounds).final_rounds) == last
+
+
+@given(st.integers(1, 5000))
+def test_final_rounds_are_a_tenth_rounded_up(rounds: int) -> None:
+    final = RunSpec.final_rounds.fget(tiny().model_copy(update={"rounds": rounds}))
+    assert (len(final), final[-1]) == (-(-rounds // 10), rounds)
+
+
+def test_tests_are_every_so_often_and_in_all_final_rounds() -> None:
+    spec = tiny(rounds=25, evaluation={"every": 10})
+    assert [round for round in range(1, 26) if spec.evaluates(round)] == [10, 20, 23, 24, 25]
+    assert all(tiny().evaluates(round) for round in (1, 2, 3))
+
+
+@given(samples=st.integers(1, 300), size=st.integers(1, 64))
+def test_batches_hold_all_images_but_a_lone_last_one(samples: int, size: int) -> None:
+    batches = Training(batch_size=size).batch_sizes(samples)
+    rest = samples % size
+    lone = size > 1 and rest == 1 and samples > 1
+    assert sum(batches) == samples - lone
+    assert all(batch == size for batch in batches[:-1]) and 1 <= batches[-1] <= size
+
+
+@given(samples=st.integers(1, 300), size=st.integers(1, 64))
+def test_batches_that_are_not_full_can_be_dropped(samples: int, size: int) -> None:
+    batches = Training(batch_size=size, last_batch="drop").batch_sizes(samples)
+    assert batches == ([size] * (samples // size) if samples >= size else [samples])
+
+
+@pytest.mark.parametrize(
+    ("samples", "keep", "drop"),
+    [
+        (64, [32, 32], [32, 32]),
+        (65, [32, 32], [32, 32]),
+        (66, [32, 32, 2], [32, 32]),
+        (1, [1], [1]),
+        (9, [9], [9]),
+    ],
+)
+def test_batches_by_hand(samples: int, keep: list[int], drop: list[int]) -> None:
+    assert Training(batch_size=32).batch_sizes(samples) == keep
+    assert Training(batch_size=32, last_batch="drop").batch_sizes(samples) == drop
+
+
+def test_clients_per_round() -> None:
+    participation = tiny(participation={"fraction": 0.1}).participation
+    assert [participation.per_round(clients) for clients in (1, 10, 100, 1000)] == [1, 1, 10, 100]
+    assert tiny(participation={"fraction": 1}).participation.per_round(7) == 7
+
+
+def test_learning_rate_schedules() -> None:
+    schedule = tiny(training={"lr_schedule": {"name": "exponential", "decay": 0.5}}).training.lr_schedule
+    assert [schedule.factor(round) for round in range(4)] == [1.0, 0.5, 0.25, 0.125]
+    assert {tiny().training.lr_schedule.factor(round) for round in range(4)} == {1.0}
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        tiny().rounds = 4
+    assert Evaluation() == Evaluation(every=1)
