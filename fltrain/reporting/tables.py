@@ -223,7 +223,7 @@ def _read_published(path: Path | None) -> pd.DataFrame:
 def _published(
     reported: pd.DataFrame, metric: str | None, names: Mapping[str, str]
 ) -> tuple[float | None, list[str]]:
-    """The published value that the names single out, and the notes on it; none if they fit several or none."""
+    """The one published value that the names fit, and the notes on it; else none."""
     if metric is None:
         return None, []
     found = reported[reported["metric"] == metric]

@@ -66,7 +66,7 @@ class Quadratics:
         return (self.curvatures * self.minima).sum(0) / self.curvatures.sum(0)
 
     def fedavg_limit(self, lr: float, steps: int) -> np.ndarray:
-        """Where federated averaging stops: each client moves the share 1 - (1 - lr h)^K towards its minimum."""
+        """Where federated averaging stops: each client moves by 1 - (1 - lr h)^K of the way to its minimum."""
         share = 1 - (1 - lr * self.curvatures) ** steps
         return (share * self.minima).sum(0) / share.sum(0)
 
@@ -86,12 +86,10 @@ class Quadratics:
         )
         partition = Partition(list(labels.reshape(self.clients, SIZE)), digest="")
 
-        def half_squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
             return 0.5 * (outputs[:, 0] - targets[labels]).square().mean()
 
-        monkeypatch.setattr(
-            "fltrain.engine.local.functional", SimpleNamespace(cross_entropy=half_squared_error)
-        )
+        monkeypatch.setattr("fltrain.engine.local.functional", SimpleNamespace(cross_entropy=loss))
         settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, **training}
         return simulation(
             method,

@@ -39,9 +39,7 @@ def chain(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Task:
     )
 
 
-def updates_with(
-    similarities: Sequence[float], task: Task, samples: tuple[int, int] = (1, 1)
-) -> list[Update]:
+def updates_with(similarities: Sequence[float], task: Task) -> list[Update]:
     """Two clients whose updates of layer l lie at the angle arccos S_l on either side of their mean."""
     rows = torch.randn(2, task.layout.size, generator=torch.Generator().manual_seed(0))
     for slot, similarity in zip(task.layout.weights, similarities, strict=True):
@@ -51,14 +49,12 @@ def updates_with(
         # Cosines do not depend on the size of a layer's updates.
         parts *= 10.0 ** (slot.start % 3)
     start = torch.zeros(task.layout.size)
-    return [update_of(start, row, samples=count) for row, count in zip(rows, samples, strict=True)]
+    return [update_of(start, row) for row in rows]
 
 
-def selected_after(
-    flfa: Flfa, rounds: Sequence[Sequence[float]], task: Task | None = None
-) -> list[list[int]]:
+def selected_after(flfa: Flfa, rounds: Sequence[Sequence[float]]) -> list[list[int]]:
     """Indices that are sent in each round, the first one included, given the similarities measured in it."""
-    task = task or chain()
+    task = chain()
     start, empty = torch.zeros(task.layout.size), torch.zeros(0)
     state = flfa.init_server(task, start)
     sent = [flfa.payload(state)["selected"].tolist()]
@@ -112,12 +108,10 @@ def test_skew_decides_once_by_the_first_round(sign: int) -> None:
     assert skew(LOW_BULK) > 0.05
     assert skew(HIGH_BULK) < -0.05
     flfa = Flfa(strategy="skew", skew_sign=sign)
-    lowest_first = [[], [0], [5], [2]]
-    highest_first = [[], [5], [0], [1]]
-    tail = [0.5, 0.9, 0.2, 0.7, 0.3, 0.6]
-    assert selected_after(flfa, [LOW_BULK, HIGH_BULK, tail]) == (lowest_first if sign == 1 else highest_first)
-    lowest_first, highest_first = [[], [5], [0], [2]], [[], [0], [5], [1]]
-    assert selected_after(flfa, [HIGH_BULK, LOW_BULK, tail]) == (highest_first if sign == 1 else lowest_first)
+    for first, second, positive in ((LOW_BULK, HIGH_BULK, True), (HIGH_BULK, LOW_BULK, False)):
+        strategy = "lowest" if positive == (sign == 1) else "highest"
+        rounds = [first, second, *ROUNDS]
+        assert selected_after(flfa, rounds) == selected_after(Flfa(strategy=strategy), rounds)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -161,7 +161,7 @@ MISDEEDS: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "print": (lambda tensor: f"{tensor[0]}", r"Tensor\.__format__"),
     "repr": (lambda tensor: repr(tensor), r"Tensor\.__repr__"),
     "index": (lambda tensor: tensor[tensor.argmax()], "_local_scalar_dense"),
-    "alpha": (lambda tensor: tensor.add(tensor, alpha=tensor[0].detach()), "_local_scalar_dense"),
+    "alpha": (lambda tensor: tensor.add(tensor, alpha=tensor.flatten()[0].detach()), "_local_scalar_dense"),
     "equal": (lambda tensor: torch.equal(tensor, tensor), r"aten\.equal"),
     "allclose": (lambda tensor: torch.allclose(tensor, tensor), r"aten\.allclose"),
     "nonzero": (lambda tensor: tensor.nonzero(), r"aten\.nonzero"),
@@ -196,7 +196,6 @@ FINE: dict[str, Callable[[Tensor], object]] = {
     "like": lambda tensor: tensor.to(torch.float64).to(tensor),
     "shape": lambda tensor: [len(tensor), tensor.numel(), *tensor.shape],
     "unbind": lambda tensor: sum(part.sum() for part in tensor[:4].split(2)),
-    "one number of the host": lambda tensor: tensor.to("meta") * torch.ones(()),
 }
 
 
@@ -213,7 +212,7 @@ def test_misdeeds_do_no_harm_without_the_guard() -> None:
         trained(Misbehaving(deed=deed), rounds=1, fraction=0.1, batch_size=64)
 
 
-@pytest.mark.parametrize("deed", FINE.keys() - {"one number of the host"})
+@pytest.mark.parametrize("deed", FINE)
 def test_what_stays_on_the_device_is_allowed(deed: str) -> None:
     tensor = torch.arange(4.0)
     with no_host_sync():

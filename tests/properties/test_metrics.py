@@ -20,7 +20,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 # ------------------------------------------------------------------------------------ separability
 def test_separability_by_hand() -> None:
-    # Class 0: 0 and 2 on the first axis (mean 1). Class 2: 0, 6 and 3 on the second axis (mean 3). Class 1: none.
+    # Class 0: 0 and 2 on the first axis, mean 1. Class 2: 0, 6 and 3 on the second axis, mean 3.
     features = torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 3.0]])
     labels = torch.tensor([0, 2, 0, 2, 2])
     measured = separability(features, labels, classes=3)

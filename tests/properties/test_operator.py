@@ -123,7 +123,7 @@ def test_random_feedback_is_the_adjoint_of_the_convolution_with_it(group: list[d
 
 @pytest.mark.parametrize("group", by_kernel_and_padding_mode())
 def test_random_feedback_equals_the_surrogate_expression(group: list[dict]) -> None:
-    """y = conv(stopgrad(x); W, b) + s - stopgrad(s) with s = conv(x; B) has the wanted gradients by itself."""
+    """y = conv(stopgrad(x); W, b) + s - stopgrad(s), s = conv(x; B), has the wanted gradients by itself."""
     for settings, module, input in cases(group):
         tensor = drawn(*module.weight.shape, seed=5)
         through = nn.Conv2d(CHANNELS, 8, **{**settings, "bias": False})

@@ -39,7 +39,7 @@ def check_server_control_is_the_mean_of_all_clients(method: Scaffold) -> None:
 
 
 def check_reaches_the_optimum(method: Scaffold, monkeypatch: pytest.MonkeyPatch, momentum: float) -> None:
-    """Two clients that pull apart, many local steps: the optimum of the mean objective, not a biased point."""
+    """Two clients that pull apart, many local steps: still the optimum of the mean objective."""
     federation = TWO_CLIENTS.federation(method, monkeypatch, steps=10, momentum=momentum)
     reached = weights_after(federation, 120)
     np.testing.assert_allclose(reached, TWO_CLIENTS.optimum, atol=1e-4)

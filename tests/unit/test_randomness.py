@@ -112,7 +112,7 @@ def test_coordinates_out_of_range_are_refused(coordinates: dict[str, int]) -> No
 
 # ------------------------------------------------------------------------------------ global generators
 def global_states() -> list[Any]:
-    kind, key, *position = np.random.get_state()  # noqa: NPY002
+    kind, key, *position = np.random.get_state()
     return [random.getstate(), kind, key.tobytes(), position, torch.get_rng_state().tolist()]
 
 
@@ -123,7 +123,7 @@ def test_a_run_neither_reads_nor_changes_a_global_generator(tmp_path: Path) -> N
     outcomes = []
     for seed in (0, 1):
         random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
+        np.random.seed(seed)
         torch.manual_seed(seed)
         before = global_states()
         record = trained(spec, tmp_path / str(seed))

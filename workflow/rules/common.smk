@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from fltrain.errors import FltrainError
-from fltrain.experiments import plan
+from fltrain.experiments import Sheet, plan
 from fltrain.records import Results
 
 RESULTS = Results(Path("results"))
@@ -79,8 +79,18 @@ def item_records(wildcards):
     return records_of(ITEMS[f"{wildcards.paper}/{wildcards.item}"].run_ids)
 
 
-def item_sheet(wildcards):
-    return ITEMS[f"{wildcards.paper}/{wildcards.item}"].sheet.model_dump(mode="json")
+def sheet_part(field):
+    """Look-up of one field of an item's sheet: one parameter each, so that a dry run names what changed."""
+
+    def part(wildcards):
+        return ITEMS[f"{wildcards.paper}/{wildcards.item}"].sheet.model_dump(
+            mode="json"
+        )[field]
+
+    return part
+
+
+SHEET = {field: sheet_part(field) for field in Sheet.model_fields}
 
 
 def item_published(wildcards):

@@ -22,7 +22,7 @@ rule table:
     conda:
         "../../environment.yml"
     params:
-        sheet=item_sheet,
+        **SHEET,
     message:
         "assembling {wildcards.paper}/{wildcards.item}"
     script:
@@ -50,7 +50,7 @@ rule figure:
     conda:
         "../../environment.yml"
     params:
-        sheet=item_sheet,
+        **SHEET,
     message:
         "drawing {wildcards.paper}/{wildcards.item}"
     script:

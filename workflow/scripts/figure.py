@@ -6,5 +6,5 @@ from fltrain.experiments import Sheet
 from fltrain.records import Results
 from fltrain.reporting import figures
 
-sheet = Sheet.parse(snakemake.params.sheet, "sheet")  # noqa: F821
+sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")  # noqa: F821
 figures.write(sheet, Results(Path("results")).record, [Path(path) for path in snakemake.output])  # noqa: F821
