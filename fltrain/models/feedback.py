@@ -37,7 +37,7 @@ class _Linear:
 
     def own_gradients(self, error: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         # Written as autograd does it, so that the result is the same to the last bit.
-        return (input.T @ error).T, error.sum(0) if self.module.bias is not None else None
+        return error.T @ input, error.sum(0) if self.module.bias is not None else None
 
 
 class _Conv2d:

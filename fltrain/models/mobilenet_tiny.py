@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from torch import nn
 
-from torch import Tensor, nn
-
+from fltrain.models.mobilenetv2 import InvertedResidual
 from fltrain.models.network import Network
-
-
-class InvertedResidual(nn.Sequential):
-    """1x1 expansion, 3x3 depthwise, 1x1 linear projection; identity path if the shape does not change."""
-
-    def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
-        hidden = inputs * expansion
-        super().__init__(
-            OrderedDict(
-                expand=nn.Conv2d(inputs, hidden, 1, bias=False),
-                expand_norm=nn.BatchNorm2d(hidden),
-                expand_relu=nn.ReLU6(),
-                depthwise=nn.Conv2d(hidden, hidden, 3, stride, padding=1, groups=hidden, bias=False),
-                depthwise_norm=nn.BatchNorm2d(hidden),
-                depthwise_relu=nn.ReLU6(),
-                project=nn.Conv2d(hidden, outputs, 1, bias=False),
-                project_norm=nn.BatchNorm2d(outputs),
-            )
-        )
-        self.residual = stride == 1 and inputs == outputs
-
-    def forward(self, input: Tensor) -> Tensor:
-        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
-        return input + output if self.residual else output
+from fltrain.models.parts import mean_pool
 
 
 def mobilenet_tiny(channels: int, classes: int) -> Network:
@@ -40,6 +16,6 @@ def mobilenet_tiny(channels: int, classes: int) -> Network:
         stage1=InvertedResidual(16, 16, expansion=2, stride=1),
         stage2=InvertedResidual(16, 24, expansion=2, stride=2),
         head_conv1=nn.Sequential(nn.Conv2d(24, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU6()),
-        pool=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        pool=mean_pool(),
         classifier=nn.Linear(64, classes),
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+
+from fltrain.errors import FltrainError
+
+SHORTCUTS = frozenset({"shortcut", "downsample"})
+"""What modules beside the main path are called (the second name is torchvision's)."""
 
 
 class Network(nn.Module):
@@ -18,9 +22,6 @@ class Network(nn.Module):
     """
 
     classifier: nn.Module
-
-    splits: Mapping[int, str] = {}
-    """Where the network can be cut in two: number of the last convolution below the cut -> its block."""
 
     def __init__(self, **blocks: nn.Module) -> None:
         super().__init__()
@@ -39,6 +40,49 @@ class Network(nn.Module):
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
+    @property
+    def splits(self) -> dict[int, str]:
+        """Where the network can be cut in two: number of the last convolution below the cut -> last block.
+
+        Convolutions of the main path are counted from 1, those of shortcuts are not. Blocks without weights
+        (pooling, flatten) belong to the convolutions before them. No cut lies behind a Linear module.
+        """
+        last_blocks: dict[int, str] = {}
+        count = 0
+        for name, block in self.named_children():
+            if any(isinstance(module, nn.Linear) for module in block.modules()):
+                break
+            count += sum(
+                isinstance(module, nn.Conv2d) and SHORTCUTS.isdisjoint(path.split("."))
+                for path, module in block.named_modules()
+            )
+            last_blocks[count] = name
+        last_blocks.pop(0, None)
+        return last_blocks
+
+    def lower(self, images: Tensor, split: int) -> Tensor:
+        """Return the maps that leave the part below a cut; ``split`` is a key of ``splits``."""
+        for block in self._parts(split)[0]:
+            images = block(images)
+        return images
+
+    def upper(self, maps: Tensor, split: int) -> Tensor:
+        """Return the logits that the part above a cut makes of ``maps``."""
+        for block in self._parts(split)[1]:
+            maps = block(maps)
+        return maps
+
+    def _parts(self, split: int) -> tuple[list[nn.Module], list[nn.Module]]:
+        """Blocks below and above a cut."""
+        splits = self.splits
+        if split not in splits:
+            known = ", ".join(map(str, splits)) or "none"
+            raise FltrainError(f"this network cannot be split at convolution {split} (possible: {known})")
+        names = [name for name, _ in self.named_children()]
+        blocks = list(self.children())
+        above = names.index(splits[split]) + 1
+        return blocks[:above], blocks[above:]
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -47,12 +91,14 @@ class Layer:
     Attributes:
         name: module path, for example ``stage1.expand``.
         inputs: number of input channels (Conv2d) or features (Linear).
+        sends_error: whether an error travels on from its input; not so where only images come in.
         producers: indices of the layers whose outputs feed this one; empty if only the images do.
         consumers: indices of the layers that this one feeds; empty for the classifier.
     """
 
     name: str
     inputs: int
+    sends_error: bool
     producers: tuple[int, ...]
     consumers: tuple[int, ...]
 
@@ -77,11 +123,14 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
     }
     names = list(modules)
     inputs: dict[str, Node | None] = {}
+    sending: set[str] = set()
     outputs: dict[Node, int] = {}
 
     def watch(index: int, name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
         def record(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             inputs[name] = args[0].grad_fn
+            if args[0].requires_grad:
+                sending.add(name)
             if output.grad_fn is not None:
                 outputs[output.grad_fn] = index
 
@@ -104,7 +153,8 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
         module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
         for module in modules.values()
     ]
-    return tuple(Layer(*wired) for wired in zip(names, widths, producers, consumers, strict=True))
+    errors = [name in sending for name in names]
+    return tuple(Layer(*wired) for wired in zip(names, widths, errors, producers, consumers, strict=True))
 
 
 def _nearest(node: Node | None, outputs: dict[Node, int]) -> tuple[int, ...]:

@@ -1,0 +1,212 @@
+"""The networks, how they are built, and the flat vectors that they are bound to."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.engine.flat import FlatModel, pack, slots
+from fltrain.models.build import build
+from fltrain.models.catalogue import MODELS, LeNet5, MobileNetTiny, Model
+from fltrain.models.network import Network, layers
+
+
+def images(count: int = 2, channels: int = 1, side: int = 8) -> Tensor:
+    return torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def flat(model: Model | None = None, side: int = 8, seed: int = 0) -> FlatModel:
+    network = build(model or MobileNetTiny(), 1, side, 10, seed)
+    return FlatModel(network, images(1, side=side))
+
+
+# ------------------------------------------------------------------------------------ LeNet-5
+def test_lenet_has_the_published_number_of_parameters() -> None:
+    network = build(LeNet5(), channels=1, side=28, classes=10, seed=0)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 61_706
+    assert FlatModel(network, images(1, side=28)).layout.size == 61_706
+
+
+def test_lenet_is_the_chain_of_its_definition() -> None:
+    network = build(LeNet5(), channels=1, side=28, classes=10, seed=0).eval()
+    weights = {name: tensor for name, tensor in network.state_dict().items()}
+    conv1, conv2, fc1, fc2, classifier = (
+        (weights[f"{layer.name}.weight"], weights[f"{layer.name}.bias"])
+        for layer in layers(network, images(1, side=28))
+    )
+    hidden = images(side=28)
+    hidden = functional.max_pool2d(functional.conv2d(hidden, *conv1, padding=2).relu(), 2)
+    hidden = functional.max_pool2d(functional.conv2d(hidden, *conv2).relu(), 2)
+    hidden = functional.linear(functional.linear(hidden.flatten(1), *fc1).relu(), *fc2).relu()
+    assert torch.equal(network.features(images(side=28)), hidden)
+    assert torch.equal(network(images(side=28)), functional.linear(hidden, *classifier))
+
+
+def test_lenet_has_five_layers_in_five_blocks() -> None:
+    found = layers(build(LeNet5(), 1, 28, 10, seed=0), images(1, side=28))
+    assert [layer.block for layer in found] == ["conv1", "conv2", "fc1", "fc2", "classifier"]
+    assert [layer.inputs for layer in found] == [1, 6, 400, 120, 84]
+    assert [layer.producers for layer in found] == [(), (0,), (1,), (2,), (3,)]
+
+
+def test_mobilenet_tiny_has_nine_layers_in_five_blocks() -> None:
+    found = layers(build(MobileNetTiny(), 1, 8, 10, seed=0), images(1))
+    assert len(found) == 9
+    blocks = list(dict.fromkeys(layer.block for layer in found))
+    assert (len(blocks), blocks[0], blocks[-1]) == (5, "stem", "classifier")
+
+
+# ------------------------------------------------------------------------------------ every network
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("channels", "larger"), [(1, 0), (3, 5)])
+def test_networks_take_images_from_their_smallest_size_on(name: str, channels: int, larger: int) -> None:
+    model = MODELS[name]()
+    side = model.min_side + larger
+    network = build(model, channels, side, 7, seed=0)
+    assert isinstance(network, Network)
+    batch = images(3, channels, side)
+    features = network.eval().features(batch)
+    assert (features.dim(), len(features)) == (2, 3)
+    assert network(batch).shape == (3, 7)
+    assert torch.equal(network.classifier(features), network(batch))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_are_all_modules_that_transport_errors(name: str) -> None:
+    model = MODELS[name]()
+    network = build(model, 1, model.min_side, 10, seed=0)
+    found = [layer.name for layer in layers(network, images(1, side=model.min_side))]
+    kinds = (nn.Conv2d, nn.Linear)
+    assert found == [path for path, module in network.named_modules() if isinstance(module, kinds)]
+
+
+# ------------------------------------------------------------------------------------ initialisation
+def parameters(seed: int) -> Tensor:
+    return pack(build(MobileNetTiny(), 1, 8, 10, seed).parameters(), torch.float32, torch.device("cpu"))
+
+
+def test_the_seed_decides_the_initial_weights() -> None:
+    assert torch.equal(parameters(0), parameters(0))
+    assert not torch.equal(parameters(0), parameters(1))
+
+
+def test_building_leaves_the_global_generators_alone() -> None:
+    before = (torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate())
+    first = parameters(0)
+    after = (torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate())
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    torch.randn(3)
+    assert torch.equal(parameters(0), first)
+
+
+def test_initial_weights_are_those_of_pytorch() -> None:
+    """Uniform in +-1/sqrt(fan in), as Conv2d and Linear have it."""
+    network = build(LeNet5(), 1, 28, 10, seed=0)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            bound = module.weight[0].numel() ** -0.5
+            assert 0.8 * bound < module.weight.abs().max() <= bound
+            assert abs(module.weight.mean()) < 0.2 * bound
+
+
+# ------------------------------------------------------------------------------------ flat vectors
+def test_slots_lie_one_after_the_other() -> None:
+    laid_out = slots([("a", torch.zeros(2, 3)), ("b", torch.zeros(())), ("c", torch.zeros(4))])
+    assert [(slot.name, slot.start, slot.stop) for slot in laid_out] == [
+        ("a", 0, 6),
+        ("b", 6, 7),
+        ("c", 7, 11),
+    ]
+    vector = torch.arange(11.0)
+    assert laid_out[0].of(vector).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert laid_out[1].of(vector).tolist() == 6
+    stacked = torch.stack([vector, -vector])
+    assert laid_out[0].of(stacked).shape == (2, 2, 3) and laid_out[1].of(stacked).tolist() == [6, -6]
+
+
+def test_nothing_packs_to_an_empty_vector() -> None:
+    assert pack([], torch.float32, torch.device("cpu")).shape == (0,)
+
+
+def test_the_networks_tensors_are_slices_of_the_vectors() -> None:
+    model = flat()
+    layout = model.layout
+    parts = (
+        (model.weights, layout.parameters),
+        (model.buffers, layout.buffers),
+        (model.counters, layout.counters),
+    )
+    state = model.network.state_dict()
+    assert {slot.name for _, laid_out in parts for slot in laid_out} == state.keys()
+    for vector, laid_out in parts:
+        assert sum(slot.stop - slot.start for slot in laid_out) == len(vector)
+        for slot in laid_out:
+            assert torch.equal(state[slot.name], slot.of(vector))
+            vector[slot.start] += 1
+            assert state[slot.name].flatten()[0] == vector[slot.start]  # not equal: the same memory
+
+
+def test_binding_keeps_the_networks_values() -> None:
+    plain = build(MobileNetTiny(), 1, 8, 10, seed=3)
+    bound = flat(seed=3)
+    assert torch.equal(bound.network.eval()(images()), plain.eval()(images()))
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(bound.network.state_dict()[name], tensor)
+
+
+def test_writing_the_vector_changes_what_the_network_computes() -> None:
+    model = flat()
+    model.network.eval()
+    before = model.network(images())
+    model.weights.mul_(1.5)
+    assert not torch.equal(model.network(images()), before)
+    model.weights.zero_()
+    assert model.network(images()).eq(0).all()
+
+
+def test_writing_buffers_changes_what_the_network_computes() -> None:
+    model = flat()
+    model.network.eval()
+    before = model.network(images())
+    model.buffers.add_(1)
+    assert not torch.equal(model.network(images()), before)
+
+
+def test_training_writes_buffers_and_counters_through() -> None:
+    model = flat()
+    before = model.buffers.clone()
+    model.network.train()(images())
+    assert not torch.equal(model.buffers, before)
+    assert model.counters.tolist() == [1] * len(model.layout.counters)
+
+
+def test_gradients_add_up_in_the_flat_gradient() -> None:
+    plain, model = build(MobileNetTiny(), 1, 8, 10, seed=0).eval(), flat()
+    model.network.eval()
+    for _ in range(2):
+        for network in (plain, model.network):
+            network(images()).logsumexp(1).sum().backward()
+    expected = pack([parameter.grad for parameter in plain.parameters()], torch.float32, torch.device("cpu"))
+    assert expected.any() and torch.equal(model.gradient, expected)
+    model.gradient.zero_()
+    assert not any(parameter.grad.any() for parameter in model.network.parameters())
+
+
+def test_loading_copies() -> None:
+    model, other = flat(), flat(seed=1)
+    received = [vector.clone() for vector in (other.weights, other.buffers, other.counters)]
+    model.load(*received)
+    assert torch.equal(model.network.eval()(images()), other.network.eval()(images()))
+    model.weights.zero_()
+    model.buffers.zero_()
+    assert torch.equal(received[0], other.weights) and torch.equal(received[1], other.buffers)
+
+
+def test_weights_of_the_layers_are_found() -> None:
+    layout = flat().layout
+    names = [slot.name for slot in layout.weights]
+    assert names == [f"{layer.name}.weight" for layer in layout.layers]
+    assert set(layout.weights) <= set(layout.parameters)

@@ -1,0 +1,514 @@
+"""The networks of the five papers: sizes as published or counted, wiring, cuts, views, options."""
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.engine.flat import FlatModel
+from fltrain.errors import FltrainError
+from fltrain.models.build import build
+from fltrain.models.catalogue import MODELS, Model
+from fltrain.models.network import Network, layers
+
+from .helpers import tiny
+
+GN = {"norm": "gn"}
+B, T = {"variant": "b"}, {"variant": "t"}
+B_PROJECTED = {"variant": "b", "shortcut_projection": True}
+IMAGENET = {"stem": "imagenet"}
+
+GOLDEN = [
+    # model, options, channels, side, classes, parameters, layers
+    ("mobilenetv2", {}, 3, 32, 10, 2_254_090, 54),
+    ("mobilenetv2", {}, 1, 28, 10, 2_254_026, 54),
+    ("mobilenetv2", {}, 3, 28, 8, 2_251_528, 54),
+    ("mobilenetv2", {}, 3, 32, 100, 2_369_380, 54),
+    ("mobilenetv2", GN, 3, 32, 10, 2_254_090, 54),
+    ("mobilenetv2", B, 3, 32, 10, 2_237_770, 54),
+    ("mobilenetv2", B_PROJECTED, 3, 32, 10, 2_237_770 + 59_152, 54 + 4),
+    ("mobilenetv2", T, 3, 32, 10, 2_236_682, 53),
+    ("resnet50", {}, 3, 32, 10, 23_520_842, 54),
+    ("resnet50", {}, 3, 32, 100, 23_705_252, 54),
+    ("resnet18", {}, 3, 32, 10, 11_173_962, 21),
+    ("resnet18", IMAGENET, 3, 32, 100, 11_227_812, 21),
+    ("resnet18", IMAGENET, 3, 128, 5, 11_179_077, 21),
+    ("lenet5", {}, 1, 28, 10, 61_706, 5),
+    ("ecgr_cnn", {}, 3, 32, 10, 1_167_872, 7),
+    ("ecgr_cnn", {}, 3, 32, 100, 1_536_512, 7),
+    ("vgg9", {}, 3, 32, 10, 3_491_530, 9),
+    ("vgg11", {}, 3, 32, 10, 9_750_922, 11),
+    ("vgg16", {}, 3, 32, 100, 15_291_300, 16),
+    ("vgg16", {"fc_layers": 1}, 3, 32, 100, 14_765_988, 14),
+    ("mobilenetv1", {}, 3, 32, 10, 3_217_226, 28),
+    ("mlp", {}, 1, 28, 10, 79_510, 2),
+    ("fedavg_cnn", {}, 3, 32, 10, 878_538, 4),
+    ("fedavg_cnn", {"padding": 2}, 3, 32, 10, 2_156_490, 4),
+]
+
+PAPERS = {
+    # paper and data sets: model, options, channels, side, classes
+    "FLFA BloodMNIST": ("mobilenetv2", {}, 3, 28, 8),
+    "FLFA OrganCMNIST, OrganSMNIST": ("mobilenetv2", {}, 1, 28, 11),
+    "FLFA PathMNIST": ("mobilenetv2", {}, 3, 28, 9),
+    "FLFA FMNIST": ("mobilenetv2", {}, 1, 28, 10),
+    "FLFA CIFAR-10": ("mobilenetv2", {}, 3, 32, 10),
+    "FLFA CIFAR-100": ("mobilenetv2", {}, 3, 32, 100),
+    "FLFA ImageNet-100": ("mobilenetv2", {}, 3, 64, 100),
+    "FLFA BloodMNIST, ResNet-50": ("resnet50", {}, 3, 28, 8),
+    "FedImpro CIFAR-100": ("resnet50", {}, 3, 32, 100),
+    "FedImpro CIFAR-10, SVHN": ("resnet18", {}, 3, 32, 10),
+    "FedImpro FMNIST": ("resnet18", {}, 1, 32, 10),
+    "FedImpro FEMNIST": ("resnet18", {}, 1, 28, 62),
+    "FedImpro CIFAR-10, VGG-11": ("vgg11", {}, 3, 32, 10),
+    "FedImpro and Fed2 CIFAR-10, VGG-9": ("vgg9", {}, 3, 32, 10),
+    "Fed2 CIFAR-10, VGG-9 with GroupNorm": ("vgg9", GN, 3, 32, 10),
+    "Fed2 CIFAR-10, MobileNet": ("mobilenetv1", {}, 3, 32, 10),
+    "Fed2 CIFAR-10, MobileNet with GroupNorm": ("mobilenetv1", GN, 3, 32, 10),
+    "Fed2 CIFAR-100": ("vgg16", {}, 3, 32, 100),
+    "ECGR MNIST, FMNIST": ("lenet5", {}, 1, 28, 10),
+    "ECGR CIFAR-10": ("ecgr_cnn", {}, 3, 32, 10),
+    "ECGR CIFAR-100": ("ecgr_cnn", {}, 3, 32, 100),
+    "ECGR LC25000 of 128 pixels": ("resnet18", IMAGENET, 3, 128, 5),
+    "ECGR LC25000 of 224 pixels": ("resnet18", IMAGENET, 3, 224, 5),
+    "FedFCD FMNIST": ("mlp", {}, 1, 28, 10),
+    "FedFCD CIFAR-10": ("fedavg_cnn", {}, 3, 32, 10),
+    "FedFCD CIFAR-100": ("resnet18", IMAGENET, 3, 32, 100),
+}
+
+EVERY = {
+    # every network once, and every option that changes its structure: model, options, channels, side, classes
+    "mobilenet_tiny": ("mobilenet_tiny", {}, 1, 8, 10),
+    "mobilenetv2 a": ("mobilenetv2", {}, 3, 16, 10),
+    "mobilenetv2 a gn": ("mobilenetv2", GN, 3, 16, 10),
+    "mobilenetv2 b": ("mobilenetv2", B, 3, 16, 10),
+    "mobilenetv2 b projected": ("mobilenetv2", B_PROJECTED, 3, 16, 10),
+    "mobilenetv2 t": ("mobilenetv2", T, 3, 16, 10),
+    "mobilenetv2 t stride 2": ("mobilenetv2", {**T, "stem_stride": 2}, 3, 32, 10),
+    "mobilenetv1": ("mobilenetv1", {}, 3, 16, 10),
+    "resnet18": ("resnet18", {}, 3, 16, 10),
+    "resnet18 imagenet": ("resnet18", IMAGENET, 3, 32, 10),
+    "resnet18 gn": ("resnet18", GN, 3, 16, 10),
+    "resnet50": ("resnet50", {}, 3, 16, 10),
+    "lenet5": ("lenet5", {}, 1, 28, 10),
+    "ecgr_cnn": ("ecgr_cnn", {}, 3, 16, 10),
+    "vgg9": ("vgg9", {}, 3, 16, 10),
+    "vgg9 bn": ("vgg9", {"norm": "bn"}, 3, 16, 10),
+    "vgg9 gn": ("vgg9", GN, 3, 16, 10),
+    "vgg11": ("vgg11", {}, 3, 32, 10),
+    "vgg16": ("vgg16", {}, 3, 32, 10),
+    "vgg16 one fc": ("vgg16", {"fc_layers": 1}, 3, 32, 10),
+    "mlp": ("mlp", {}, 1, 8, 10),
+    "fedavg_cnn": ("fedavg_cnn", {}, 3, 32, 10),
+}
+
+DROPOUT = ("vgg9", "vgg11", "mobilenetv2 t")
+
+Case = tuple[str, dict[str, Any], int, int, int]
+
+
+def declared(name: str, options: dict[str, Any]) -> Model:
+    return MODELS[name].parse({"name": name, **options}, "model")
+
+
+def built(name: str, options: dict[str, Any], *image: int) -> Network:
+    """The network of seed 0 for these channels, side and classes, made once: its form must not be changed."""
+    return _built(name, tuple(options.items()), *image)
+
+
+@cache
+def _built(name: str, options: tuple[tuple[str, Any], ...], *image: int) -> Network:
+    return build(declared(name, dict(options)), *image, seed=0)
+
+
+def images(channels: int, side: int, count: int = 2) -> Tensor:
+    return torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def every(*names: str) -> pytest.MarkDecorator:
+    """Parametrise with the networks of these names, or all."""
+    chosen = [name for name in EVERY if not names or name.startswith(names)]
+    return pytest.mark.parametrize("case", [EVERY[name] for name in chosen], ids=chosen)
+
+
+# ---------------------------------------------------------------- sizes
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: "-".join(map(str, golden[:-2])))
+def test_parameters_and_layers(golden: tuple[str, dict[str, Any], int, int, int, int, int]) -> None:
+    *case, parameters, depth = golden
+    network = built(*case)  # type: ignore[arg-type]
+    assert sum(parameter.numel() for parameter in network.parameters()) == parameters
+    assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in network.modules()) == depth
+
+
+def test_mobilenetv2_block_by_block() -> None:
+    """The table of the FLFA specification: layers, weights, output maps for 28 and 32 pixels."""
+    network = built("mobilenetv2", {}, 3, 32, 10).eval()
+    wired = layers(network, images(3, 8, count=1))
+    table = {
+        "stem": (1, 32 * 3, 32, 30, 34),
+        "stage1": (3, 1_824, 16, 30, 34),
+        "stage2": (6, 12_912, 24, 15, 17),
+        "stage3": (9, 37_392, 32, 8, 9),
+        "stage4": (12, 177_984, 64, 4, 5),
+        "stage5": (9, 296_448, 96, 4, 5),
+        "stage6": (9, 784_320, 160, 4, 5),
+        "stage7": (3, 469_440, 320, 4, 5),
+        "head_conv1": (1, 409_600, 1280, 4, 5),
+        "classifier": (1, 1280 * 10, None, None, None),
+    }
+    assert [name for name, _ in network.named_children() if name != "pool"] == list(table)
+    maps = {28: images(3, 28, count=1), 32: images(3, 32, count=1)}
+    for name, (depth, weights, channels, small, large) in table.items():
+        mine = [layer.name for layer in wired if layer.block == name]
+        assert len(mine) == depth
+        assert sum(network.get_submodule(layer).weight.numel() for layer in mine) == weights  # type: ignore[union-attr, operator]
+        if channels is not None:
+            with torch.no_grad():
+                maps = {side: network.get_submodule(name)(given) for side, given in maps.items()}
+            assert maps[28].shape == (1, channels, small, small)
+            assert maps[32].shape == (1, channels, large, large)
+
+
+def multiply_adds(network: Network, example: Tensor) -> int:
+    """Of all convolutions and linear maps, for one image."""
+    total = 0
+
+    def count(module: nn.Module, _args: Any, output: Tensor) -> None:
+        nonlocal total
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        total += weight[0].numel() * output[0].numel()
+
+    handles = [
+        module.register_forward_hook(count)
+        for module in network.modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
+    with torch.no_grad():
+        network.eval()(example[:1])
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("options", "side", "millions"), [({}, 28, 43.1), ({}, 32, 64.8), (B, 28, 74.2), (B, 32, 89.0)]
+)
+def test_multiply_adds_of_mobilenetv2(options: dict[str, Any], side: int, millions: float) -> None:
+    network = built("mobilenetv2", options, 3, 32, 10)
+    assert round(multiply_adds(network, images(3, side)) / 1e6, 1) == millions
+
+
+def test_running_statistics_of_mobilenetv2() -> None:
+    network = built("mobilenetv2", {}, 3, 32, 10)
+    assert sum(buffer.numel() for buffer in network.buffers() if buffer.is_floating_point()) == 34_176
+
+
+# ---------------------------------------------------------------- function
+@pytest.mark.parametrize("case", PAPERS.values(), ids=PAPERS)
+def test_every_network_trains_on_the_papers_images(case: Case) -> None:
+    _, _, channels, side, classes = case
+    network = built(*case).train()
+    network.zero_grad()
+    with torch.random.fork_rng(devices=[]):
+        features = network.features(images(channels, side))
+        logits = network.classifier(features)
+        functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
+    assert features.dim() == 2 and features.shape[0] == 2
+    assert logits.shape == (2, classes)
+    for parameter in network.parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all()
+
+
+@every()
+def test_smallest_images(case: Case) -> None:
+    name, options, channels, _, classes = case
+    side = declared(name, options).min_side
+    network = build(declared(name, options), channels, side, classes, seed=0).eval()
+    with torch.no_grad():
+        assert network(images(channels, side)).shape == (2, classes)
+
+
+def test_images_that_are_too_small_are_refused() -> None:
+    with pytest.raises(
+        FltrainError, match=r"'vgg16' needs images of at least 32 pixels.*dataset\.image_size"
+    ):
+        tiny(model="vgg16")
+    with pytest.raises(FltrainError, match="'fedavg_cnn' needs images of at least 16 pixels"):
+        tiny(model="fedavg_cnn")
+    assert tiny(model={"name": "fedavg_cnn", "padding": 2}).model.min_side == 4
+
+
+@every()
+def test_composition_of_the_two_parts_is_the_network(case: Case) -> None:
+    _, _, channels, side, _ = case
+    network = built(*case).train()
+    given = images(channels, side)
+
+    def seeded(function: Any, *arguments: Any) -> Tensor:
+        torch.manual_seed(3)  # dropout, if there is any
+        result: Tensor = function(*arguments)
+        return result
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        whole = seeded(network, given)
+        assert torch.equal(whole, seeded(lambda: network.classifier(network.features(given))))
+        for split in network.splits:
+            assert torch.equal(whole, seeded(lambda at: network.upper(network.lower(given, at), at), split))
+
+
+@pytest.mark.parametrize(
+    ("case", "shapes"),
+    [
+        (
+            ("resnet18", {}, 3, 32, 10),
+            {1: (64, 32, 32), 5: (64, 32, 32), 9: (128, 16, 16), 13: (256, 8, 8), 17: (512,)},
+        ),
+        (
+            ("resnet18", {}, 1, 28, 62),
+            {1: (64, 28, 28), 5: (64, 28, 28), 9: (128, 14, 14), 13: (256, 7, 7), 17: (512,)},
+        ),
+        (
+            ("resnet50", {}, 3, 32, 100),
+            {1: (64, 32, 32), 10: (256, 32, 32), 22: (512, 16, 16), 40: (1024, 8, 8), 49: (2048,)},
+        ),
+        (
+            ("vgg9", {}, 3, 32, 10),
+            {
+                **{1: (32, 32, 32), 2: (64, 16, 16), 3: (128, 16, 16)},
+                **{4: (128, 8, 8), 5: (256, 8, 8), 6: (4096,)},
+            },
+        ),
+    ],
+    ids=["resnet18", "resnet18 femnist", "resnet50", "vgg9"],
+)
+def test_maps_at_the_cuts_of_fedimpro(case: Case, shapes: dict[int, tuple[int, ...]]) -> None:
+    network = built(*case).eval()
+    assert list(network.splits) == list(shapes)
+    maps = images(*case[2:4], count=1)
+    with torch.no_grad():
+        for split, shape in shapes.items():
+            assert network.lower(maps, split).shape == (1, *shape)
+
+
+def test_cuts_of_the_other_networks() -> None:
+    assert built(*EVERY["mobilenetv2 a"]).splits == {
+        **{1: "stem", 4: "stage1", 10: "stage2", 19: "stage3", 31: "stage4"},
+        **{40: "stage5", 49: "stage6", 52: "stage7", 53: "pool"},
+    }
+    assert built(*EVERY["mobilenetv2 b projected"]).splits == built(*EVERY["mobilenetv2 a"]).splits
+    assert list(built(*EVERY["mobilenetv2 t"]).splits) == [1, 3, 9, 18, 30, 39, 48, 51, 52]
+    assert list(built(*EVERY["mobilenetv1"]).splits) == list(range(1, 28, 2))
+    assert built(*EVERY["ecgr_cnn"]).splits == {1: "stem", 2: "block1", 4: "block2", 6: "flatten"}
+    assert list(built(*EVERY["vgg16"]).splits) == list(range(1, 14))
+    assert built(*EVERY["fedavg_cnn"]).splits == {1: "conv1", 2: "flatten"}
+    assert built(*EVERY["mobilenet_tiny"]).splits == {1: "stem", 4: "stage1", 7: "stage2", 8: "pool"}
+
+
+def test_unknown_cuts_are_refused() -> None:
+    network = built(*EVERY["resnet18"])
+    for part in (network.lower, network.upper):
+        with pytest.raises(FltrainError, match=r"split at convolution 7 \(possible: 1, 5, 9, 13, 17\)"):
+            part(images(3, 16), 7)
+    with pytest.raises(FltrainError, match="possible: none"):
+        built(*EVERY["mlp"]).lower(images(1, 8), 1)
+
+
+@every()
+def test_only_dropout_draws_random_numbers(case: Case) -> None:
+    _, _, channels, side, _ = case
+    network = built(*case)
+    drops = any(isinstance(module, nn.Dropout | nn.Dropout2d) for module in network.modules())
+    assert drops == any(EVERY[name] == case for name in EVERY if name.startswith(DROPOUT))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for training in (False, True):
+            before = torch.get_rng_state()
+            network.train(training)(images(channels, side))
+            assert torch.equal(before, torch.get_rng_state()) == (not (training and drops))
+
+
+# ---------------------------------------------------------------- wiring and views
+@every()
+def test_wiring_and_flat_views(case: Case) -> None:
+    _, _, channels, side, _ = case
+    network = built(*case)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    model = FlatModel(network, images(channels, side))
+
+    wired = model.layout.layers
+    assert [layer.name for layer in wired if not layer.producers] == [wired[0].name]
+    assert [layer.name for layer in wired if not layer.consumers] == [wired[-1].name]
+    assert wired[-1].block == "classifier"
+    for index, layer in enumerate(wired):
+        assert all(index in wired[producer].consumers for producer in layer.producers)
+
+    now = network.state_dict()
+    vectors = (model.weights, model.buffers, model.counters)
+    layouts = (model.layout.parameters, model.layout.buffers, model.layout.counters)
+    assert sum(map(len, layouts)) == len(before)
+    for vector, laid_out in zip(vectors, layouts, strict=True):
+        assert len(vector) == (laid_out[-1].stop if laid_out else 0)
+        for slot in laid_out:
+            assert torch.equal(slot.of(vector), before[slot.name])
+            assert now[slot.name].data_ptr() == slot.of(vector).data_ptr()
+
+    with torch.random.fork_rng(devices=[]):
+        network.train()(images(channels, side)).sum().backward()
+    for slot, parameter in zip(model.layout.parameters, network.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.data_ptr() == slot.of(model.gradient).data_ptr()
+    network.zero_grad()
+
+
+def test_wiring_of_shortcuts() -> None:
+    """A shortcut reads what its block reads, and what follows reads both."""
+    for name, path, shortcut, end, following in (
+        ("resnet18", "stage2.0.conv1", "stage2.0.downsample.0", "stage2.0.conv2", "stage2.1.conv1"),
+        ("resnet50", "stage1.0.conv1", "stage1.0.downsample.0", "stage1.0.conv3", "stage1.1.conv1"),
+        (
+            *("mobilenetv2 b projected", "stage2.0.block.expand", "stage2.0.shortcut.0"),
+            *("stage2.0.block.project", "stage2.1.expand"),
+        ),
+    ):
+        _, _, channels, side, _ = EVERY[name]
+        wired = layers(built(*EVERY[name]), images(channels, side))
+        by_name = {layer.name: layer for layer in wired}
+        assert by_name[path].producers == by_name[shortcut].producers
+        assert {wired[index].name for index in by_name[following].producers} == {shortcut, end}
+
+
+# ---------------------------------------------------------------- norms and initialisation
+@every()
+def test_buffers_are_those_of_batchnorm(case: Case) -> None:
+    network = built(*case)
+    batchnorms = sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    assert len(list(network.buffers())) == 3 * batchnorms
+    norm = getattr(declared(*case[:2]), "norm", "bn" if case[0] == "mobilenet_tiny" else "none")
+    assert (batchnorms > 0) == (norm == "bn")
+
+
+def test_groups_of_groupnorm() -> None:
+    def groups(case: Case) -> list[int]:
+        return [module.num_groups for module in built(*case).modules() if isinstance(module, nn.GroupNorm)]
+
+    assert groups(EVERY["vgg9 gn"]) == [2, 4, 8, 8, 16, 16]
+    assert set(groups(EVERY["mobilenetv2 a gn"])) == {2}
+    assert groups(("vgg9", {"norm": "gn", "norm_groups": 32}, 3, 16, 10)) == [32] * 6
+    narrow = groups(("mobilenetv2", {"norm": "gn", "norm_groups": None}, 3, 16, 10))
+    assert narrow[:4] == [2, 2, 2, 1]  # 32, 32, 32 and 16 channels
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mobilenetv2", {"norm_groups": 3}, "norm_groups: must divide 8"),
+        ("resnet18", {"norm_groups": 128}, "norm_groups: must divide 64"),
+        ("resnet18", {"norm": "none"}, "norm: input should be 'bn' or 'gn'"),
+        ("mobilenetv2", {"stem_stride": 2}, "'stem_stride' 2 is an option of variant 't' only"),
+        ("mobilenetv2", {"shortcut_projection": True}, "'shortcut_projection' is an option of variant 'b'"),
+        ("vgg16", {"fc_layers": 2}, "fc_layers: input should be 1 or 3"),
+        ("fedavg_cnn", {"padding": 1}, "padding: input should be 0 or 2"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FltrainError) as refusal:
+        declared(name, options)
+    assert message in str(refusal.value)
+
+
+@every("mobilenetv2", "mobilenetv1", "resnet18", "vgg9", "ecgr_cnn", "mlp", "fedavg_cnn")
+def test_initialisation_is_pytorchs(case: Case) -> None:
+    """Uniform within one over the square root of the fan-in, biases too; a seed gives one network."""
+    name, options, channels, side, classes = case
+    network = build(declared(name, options), channels, side, classes, seed=5)
+    again = build(declared(name, options), channels, side, classes, seed=5)
+    for module, same in zip(network.modules(), again.modules(), strict=True):
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            assert isinstance(same, nn.Conv2d | nn.Linear) and torch.equal(module.weight, same.weight)
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            assert 0.9 * bound < module.weight.abs().max() <= bound
+            assert module.bias is None or module.bias.abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", ["vgg11", "vgg16", "resnet18"])
+def test_initialisation_of_he(name: str) -> None:
+    network = built(name, {"initialisation": "he"}, 3, 32, 10)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module.weight.numel() > 10_000:
+            expected = math.sqrt(2 / (module.kernel_size[0] ** 2 * module.out_channels))
+            assert module.weight.std().item() == pytest.approx(expected, rel=0.03)
+            assert module.bias is None or not module.bias.any()
+
+
+# ---------------------------------------------------------------- torchvision
+@pytest.mark.parametrize(
+    ("name", "options", "theirs"),
+    [
+        ("resnet18", IMAGENET, torchvision.models.resnet18),
+        ("resnet50", IMAGENET, torchvision.models.resnet50),
+        ("mobilenetv2", {**T, "stem_stride": 2}, torchvision.models.mobilenet_v2),
+    ],
+    ids=["resnet18", "resnet50", "mobilenetv2"],
+)
+def test_torchvisions_networks(name: str, options: dict[str, Any], theirs: Any) -> None:
+    """With torchvision's weights our chain of blocks computes what torchvision's network does."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        original = theirs(num_classes=10)
+        with torch.no_grad():
+            original(images(3, 64, count=3))  # running statistics that are not 0 and 1
+        network = declared(name, options).network(3, 64, 10)
+    state = zip(network.state_dict(), original.state_dict().values(), strict=True)
+    network.load_state_dict(dict(state))
+    with torch.no_grad():
+        assert torch.equal(network.eval()(images(3, 64)), original.eval()(images(3, 64)))
+
+
+# ---------------------------------------------------------------- order of operations
+def operations(module: nn.Module) -> str:
+    """Kinds of the modules that compute, in order: conv, bn, gn, relu, relu6, pool, drop, flat, fc."""
+    words = {
+        **{"Conv2d": "conv", "BatchNorm2d": "bn", "GroupNorm": "gn", "ReLU": "relu", "ReLU6": "relu6"},
+        **{"MaxPool2d": "pool", "Flatten": "flat", "Linear": "fc", "Dropout": "drop", "Dropout2d": "drop2d"},
+    }
+    kinds = [type(part).__name__ for part in module.modules() if not list(part.children())]
+    return " ".join(words[kind] for kind in kinds if kind != "Identity")
+
+
+def test_order_in_the_plain_networks() -> None:
+    assert operations(built(*EVERY["vgg9"])) == (
+        "conv relu conv relu pool conv relu conv relu pool drop2d conv relu conv relu pool "
+        "flat drop fc relu fc relu drop fc"
+    )
+    assert operations(built(*EVERY["vgg9 gn"]).conv4) == "conv gn relu pool drop2d"
+    assert operations(built(*EVERY["vgg11"])) == (
+        "conv relu pool conv relu pool conv relu conv relu pool "
+        "conv relu conv relu pool conv relu conv relu pool "
+        "flat drop fc relu drop fc relu fc"
+    )
+    assert operations(built(*EVERY["ecgr_cnn"])) == (
+        "conv relu conv bn relu pool conv bn relu conv bn relu pool conv bn relu conv bn relu pool flat fc"
+    )
+    assert operations(built(*EVERY["fedavg_cnn"])) == "conv relu pool conv relu pool flat fc relu fc"
+    assert operations(built(*EVERY["mlp"])) == "flat fc relu fc"
+    assert operations(built(*EVERY["mobilenetv1"]).block1) == "conv bn relu conv bn relu"
+
+
+def test_order_in_mobilenetv2() -> None:
+    """Projections end linearly, and exactly the blocks that keep the shape add their input."""
+    network = built(*EVERY["mobilenetv2 a"])
+    for stage, count in enumerate((1, 2, 3, 4, 3, 3, 1), start=1):
+        blocks = list(network.get_submodule(f"stage{stage}").children())
+        assert [block.residual for block in blocks] == [False] + [True] * (count - 1)
+        assert {operations(block) for block in blocks} == {"conv bn relu6 conv bn relu6 conv bn"}
+    assert operations(built(*EVERY["mobilenetv2 t"]).stage1) == "conv bn relu6 conv bn"
+
+
+def test_every_network_is_documented() -> None:
+    for name, model in MODELS.items():
+        assert model.citation and model.__doc__, name
