@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fltrain.data.partition import Dirichlet, Iid, Indices, Scheme
 from fltrain.errors import FltrainError
+from fltrain.records import Results
 
 from .helpers import tiny, trained
 
@@ -121,8 +122,7 @@ def test_a_capped_client_gets_nothing_more(alpha: float, clients: int, seed: int
     scheme = Dirichlet(clients=clients, alpha=alpha, min_size=0)
     held = counts(scheme.split(BALANCED, CLASSES, seed), BALANCED)
     before = np.cumsum(held, axis=1) - held
-    # What is left over when the shares are cut to whole images goes to the last client.
-    assert (held[:-1][before[:-1] >= len(BALANCED) / clients] == 0).all()
+    assert (held[before >= len(BALANCED) / clients] == 0).all()
 
 
 def test_capping_evens_out_sizes() -> None:
@@ -201,12 +201,11 @@ def test_shares_that_underflow_are_still_a_partition(capped: bool) -> None:
     assert sorted(np.concatenate(clients).tolist()) == list(range(len(labels)))
 
 
-def test_a_client_without_images_is_no_divergence(tmp_path: Path) -> None:
-    """Either such a partition is refused, or the client takes no part in the mean loss."""
+def test_a_client_without_images_is_refused(tmp_path: Path) -> None:
+    """It could not train, and there would be no mean loss."""
     scheme = {"name": "dirichlet", "clients": 30, "alpha": 0.02, "min_size": 0}
-    try:
-        record = trained(tiny(partition=scheme, participation={"fraction": 1}, rounds=1), tmp_path)
-    except FltrainError as refusal:
-        assert "min_size" in str(refusal)
-    else:
-        assert record.summary["status"] == "completed"
+    spec = tiny(partition=scheme, model="mlp", rounds=1)
+    message = r"^partition: client \d+ has no images to train on; set min_size to 1 or more$"
+    with pytest.raises(FltrainError, match=message):
+        trained(spec, tmp_path)
+    assert not Results(tmp_path).run(spec.run_id).exists()

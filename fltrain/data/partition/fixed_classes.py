@@ -1,0 +1,157 @@
+"""Label skew by a fixed number of classes per client: who holds which classes, and how much of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fltrain.data.partition.base import Indices, LabelSkew
+from fltrain.errors import FltrainError
+
+Held = NDArray[np.bool_]
+"""Which client holds which class, ``[M, C]``."""
+
+
+def random_balanced(clients: int, each: int, classes: int, random: np.random.Generator) -> Held:
+    """Give each client ``each`` different classes; the classes have equally many holders, but for one.
+
+    Client after client draws from the places left, so that a class with twice the places is twice as likely.
+    A class with as many places as clients are left must be taken. These are never more than ``each``, and
+    enough classes have places: the deal cannot get stuck.
+    """
+    places = np.full(classes, clients * each // classes)
+    places[random.permutation(classes)[: clients * each % classes]] += 1
+    held = np.zeros((clients, classes), bool)
+    for client in range(clients):
+        # The smallest of Exp(1) / weight: a draw without replacement in proportion to the weights.
+        with np.errstate(divide="ignore"):
+            lots = random.exponential(size=classes) / places
+        lots[places == clients - client] = 0
+        held[client, np.argsort(lots, kind="stable")[:each]] = True
+        places -= held[client]
+    return held
+
+
+def contiguous(clients: int, each: int, classes: int, random: np.random.Generator) -> Held:
+    """Give each class in turn to the first ceil(M k / C) clients that hold fewer than ``each`` classes."""
+    held = np.zeros((clients, classes), bool)
+    for label in range(classes):
+        takers = np.flatnonzero(held.sum(axis=1) < each)
+        held[takers[: math.ceil(clients * each / classes)], label] = True
+    return held
+
+
+def cyclic(clients: int, each: int, classes: int, random: np.random.Generator) -> Held:
+    """Give client i the classes perm[(i s + j) mod C], j < ``each``, with the stride s = max(1, C // M)."""
+    starts = np.arange(clients) * max(1, classes // clients)
+    held = np.zeros((clients, classes), bool)
+    np.put_along_axis(
+        held, random.permutation(classes)[(starts[:, None] + np.arange(each)) % classes], True, axis=1
+    )
+    return held
+
+
+_ASSIGNMENTS: dict[str, Callable[[int, int, int, np.random.Generator], Held]] = {
+    assign.__name__: assign for assign in (random_balanced, contiguous, cyclic)
+}
+
+
+class FixedClasses(LabelSkew):
+    """A scheme in which each client holds ``classes_per_client`` classes."""
+
+    classes_per_client: int = Field(default=2, ge=1)
+    assignment: str
+
+    def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
+        classes = len(class_sizes)
+        if self.classes_per_client > classes:
+            raise FltrainError(
+                f"partition.classes_per_client: {self.classes_per_client} are asked for, the data set has "
+                f"{classes} classes; use at most {classes}"
+            )
+        held = _ASSIGNMENTS[self.assignment](self.clients, self.classes_per_client, classes, random)
+        holders = held.sum(axis=0)
+        if not holders.all():
+            raise FltrainError(
+                f"partition.classes_per_client: {self.clients} clients with {self.classes_per_client} of "
+                f"{classes} classes each leave class {holders.argmin()} to nobody (assignment "
+                f"{self.assignment!r}); use at least {math.ceil(classes / self.clients)} classes per client "
+                "with assignment 'random_balanced', or more clients"
+            )
+        scarce = int((class_sizes / holders).argmin())
+        if class_sizes[scarce] < holders[scarce]:
+            raise FltrainError(
+                f"partition: class {scarce} has {class_sizes[scarce]} training images for the "
+                f"{holders[scarce]} clients that should hold it; every holder needs one: lower clients or "
+                "classes_per_client, or choose another scheme"
+            )
+        smallest = int((held @ (class_sizes // holders)).min())
+        if smallest < self.min_size:
+            raise FltrainError(
+                f"partition.min_size: equal shares of its classes give the smallest client {smallest} images "
+                f"at most, min_size is {self.min_size}; lower min_size or clients"
+            )
+        return self.shared_out(class_sizes, held, random)
+
+    def shared_out(self, class_sizes: Indices, held: Held, random: np.random.Generator) -> Indices:
+        """Images by client and class. Equal shares would do: they give every client ``min_size``."""
+        raise TypeError(f"partition scheme {self.name!r} does not say how large its shares are")
+
+
+class Pathological(FixedClasses):
+    """Few classes per client and shares of uneven size.
+
+    Where a is an equal share of a class, every holder but one gets a uniform integer number of images from
+    [max(a / 10, floor(a) min_size / e), a), where e is what equal shares of all its classes would give this
+    client, which therefore reaches ``min_size``. The remaining holder gets the rest of the class.
+
+    ``assignment``: ``random_balanced`` as the FedFCD paper has it, with a random remaining holder; or
+    ``contiguous`` as PFLlib has it, where clients with neighbouring ids hold the same classes, and the last
+    gets the rest. (PFLlib's bound is min_size / C instead of the second one; neither matters at the sizes of
+    the paper.)
+    """
+
+    name: Literal["pathological"] = "pathological"
+    citation: ClassVar[str] = (
+        "Zhang et al., PFLlib: a beginner-friendly personalized federated learning library, JMLR 2025"
+    )
+    assignment: Literal["random_balanced", "contiguous"] = "random_balanced"
+
+    def shared_out(self, class_sizes: Indices, held: Held, random: np.random.Generator) -> Indices:
+        counts = np.zeros(held.shape, np.int64)
+        shares = class_sizes // held.sum(axis=0)
+        equal = held @ shares
+        for label, images in enumerate(class_sizes):
+            holders = np.flatnonzero(held[:, label])
+            if self.assignment == "random_balanced":
+                holders = random.permutation(holders)
+            *others, last = holders
+            share = images / len(holders)
+            lowest = np.ceil(np.maximum(share / 10, shares[label] * self.min_size / equal[others]))
+            lowest = np.minimum(lowest, shares[label]).astype(np.int64)
+            counts[others, label] = random.integers(lowest, np.maximum(lowest + 1, math.ceil(share)))
+            counts[last, label] = images - counts[:, label].sum()
+        return counts
+
+
+class NByC(FixedClasses):
+    """N nodes with C classes each, and equal shares: a class of n images with h holders is cut into n / h.
+
+    Shares of a class differ by one image at most. ``assignment``: ``random_balanced``, where the classes
+    have equally many holders; or ``cyclic``, where node i holds the classes perm[(i s + j) mod C] with
+    j < ``classes_per_client`` and the stride s = max(1, C // N). The Fed2 paper does not say which.
+    """
+
+    name: Literal["n_by_c"] = "n_by_c"
+    citation: ClassVar[str] = "Yu et al., Fed2: feature-aligned federated learning, KDD 2021"
+    assignment: Literal["random_balanced", "cyclic"] = "random_balanced"
+
+    def shared_out(self, class_sizes: Indices, held: Held, random: np.random.Generator) -> Indices:
+        share, rest = np.divmod(class_sizes, held.sum(axis=0))
+        # The rest of a class goes to the first of its holders.
+        return np.where(held, share + (np.cumsum(held, axis=0) <= rest), 0)

@@ -1,0 +1,77 @@
+"""The local split: test images of every client's own, from its own distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from fltrain.component import Settings
+from fltrain.data.partition.base import Indices
+from fltrain.errors import FltrainError
+from fltrain.randomness import Purpose, stream
+
+
+class LocalTest(Settings):
+    """Every client sets ``fraction`` of its images aside for testing, at random or by class (``stratify``).
+
+    This is how personalised methods are compared (PFLlib, FedFCD): official training and test images are
+    merged, divided over the clients, and then split 75 to 25 by each of them.
+    """
+
+    fraction: float = Field(default=0.25, gt=0, lt=1)
+    stratify: bool = False
+
+    def split(
+        self, clients: Sequence[Indices], labels: Indices, seed: int
+    ) -> tuple[list[Indices], list[Indices]]:
+        """Training and test indices of each client; for the arguments see ``local_split``."""
+        random = stream(seed, Purpose.TEST_SPLIT)
+        return local_split(clients, self.fraction, random, labels if self.stratify else None)
+
+
+def local_split(
+    clients: Sequence[Indices],
+    fraction: float,
+    random: np.random.Generator,
+    stratified_by: Indices | None = None,
+) -> tuple[list[Indices], list[Indices]]:
+    """Split the images of each client at random into training and test images.
+
+    Of n images ceil(fraction n) are for testing, but at least one is left for training. With labels to
+    stratify by, each class contributes its proportional number, rounded up or down.
+
+    Args:
+        clients: Images of each client.
+        fraction: Test images per image.
+        random: Where the draws come from.
+        stratified_by: Labels of all images, int64 ``[n]``, or none.
+
+    Returns:
+        Training and test indices of each client, in random order.
+
+    Raises:
+        FltrainError: if a client has fewer than two images.
+    """
+    train: list[Indices] = []
+    test: list[Indices] = []
+    for client, images in enumerate(clients):
+        if len(images) < 2:
+            raise FltrainError(
+                f"partition: client {client} has {len(images)} images, a local test split needs 2; "
+                "raise partition.min_size or lower partition.clients"
+            )
+        shuffled = random.permutation(images)
+        # The small number undoes rounding, as in 0.1 * 30 > 3.
+        count = min(max(1, math.ceil(fraction * len(images) - 1e-9)), len(images) - 1)
+        # Every (n / count)-th of the shuffled images (in the order of their classes), from a random start.
+        picked = (np.arange(count) * len(images) + random.integers(len(images))) // count
+        if stratified_by is not None:
+            picked = np.argsort(stratified_by[shuffled], kind="stable")[picked]
+        chosen = np.zeros(len(images), bool)
+        chosen[picked] = True
+        train.append(shuffled[~chosen])
+        test.append(shuffled[chosen])
+    return train, test
