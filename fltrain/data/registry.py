@@ -1,0 +1,204 @@
+"""The registry of data sets (``config/datasets.yaml``): where each comes from and what is known of it.
+
+No torch here. An entry says how its files are read, where they can be had and how they are recognised, what
+must be found in them, how its pixels are normalised, and under what terms it may be used. A user's own set
+takes three lines: its name, the reader, the path. Whatever else is left out is then read off the data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+
+import yaml
+from pydantic import Field, Strict, model_validator
+
+from fltrain.component import Settings, choice, suggest
+from fltrain.data.download import RemoteFile
+from fltrain.data.formats import READERS, Facts, Reader
+from fltrain.errors import FltrainError
+
+if TYPE_CHECKING:
+    AnyReader: TypeAlias = Reader
+else:
+    AnyReader = choice(READERS, "reader")
+
+Numbers = Annotated[tuple[float, ...], Strict(False)]
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+class Normalisation(Settings):
+    """Per channel, what is subtracted from pixels between 0 and 1, and what they are then divided by."""
+
+    mean: Numbers
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Strict(False)]
+
+    @model_validator(mode="after")
+    def _of_equal_length(self) -> Self:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"'mean' has {len(self.mean)} values and 'std' has {len(self.std)}")
+        return self
+
+
+UNIVERSAL = {"unit": (0.0, 1.0), "half": (0.5, 0.5)}
+"""Normalisations that every set has: pixels from 0 to 1 as they are, or brought to -1 to 1."""
+
+
+class DatasetEntry(Settings):
+    """A data set.
+
+    Attributes:
+        title: what it is called in texts.
+        reader: the format of its files and the options of its reader.
+        files: what is downloaded. Sets without any are brought along in ``path``.
+        path: folder or file of the user's own copy; relative ones count from the working directory.
+        obtain: how to get it where it cannot be downloaded freely.
+        of: for a set that is for testing only, the set whose models it tests.
+        classes: number of classes.
+        channels: 1 (grey) or 3 (colour).
+        side: native height and width in pixels; none if images differ in size.
+        train_images: number of training images, 0 for a set that is for testing only.
+        test_images: number of test images.
+        mean: mean of each channel, pixels counted from 0 to 1.
+        std: standard deviation of each channel.
+        normalisations: alternatives to ``mean`` and ``std`` by name, as some papers use them.
+        horizontal_flip: whether a mirrored image still belongs to its class.
+        licence: the terms of use.
+        citation: the paper to cite.
+        revision: raised whenever the entry is changed so that other numbers result.
+    """
+
+    title: str | None = None
+    reader: AnyReader
+    files: Annotated[tuple[RemoteFile, ...], Strict(False)] = ()
+    path: str | None = None
+    obtain: str | None = None
+    of: str | None = None
+    classes: int | None = Field(default=None, ge=2)
+    channels: Literal[1, 3] | None = None
+    side: int | None = Field(default=None, ge=1, le=1024)
+    train_images: int | None = Field(default=None, ge=0)
+    test_images: int | None = Field(default=None, ge=1)
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    normalisations: dict[str, Normalisation] = {}
+    horizontal_flip: bool = False
+    licence: str | None = None
+    citation: str | None = None
+    revision: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Self:
+        if self.files and self.path is not None:
+            raise ValueError("either 'files' or 'path', not both")
+        if self.reader.needs_files and not self.files and self.path is None and self.obtain is None:
+            raise ValueError(f"reader {self.reader.name!r} needs 'files', a 'path', or at least 'obtain'")
+        return self
+
+    @model_validator(mode="after")
+    def _normalisations_fit(self) -> Self:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("'mean' and 'std' belong together")
+        reserved = {"default", *UNIVERSAL} & self.normalisations.keys()
+        if reserved:
+            raise ValueError(f"normalisations: {reserved.pop()!r} is defined for every set")
+        named = dict(self.normalisations)
+        if self.mean is not None and self.std is not None:
+            named["default"] = Normalisation(mean=self.mean, std=self.std)
+        for name, normalisation in named.items():
+            if self.channels not in (None, len(normalisation.mean)):
+                raise ValueError(
+                    f"normalisation {name!r} has {len(normalisation.mean)} values "
+                    f"for {self.channels} channel(s)"
+                )
+        return self
+
+    @property
+    def facts(self) -> Facts:
+        """What must be found in the files."""
+        return Facts(self.classes, self.channels, self.side, self.train_images, self.test_images)
+
+    @property
+    def own_copy(self) -> Path | None:
+        """Folder or file that the user brings along, if the entry names one."""
+        return None if self.path is None else Path(self.path).expanduser()
+
+    @property
+    def side_read(self) -> int | None:
+        """Height and width of the images when no other size is asked for; None if only the data can say."""
+        return self.reader.side_read(self.facts)
+
+    def normalisation(self, name: str = "default", channels: int | None = None) -> Normalisation | None:
+        """Return a normalisation by name; None for the default of a set that does not state its own.
+
+        Args:
+            name: ``default``, ``unit``, ``half``, or one of ``normalisations``.
+            channels: of the images, where the entry does not say.
+
+        Raises:
+            FltrainError: if there is none of that name.
+        """
+        if name == "default":
+            known = self.mean is not None and self.std is not None
+            return Normalisation(mean=self.mean or (), std=self.std or ()) if known else None
+        if name in UNIVERSAL:
+            mean, std = UNIVERSAL[name]
+            width = self.channels or channels or 1
+            return Normalisation(mean=(mean,) * width, std=(std,) * width)
+        if name not in self.normalisations:
+            names = ["default", *UNIVERSAL, *self.normalisations]
+            raise FltrainError(
+                f"unknown normalisation {name!r}{suggest(name, names)} (known: {', '.join(names)})"
+            )
+        return self.normalisations[name]
+
+
+def load(path: Path) -> dict[str, DatasetEntry]:
+    """Read and validate a registry: a mapping from names to entries.
+
+    Raises:
+        FltrainError: with one line that says which entry is wrong, how, and what is allowed.
+    """
+    data = _read(path)
+    entries: dict[str, DatasetEntry] = {}
+    for name, entry in data.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise FltrainError(
+                f"{path}: data set {name!r}: names consist of lower-case letters, digits, '.', '_' and '-'"
+            )
+        if name in ("test", "local_test"):
+            raise FltrainError(
+                f"{path}: data set {name!r}: called like a split of every run; choose another name"
+            )
+        entries[name] = DatasetEntry.parse(entry, f"{path}: {name}")
+    for name, one in entries.items():
+        if one.of is not None:
+            _check_relation(f"{path}: {name}: of", one, entries)
+    return dict(sorted(entries.items()))
+
+
+def _read(path: Path) -> Mapping[Any, Any]:
+    try:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    except FileNotFoundError:
+        raise FltrainError(f"{path}: no such file") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise FltrainError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(data, Mapping):
+        raise FltrainError(f"{path}: found no entries, expected a mapping from names to data sets")
+    return data
+
+
+def _check_relation(where: str, entry: DatasetEntry, entries: Mapping[str, DatasetEntry]) -> None:
+    """A set that tests the models of another one must have images and classes like it."""
+    other = entries.get(entry.of or "")
+    if other is None:
+        raise FltrainError(f"{where}: unknown data set {entry.of!r}{suggest(entry.of or '', entries)}")
+    for key in ("classes", "channels", "side"):
+        mine, theirs = getattr(entry, key), getattr(other, key)
+        if mine != theirs:
+            raise FltrainError(f"{where}: {key} is {mine}, but {entry.of} has {theirs}")

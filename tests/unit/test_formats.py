@@ -1,0 +1,868 @@
+"""Readers: small files in the official layouts, read back; whatever is wrong is said in one line."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.io import savemat
+from torchvision.transforms import CenterCrop, Compose, Resize
+
+from fltrain.data.formats import READERS, Facts, RawSplits, Reader, observed, statistics
+from fltrain.data.formats.cifar import restricted_load
+from fltrain.data.formats.folder import natural
+from fltrain.data.prepared import digest
+from fltrain.errors import FltrainError
+
+Pixels = NDArray[np.uint8]
+UNKNOWN = Facts()
+
+
+def pixels(*shape: int, seed: int = 0) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def reader(name: str, **options: Any) -> Reader:
+    return READERS[name].parse({"name": name, **options}, "test")
+
+
+def refused(name: str, source: Path, message: str, facts: Facts = UNKNOWN, **options: Any) -> None:
+    """The reader refuses the source with one line in which the pattern occurs."""
+    with pytest.raises(FltrainError, match=message) as error:
+        reader(name, **options).read(source, facts)
+    assert "\n" not in str(error.value)
+
+
+def well_formed(splits: RawSplits) -> None:
+    for images, labels in (
+        (splits.train_images, splits.train_labels),
+        (splits.test_images, splits.test_labels),
+    ):
+        assert (images.dtype, images.ndim) == (np.uint8, 4)
+        assert images.flags.c_contiguous and images.flags.writeable
+        assert (labels.dtype, labels.shape) == (np.int64, (len(images),))
+
+
+# Digits
+
+
+def test_digits_are_the_same_for_ever() -> None:
+    splits = reader("digits").read(Path("does not matter"), Facts(10, 1, 8, 1438, 359))
+    well_formed(splits)
+    arrays = {key: getattr(splits, key) for key in ("train_images", "train_labels", "test_images")}
+    assert digest(arrays)[:16] == "5a7b989c71f3dee6"
+
+
+# IDX (MNIST, Fashion-MNIST)
+
+IDX_FACTS = Facts(classes=10, channels=1, side=6, train_images=20, test_images=10)
+
+
+def idx(array: Pixels) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_idx(folder: Path, compressed: bool = True, **contents: bytes) -> Path:
+    """The four files; ``contents`` replaces some by ``<split>_<kind>``."""
+    for split, size in (("train", 20), ("t10k", 10)):
+        arrays = {"images": pixels(size, 6, 6), "labels": np.arange(size, dtype=np.uint8) % 10}
+        for kind, array in arrays.items():
+            content = contents.get(f"{split}_{kind}", idx(array))
+            name = f"{split}-{kind}-idx{array.ndim}-ubyte"
+            if compressed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+            else:
+                (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_idx(tmp_path: Path, compressed: bool) -> None:
+    splits = reader("idx").read(write_idx(tmp_path, compressed), IDX_FACTS)
+    well_formed(splits)
+    np.testing.assert_array_equal(splits.train_images[:, 0], pixels(20, 6, 6))
+    np.testing.assert_array_equal(splits.test_labels, np.arange(10))
+
+
+def test_idx_in_a_subfolder(tmp_path: Path) -> None:
+    write_idx(tmp_path)
+    shutil.move(tmp_path, tmp_path.with_name("moved"))
+    (tmp_path / "MNIST").mkdir(parents=True)
+    tmp_path.with_name("moved").rename(tmp_path / "MNIST" / "raw")
+    assert len(reader("idx").read(tmp_path, IDX_FACTS).test_labels) == 10
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"train_images": b""}, r"train-images-idx3-ubyte.gz: found the header , expected 00 00 08 03"),
+        ({"train_images": idx(pixels(20))}, r"found the header 00 00 08 01, expected 00 00 08 03"),
+        ({"t10k_labels": idx(pixels(10)[:, None])}, r"t10k-labels.*found the header 00 00 08 02"),
+        ({"train_images": b"\0\0\x0d\x03"}, r"found the header 00 00 0d 03"),
+        (
+            {"train_images": idx(pixels(20, 6, 6))[:-1]},
+            r"found 719 values, expected 720 \(shape \(20, 6, 6\)\)",
+        ),
+        ({"train_images": idx(pixels(20, 6, 6)) + b"x"}, r"found more values, expected 720"),
+        ({"train_images": idx(pixels(20, 6, 6))[:9]}, r"not readable as an IDX file"),
+        ({"train_images": idx(pixels(20, 6, 6))[:8]}, r"found 0 values, expected 20"),
+        ({"train_images": idx(pixels(0, 6, 6))}, r"found no images"),
+        ({"train_images": idx(pixels(20, 5, 5))}, r"found images of 5 x 5 pixels, expected 6 x 6"),
+        ({"train_labels": idx(pixels(19) % 10)}, r"train-labels.*found 19 labels for 20 images"),
+        ({"train_labels": idx(np.full(20, 10, np.uint8))}, r"found labels 10 to 10, expected 0 to 9"),
+    ],
+)
+def test_bad_idx(tmp_path: Path, contents: dict[str, bytes], message: str) -> None:
+    refused("idx", write_idx(tmp_path, **contents), message, IDX_FACTS)
+
+
+def test_damaged_or_missing_idx(tmp_path: Path) -> None:
+    write_idx(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"no gzip", whole[:-8] + b"\0" * 8):
+        path.write_bytes(damaged)
+        refused("idx", tmp_path, r"train-images-idx3-ubyte.gz: not readable as an IDX file \(.+\)")
+    path.unlink()
+    refused("idx", tmp_path, r"found no train-images-idx3-ubyte.gz or train-images-idx3-ubyte")
+    refused("idx", tmp_path / "nowhere", r"nowhere: no such file or folder")
+
+
+# CIFAR: written as Python 2 wrote it, which Python 3 cannot
+
+
+def py2_pickle(value: Any) -> bytes:
+    return b"\x80\x02" + _py2(value) + b"."
+
+
+def _py2(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        short = len(value) < 256
+        return (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))) + value
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_py2, value)) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(_py2(key) + _py2(item) for key, item in value.items()) + b"u"
+    kind = value.dtype.str[1:].encode()
+    dtype = (
+        b"cnumpy\ndtype\n" + _py2(kind) + b"K\0K\1\x87R(K\3" + _py2(b"|") + b"NNN" + _py2(-1) * 2 + b"K\0tb"
+    )
+    start = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85" + _py2(b"b") + b"\x87R"
+    shape = b"(" + b"".join(map(_py2, value.shape)) + b"t"
+    return start + b"(K\1" + shape + dtype + b"\x89" + _py2(value.tobytes()) + b"tb"
+
+
+def batch(size: int, seed: int, labels: bytes = b"labels") -> dict[bytes, Any]:
+    return {
+        b"batch_label": b"a batch",
+        b"data": pixels(size, 3072, seed=seed),
+        labels: [number % 10 for number in range(size)],
+        b"filenames": [b"a.png"] * size,
+    }
+
+
+def cifar10() -> dict[str, bytes]:
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    return {name: py2_pickle(batch(10, seed)) for seed, name in enumerate(names)}
+
+
+def write_tar(path: Path, files: dict[str, bytes], folder: str = "cifar-10-batches-py") -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w:bz2") as archive:
+        for name, content in {"readme.html": b"", **files}.items():
+            member = tarfile.TarInfo(f"{folder}/{name}" if folder else name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+CIFAR_FACTS = Facts(classes=10, channels=3, side=32, train_images=50, test_images=10)
+
+
+def test_the_pickles_of_these_tests_are_like_the_official_ones() -> None:
+    content = batch(3, 0)
+    read = pickle.loads(py2_pickle(content), encoding="bytes")
+    np.testing.assert_array_equal(read.pop(b"data"), content.pop(b"data"))
+    assert read == content
+
+
+@pytest.mark.parametrize("form", ["archive", "archive in a folder", "folder", "folder in a folder"])
+def test_cifar10(tmp_path: Path, form: str) -> None:
+    archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / "cifar-10-batches-py"
+    if form.startswith("archive"):
+        write_tar(archive, cifar10())
+    else:
+        folder.mkdir()
+        for name, content in cifar10().items():
+            (folder / name).write_bytes(content)
+    source = {"archive": archive, "folder": folder}.get(form, tmp_path)
+    splits = reader("cifar", version="cifar-10").read(source, CIFAR_FACTS)
+    well_formed(splits)
+    expected = np.concatenate([pixels(10, 3072, seed=seed) for seed in range(5)])
+    np.testing.assert_array_equal(splits.train_images.reshape(50, 3072), expected)
+    np.testing.assert_array_equal(splits.test_images.reshape(10, 3072), pixels(10, 3072, seed=5))
+    np.testing.assert_array_equal(splits.train_labels, np.tile(np.arange(10), 5))
+
+
+def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+    files = {
+        name: py2_pickle({**batch(100, 0, b"fine_labels"), b"coarse_labels": [0] * 100})
+        for name in ("train", "test")
+    }
+    write_tar(tmp_path / "cifar-100-python.tar.gz", files, "cifar-100-python")
+    splits = reader("cifar", version="cifar-100").read(tmp_path, Facts(10, 3, 32, 100, 100))
+    assert splits.train_labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+
+
+def without(key: bytes) -> dict[bytes, Any]:
+    return {name: value for name, value in batch(10, 0).items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (py2_pickle([1]), r"test_batch: found a list, expected a dictionary"),
+        (py2_pickle(without(b"data")), r"found no 'data' in the batch"),
+        (py2_pickle(without(b"labels")), r"found no 'labels' in the batch"),
+        (py2_pickle({**batch(10, 0), b"data": [1, 2]}), r"found data list, expected an array \(n, 3072\)"),
+        (py2_pickle({**batch(10, 0), b"data": pixels(10, 300)}), r"found data \(10, 300\), expected"),
+        (py2_pickle({**batch(10, 0), b"data": pixels(0, 3072)}), r"found no images"),
+        (py2_pickle({**batch(10, 0), b"data": np.zeros((10, 3072), "<f4")}), r"an array of type b'f4'"),
+        (py2_pickle({**batch(10, 0), b"labels": [b"cat"] * 10}), r"labels that are not a list of integers"),
+        (py2_pickle({**batch(10, 0), b"labels": [0]}), r"found 1 label for 10 images"),
+        (py2_pickle({**batch(10, 0), b"labels": [11] * 10}), r"found labels 11 to 11, expected 0 to 9"),
+        (py2_pickle(batch(10, 0))[:-9], r"test_batch: not readable as a batch of CIFAR \(.+\)"),
+        (b"", r"test_batch: not readable as a batch of CIFAR \(.+\)"),
+        (b"garbage", r"test_batch: not readable as a batch of CIFAR \(.+\)"),
+    ],
+)
+def test_bad_cifar(tmp_path: Path, content: bytes, message: str) -> None:
+    write_tar(tmp_path / "cifar-10-python.tar.gz", {**cifar10(), "test_batch": content})
+    refused("cifar", tmp_path, message, CIFAR_FACTS, version="cifar-10")
+
+
+def test_damaged_or_missing_cifar(tmp_path: Path) -> None:
+    refused("cifar", tmp_path, r"cifar-10-python.tar.gz: no such file", version="cifar-10")
+    path = write_tar(tmp_path / "cifar-10-python.tar.gz", cifar10())
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"no archive", b""):
+        path.write_bytes(damaged)
+        refused("cifar", tmp_path, r"not readable as the archive of CIFAR|found no", version="cifar-10")
+    files = cifar10()
+    del files["data_batch_3"]
+    write_tar(path, files)
+    refused("cifar", tmp_path, r"found no data_batch_3 in cifar-10-batches-py", version="cifar-10")
+
+
+class Shell:
+    """Unpickling this runs a command."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_cannot_run_anything(tmp_path: Path, protocol: int) -> None:
+    marker = tmp_path / "executed"
+    content = pickle.dumps({"data": Shell(marker)}, protocol)
+    write_tar(tmp_path / "cifar-10-python.tar.gz", {**cifar10(), "test_batch": content})
+    refused("cifar", tmp_path, r"it asks for \w+\.system, which no such file needs", version="cifar-10")
+    assert not marker.exists()
+    pickle.loads(content)  # the command is real
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"cbuiltins\neval\n(S'1'\ntR.",
+        b"cnumpy\nload\n(S'x'\ntR.",
+        b"cnumpy.core.multiarray\nscalar\n.",
+        b"cnumpy._core.multiarray\n_reconstruct\n.",
+        b"ccopyreg\n_reconstructor\n.",
+        b"(ibuiltins\nlist\n.",  # INST
+        b"(cbuiltins\nlist\no.",  # OBJ
+        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.",  # STACK_GLOBAL
+        b"Psomething\n.",  # a persistent id
+        b"\x80\x02\x82\x01.",  # the extension registry
+        b"cnumpy\ndtype\n(S'O'\ntR.",
+        b"cnumpy\nndarray\n(tR.",
+        b"cnumpy\ndtype\n(N}S'__code__'\nNstb.",  # a change of the stand-in
+        b"cnumpy.core.multiarray\n_reconstruct\n(tR(K\1K\1cnumpy\ndtype\n\x89S'x'\ntb.",  # bytes of no type
+    ],
+)
+def test_a_pickle_gets_nothing_but_bytes(content: bytes) -> None:
+    with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError, ValueError)):
+        restricted_load(content)
+
+
+# SVHN
+
+
+def write_svhn(folder: Path, **changes: Any) -> Path:
+    for split, size in (("train", 20), ("test", 10)):
+        images = pixels(32, 32, 3, size)
+        labels = (np.arange(size, dtype=np.uint8) % 10 + 1)[:, None]
+        savemat(folder / f"{split}_32x32.mat", {"X": images, "y": labels, **changes})
+    return folder
+
+
+SVHN_FACTS = Facts(classes=10, channels=3, side=32, train_images=20, test_images=10)
+
+
+def test_svhn(tmp_path: Path) -> None:
+    splits = reader("svhn").read(write_svhn(tmp_path), SVHN_FACTS)
+    well_formed(splits)
+    np.testing.assert_array_equal(splits.train_images[7, 2], pixels(32, 32, 3, 20)[:, :, 2, 7])
+    assert splits.test_labels.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"X": np.zeros((32, 32, 3))}, r"train_32x32.mat: found X of shape \(32, 32, 3\)"),
+        ({"X": np.zeros((32, 32, 3, 20))}, r"train_32x32.mat, X: found float64 images, expected uint8"),
+        ({"X": pixels(16, 16, 3, 20)}, r"found images of 16 x 16 pixels, expected 32 x 32"),
+        ({"X": pixels(32, 32, 1, 20)}, r"found 1 channel, expected 3"),
+        ({"X": pixels(32, 32, 2, 20)}, r"found an array of shape \(20, 32, 32, 2\)"),
+        ({"y": np.zeros((20, 1), np.uint8)}, r"train_32x32.mat, y: found labels 0 to 0, expected 1 to 10"),
+        ({"y": np.full((20, 1), 11, np.uint8)}, r"found labels 11 to 11, expected 1 to 10"),
+        ({"y": np.ones((20, 1))}, r"found float64 labels, expected integers"),
+        ({"y": np.ones((20, 2), np.uint8)}, r"found labels of shape \(20, 2\), expected one for each image"),
+        ({"y": np.ones((3, 1), np.uint8)}, r"found 3 labels for 20 images"),
+    ],
+)
+def test_bad_svhn(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    refused("svhn", write_svhn(tmp_path, **changes), message, SVHN_FACTS)
+
+
+def test_damaged_or_missing_svhn(tmp_path: Path) -> None:
+    refused("svhn", tmp_path, r"found no train_32x32.mat")
+    path = write_svhn(tmp_path) / "train_32x32.mat"
+    savemat(path, {"X": pixels(32, 32, 3, 20)})
+    refused("svhn", tmp_path, r"found no variable y, expected X and y")
+    path.write_bytes(b"no MATLAB file")
+    refused("svhn", tmp_path, r"train_32x32.mat: not readable as a MATLAB file \(.+\)")
+
+
+# NPZ (MedMNIST, bring your own)
+
+
+def arrays(*form: int, **changes: Any) -> dict[str, Any]:
+    """What a file of MedMNIST holds, for images of the given form; None leaves an array out."""
+    content: dict[str, Any] = {}
+    for split, size in (("train", 20), ("val", 6), ("test", 10)):
+        content[f"{split}_images"] = pixels(size, *form)
+        content[f"{split}_labels"] = (np.arange(size, dtype=np.uint8) % 5)[:, None]
+    content.update(changes)
+    return {key: value for key, value in content.items() if value is not None}
+
+
+def write_npz(folder: Path, content: dict[str, Any]) -> Path:
+    np.savez_compressed(folder / "some.npz", **content)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["npz", "medmnist"])
+@pytest.mark.parametrize(("form", "channels"), [((8, 8), 1), ((8, 8, 1), 1), ((8, 8, 3), 3)])
+def test_npz(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) -> None:
+    write_npz(tmp_path, arrays(*form))
+    splits = reader(name).read(tmp_path, Facts(5, channels, 8, 20, 10))
+    well_formed(splits)
+    np.testing.assert_array_equal(
+        splits.train_images.transpose(0, 2, 3, 1), pixels(20, *form).reshape(20, 8, 8, channels)
+    )
+    assert splits.test_labels.tolist() == [0, 1, 2, 3, 4] * 2
+    assert splits.notes == ("the validation split (6 images) is not used",)
+
+
+def test_npz_as_a_file_with_nothing_known(tmp_path: Path) -> None:
+    flat = np.arange(20, dtype=np.int32) % 5
+    write_npz(tmp_path, arrays(8, 8, train_labels=flat, val_images=None, val_labels=None))
+    splits = reader("npz").read(tmp_path / "some.npz")
+    assert observed(splits) == Facts(classes=5, channels=1, side=8, train_images=20, test_images=10)
+    assert splits.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test_labels": None}, r"some.npz: found train_images, .*; expected test_labels as well"),
+        ({"train_images": pixels(20, 8, 8) / 255}, r"train_images: found float64 images, expected uint8"),
+        ({"train_images": pixels(20, 64)}, r"found an array of shape \(20, 64\), expected images"),
+        ({"train_images": pixels(20, 8, 8, 4)}, r"found an array of shape \(20, 8, 8, 4\)"),
+        ({"train_images": pixels(20, 3, 8, 8)}, r"found an array of shape \(20, 3, 8, 8\)"),
+        ({"train_images": pixels(20, 8, 9)}, r"found images of 8 x 9 pixels, expected 8 x 8"),
+        ({"train_images": pixels(0, 8, 8)}, r"train_images: found no images"),
+        ({"test_images": pixels(10, 9, 9)}, r"training images of 8 x 8 pixels.* but test images of 9 x 9"),
+        ({"test_images": pixels(10, 8, 8, 3)}, r"1 channel but test images of 8 x 8 pixels and 3 channels"),
+        ({"train_labels": np.zeros((20, 14), np.uint8)}, r"train_labels: found labels of shape \(20, 14\)"),
+        ({"train_labels": np.zeros(20)}, r"train_labels: found float64 labels, expected integers"),
+        ({"train_labels": np.zeros(20, bool)}, r"found bool labels, expected integers"),
+        ({"train_labels": np.full(20, "cat")}, r"found <U3 labels, expected integers"),
+        ({"train_labels": np.zeros(19, int)}, r"found 19 labels for 20 images"),
+        ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
+        ({"train_labels": np.full(20, 7)}, r"labels up to 7 but none that is 5; .*or state 'classes'"),
+        ({"train_labels": np.full(20, 10**12)}, r"but none that is 5"),
+        ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
+    ],
+)
+def test_bad_npz(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    refused("npz", write_npz(tmp_path, arrays(8, 8, **changes)), message)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (Facts(classes=4), r"train_labels: found labels 0 to 4, expected 0 to 3"),
+        (Facts(channels=3), r"train_images: found 1 channel, expected 3"),
+        (Facts(side=28), r"found images of 8 x 8 pixels, expected 28 x 28"),
+        (Facts(train_images=21), r"found 20 training images, expected 21"),
+        (Facts(test_images=9_000), r"found 10 test images, expected 9,000"),
+    ],
+)
+def test_data_that_contradict_the_facts(tmp_path: Path, facts: Facts, message: str) -> None:
+    refused("npz", write_npz(tmp_path, arrays(8, 8)), message, facts)
+
+
+def test_declared_classes_may_be_absent(tmp_path: Path) -> None:
+    write_npz(tmp_path, arrays(8, 8, train_labels=np.full(20, 7), test_labels=np.full(10, 7)))
+    assert reader("npz").read(tmp_path, Facts(classes=10)).train_labels.tolist() == [7] * 20
+
+
+def test_damaged_or_missing_npz(tmp_path: Path) -> None:
+    refused("npz", tmp_path, r"found no \*.npz")
+    write_npz(tmp_path, arrays(8, 8, val_images=None))
+    refused("medmnist", tmp_path, r"expected val_images as well")
+    path = tmp_path / "some.npz"
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"no archive", b""):
+        path.write_bytes(damaged)
+        refused("npz", tmp_path, r"some.npz: not readable as a numpy archive \(.+\)")
+    with path.open("wb") as file:
+        np.save(file, pixels(3))
+    refused("npz", tmp_path, r"some.npz: not readable as a numpy archive \(.+\)")
+    shutil.copy(path, tmp_path / "other.npz")
+    refused("npz", tmp_path, r"found \*.npz in 2 places, expected one")
+
+
+# CIFAR-10.1
+
+
+def write_cifar10_1(folder: Path, images: Any, labels: Any) -> Path:
+    np.save(folder / "cifar10.1_v6_data.npy", images)
+    np.save(folder / "cifar10.1_v6_labels.npy", labels)
+    return folder
+
+
+def test_cifar10_1_is_for_testing_only(tmp_path: Path) -> None:
+    images = pixels(20, 32, 32, 3)
+    write_cifar10_1(tmp_path, images, np.arange(20, dtype=np.int32) % 10)
+    splits = reader("cifar10_1", version="v6").read(tmp_path, Facts(10, 3, 32, 0, 20))
+    well_formed(splits)
+    assert splits.train_images.shape == (0, 3, 32, 32)
+    np.testing.assert_array_equal(splits.test_images.transpose(0, 2, 3, 1), images)
+
+
+def test_bad_cifar10_1(tmp_path: Path) -> None:
+    facts, labels = Facts(10, 3, 32, 0, 20), np.arange(20) % 10
+    read = {"facts": facts, "version": "v6"}
+    refused("cifar10_1", tmp_path, r"found no cifar10.1_v6_data.npy", **read)
+    write_cifar10_1(tmp_path, pixels(20, 32, 32, 3), labels[:-1])
+    refused("cifar10_1", tmp_path, r"v6_labels.npy: found 19 labels for 20 images", **read)
+    write_cifar10_1(tmp_path, pixels(20, 32, 32), labels)
+    refused("cifar10_1", tmp_path, r"v6_data.npy: found 1 channel, expected 3", **read)
+    write_cifar10_1(tmp_path, pixels(20, 32, 32, 3), np.array([Shell(tmp_path / "executed")] * 20))
+    refused("cifar10_1", tmp_path, r"v6_labels.npy: not readable as a numpy array \(.*pickle", **read)
+    assert not (tmp_path / "executed").exists()
+    np.savez(tmp_path / "x.npz", a=labels)
+    (tmp_path / "x.npz").rename(tmp_path / "cifar10.1_v6_labels.npy")
+    refused("cifar10_1", tmp_path, r"v6_labels.npy: found an archive, expected one array", **read)
+
+
+# FEMNIST
+
+WRITERS = {"f10_02": (4, 2), "f09_01": (3, 1), "f11_00": (5, 0), "f12_00": (0, 3)}
+"""Training and test images of each; the last two are not in both splits."""
+
+
+def femnist(size: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    images = (pixels(size, 28, 28, seed=seed) / np.float32(255)).astype(np.float32)
+    return images, (np.arange(size) + seed).astype(np.int32) % 62
+
+
+def write_hdf5(folder: Path, writers: dict[str, tuple[int, int]] = WRITERS) -> Path:
+    folder.mkdir(exist_ok=True)
+    for part, split in enumerate(("train", "test")):
+        with h5py.File(folder / f"fed_emnist_{split}.h5", "w") as file:
+            for seed, (writer, sizes) in enumerate(writers.items()):
+                images, labels = femnist(sizes[part], seed)
+                file[f"examples/{writer}/pixels"], file[f"examples/{writer}/label"] = images, labels
+    return folder
+
+
+def write_leaf(folder: Path) -> Path:
+    for part, split in enumerate(("train", "test")):
+        (folder / split).mkdir(parents=True)
+        for seed, (writer, sizes) in enumerate(WRITERS.items()):
+            images, labels = femnist(sizes[part], seed)
+            data = {"x": images.reshape(len(images), 28 * 28).tolist(), "y": labels.tolist()}
+            content = {"users": [writer], "num_samples": [sizes[part]], "user_data": {writer: data}}
+            (folder / split / f"all_data_{seed}.json").write_text(json.dumps(content))
+    return folder
+
+
+FEMNIST_FACTS = Facts(classes=62, channels=1, side=28)
+
+
+def check_femnist(splits: RawSplits) -> None:
+    well_formed(splits)
+    assert splits.writers is not None and splits.writers.dtype == np.int64
+    assert splits.writers.tolist() == [0, 0, 0, 1, 1, 1, 1]  # f09_01, f10_02
+    np.testing.assert_array_equal(splits.train_images[:3, 0], pixels(3, 28, 28, seed=1))
+    np.testing.assert_array_equal(splits.train_images[3:, 0], pixels(4, 28, 28, seed=0))
+    assert splits.train_labels.tolist() == [1, 2, 3, 0, 1, 2, 3]
+    assert splits.test_labels.tolist() == [1, 0, 1]
+    assert splits.notes == ("2 of 4 writers have both training and test images: 7 and 3 in all",)
+
+
+def test_femnist(tmp_path: Path) -> None:
+    check_femnist(reader("femnist").read(write_hdf5(tmp_path), FEMNIST_FACTS))
+
+
+def test_femnist_in_its_archive(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "files")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()}
+    archive = write_tar(tmp_path / "fed_emnist.tar.bz2", files, folder="")
+    shutil.rmtree(tmp_path / "files")
+    check_femnist(reader("femnist").read(tmp_path, FEMNIST_FACTS))
+    check_femnist(reader("femnist").read(archive, FEMNIST_FACTS))
+    assert [path.name for path in tmp_path.iterdir()] == [archive.name]
+    archive.write_bytes(archive.read_bytes()[:1000])
+    refused("femnist", tmp_path, r"tar.bz2: not readable as the archive of FEMNIST \(.+\)")
+    write_tar(archive, {}, folder="")
+    refused("femnist", tmp_path, r"found no fed_emnist_train.h5")
+
+
+def test_leaf(tmp_path: Path) -> None:
+    check_femnist(reader("leaf").read(write_leaf(tmp_path), FEMNIST_FACTS))
+
+
+def test_bad_femnist(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path) / "fed_emnist_train.h5"
+
+    def rewrite(**content: Any) -> None:
+        with h5py.File(path, "w") as file:
+            for name, value in content.items():
+                file[name.replace("__", "/")] = value
+
+    refused("femnist", write_hdf5(tmp_path, {"a": (2, 0), "b": (0, 2)}), r"2 writers, but none with both")
+    rewrite(other=[1])
+    refused("femnist", tmp_path, r"fed_emnist_train.h5: found other, expected the group 'examples'")
+    images, labels = femnist(4, 0)
+    rewrite(examples__a__pixels=images)
+    refused("femnist", tmp_path, r"fed_emnist_train.h5, a: found no label")
+    rewrite(examples__a__pixels=pixels(4, 28, 28), examples__a__label=labels)
+    refused("femnist", tmp_path, r"train.h5, a: found pixels uint8, expected floats from 0 to 1")
+    for value in (1.5, -0.1, np.nan):
+        rewrite(examples__a__pixels=np.full_like(images, value), examples__a__label=labels)
+        refused("femnist", tmp_path, rf"a: found pixels {value} to {value}, expected floats from 0 to 1")
+    rewrite(examples__a__pixels=images[:, :14, :14], examples__a__label=labels)
+    refused("femnist", tmp_path, r"a: found images of 14 x 14 pixels, expected 28 x 28", FEMNIST_FACTS)
+    rewrite(examples__a__pixels=images, examples__a__label=labels[:3])
+    refused("femnist", tmp_path, r"a: found 3 labels for 4 images")
+    rewrite(examples__a__pixels=images, examples__a__label=labels + 60)
+    refused("femnist", tmp_path, r"a: found labels 60 to 63, expected 0 to 61", FEMNIST_FACTS)
+    path.write_bytes(b"no HDF5")
+    refused("femnist", tmp_path, r"fed_emnist_train.h5: not readable as an HDF5 file \(.+\)")
+    path.unlink()
+    refused("femnist", tmp_path, r"found no fed_emnist_train.h5")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"new.json: cannot be read"),
+        ("[]", r"new.json: found no 'user_data'"),
+        ('{"user_data": []}', r"new.json: found no 'user_data'"),
+        ('{"user_data": {"w": {"x": []}}}', r"new.json, w: found no x and y"),
+        ('{"user_data": {"w": {"x": [[0, 0, 0]], "y": [1]}}}', r"w: found pixels of shape \(1, 3\)"),
+        ('{"user_data": {"w": {"x": [[0], [0, 0]], "y": [1]}}}', r"not readable as images and labels"),
+        ('{"user_data": {"w": {"x": [["a"]], "y": [1]}}}', r"not readable as images and labels"),
+        ('{"user_data": {"w": {"x": [[2]], "y": [1]}}}', r"w: found pixels 2 to 2, expected floats"),
+        ('{"user_data": {"w": {"x": [[1]], "y": [1.5]}}}', r"w: found float64 labels"),
+        ('{"user_data": {"w": {"x": [], "y": [1]}}}', r"w: found an array of shape \(0,\)"),
+        ('{"user_data": {"f09_01": {"x": [[1]], "y": [1]}}}', r"f09_01: found a writer who is in an earlier"),
+    ],
+)
+def test_bad_leaf(tmp_path: Path, content: str, message: str) -> None:
+    write_leaf(tmp_path)
+    (tmp_path / "train" / "new.json").write_text(content)
+    refused("leaf", tmp_path, message)
+
+
+def test_missing_leaf(tmp_path: Path) -> None:
+    refused("leaf", tmp_path, r"train: found no .json files")
+
+
+# Folders of photographs
+
+
+def write_image(path: Path, image: Any, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(path, **options)
+
+
+def write_tree(root: Path, names: Sequence[str], size: int, side: int = 6) -> Path:
+    """Images ``<class>/<class><number>.png``, numbered from 1 without leading zeros."""
+    for seed, name in enumerate(names):
+        for number in range(size):
+            path = root / name / f"{Path(name).name}{number + 1}.png"
+            write_image(path, pixels(side, side, 3, seed=100 * seed + number))
+    return root
+
+
+def drawn(seed: int, side: int = 6) -> Pixels:
+    return pixels(side, side, 3, seed=seed).transpose(2, 0, 1)
+
+
+def test_natural_order() -> None:
+    names = ["a10", "a2", "b", "a", "a02", "B1", "10", "9"]
+    assert sorted(names, key=natural) == ["9", "10", "B1", "a", "a02", "a2", "a10", "b"]
+
+
+@pytest.mark.parametrize("second", ["test", "val"])
+def test_folder_with_two_trees(tmp_path: Path, second: str) -> None:
+    write_tree(tmp_path / "train", ["class10", "class9"], 12)
+    write_tree(tmp_path / second, ["class10", "class9"], 3)
+    (tmp_path / "train" / "class9" / "notes.txt").write_text("no image")
+    (tmp_path / "train" / "class9" / "._class91.png").write_text("what a Mac leaves behind")
+    splits = reader("folder").read(tmp_path, Facts(2, 3, 6, 24, 6))
+    well_formed(splits)
+    assert splits.class_names == ("class9", "class10")
+    assert splits.train_labels.tolist() == [0] * 12 + [1] * 12
+    expected = np.stack([drawn(seed) for seed in (*range(100, 112), *range(12))])
+    np.testing.assert_array_equal(splits.train_images, expected)
+    np.testing.assert_array_equal(splits.test_images[0], drawn(100))
+
+
+def test_folder_prefers_test_to_val(tmp_path: Path) -> None:
+    for number, name in enumerate(("train", "test", "val")):
+        write_tree(tmp_path / name, ["a", "b"], number + 1)
+    splits = reader("folder").read(tmp_path)
+    assert len(splits.test_labels) == 4
+    assert splits.notes == ("the folder 'val' is not used",)
+
+
+def test_folder_divided_by_file_order(tmp_path: Path) -> None:
+    """The layout and the division of LC25000: classes two levels down, files numbered without zeros."""
+    write_tree(tmp_path, ["colon_image_sets/colon_n", "lung_image_sets/lung_aca"], 15)
+    splits = reader("folder", train_fraction=0.8).read(tmp_path)
+    assert splits.class_names == ("colon_n", "lung_aca")
+    assert (len(splits.train_labels), len(splits.test_labels)) == (24, 6)
+    np.testing.assert_array_equal(splits.test_images, [drawn(seed) for seed in (12, 13, 14, 112, 113, 114)])
+    assert splits.test_labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_folder_restricted_to_some_classes(tmp_path: Path, listed: bool) -> None:
+    """The way of ImageNet-100: a list picks classes, whose labels follow the order of their names."""
+    for name in ("train", "val"):
+        write_tree(tmp_path / name, ["n03", "a dog", "n02"], 2)
+    (tmp_path / "list.txt").write_text("n03\na dog \n\n")
+    splits = reader("folder", only="list.txt" if listed else ["n03", "a dog"]).read(tmp_path)
+    assert splits.class_names == ("a dog", "n03")
+    np.testing.assert_array_equal(splits.train_images[0], drawn(100))
+
+
+def test_photographs_are_cropped_and_resized(tmp_path: Path) -> None:
+    """As torchvision does it, whatever the shape."""
+    usual = Compose([Resize(10), CenterCrop(10)])
+    shapes = [(40, 60), (90, 30), (10, 10), (8, 8), (7, 23), (41, 40), (333, 500)]
+    photographs = [pixels(*shape, 3) for shape in shapes]
+    for split in ("train", "test"):
+        for number, photograph in enumerate(photographs):
+            write_image(tmp_path / split / "a" / f"{number}.png", photograph)
+        write_image(tmp_path / split / "b" / "0.png", photographs[0])
+    splits = reader("folder", side=10).read(tmp_path)
+    for image, photograph in zip(splits.train_images, photographs, strict=False):
+        expected = np.asarray(usual(Image.fromarray(photograph)))
+        np.testing.assert_array_equal(image.transpose(1, 2, 0), expected)
+    assert reader("folder", side=10).read(tmp_path, side=5).train_images.shape == (8, 3, 5, 5)
+
+
+def test_kinds_of_images(tmp_path: Path) -> None:
+    """Grey, transparent, printed and indexed images become colour ones; several formats are read."""
+    colour = Image.new("RGB", (6, 6), (200, 100, 50))
+    kinds = {
+        "1.png": colour,
+        "2.BMP": colour,
+        "3.jpeg": colour.convert("CMYK"),
+        "4.png": colour.convert("RGBA"),
+        "5.gif.png": colour.convert("P"),
+        "6.tiff": colour.convert("L"),
+    }
+    for split in ("train", "test"):
+        for name, image in kinds.items():
+            write_image(tmp_path / split / "a" / name, image)
+        write_image(tmp_path / split / "b" / "1.png", colour)
+    splits = reader("folder").read(tmp_path)
+    assert splits.train_images.shape == (7, 3, 6, 6)
+    for image in splits.train_images[:5]:
+        assert abs(image[:, 3, 3].astype(int) - [200, 100, 50]).max() < 60
+    assert len(np.unique(splits.train_images[5])) == 1
+
+
+def test_grey_images(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in "ab":
+            write_image(tmp_path / split / name / "1.png", pixels(6, 6))
+    assert reader("folder").read(tmp_path).train_images.shape == (2, 1, 6, 6)
+    assert reader("folder").read(tmp_path, Facts(channels=3)).train_images.shape == (2, 3, 6, 6)
+    write_image(tmp_path / "test" / "b" / "2.png", pixels(6, 6, 3))
+    refused("folder", tmp_path, r"2.png: found a colour image after grey ones; state 'channels'")
+    assert reader("folder").read(tmp_path, Facts(channels=1)).test_images.shape == (3, 1, 6, 6)
+
+
+def test_many_images_keep_their_order(tmp_path: Path) -> None:
+    write_tree(tmp_path, ["a", "b"], 150, side=2)
+    splits = reader("folder", train_fraction=0.9).read(tmp_path)
+    np.testing.assert_array_equal(splits.train_images[:135], [drawn(seed, 2) for seed in range(135)])
+
+
+def test_linked_folders_are_followed(tmp_path: Path) -> None:
+    write_tree(tmp_path / "elsewhere", ["a", "b", "c"], 4)
+    (tmp_path / "mine").mkdir()
+    for name in "ab":
+        (tmp_path / "mine" / name).symlink_to(tmp_path / "elsewhere" / name)
+    assert reader("folder", train_fraction=0.5).read(tmp_path / "mine").class_names == ("a", "b")
+
+
+Spoil = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda root: shutil.rmtree(root / "test"), r"found only train, expected folders train and test"),
+        (lambda root: shutil.rmtree(root / "train"), r"found only test, expected folders train and test"),
+        (lambda root: (root / "train").rename(root / "Train"), r"found only test, expected"),
+        (lambda root: shutil.rmtree(root / "train" / "a"), r"found a in only one of train and test"),
+        (lambda root: write_tree(root / "test", ["c"], 1), r"found c in only one of train and test"),
+        (lambda root: write_tree(root / "train", ["b/a"], 1), r"train: found two folders 'a' with images"),
+        (lambda root: [shutil.rmtree(root / "train" / name) for name in "ab"], r"train: found no images"),
+        (lambda root: write_tree(root / "train", ["a"], 9, side=7), r"a1.png: .*7 x 7.*expected 6 x 6"),
+        (lambda root: write_image(root / "train/a/a0.png", pixels(3, 4, 3)), r"found 3 x 4 pixels, .*square"),
+        (lambda root: (root / "train/a/a0.png").write_bytes(b"x"), r"a0.png: not readable as an image"),
+        (lambda root: (root / "test/b/b9.png").write_bytes(b""), r"b9.png: not readable as an image"),
+        (
+            lambda root: write_image(root / "train/a/a3.png", pixels(6, 6).astype(np.uint16)),
+            r"a3.png: found more than 8 bits per channel \(mode I;16\)",
+        ),
+    ],
+)
+def test_bad_folder(tmp_path: Path, spoil: Spoil, message: str) -> None:
+    for split in ("train", "test"):
+        write_tree(tmp_path / split, ["a", "b"], 2)
+    if "a1.png" in message:
+        write_image(tmp_path / "train" / "a" / "a0.png", pixels(6, 6, 3))
+    spoil(tmp_path)
+    refused("folder", tmp_path, message)
+
+
+def test_folder_that_leads_back_to_itself(tmp_path: Path) -> None:
+    write_tree(tmp_path, ["a"], 2)
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    refused("folder", tmp_path, r"found two folders 'a'", train_fraction=0.5)
+
+
+def test_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tree(tmp_path, ["a", "b", "c"], 2)
+    scandir = os.scandir
+
+    def forbidden(path: str) -> Any:
+        if path.endswith("b"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", forbidden)
+    refused("folder", tmp_path, r"b: cannot be listed \(Permission denied\)", train_fraction=0.5)
+
+
+def test_truncated_photograph(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_tree(tmp_path / split, ["a", "b"], 2)
+    path = tmp_path / "test" / "a" / "a3.jpg"
+    write_image(path, pixels(6, 6, 3))
+    path.write_bytes(path.read_bytes()[:-40])
+    refused("folder", tmp_path, r"a3.jpg: not readable as an image \(.*truncated")
+
+
+def test_bad_options_of_folder(tmp_path: Path) -> None:
+    write_tree(tmp_path, ["a", "b"], 3)
+    refused("folder", tmp_path, r"found neither, expected folders train and test.*set .*'train_fraction'")
+    refused("folder", tmp_path, r"3 images of 'a', of which a share of 0.1", train_fraction=0.1)
+    refused("folder", tmp_path, r"3 images of 'a', of which a share of 0.9", train_fraction=0.9)
+    refused(
+        "folder",
+        tmp_path,
+        r"no folder with images called bb; did you mean 'b'\?",
+        only=["a", "bb"],
+        train_fraction=0.5,
+    )
+    refused("folder", tmp_path, r"list.txt: no such file", only="list.txt", train_fraction=0.5)
+    (tmp_path / "list.txt").write_text("\n")
+    refused("folder", tmp_path, r"list.txt: found no names", only="list.txt", train_fraction=0.5)
+    refused(
+        "folder",
+        tmp_path,
+        r"found 2 folders with images \(a, b\), expected 5 classes",
+        Facts(5),
+        train_fraction=0.5,
+    )
+    refused(
+        "folder", tmp_path, r"found 6 x 6 pixels, expected 8 x 8 pixels as", Facts(side=8), train_fraction=0.5
+    )
+    for split in ("train", "test"):
+        write_tree(tmp_path / "both" / split, ["a"], 2)
+    refused(
+        "folder", tmp_path / "both", r"train and test, expected a single tree; remove", train_fraction=0.5
+    )
+
+
+# What readers share
+
+
+def test_every_reader_says_what_it_is() -> None:
+    for name, kind in READERS.items():
+        assert kind.__doc__ and kind.model_fields["name"].default == name
+    with pytest.raises(
+        FltrainError, match=re.escape("unknown key 'train_fracton'; did you mean 'train_fraction'")
+    ):
+        reader("folder", train_fracton=0.5)
+
+
+def test_statistics_are_those_of_the_pixels() -> None:
+    images = pixels(2100, 3, 4, 4)
+    images[:, 2] = 51
+    mean, std = statistics(images)
+    np.testing.assert_allclose(mean, (images / 255).mean(axis=(0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(std[:2], (images[:, :2] / 255).std(axis=(0, 2, 3)), rtol=1e-12)
+    assert std[2] == 1
