@@ -1,0 +1,214 @@
+"""Augmented batches against torchvision, and the parameters they are made from."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
+
+from fltrain.data.augmentation import Augmentation
+from fltrain.engine.augment import Augmented
+from fltrain.engine.data import Split
+from fltrain.engine.guard import no_host_sync
+from fltrain.errors import FltrainError
+from fltrain.randomness import Purpose, stream
+
+EVERYTHING = Augmentation(crop_padding=2, flip=True, cutout=4)
+COMBINATIONS = [
+    Augmentation(crop_padding=padding, padding_mode=mode, flip=flip, cutout=cutout)
+    for (padding, mode), flip, cutout in itertools.product(
+        [(0, "zeros"), (1, "zeros"), (3, "zeros"), (1, "reflect"), (3, "reflect"), (6, "reflect")],
+        [False, True],
+        [0, 1, 4, 5],
+    )
+]
+
+
+def random_split(samples: int = 40, channels: int = 3, side: int = 8) -> Split:
+    """Random images, normalised per channel; without black pixels, so that padding shows."""
+    random = torch.Generator().manual_seed(samples + 10 * channels + 100 * side)
+    images = torch.randint(1, 256, (samples, channels, side, side), dtype=torch.uint8, generator=random)
+    labels = torch.randint(0, 10, (samples,), generator=random)
+    mean = torch.tensor([0.49, 0.48, 0.45])[:channels].view(-1, 1, 1)
+    std = torch.tensor([0.25, 0.24, 0.26])[:channels].view(-1, 1, 1)
+    return Split(images, labels, 1 / (255 * std), -mean / std)
+
+
+def by_torchvision(split: Split, indices: Tensor, parameters: Tensor, augmentation: Augmentation) -> Tensor:
+    """Image by image, in the order of the original codes: pad, crop, flip, normalise, cut out."""
+    padding, side = augmentation.crop_padding, split.images.shape[-1]
+    mode = {"zeros": "constant", "reflect": "reflect"}[augmentation.padding_mode]
+    moved = []
+    for index, (top, left, flip, _, _) in zip(indices.tolist(), parameters.tolist(), strict=True):
+        image = split.images[index]
+        if padding:
+            image = transforms.pad(image, [padding] * 4, fill=0, padding_mode=mode)
+        image = transforms.crop(image, top, left, side, side)
+        moved.append(transforms.horizontal_flip(image) if flip else image)
+    changed = Split(torch.stack(moved), split.labels[indices], split.scale, split.shift)
+    images = list(changed.batch(torch.arange(len(indices)))[0])
+    if augmentation.cutout:
+        for position, (_, _, _, row, column) in enumerate(parameters.tolist()):
+            edges = [
+                min(max(edge, 0), side)
+                for start in (row - augmentation.cutout // 2, column - augmentation.cutout // 2)
+                for edge in (start, start + augmentation.cutout)
+            ]
+            y1, y2, x1, x2 = edges
+            images[position] = transforms.erase(
+                images[position], y1, x1, y2 - y1, x2 - x1, torch.zeros(()), inplace=False
+            )
+    return torch.stack(images)
+
+
+def extremes(augmentation: Augmentation, side: int) -> Tensor:
+    """Every corner of the ranges of the parameters."""
+    crops = [0, 2 * augmentation.crop_padding]
+    centres = [0, side - 1] if augmentation.cutout else [0]
+    corners = itertools.product(crops, crops, [0, int(augmentation.flip)], centres, centres)
+    return torch.tensor(list(corners), dtype=torch.int16)
+
+
+# ------------------------------------------------------------------------------------ images
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [7, 8, 13])
+@pytest.mark.parametrize("augmentation", COMBINATIONS, ids=str)
+def test_batches_equal_torchvision(augmentation: Augmentation, side: int, channels: int) -> None:
+    split = random_split(30, channels, side)
+    source = Augmented(split, augmentation)
+    parameters = torch.cat([source.parameters(0, 1, 2, 1, 24)[0], extremes(augmentation, side)])
+    indices = torch.randint(0, len(split), (len(parameters),), generator=torch.Generator().manual_seed(0))
+    images, labels = source.batch(indices, parameters)
+    assert images.is_contiguous() and images.dtype == torch.float32
+    assert torch.equal(images, by_torchvision(split, indices, parameters, augmentation))
+    assert torch.equal(labels, split.labels[indices])
+
+
+@pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 32), (3, 5)])
+def test_nothing_is_done_by_default(channels: int, side: int) -> None:
+    split = random_split(50, channels, side)
+    source = Augmented(split, Augmentation())
+    indices = torch.randperm(50, generator=torch.Generator().manual_seed(1))[:33]
+    images, labels = source.batch(indices, source.parameters(0, 0, 0, 1, 33)[0])
+    expected, expected_labels = split.batch(indices)
+    assert torch.equal(images.view(torch.int32), expected.view(torch.int32))  # bit for bit
+    assert torch.equal(labels, expected_labels)
+
+
+def test_padding_is_black_and_the_hole_has_the_mean_colour() -> None:
+    split = random_split()
+    index = torch.tensor([0])
+    padded, _ = Augmented(split, EVERYTHING).batch(index, torch.tensor([[0, 0, 0, 7, 7]]))
+    assert torch.equal(padded[0, :, :2], split.shift.expand(3, 2, 8))  # normalised zero bytes
+    assert torch.equal(padded[0, :, :, :2], split.shift.expand(3, 8, 2))
+    assert not padded[0, :, 5:, 5:].any()  # a hole of 4 around 7 starts at 5
+    assert padded[0, :, 4, :].all() and padded[0, :, :, 4].all()
+
+
+def test_batches_do_not_depend_on_their_size() -> None:
+    source = Augmented(random_split(), EVERYTHING)
+    indices, parameters = torch.arange(40), source.parameters(0, 0, 0, 1, 40)[0]
+    whole, _ = source.batch(indices, parameters)
+    parts = [
+        source.batch(some, theirs)[0]
+        for some, theirs in zip(indices.split(7), parameters.split(7), strict=True)
+    ]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+@pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING, COMBINATIONS[-1]], ids=str)
+def test_batches_stay_on_the_device(augmentation: Augmentation) -> None:
+    source = Augmented(random_split(), augmentation)
+    parameters = source.parameters(0, 0, 0, 1, 40)[0]
+    indices = torch.arange(40)
+    with no_host_sync():
+        source.batch(indices, parameters)
+
+
+@pytest.mark.filterwarnings("error")  # such as that an operation falls back to a loop
+@pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING, COMBINATIONS[-1]], ids=str)
+def test_batches_can_be_stacked_over_clients(augmentation: Augmentation) -> None:
+    source = Augmented(random_split(), augmentation)
+    parameters = torch.stack([source.parameters(0, 0, client, 1, 8)[0] for client in range(5)])
+    indices = torch.arange(40).view(5, 8)
+    images, labels = torch.func.vmap(source.batch)(indices, parameters)
+    for client in range(5):
+        expected, expected_labels = source.batch(indices[client], parameters[client])
+        assert torch.equal(images[client], expected)
+        assert torch.equal(labels[client], expected_labels)
+
+
+def test_the_data_set_is_left_as_it_is() -> None:
+    split = random_split()
+    before = split.images.clone()
+    source = Augmented(split, EVERYTHING)
+    images, _ = source.batch(torch.arange(40), source.parameters(0, 0, 0, 1, 40)[0])
+    images.zero_()
+    assert torch.equal(split.images, before)
+
+
+# ------------------------------------------------------------------------------------ parameters
+def drawn(augmentation: Augmentation, samples: int = 60_000, side: int = 8) -> np.ndarray:
+    return augmentation.draw(samples, side, stream(3, Purpose.AUGMENTATION))
+
+
+def test_parameters_are_uniform() -> None:
+    parameters = drawn(EVERYTHING)
+    for column, choices in enumerate([5, 5, 2, 8, 8]):
+        counts = np.bincount(parameters[:, column], minlength=choices)
+        assert len(counts) == choices
+        assert chisquare(counts).pvalue > 1e-3
+    for one, other in itertools.combinations(range(5), 2):
+        assert abs(np.corrcoef(parameters[:, one], parameters[:, other])[0, 1]) < 0.02
+
+
+def test_what_is_off_is_not_drawn() -> None:
+    assert not drawn(Augmentation(flip=True))[:, [0, 1, 3, 4]].any()
+    assert not drawn(Augmentation(crop_padding=2))[:, 2:].any()
+    assert not drawn(Augmentation(cutout=2))[:, :3].any()
+    random = stream(3, Purpose.AUGMENTATION)
+    assert not Augmentation().draw(10, 8, random).any()
+    assert random.random() == stream(3, Purpose.AUGMENTATION).random()
+
+
+def test_one_change_does_not_disturb_another() -> None:
+    everything = drawn(EVERYTHING)
+    assert np.array_equal(drawn(Augmentation(crop_padding=2))[:, :2], everything[:, :2])
+    assert np.array_equal(drawn(Augmentation(flip=True))[:, 2], everything[:, 2])
+    assert np.array_equal(drawn(Augmentation(cutout=4))[:, 3:], everything[:, 3:])
+    assert np.array_equal(drawn(EVERYTHING, samples=10), everything[:10])
+
+
+def test_parameters_follow_from_their_coordinates() -> None:
+    source = Augmented(random_split(), EVERYTHING)
+    here = {"seed": 1, "round": 2, "client": 3}
+    parameters = source.parameters(**here, epochs=2, samples=40)
+    assert parameters.dtype == torch.int16 and parameters.shape == (2, 40, 5)
+    assert not torch.equal(parameters[0], parameters[1])
+    random = stream(1, Purpose.AUGMENTATION, round=2, client=3, epoch=1)
+    assert np.array_equal(EVERYTHING.draw(40, 8, random), parameters[1].numpy())
+    for name in here:
+        assert not torch.equal(source.parameters(**{**here, name: 9}, epochs=2, samples=40), parameters)
+
+    # Whatever was drawn in between, for whomever, and whatever the global generators do.
+    np.random.seed(0)
+    torch.manual_seed(0)
+    torch_state = torch.get_rng_state()
+    again = Augmented(random_split(), EVERYTHING).parameters(**here, epochs=3, samples=40)
+    assert torch.equal(again[:2], parameters)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+
+
+# ------------------------------------------------------------------------------------ settings
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs 'crop_padding'"):
+        Augmentation(padding_mode="reflect")
+    with pytest.raises(FltrainError, match="crop_padding: 8 pixels around images of 8; use at most 7"):
+        Augmentation(crop_padding=8).check(8)
+    with pytest.raises(FltrainError, match="cutout: a hole of 9 pixels in images of 8; use at most 8"):
+        Augmented(random_split(), Augmentation(cutout=9))
+    Augmentation(crop_padding=7, padding_mode="reflect", cutout=8).check(8)
+    assert not Augmentation().active and EVERYTHING.active
