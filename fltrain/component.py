@@ -14,7 +14,7 @@ import json
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -69,7 +69,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise FltrainError(f"{where}: {explain(error)}") from None
+            raise FltrainError(f"{where}: {explain(error, data)}") from None
 
 
 class Component(Settings):
@@ -116,21 +116,28 @@ def choice(known: Mapping[str, type[AnyComponent]], kind: str) -> Any:
             name = value.get("name")
             if name is None:
                 raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 raise ValueError(f"unknown {kind} {name!r}{suggest(name, known)} (known: {', '.join(known)})")
         return value
 
     members = tuple(known.values())
     union = Annotated[Union[members], Field(discriminator="name")] if len(members) > 1 else members[0]  # noqa: UP007
-    return Annotated[union, BeforeValidator(spelled_out)]
+    written = Literal[tuple(known)] | union
+    return Annotated[union, BeforeValidator(spelled_out, json_schema_input_type=written)]
 
 
-def explain(error: ValidationError) -> str:
-    """One line for the first fault that pydantic found, and a count of the others."""
+def explain(error: ValidationError, data: Any) -> str:
+    """One line for the first fault that pydantic found in ``data``, and a count of the others."""
     faults = error.errors(include_url=False)
     first = faults[0]
-    # Discriminated unions put the chosen name into the location; it is no key of the user's.
-    keys = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-"))]
+    keys: list[str] = []
+    for part in first["loc"]:
+        # Discriminated unions put the chosen name into the location; it is no key of the user's.
+        chosen = isinstance(data, Mapping) and part not in data and data.get("name") == part
+        if chosen or part == data or str(part).startswith("function-"):
+            continue
+        keys.append(str(part))
+        data = _at(data, part)
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     shown = first["input"]
@@ -138,6 +145,15 @@ def explain(error: ValidationError) -> str:
     got = "" if said else f", got {shown!r}"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{'.'.join(keys)}{': ' if keys else ''}{message}{got}{more}"
+
+
+def _at(data: Any, part: int | str) -> Any:
+    """What stands at a key or position of plain data; None where short forms have no such place."""
+    if isinstance(data, Mapping):
+        return data.get(part)
+    if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return None
 
 
 def canonical_json(data: Any) -> str:

@@ -74,18 +74,35 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
 
 
 def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Read what ``write_arrays`` wrote.
+    """Map what ``write_arrays`` wrote into memory: pages are read when they are first looked at.
+
+    Changes to the arrays stay in memory; the file is never written to.
 
     Raises:
         FltrainError: if the file is missing, damaged, or of another kind.
     """
     try:
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(path, framework="numpy") as file:  # checks that header and size agree
             about = json.loads((file.metadata() or {})[_METADATA])
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+            names = list(file.keys())
+        with path.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+            header = json.loads(raw.read(length))
+        content = np.memmap(path, mode="c", offset=8 + length)
+        return {name: _mapped(content, **header[name]) for name in names}, about
     except FileNotFoundError:
         raise FltrainError(f"{path}: no such {what}") from None
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise FltrainError(
             f"{path}: not a readable {what} ({error}); delete it to have it made again"
         ) from None
+
+
+_TYPES = {"U8": np.uint8, "I64": np.int64}
+
+
+def _mapped(
+    content: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: tuple[int, int]
+) -> NDArray[Any]:
+    start, stop = data_offsets
+    return np.asarray(content[start:stop]).view(_TYPES[dtype]).reshape(shape)

@@ -8,6 +8,8 @@ more numbers cannot disturb another's data order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
@@ -38,6 +40,16 @@ def stream(
     )
 
 
-def torch_seed(seed: int, purpose: Purpose, **coordinates: int) -> int:
-    """An integer for ``torch.Generator.manual_seed`` drawn from the stream at the given coordinates."""
-    return int(stream(seed, purpose, **coordinates).integers(2**63))
+@contextmanager
+def seeded_torch(seed: int, purpose: Purpose, *, round: int = 0, client: int = 0) -> Iterator[None]:
+    """Within the context, PyTorch's global generators are seeded from the stream at these coordinates.
+
+    For what PyTorch draws from no other generator: the initialisation of layers, and dropout. Afterwards the
+    generators are as they were.
+    """
+    import torch
+
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int(stream(seed, purpose, round=round, client=client).integers(2**63)))
+        yield

@@ -16,12 +16,13 @@ differs between executions is in the last three. No torch here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fltrain.data.datasets import Dataset
 from fltrain.errors import FltrainError
 from fltrain.files import read_json, replacing, write_json
 from fltrain.spec import RunSpec
@@ -37,13 +38,22 @@ class Results:
 
     root: Path
 
-    def data(self, spec: RunSpec) -> Path:
-        """Prepared data set of a run."""
-        return self.root / "data" / f"{spec.dataset.id}.safetensors"
+    @property
+    def downloads(self) -> Path:
+        """Folder of raw files as they were downloaded."""
+        return self.root / "downloads"
+
+    def data(self, dataset: Dataset) -> Path:
+        """Prepared data set."""
+        return self.root / "data" / f"{dataset.id}.safetensors"
 
     def partition(self, spec: RunSpec) -> Path:
         """Partition of a run."""
-        return self.root / "partitions" / f"{spec.partition_id}.safetensors"
+        return self.partition_file(spec.partition_id)
+
+    def partition_file(self, partition_id: str) -> Path:
+        """Partition by its id."""
+        return self.root / "partitions" / f"{partition_id}.safetensors"
 
     def run(self, run_id: str) -> Path:
         """Folder of a run's record."""
@@ -121,7 +131,7 @@ class Record:
 
 
 def summarise(
-    spec: RunSpec, rows: Iterable[Row], diverged: Row | None, facts: Mapping[str, Any]
+    spec: RunSpec, rows: Sequence[Row], diverged: Row | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the summary of a run.
 
@@ -131,9 +141,8 @@ def summarise(
         diverged: ``{"round": ..., "what": ...}`` if a loss became non-finite, else None.
         facts: further deterministic facts (traffic, digests, size of the network).
     """
-    tests = [row for row in rows if row["kind"] == "evaluation" and row["view"] == "global"]
+    tests = _tests(rows, spec.test_split)
     accuracies = {row["round"]: row["accuracy"] for row in tests}
-    final = [accuracies[round] for round in spec.final_rounds if round in accuracies]
     best = max(accuracies, key=lambda round: (accuracies[round], -round), default=None)
     reached = {
         str(target): next((round for round, accuracy in accuracies.items() if accuracy >= target), None)
@@ -148,12 +157,29 @@ def summarise(
             "last": tests[-1]["accuracy"] if tests else None,
             "best": None if best is None else accuracies[best],
             "best_round": best,
-            "final": None if diverged else sum(final) / len(final),
+            "final": _final(spec, rows, spec.test_split, diverged),
         },
         "loss": {"last": tests[-1]["loss"] if tests else None},
+        "extra": {data.name: _final(spec, rows, data.name, diverged) for data in spec.evaluation.extra},
         "rounds_to_target": reached,
         **facts,
     }
+
+
+def _tests(rows: Sequence[Row], split: str) -> list[Row]:
+    return [
+        row
+        for row in rows
+        if (row["kind"], row.get("split"), row.get("view")) == ("evaluation", split, "global")
+    ]
+
+
+def _final(spec: RunSpec, rows: Sequence[Row], split: str, diverged: Row | None) -> float | None:
+    """Final accuracy: mean over the last tenth of the rounds; None for a run that diverged."""
+    if diverged:
+        return None
+    final: list[float] = [row["accuracy"] for row in _tests(rows, split) if row["round"] in spec.final_rounds]
+    return sum(final) / len(final)
 
 
 def write_record(
@@ -165,6 +191,7 @@ def write_record(
     provenance: Mapping[str, Any],
 ) -> None:
     """Write the record of a run; the summary, which marks it complete, comes last."""
+    (folder / "summary.json").unlink(missing_ok=True)  # an older record is not complete any more
     write_json(folder / "spec.json", spec.canonical)
     with replacing(folder / "metrics.jsonl") as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)

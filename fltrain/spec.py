@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from fltrain.component import Component, Settings, canonical_json, catalogue, choice, short_hash
-from fltrain.data.datasets import DATASETS, Dataset
-from fltrain.data.partition import SCHEMES, Scheme
+from fltrain.data.augmentation import Augmentation
+from fltrain.data.datasets import Dataset
+from fltrain.data.partition import SCHEMES, LocalTest, Scheme
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
@@ -61,7 +62,13 @@ if TYPE_CHECKING:
     AnyMethod: TypeAlias = Method
     AnyPlugin: TypeAlias = Method
 else:
-    AnyDataset = choice(DATASETS, "data set")
+    AnyDataset = Annotated[
+        Dataset,
+        BeforeValidator(
+            lambda value: {"name": value} if isinstance(value, str) else value,
+            json_schema_input_type=str | Dataset,
+        ),
+    ]
     AnyScheme = choice(SCHEMES, "partition scheme")
     AnyModel = choice(MODELS, "model")
     AnyLearningRate = choice(LEARNING_RATES, "learning-rate schedule")
@@ -83,6 +90,7 @@ class Training(Settings):
     lr_schedule: AnyLearningRate = Constant()
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=1e-3, ge=0)
+    augmentation: Augmentation = Augmentation()
     clip_norm: float | None = Field(default=None, gt=0)
     last_batch: Literal["keep", "drop"] = "keep"
 
@@ -109,12 +117,14 @@ class Evaluation(Settings):
     The model is tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
     final accuracy. ``statistics``: ``drift`` and ``similarity`` of the clients' updates in every round,
     ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first round is
-    reported.
+    reported. ``extra``: further data sets whose test images the model is tested on, normalised like the run's
+    own.
     """
 
     every: int = Field(default=1, ge=1)
     statistics: tuple[Literal["drift", "similarity", "separability"], ...] = Field(default=(), strict=False)
-    targets: tuple[float, ...] = Field(default=(), strict=False)
+    targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(default=(), strict=False)
+    extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
 
 
 class RunSpec(Settings):
@@ -122,6 +132,7 @@ class RunSpec(Settings):
 
     dataset: AnyDataset
     partition: AnyScheme
+    local_test: LocalTest | None = None
     model: AnyModel
     method: AnyMethod
     plugins: tuple[AnyPlugin, ...] = Field(default=(), strict=False)
@@ -138,13 +149,53 @@ class RunSpec(Settings):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         _ = self.composition
-        self.partition.check(self.dataset.train_size)
-        if self.dataset.side < self.model.min_side:
+        entry, side = self.dataset.entry, self.dataset.side
+        self.dataset.normalise(entry.channels or 1)
+        if entry.train_images == 0:
             raise ValueError(
-                f"model {self.model.name!r} needs images of at least {self.model.min_side} pixels, "
-                f"{self.dataset.id!r} has {self.dataset.side}; set dataset.image_size"
+                f"data set {self.dataset.name!r} is for testing only; name it in evaluation.extra"
+            )
+        extra = [data.name for data in self.evaluation.extra]
+        for data in self.evaluation.extra:
+            if extra.count(data.name) > 1:
+                raise ValueError(f"evaluation.extra: {data.name!r} is named twice")
+            if data.normalisation != "default":
+                raise ValueError(
+                    f"evaluation.extra: {data.name!r} is normalised like the run's own data set; "
+                    "leave out 'normalisation'"
+                )
+        if self.local_test and "separability" in self.evaluation.statistics:
+            raise ValueError(
+                "evaluation.statistics: 'separability' needs the global test images, not local_test"
+            )
+        images = self._images
+        if images is not None:
+            self.partition.check(images)
+        if side is not None:
+            if side < self.model.min_side:
+                raise ValueError(
+                    f"model {self.model.name!r} needs images of at least {self.model.min_side} pixels, "
+                    f"{self.dataset.id!r} has {side}; set dataset.image_size"
+                )
+            self.training.augmentation.check(side)
+        if self.training.augmentation.flip and not entry.horizontal_flip:
+            raise ValueError(
+                f"training.augmentation.flip: mirrored images of {self.dataset.name!r} are not of their class"
             )
         return self
+
+    @property
+    def _images(self) -> int | None:
+        """Images to be divided over clients, as far as the registry knows."""
+        entry = self.dataset.entry
+        if entry.train_images is None or entry.test_images is None:
+            return None
+        return entry.train_images + (entry.test_images if self.local_test else 0)
+
+    @property
+    def test_split(self) -> str:
+        """Name of the split whose accuracy counts: the global test images, or the clients' own."""
+        return "local_test" if self.local_test else "test"
 
     @cached_property
     def composition(self) -> Composition:
@@ -154,9 +205,16 @@ class RunSpec(Settings):
     @cached_property
     def canonical(self) -> dict[str, Any]:
         """The spec with all defaults spelled out, and the revisions of its components: what is hashed."""
-        parts: list[Component] = [self.dataset, self.partition, self.model, self.method, *self.plugins]
-        revisions = {part.name: part.revision for part in parts}
-        return {**self.model_dump(mode="json"), "revisions": {**revisions, "engine": self.engine}}
+        revisions = {
+            "engine": self.engine,
+            "dataset": self.dataset.revision,
+            "extra": [data.revision for data in self.evaluation.extra],
+            "partition": self.partition.revision,
+            "model": self.model.revision,
+            "methods": [method.revision for method in self.composition.methods],
+            "lr_schedule": self.training.lr_schedule.revision,
+        }
+        return {**self.model_dump(mode="json"), "revisions": revisions}
 
     @cached_property
     def run_id(self) -> str:
@@ -167,8 +225,9 @@ class RunSpec(Settings):
     def partition_id(self) -> str:
         """Name of the partition: runs that agree in data, scheme and seed share it."""
         scheme = {**self.partition.model_dump(mode="json"), "revision": self.partition.revision}
-        data = {**self.dataset.model_dump(mode="json"), "revision": self.dataset.revision}
-        return f"{self.dataset.id}-{self.partition.name}-{short_hash([data, scheme, self.seed])}"
+        data = {**self.dataset.prepared.model_dump(mode="json"), "revision": self.dataset.revision}
+        local_test = self.local_test.model_dump(mode="json") if self.local_test else None
+        return f"{self.dataset.id}-{self.partition.name}-{short_hash([data, scheme, local_test, self.seed])}"
 
     @property
     def final_rounds(self) -> range:

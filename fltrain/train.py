@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.engine.rounds import Diverged, Row, Simulation
 from fltrain.errors import FltrainError
@@ -48,30 +49,38 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def ensure_data(spec: RunSpec, results: Results) -> PreparedData:
-    """Read the run's prepared data set, after preparing it if it is not there."""
-    path = results.data(spec)
-    return load_prepared(spec.dataset, path) if path.exists() else prepare(spec.dataset, path)
+def ensure_data(dataset: Dataset, results: Results, quiet: bool = False) -> PreparedData:
+    """Read a prepared data set, after getting and preparing it if it is not there."""
+    path = results.data(dataset)
+    if path.exists():
+        return load_prepared(dataset, path)
+    return prepare(dataset, path, results.downloads, quiet)
 
 
 def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Partition:
     """Read the run's partition, after making it if it is not there."""
     path = results.partition(spec)
     make = load_partition if path.exists() else partition
-    return make(spec.partition, data, spec.seed, path)
+    return make(spec.partition, spec.local_test, data, spec.seed, path)
 
 
 def train(spec: RunSpec, results: Results, device: torch.device, threads: int, quiet: bool = False) -> Record:
     """Train a run and write its record; with ``quiet`` progress goes to its log only.
 
     Raises:
-        FltrainError: if data or spec do not allow the run; nothing is written then.
+        FltrainError: if data or spec do not allow the run; there is no record then.
     """
     torch.set_num_threads(threads)
     started = time.perf_counter()
-    data = ensure_data(spec, results)
+    data = ensure_data(spec.dataset, results, quiet)
+    if data.side < spec.model.min_side:  # not every data set's size is known before it is read
+        raise FltrainError(
+            f"model {spec.model.name!r} needs images of at least {spec.model.min_side} pixels, "
+            f"{spec.dataset.id!r} has {data.side}; set dataset.image_size"
+        )
+    extra = {dataset.name: ensure_data(dataset, results, quiet) for dataset in spec.evaluation.extra}
     divided = ensure_partition(spec, data, results)
-    simulation = Simulation(spec, data, divided, device)
+    simulation = Simulation(spec, data, divided, device, extra=extra)
     layout = simulation.model.layout
     folder = results.run(spec.run_id)
     _log_to(folder / "train.log", quiet)
@@ -127,7 +136,8 @@ def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
     console = Console(stderr=True)
 
     def latest(rows: list[Row]) -> str:
-        accuracy = next((row["accuracy"] for row in reversed(rows) if row["kind"] == "evaluation"), None)
+        tests = (row for row in reversed(rows) if row.get("split") == spec.test_split)
+        accuracy = next((row["accuracy"] for row in tests), None)
         return "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
 
     if console.is_terminal and not quiet:
@@ -151,7 +161,9 @@ def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
 def _log_to(path: Path, quiet: bool) -> None:
     """Write messages to a file, and to the terminal unless ``quiet``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handlers: list[logging.Handler] = [logging.FileHandler(path, mode="w", encoding="utf-8")]
+    # Appending, so that a shell may write errors to the same file.
+    path.write_text("")
+    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
     if not quiet:
         handlers.append(logging.StreamHandler())
     logging.basicConfig(

@@ -1,46 +1,63 @@
-"""Data sets: where their images come from. No torch, so that the workflow can name them cheaply."""
+"""The data set of a run, by its name in the registry. No torch, so that the workflow can name it cheaply."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+import os
+from functools import cache
+from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from fltrain.component import Component, catalogue
-from fltrain.randomness import Purpose, stream
+from fltrain.component import Settings, suggest
+from fltrain.data.registry import DatasetEntry, Normalisation, load
+from fltrain.errors import FltrainError
 
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RawSplits:
-    """Images as uint8 ``[n, channels, height, width]`` and labels as int64 ``[n]``, per split."""
-
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
+REGISTRY_VARIABLE = "FLTRAIN_DATASETS"
 
 
-class Dataset(Component):
+@cache
+def registry() -> dict[str, DatasetEntry]:
+    """Return the entries of the registry: the checkout's own, or the file that FLTRAIN_DATASETS names."""
+    named = os.environ.get(REGISTRY_VARIABLE)
+    return load(Path(named).expanduser() if named else Path(__file__).parents[2] / "config" / "datasets.yaml")
+
+
+class Dataset(Settings):
     """A data set and the form in which its images are used.
 
-    ``image_size`` resizes (bilinear, once, at preparation) to that many pixels on each side; without it
-    images keep their native size.
+    Attributes:
+        name: its name in the registry.
+        image_size: height and width to which images are brought once, at preparation (bilinear); without it
+            they keep their native size.
+        normalisation: ``default``, ``unit``, ``half``, or one that the registry names for this set.
     """
 
+    name: str
     image_size: int | None = Field(default=None, ge=1, le=1024)
+    normalisation: str = "default"
 
-    classes: ClassVar[int]
-    channels: ClassVar[int]
-    native_size: ClassVar[int]
-    train_size: ClassVar[int]
-    mean: ClassVar[tuple[float, ...]]
-    std: ClassVar[tuple[float, ...]]
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in registry():
+            hint = f"{suggest(name, registry())} (known: {', '.join(registry())})"
+            raise FltrainError(f"unknown data set {name!r}{hint}")
+        return name
+
+    @property
+    def entry(self) -> DatasetEntry:
+        """What the registry says of it."""
+        return registry()[self.name]
+
+    @property
+    def revision(self) -> int:
+        """Raised in the registry whenever the entry's numbers change."""
+        return self.entry.revision
+
+    @property
+    def prepared(self) -> Dataset:
+        """The data set as it is prepared: settings that act later do not count."""
+        return self.model_copy(update={"normalisation": "default"})
 
     @property
     def id(self) -> str:
@@ -48,46 +65,14 @@ class Dataset(Component):
         return self.name if self.image_size is None else f"{self.name}-{self.image_size}px"
 
     @property
-    def side(self) -> int:
-        """Height and width of the prepared images, in pixels."""
-        return self.image_size or self.native_size
+    def side(self) -> int | None:
+        """Height and width of the prepared images, in pixels; None if only the data can say."""
+        return self.image_size or self.entry.side_read
 
-    def load(self) -> RawSplits:
-        """Return the images at their native size."""
-        raise TypeError(f"data set {self.name!r} does not say how to load its images")
+    def normalise(self, channels: int) -> Normalisation | None:
+        """Return the chosen normalisation; None for the default of a set whose registry entry has none.
 
-
-class Digits(Dataset):
-    """Handwritten digits that ship inside scikit-learn: 1,797 grey images of 8 x 8 pixels, 10 classes.
-
-    The set has no official test split. A fifth of each class is held out, always the same images, whatever
-    the seed of the run.
-    """
-
-    name: Literal["digits"] = "digits"
-    citation: ClassVar[str] = (
-        "Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI repository, 1998"
-    )
-    classes: ClassVar[int] = 10
-    channels: ClassVar[int] = 1
-    native_size: ClassVar[int] = 8
-    train_size: ClassVar[int] = 1437
-    mean: ClassVar[tuple[float, ...]] = (0.3053,)
-    std: ClassVar[tuple[float, ...]] = (0.3762,)
-
-    def load(self) -> RawSplits:
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
-        # The bundled values are 0..16 (ink counted in 4 x 4 blocks); spread them over a byte.
-        images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
-        labels = bunch.target.astype(np.int64)
-        test = np.zeros(len(labels), bool)
-        random = stream(0, Purpose.TEST_SPLIT)
-        for label in range(self.classes):
-            members = np.flatnonzero(labels == label)
-            test[random.permutation(members)[: round(len(members) / 5)]] = True
-        return RawSplits(images[~test], labels[~test], images[test], labels[test])
-
-
-DATASETS = catalogue(Dataset)
+        Raises:
+            FltrainError: if there is none of that name.
+        """
+        return self.entry.normalisation(self.normalisation, channels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fltrain.data.datasets import Dataset, Images, Labels, RawSplits
-from fltrain.data.partition import Indices, Scheme
+from fltrain.data.datasets import Dataset
+from fltrain.data.formats import Images, Labels, RawSplits, observed, statistics
+from fltrain.data.obtain import obtain
+from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
 from fltrain.errors import FltrainError
-from fltrain.files import read_arrays, write_arrays
+from fltrain.files import read_arrays, replacing, write_arrays
 
 SPLITS = ("train", "test")
+SHEET_COLUMNS = 12
+"""Images of each class on the contact sheet."""
 
 
 def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -32,44 +36,79 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A data set ready for training: uint8 images ``[n, c, h, w]``, int64 labels ``[n]``, per split."""
+    """A data set ready for training, as arrays that are mapped from its file.
 
-    splits: RawSplits
+    Attributes:
+        train_images, test_images: uint8 ``[n, channels, side, side]``.
+        train_labels, test_labels: int64 ``[n]``.
+        writers: who made each training image, int64 ``[n]``, where the set knows.
+        classes: number of classes.
+        mean, std: normalisation of each channel, pixels counted from 0 to 1.
+        digest: of the arrays.
+        about: what else the file says (histogram, class names, notes).
+    """
+
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     digest: str
+    writers: Labels | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def channels(self) -> int:
         """Channels of an image."""
-        return int(self.splits.train_images.shape[1])
+        return int(self.test_images.shape[1])
 
     @property
     def side(self) -> int:
         """Height and width of an image."""
-        return int(self.splits.train_images.shape[2])
+        return int(self.test_images.shape[2])
+
+    def merged(self) -> PreparedData:
+        """Training and test images in one training split, for clients that set their own tests aside."""
+        return replace(
+            self,
+            train_images=np.concatenate([self.train_images, self.test_images]),
+            train_labels=np.concatenate([self.train_labels, self.test_labels]),
+            writers=None,
+        )
 
 
-def prepare(dataset: Dataset, path: Path) -> PreparedData:
-    """Load a data set, bring it to its size, and write it to ``path``."""
-    raw = dataset.load()
+def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
+    """Get a data set, read it, bring it to its size, and write it to ``path`` with a contact sheet beside it.
+
+    Raises:
+        FltrainError: if its files cannot be had or are not what the registry says.
+    """
+    entry = dataset.entry
+    source = obtain(dataset.name, entry, downloads, quiet)
+    raw = entry.reader.read(source, entry.facts, dataset.image_size)
+    facts = observed(raw)
+    classes = entry.classes or facts.classes or 0
     arrays: dict[str, NDArray[Any]] = {}
-    histogram: dict[str, list[int]] = {}
     for split in SPLITS:
-        labels: Labels = getattr(raw, f"{split}_labels")
-        arrays[f"{split}_images"] = _resized(getattr(raw, f"{split}_images"), dataset.side)
-        arrays[f"{split}_labels"] = labels
-        histogram[split] = np.bincount(labels, minlength=dataset.classes).tolist()
+        images: Images = getattr(raw, f"{split}_images")
+        arrays[f"{split}_images"] = _resized(images, dataset.side or images.shape[2])
+        arrays[f"{split}_labels"] = getattr(raw, f"{split}_labels")
+    if raw.writers is not None:
+        arrays["writers"] = raw.writers
     about = {
-        "dataset": dataset.model_dump(mode="json"),
+        "dataset": dataset.prepared.model_dump(mode="json"),
         "revision": dataset.revision,
-        "classes": dataset.classes,
-        "mean": dataset.mean,
-        "std": dataset.std,
-        "histogram": histogram,
+        "classes": classes,
+        "class_names": raw.class_names,
+        "histogram": {
+            split: np.bincount(arrays[f"{split}_labels"], minlength=classes).tolist() for split in SPLITS
+        },
+        "notes": raw.notes,
         "digest": digest(arrays),
     }
+    _contact_sheet(raw, arrays, classes, path.with_suffix(".png"))
     write_arrays(path, arrays, about)
     return load_prepared(dataset, path)
 
@@ -81,70 +120,121 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
         FltrainError: if it is missing, damaged, or made from other settings.
     """
     arrays, about = read_arrays(path, "prepared data set")
-    if about.get("dataset") != dataset.model_dump(mode="json") or about.get("revision") != dataset.revision:
+    settings = dataset.prepared.model_dump(mode="json")
+    if about.get("dataset") != settings or about.get("revision") != dataset.revision:
         raise FltrainError(
             f"{path}: prepared from other settings or an older version; delete it to have it made again"
         )
     if digest(arrays) != about["digest"]:
         raise FltrainError(f"{path}: the data do not match their digest; delete it to have it made again")
-    splits = RawSplits(**arrays)
-    return PreparedData(splits, about["classes"], tuple(about["mean"]), tuple(about["std"]), about["digest"])
+    normalisation = dataset.normalise(arrays["test_images"].shape[1])
+    mean, std = (
+        (normalisation.mean, normalisation.std)
+        if normalisation
+        else statistics(arrays["train_images" if len(arrays["train_images"]) else "test_images"])
+    )
+    if len(mean) != arrays["test_images"].shape[1]:
+        raise FltrainError(
+            f"data set {dataset.name!r}: mean and std have {len(mean)} values, the images "
+            f"{arrays['test_images'].shape[1]} channel(s)"
+        )
+    return PreparedData(
+        **arrays, classes=about["classes"], mean=mean, std=std, digest=about["digest"], about=about
+    )
 
 
 def _resized(images: Images, side: int) -> Images:
     """Images resized bilinearly to ``side`` pixels on each side, if they are of another size."""
     if images.shape[2:] == (side, side):
         return images
-    planes = [
-        np.asarray(Image.fromarray(plane).resize((side, side), Image.Resampling.BILINEAR))
-        for plane in images.reshape(-1, *images.shape[2:])
-    ]
-    return np.stack(planes).reshape(*images.shape[:2], side, side)
+    resized = np.empty((*images.shape[:2], side, side), np.uint8)
+    for image, out in zip(images, resized, strict=True):
+        for plane, channel in zip(image, out, strict=True):
+            channel[:] = Image.fromarray(plane).resize((side, side), Image.Resampling.BILINEAR)
+    return resized
+
+
+def _contact_sheet(raw: RawSplits, arrays: Mapping[str, NDArray[Any]], classes: int, path: Path) -> None:
+    """Draw the first images of each class (a row each), for people to see what was read."""
+    split = "train" if len(raw.train_labels) else "test"
+    images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+    side, gap = images.shape[2], 2
+    sheet = np.full((classes * (side + gap), SHEET_COLUMNS * (side + gap), 3), 255, np.uint8)
+    for label in range(classes):
+        for column, index in enumerate(np.flatnonzero(labels == label)[:SHEET_COLUMNS]):
+            top, left = label * (side + gap), column * (side + gap)
+            sheet[top : top + side, left : left + side] = images[index].transpose(1, 2, 0)
+    with replacing(path) as temporary:
+        scale = max(1, 32 // side)
+        size = (sheet.shape[1] * scale, sheet.shape[0] * scale)
+        Image.fromarray(sheet).resize(size, Image.Resampling.NEAREST).save(temporary, format="png")
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Index arrays into the training split, one per client, and their digest."""
+    """Index arrays into the training split, one per client, and their digest.
+
+    ``tests`` holds each client's own test images, if clients set some aside; they are indices into the merged
+    split then, like ``clients``.
+    """
 
     clients: list[Indices]
     digest: str
+    tests: list[Indices] | None = None
 
 
-def partition(scheme: Scheme, data: PreparedData, seed: int, path: Path) -> Partition:
-    """Divide the training split and write the result to ``path``, with client-by-class counts."""
-    labels = data.splits.train_labels
-    clients = scheme.split(labels, data.classes, seed)
-    arrays: dict[str, NDArray[Any]] = {
+def partition(
+    scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int, path: Path
+) -> Partition:
+    """Divide the images over clients and write the result to ``path``, with client-by-class counts."""
+    pool = data.merged() if local_test else data
+    labels = np.asarray(pool.train_labels)
+    clients = scheme.split(labels, data.classes, seed, pool.writers)
+    arrays: dict[str, NDArray[Any]] = {}
+    if local_test is not None:
+        clients, tests = local_test.split(clients, labels, seed)
+        arrays |= {"test_indices": np.concatenate(tests), "test_sizes": _sizes(tests)}
+    arrays |= {
         "indices": np.concatenate(clients),
-        "sizes": np.array([len(client) for client in clients], np.int64),
-        "counts": np.stack([np.bincount(labels[client], minlength=data.classes) for client in clients]),
+        "sizes": _sizes(clients),
+        "counts": class_counts(clients, labels, data.classes),
     }
-    about = {
-        "scheme": scheme.model_dump(mode="json"),
-        "revision": scheme.revision,
-        "seed": seed,
-        "data": data.digest,
-        "digest": digest(arrays),
-    }
+    about = {**_origin(scheme, local_test, data, seed), "digest": digest(arrays)}
     write_arrays(path, arrays, about)
-    return load_partition(scheme, data, seed, path)
+    return load_partition(scheme, local_test, data, seed, path)
 
 
-def load_partition(scheme: Scheme, data: PreparedData, seed: int, path: Path) -> Partition:
+def load_partition(
+    scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int, path: Path
+) -> Partition:
     """Read a partition, and check that it is whole and belongs to these data and settings.
 
     Raises:
         FltrainError: if it is missing, damaged, or made from other data or settings.
     """
     arrays, about = read_arrays(path, "partition")
-    expected = {
-        "scheme": scheme.model_dump(mode="json"),
-        "revision": scheme.revision,
-        "seed": seed,
-        "data": data.digest,
-    }
-    if any(about.get(key) != value for key, value in expected.items()):
+    if any(about.get(key) != value for key, value in _origin(scheme, local_test, data, seed).items()):
         raise FltrainError(f"{path}: made from other data or settings; delete it to have it made again")
     if digest(arrays) != about["digest"]:
         raise FltrainError(f"{path}: the indices do not match their digest; delete it to have it made again")
-    return Partition(np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1]), about["digest"])
+    tests = _parts(arrays["test_indices"], arrays["test_sizes"]) if local_test else None
+    return Partition(_parts(arrays["indices"], arrays["sizes"]), about["digest"], tests)
+
+
+def _origin(scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int) -> dict[str, Any]:
+    """What a partition depends on."""
+    return {
+        "scheme": scheme.model_dump(mode="json"),
+        "revision": scheme.revision,
+        "local_test": local_test.model_dump(mode="json") if local_test else None,
+        "seed": seed,
+        "data": data.digest,
+    }
+
+
+def _sizes(parts: list[Indices]) -> Indices:
+    return np.array([len(part) for part in parts], np.int64)
+
+
+def _parts(indices: Indices, sizes: Indices) -> list[Indices]:
+    return np.split(indices, np.cumsum(sizes)[:-1])

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fltrain.engine.augment import Augmented
 from fltrain.engine.data import FederatedData
 from fltrain.engine.flat import FlatModel
 from fltrain.methods.base import Local, State, Task, Update
 from fltrain.methods.composition import Composition, LocalHooks
-from fltrain.randomness import Purpose, stream
+from fltrain.randomness import Purpose, seeded_torch, stream
 from fltrain.spec import Training
 
 
@@ -67,14 +68,21 @@ class LoopExecutor:
     def train(
         self, round: Round, clients: Sequence[int], states: Sequence[Mapping[str, State]]
     ) -> list[Trained]:
-        return [self._train(round, client, state) for client, state in zip(clients, states, strict=True)]
+        images = Augmented(self.data.train, round.training.augmentation)
+        trained: list[Trained] = []
+        for client, state in zip(clients, states, strict=True):
+            # Dropout is the one thing in a local step that may be random; it has a stream like all else.
+            with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
+                trained.append(self._train(round, images, client, state))
+        return trained
 
-    def _train(self, round: Round, client: int, states: Mapping[str, State]) -> Trained:
+    def _train(self, round: Round, images: Augmented, client: int, states: Mapping[str, State]) -> Trained:
         training, model = round.training, self.model
         indices = self.data.clients[client]
         sizes = training.batch_sizes(len(indices))
         steps = training.epochs * len(sizes)
         orders = batch_orders(round, client, len(indices), indices.device)
+        changes = images.parameters(round.task.seed, round.number, client, training.epochs, len(indices))
 
         model.load(round.weights, round.buffers, round.counters)
         model.network.train()
@@ -84,9 +92,11 @@ class LoopExecutor:
         optimiser = Sgd(training, round.lr, model.weights)
         loss_sum = model.weights.new_zeros(())
 
-        for order in orders:
-            for chosen in indices[order][: sum(sizes)].split(sizes):
-                loss_sum += self._step(chosen, hooks, optimiser)
+        used = sum(sizes)
+        for order, change in zip(orders, changes, strict=True):
+            visits = zip(indices[order][:used].split(sizes), change[:used].split(sizes), strict=True)
+            for chosen, how in visits:
+                loss_sum += self._step(images, chosen, how, hooks, optimiser)
 
         update = Update(
             client=client,
@@ -100,12 +110,14 @@ class LoopExecutor:
         )
         return Trained(*hooks.finish(update))
 
-    def _step(self, chosen: Tensor, hooks: LocalHooks, optimiser: Sgd) -> Tensor:
-        """One local step on the chosen images; returns their mean loss."""
+    def _step(
+        self, images: Augmented, chosen: Tensor, how: Tensor, hooks: LocalHooks, optimiser: Sgd
+    ) -> Tensor:
+        """One local step on the chosen images, augmented as ``how`` says; returns their mean loss."""
         model = self.model
-        images, labels = self.data.train.batch(chosen)
+        inputs, labels = images.batch(chosen, how)
         with hooks.route(model.network):
-            loss = functional.cross_entropy(model.network(images), labels)
+            loss = functional.cross_entropy(model.network(inputs), labels)
             loss.backward()
         optimiser.step(hooks.correct(model.gradient, model.weights))
         hooks.after_step(model.weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +17,10 @@ from torch import Tensor
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.aggregation import average_buffers
 from fltrain.engine.data import FederatedData
-from fltrain.engine.evaluation import test
+from fltrain.engine.evaluation import TestResult, test
 from fltrain.engine.flat import FlatModel
 from fltrain.engine.local import Executor, LoopExecutor, Round, Trained
+from fltrain.errors import FltrainError
 from fltrain.methods.base import Server, State, Task
 from fltrain.methods.composition import Composition
 from fltrain.metrics.representation import separability
@@ -66,17 +67,29 @@ class Simulation:
         partition: Partition,
         device: torch.device,
         executor: ExecutorFactory = LoopExecutor,
+        extra: Mapping[str, PreparedData] | None = None,
     ) -> None:
         """Build network, server and data on ``device``.
 
         Raises:
             FltrainError: if the spec does not fit the network or the data.
         """
+        empty = next((client for client, images in enumerate(partition.clients) if not len(images)), None)
+        if empty is not None:
+            raise FltrainError(
+                f"partition: client {empty} has no images to train on; set min_size to 1 or more"
+            )
+        for name, more in (extra or {}).items():
+            found, wanted = ((one.channels, one.side, one.classes) for one in (more, data))
+            if found != wanted:
+                raise FltrainError(
+                    f"evaluation.extra: {name!r}: channels, side, classes {found}, the run has {wanted}"
+                )
         self.spec = spec
         self.device = device
         self.costs = Costs()
         with self.costs.phase("setup", device):
-            self.data = FederatedData.of(data, partition, device)
+            self.data = FederatedData.of(data, partition, device, extra)
             network = build(spec.model, data.channels, data.side, data.classes, spec.seed)
             self.network = network
             self.model = FlatModel(
@@ -174,24 +187,23 @@ class Simulation:
 
     def _evaluate(self) -> list[Row]:
         self.model.load(self.server.weights, self.server.buffers, self.server.counters)
+        data, network = self.data, self.network
         wants_features = "separability" in self.spec.evaluation.statistics
-        result = test(self.network, self.data.test, wants_features)
+        rows: list[Row] = []
+        if data.tests is None:
+            result = test(network, data.test, keep_features=wants_features)
+            rows.append(_tested("test", result))
+            if result.features is not None:
+                measured = separability(result.features, data.test.labels, data.classes)
+                values = {name: _or_none(value) for name, value in vars(measured).items()}
+                rows.append({"kind": "separability", **values})
+        else:
+            result = test(network, data.train, torch.cat(data.tests))
+            clients = result.by_client(data.tests)
+            spread = {"macro": float(clients.mean()), "std": float(clients.std(unbiased=False))}
+            rows.append({**_tested("local_test", result), **spread})
         _finite(result.loss, "test loss")
-        rows: list[Row] = [
-            {
-                "kind": "evaluation",
-                "split": "test",
-                "view": "global",
-                "accuracy": result.accuracy,
-                "loss": result.loss,
-                "images": result.images,
-            }
-        ]
-        if result.features is not None:
-            measured = separability(result.features, self.data.test.labels, self.data.classes)
-            rows.append(
-                {"kind": "separability", **{name: _or_none(value) for name, value in vars(measured).items()}}
-            )
+        rows += [_tested(name, test(network, split)) for name, split in data.extra.items()]
         return rows
 
     def _count_traffic(self, before: Server, trained: Sequence[Trained], payloads: dict[str, State]) -> None:
@@ -200,6 +212,17 @@ class Simulation:
         self.bytes_down += down * len(trained)
         for result in trained:
             self.bytes_up += model + sum(_bytes(extra.values()) for extra in result.update.extras.values())
+
+
+def _tested(split: str, result: TestResult) -> Row:
+    return {
+        "kind": "evaluation",
+        "split": split,
+        "view": "global",
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "images": len(result.correct),
+    }
 
 
 def _bytes(tensors: Any) -> int:

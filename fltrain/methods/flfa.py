@@ -92,19 +92,24 @@ class Flfa(Method):
         shares = [update.samples for update in updates] if self.mean == "weighted" else None
         displacements = torch.stack([update.displacement for update in updates])
         similarity = layer_similarity(displacements, task.layout.weights, shares)
+        asymmetry = skewness(similarity)
         highest = state.get("highest")
         if highest is None:
             highest = torch.tensor(self.strategy == "highest")
             if self.strategy == "skew":
-                asymmetry = skewness(similarity) * self.skew_sign
-                highest = torch.tensor(asymmetry < 0 and abs(asymmetry) >= 0.05)
+                signed = asymmetry * self.skew_sign
+                highest = torch.tensor(signed < 0 and abs(signed) >= 0.05)
         eligible = [
             index
             for index, value in enumerate(similarity)
             if value == value and (self.candidates == "all" or self._takes_effect(task, index))
         ]
         ranked = sorted(eligible, key=lambda index: -similarity[index] if highest else similarity[index])
-        return {"selected": torch.tensor(ranked[: self.n_fa], dtype=torch.int32), "highest": highest}
+        return {
+            "selected": torch.tensor(ranked[: self.n_fa], dtype=torch.int32),
+            "highest": highest,
+            "skewness": torch.tensor(asymmetry, dtype=torch.float64),
+        }
 
     def _routed(self, task: Task, selected: Tensor) -> list[int]:
         """Indices of the layers whose feedback is replaced when ``selected`` are."""
@@ -117,7 +122,7 @@ class Flfa(Method):
         """Whether selecting the layer changes anything: an error must pass through what is replaced."""
         layers = task.layout.layers
         routed = [index] if self.target == "own" else layers[index].consumers
-        return any(layers[layer].producers for layer in routed)
+        return any(layers[layer].sends_error for layer in routed)
 
     # ---------------------------------------------------------------- local training
     # The carry holds, per rerouted layer i: "feedback.i" (B), and if B is rescaled "source.i" and "norm.i"
@@ -179,12 +184,17 @@ class Flfa(Method):
 
     # ---------------------------------------------------------------- records and random tensors
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Selected layers, whether any took effect, and mean final scale and cosine of B against W."""
+        """Selected layers, whether any took effect, and mean final scale and cosine of B against W.
+
+        ``skewness`` is that of the previous round's similarities, from which the layers were selected.
+        """
         selected: list[int] = state["selected"].tolist()
         row: dict[str, Any] = {
             "selected": [task.layout.layers[index].name for index in selected],
             "effective": any(self._takes_effect(task, index) for index in selected),
         }
+        if "skewness" in state:
+            row["skewness"] = float(state["skewness"])
         for kind in ("scale", "cosine"):
             values = [
                 float(value)

@@ -1,7 +1,52 @@
-"""Settings of the unit tests."""
+"""Settings and fixtures of the unit tests."""
 
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
 from hypothesis import settings
+
+from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
+from fltrain.data.download import MIRROR, OFFLINE
+from fltrain.data.prepared import PreparedData, load_prepared, prepare
 
 # The same examples in every run, however slow the machine.
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
+
+# Whatever data whoever runs the tests has, the tests see none of it.
+for variable in (REGISTRY_VARIABLE, OFFLINE, MIRROR):
+    os.environ.pop(variable, None)
+
+Register = Callable[[dict[str, Any] | str], None]
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
+    """Takes a registry, as data or as YAML text, that is used instead of the checkout's own."""
+
+    def use(entries: dict[str, Any] | str) -> None:
+        path = tmp_path / "datasets.yaml"
+        path.write_text(entries if isinstance(entries, str) else yaml.safe_dump(entries))
+        monkeypatch.setenv(REGISTRY_VARIABLE, str(path))
+        registry.cache_clear()
+
+    yield use
+    registry.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def digits_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared digits; tests only look at them."""
+    path = tmp_path_factory.mktemp("data") / "digits.safetensors"
+    prepare(Dataset(name="digits"), path, path.parent / "downloads")
+    return path
+
+
+@pytest.fixture(scope="session")
+def digits(digits_file: Path) -> PreparedData:
+    """The handwritten digits."""
+    return load_prepared(Dataset(name="digits"), digits_file)

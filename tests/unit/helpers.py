@@ -1,10 +1,16 @@
-"""A small training run on the handwritten digits."""
+"""A small training run on the handwritten digits, and small data sets of one's own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.local import LoopExecutor, Trained
+from fltrain.engine.rounds import Simulation
 from fltrain.records import Record, Results
 from fltrain.spec import RunSpec
 from fltrain.train import train
@@ -31,3 +37,46 @@ def tiny(**changes: Any) -> RunSpec:
 def trained(spec: RunSpec, root: Path) -> Record:
     """Train a run on one thread of the CPU."""
     return train(spec, Results(root), CPU, threads=1)
+
+
+def federation(
+    spec: RunSpec,
+    data: PreparedData,
+    executor: type[LoopExecutor] = LoopExecutor,
+    extra: Mapping[str, PreparedData] | None = None,
+) -> Simulation:
+    """A run in memory, its images divided as the spec says."""
+    pool = data.merged() if spec.local_test else data
+    clients = spec.partition.split(pool.train_labels, data.classes, spec.seed, pool.writers)
+    tests = None
+    if spec.local_test:
+        clients, tests = spec.local_test.split(clients, pool.train_labels, spec.seed)
+    return Simulation(spec, data, Partition(clients, "", tests), CPU, executor, extra)
+
+
+class Reversing(LoopExecutor):
+    """Trains the clients in reversed order."""
+
+    def train(self, round: Any, clients: Any, states: Any) -> list[Trained]:
+        return super().train(round, clients[::-1], states[::-1])[::-1]
+
+
+def pixels(*shape: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Random images."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def labels(count: int, classes: int = 4) -> NDArray[np.int64]:
+    """Labels of so many images: every class in turn."""
+    return np.arange(count) % classes
+
+
+def write_npz(path: Path, train: int = 40, test: int = 20, shape: tuple[int, ...] = (8, 8)) -> Path:
+    """A data set of four classes as MedMNIST lays it out, without a validation split."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
+        arrays[f"{split}_images"] = pixels(count, *shape, seed=seed)
+        arrays[f"{split}_labels"] = labels(count)[:, None]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+    return path

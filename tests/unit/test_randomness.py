@@ -1,6 +1,7 @@
 """Random numbers are functions of their coordinates, and there are no others."""
 
 import random
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from fltrain.randomness import Purpose, stream, torch_seed
+from fltrain.data.prepared import PreparedData
+from fltrain.engine.local import LoopExecutor, Trained
+from fltrain.engine.rounds import Simulation
+from fltrain.randomness import Purpose, seeded_torch, stream
 
-from .helpers import tiny, trained
+from .helpers import Reversing, federation, tiny, trained
 
 WORDS = st.integers(0, 2**63 - 1)
 COORDINATES = st.fixed_dictionaries({"round": WORDS, "client": WORDS, "epoch": WORDS})
@@ -47,7 +52,8 @@ def test_what_numpy_makes_of_them() -> None:
     assert clients.tolist() == [52, 9, 79, 16, 84]
     shares = stream(7, Purpose.PARTITION).dirichlet([0.3] * 3)
     assert shares == pytest.approx([0.6790442413714062, 0.08028912144759007, 0.2406666371810038], rel=1e-12)
-    assert torch_seed(0, Purpose.INITIALISATION) == 7511823885658883584
+    with seeded_torch(0, Purpose.INITIALISATION):
+        assert torch.initial_seed() == 7511823885658883584
 
 
 def test_purposes_keep_their_numbers() -> None:
@@ -130,3 +136,142 @@ def test_a_run_neither_reads_nor_changes_a_global_generator(tmp_path: Path) -> N
         assert global_states() == before
         outcomes.append((record.folder / "metrics.jsonl").read_bytes())
     assert outcomes[0] == outcomes[1]
+
+
+# ------------------------------------------------------------------------------------ what PyTorch draws
+def drawn(seed: int = 0, purpose: Purpose = Purpose.DROPOUT, **coordinates: int) -> list[float]:
+    with seeded_torch(seed, purpose, **coordinates):
+        return torch.rand(3).tolist()
+
+
+def test_pytorch_is_seeded_from_the_stream_at_the_coordinates() -> None:
+    with seeded_torch(5, Purpose.DROPOUT, round=2, client=3):
+        seed = int(stream(5, Purpose.DROPOUT, round=2, client=3).integers(2**63))
+        assert torch.initial_seed() == seed
+    assert drawn(round=1, client=2) == drawn(round=1, client=2)
+    others = [{}, {"round": 1}, {"client": 1}, {"seed": 1}, {"purpose": Purpose.INITIALISATION}]
+    assert len({tuple(drawn(**where)) for where in others}) == len(others)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_pytorchs_generator_is_as_it_was_afterwards(fails: bool) -> None:
+    before = global_states()
+    with suppress(RuntimeError), seeded_torch(0, Purpose.DROPOUT):
+        torch.rand(3)
+        with seeded_torch(1, Purpose.DROPOUT):
+            torch.rand(3)
+        if fails:
+            raise RuntimeError
+    assert global_states() == before
+
+
+# ------------------------------------------------------------------------------------ dropout
+DROPOUT = tiny(
+    model="vgg9",
+    partition={"name": "iid", "clients": 40},
+    participation={"fraction": 0.05},
+    training={"epochs": 2, "batch_size": 16, "lr": 0.01},
+    rounds=2,
+)
+"""Two rounds of two clients with 36 images each."""
+
+
+class Watching(LoopExecutor):
+    """Notes how PyTorch is seeded when a client trains in a round."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seeds: dict[tuple[int, int], int] = {}
+
+    def _train(self, round: Any, images: Any, client: int, states: Any) -> Trained:
+        self.seeds[round.number, client] = torch.initial_seed()
+        return super()._train(round, images, client, states)
+
+
+def dropout_run(
+    digits: PreparedData, executor: type[LoopExecutor] = LoopExecutor, seed: int = 0
+) -> Simulation:
+    """The run with dropout, from another state of the global generator; its rows are in ``rows``."""
+    torch.manual_seed(seed)
+    simulation = federation(DROPOUT, digits, executor)
+    simulation.rows = list(simulation.run())
+    return simulation
+
+
+@pytest.fixture(scope="module")
+def dropped(digits: PreparedData) -> Simulation:
+    return dropout_run(digits, Watching)
+
+
+def test_dropout_is_the_same_whatever_the_global_generator_holds(
+    digits: PreparedData, dropped: Simulation
+) -> None:
+    torch.manual_seed(17)
+    before = global_states()
+    again = dropout_run(digits, seed=17)
+    assert global_states() == before
+    assert again.rows == dropped.rows
+    assert torch.equal(again.server.weights, dropped.server.weights)
+
+
+def test_dropout_does_not_depend_on_the_order_of_clients(digits: PreparedData, dropped: Simulation) -> None:
+    backwards = dropout_run(digits, Reversing)
+    assert backwards.rows == dropped.rows
+    assert torch.equal(backwards.server.weights, dropped.server.weights)
+
+
+def test_dropout_has_a_stream_for_every_round_and_client(dropped: Simulation) -> None:
+    seeds = dropped.executor.seeds
+    assert len(seeds) == len(set(seeds.values())) == 4
+    for (round, client), seed in seeds.items():
+        assert seed == int(stream(0, Purpose.DROPOUT, round=round, client=client).integers(2**63))
+
+
+def test_dropout_is_on_in_training(digits: PreparedData, dropped: Simulation) -> None:
+    simulation = federation(DROPOUT, digits)
+    layers = [
+        module for module in simulation.network.modules() if isinstance(module, nn.Dropout | nn.Dropout2d)
+    ]
+    assert layers
+    for layer in layers:
+        layer.p = 0.0
+    assert simulation.round(0)[0]["loss"] != dropped.rows[0]["loss"]
+
+
+# ------------------------------------------------------------------------------------ augmentation
+def content(spec: Any, root: Path) -> list[bytes]:
+    folder = trained(spec, root).folder
+    return [(folder / name).read_bytes() for name in ("spec.json", "metrics.jsonl", "summary.json")]
+
+
+def augmented(**augmentation: Any) -> Any:
+    training = {"epochs": 2, "batch_size": 32, "lr": 0.1, "augmentation": augmentation}
+    return tiny(training=training, rounds=1)
+
+
+def test_augmentation_that_is_off_leaves_no_trace(tmp_path: Path) -> None:
+    without = tiny(training={"epochs": 2, "batch_size": 32, "lr": 0.1}, rounds=1)
+    for off in ({}, {"crop_padding": 0, "flip": False, "cutout": 0}):
+        assert augmented(**off).run_id == without.run_id
+    assert content(augmented(), tmp_path / "off") == content(without, tmp_path / "without")
+
+
+def test_augmentation_is_the_same_in_every_execution(tmp_path: Path) -> None:
+    spec = augmented(crop_padding=1, padding_mode="reflect", cutout=2)
+    assert content(spec, tmp_path / "first") == content(spec, tmp_path / "second")
+
+
+@pytest.mark.parametrize("augmentation", [{"crop_padding": 1}, {"cutout": 2}], ids=["crop", "cutout"])
+def test_augmentation_changes_the_images_and_nothing_else(
+    digits: PreparedData, augmentation: dict[str, int]
+) -> None:
+    plain, changed = (federation(augmented(**how), digits).round(0)[0] for how in ({}, augmentation))
+    assert plain["clients"] == changed["clients"]
+    assert plain["loss"] != changed["loss"]
+
+
+def test_augmentation_does_not_depend_on_the_order_of_clients(digits: PreparedData) -> None:
+    spec = augmented(crop_padding=1, cutout=2)
+    forwards, backwards = (federation(spec, digits, executor) for executor in (LoopExecutor, Reversing))
+    assert forwards.round(0) == backwards.round(0)
+    assert torch.equal(forwards.server.weights, backwards.server.weights)

@@ -13,6 +13,7 @@ from fltrain.errors import FltrainError
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition
+from fltrain.models.catalogue import MODELS
 from fltrain.spec import Evaluation, RunSpec, Training
 
 from .helpers import TINY, tiny
@@ -22,8 +23,17 @@ FULL = {
     "model": "lenet5",
     "method": {"name": "fedprox", "mu": 0.1},
     "plugins": [{"name": "flfa", "n_fa": 2}],
-    "training": {"lr_schedule": {"name": "exponential", "decay": 0.9}, "clip_norm": 10},
-    "evaluation": {"statistics": ["drift"], "targets": [0.5]},
+    "training": {
+        "lr_schedule": {"name": "exponential", "decay": 0.9},
+        "clip_norm": 10,
+        "augmentation": {"crop_padding": 2, "cutout": 4},
+    },
+    "evaluation": {
+        "statistics": ["drift"],
+        "targets": [0.5],
+        "extra": [{"name": "mnist", "image_size": 16}],
+    },
+    "local_test": {"stratify": True},
 }
 
 
@@ -58,6 +68,13 @@ def refusal(**changes: Any) -> str:
         ),
         ({"participation": {"fractions": 0.1}}, "participation", "'fractions'; did you mean 'fraction'?"),
         ({"evaluation": {"evry": 1}}, "evaluation", "'evry'; did you mean 'every'?"),
+        ({"evaluation": {"extra": [{"nam": "mnist"}]}}, "evaluation.extra.0", "did you mean 'name'?"),
+        ({"local_test": {"fractoin": 0.2}}, "local_test", "'fractoin'; did you mean 'fraction'?"),
+        (
+            {"training": {"augmentation": {"cutuot": 2}}},
+            "training.augmentation",
+            "'cutuot'; did you mean 'cutout'?",
+        ),
     ],
 )
 def test_unknown_keys_are_refused_with_a_suggestion(changes: dict[str, Any], where: str, hint: str) -> None:
@@ -73,7 +90,7 @@ def test_the_place_is_spelled_with_the_users_own_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "digit"}, "dataset: unknown data set 'digit'; did you mean 'digits'? (known: "),
+        ({"dataset": "digit"}, "dataset.name: unknown data set 'digit'; did you mean 'digits'? (known: "),
         (
             {"partition": "diriclet"},
             "partition: unknown partition scheme 'diriclet'; did you mean 'dirichlet'?",
@@ -207,6 +224,55 @@ def test_a_network_that_needs_larger_images_is_refused() -> None:
     assert tiny(model="lenet5", dataset={"name": "digits", "image_size": 12}).dataset.side == 12
 
 
+@pytest.mark.parametrize(("padding", "largest"), [({"crop_padding": 8}, 7), ({"cutout": 9}, 8)])
+def test_augmentation_that_needs_larger_images_is_refused(padding: dict[str, int], largest: int) -> None:
+    (key,) = padding
+    message = refusal(training={"augmentation": padding})
+    assert message.startswith(f"training.augmentation.{key}: ")
+    assert message.endswith(f"images of 8; use at most {largest}")
+    assert tiny(training={"augmentation": {key: largest}}).training.augmentation.active
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "svhn", "organcmnist", "organsmnist", "femnist"])
+def test_images_that_change_their_class_in_a_mirror_are_not_flipped(name: str) -> None:
+    message = f"training.augmentation.flip: mirrored images of '{name}' are not of their class"
+    assert refusal(dataset=name, training={"augmentation": {"flip": True}}) == message
+    assert tiny(dataset=name, training={"augmentation": {"crop_padding": 2}}).dataset.name == name
+
+
+@pytest.mark.parametrize("name", ["cifar10", "fmnist", "bloodmnist", "pathmnist"])
+def test_other_images_may_be_flipped(name: str) -> None:
+    assert tiny(dataset=name, training={"augmentation": {"flip": True}}).training.augmentation.flip
+
+
+@pytest.mark.parametrize("name", ["cifar10.1-v4", "cifar10.1-v6"])
+def test_a_set_that_is_for_testing_only_cannot_be_trained_on(name: str) -> None:
+    message = f"data set '{name}' is for testing only; name it in evaluation.extra"
+    assert refusal(dataset=name) == message
+    assert tiny(dataset="cifar10", evaluation={"extra": [name]}).evaluation.extra[0].name == name
+
+
+def test_extra_sets_are_known_ones() -> None:
+    message = refusal(evaluation={"extra": ["mnits"]})
+    assert message.startswith("evaluation.extra.0.name: unknown data set 'mnits'; did you mean 'mnist'?")
+
+
+def test_unknown_normalisations_are_refused() -> None:
+    message = refusal(dataset={"name": "cifar10", "normalisation": "ecrg"})
+    expected = "unknown normalisation 'ecrg'; did you mean 'ecgr'? (known: default, unit, half, ecgr)"
+    assert message.endswith(expected)
+    assert tiny(dataset={"name": "cifar10", "normalisation": "ecgr"}).dataset.normalisation == "ecgr"
+
+
+def test_clients_with_tests_of_their_own_share_all_images() -> None:
+    """1,438 images for training and 359 for testing."""
+    assert "cannot share 1438 training images" in refusal(partition={"name": "iid", "clients": 1439})
+    own = {"local_test": {}, "partition": {"name": "iid", "clients": 1797}}
+    assert tiny(**own).test_split == "local_test" and tiny().test_split == "test"
+    own["partition"]["clients"] += 1
+    assert "cannot share 1797 training images" in refusal(**own)
+
+
 # ------------------------------------------------------------------------------------ the same run
 def shuffled(data: Any) -> Any:
     """The same mapping with its keys in reversed order, on every level."""
@@ -265,6 +331,14 @@ def test_run_id_does_not_depend_on_how_it_is_written(changes: dict[str, Any]) ->
         ({}, {"plugins": []}),
         ({}, {"seed": 0}),
         ({}, {"evaluation": {}}),
+        ({}, {"dataset": {"name": "digits"}}),
+        ({}, {"local_test": None}),
+        ({"local_test": {}}, {"local_test": {"fraction": 0.25, "stratify": False}}),
+        (
+            {"training": {"augmentation": {}}},
+            {"training": {"augmentation": {"flip": False, "cutout": 0, "crop_padding": 0}}},
+        ),
+        ({"evaluation": {"extra": ["mnist"]}}, {"evaluation": {"extra": [{"name": "mnist"}]}}),
     ],
 )
 def test_run_id_is_that_of_the_meaning(first: dict[str, Any], second: dict[str, Any]) -> None:
@@ -285,7 +359,7 @@ def leaves(settings: Settings, path: Keys = ()) -> list[Keys]:
         elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
             for index, item in enumerate(value):
                 found += leaves(item, (*path, key, index))
-        elif key not in ("name", "plugins"):
+        elif key not in ("name", "plugins", "extra", "local_test"):
             found.append((*path, key))
     return found
 
@@ -322,6 +396,7 @@ EVERYTHING = [
     tiny(partition={"name": "iid", "clients": 7}),
     *(tiny(method=name) for name, method in METHODS.items() if not method.plugin),
     *(tiny(plugins=[name]) for name, method in METHODS.items() if method.plugin),
+    *(tiny(model=name, dataset={"name": "digits", "image_size": 32}) for name in MODELS),
 ]
 FIELDS = {".".join(map(str, path)): (spec, path) for spec in EVERYTHING for path in leaves(spec)}
 
@@ -329,6 +404,8 @@ FIELDS = {".".join(map(str, path)): (spec, path) for spec in EVERYTHING for path
 def test_the_fields_are_all_found() -> None:
     assert {"seed", "rounds", "training.lr", "training.lr_schedule.decay", "plugins.0.n_fa"} <= FIELDS.keys()
     assert {"dataset.image_size", "partition.alpha", "method.mu", "participation.fraction"} <= FIELDS.keys()
+    assert {"dataset.normalisation", "local_test.fraction", "local_test.stratify"} <= FIELDS.keys()
+    assert {"training.augmentation.cutout", "evaluation.extra.0.image_size"} <= FIELDS.keys()
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
@@ -346,6 +423,9 @@ def test_every_field_changes_the_run(name: str) -> None:
         {"method": "fedprox"},
         {"plugins": ["flfa"]},
         {"training": {**TINY["training"], "lr_schedule": "exponential"}},
+        {"local_test": {}},
+        {"evaluation": {"extra": ["mnist"]}},
+        {"dataset": {"name": "digits", "normalisation": "unit"}},
     ],
 )
 def test_every_component_changes_the_run(changes: dict[str, Any]) -> None:
@@ -375,7 +455,9 @@ def test_the_engines_revision_changes_the_run(monkeypatch: pytest.MonkeyPatch) -
 
 
 # ------------------------------------------------------------------------------------ shared partitions
-PARTITION_FIELDS = {name for name in FIELDS if name.split(".")[0] in ("dataset", "partition", "seed")}
+PARTITION_FIELDS = {
+    name for name in FIELDS if name.split(".")[0] in ("dataset", "partition", "local_test", "seed")
+} - {"dataset.normalisation"}
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")

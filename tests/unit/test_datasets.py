@@ -1,0 +1,556 @@
+"""Which data sets there are, how their files are got, and sets of one's own: from a registry to a run."""
+
+import gzip
+import hashlib
+import shutil
+import struct
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache, partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fltrain.data import obtain as obtaining
+from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
+from fltrain.data.download import OFFLINE, Patience
+from fltrain.data.formats import RawSplits
+from fltrain.data.obtain import obtain, whereabouts
+from fltrain.data.prepared import prepare
+from fltrain.data.registry import DatasetEntry, load
+from fltrain.errors import FltrainError
+from fltrain.records import Record, Results
+
+from .conftest import Register
+from .helpers import labels, pixels, tiny, trained, write_npz
+
+CONFIG = Path(__file__).parents[2] / "config" / "datasets.yaml"
+
+
+def one_round(name: str, root: Path, clients: int = 4, **changes: Any) -> Record:
+    """Train one round on a data set of the registry."""
+    spec = {"dataset": name, "partition": {"name": "iid", "clients": clients}, "model": "mlp", "rounds": 1}
+    return trained(tiny(**spec, **changes), root)
+
+
+# ------------------------------------------------------------------------------------ the registry in use
+def test_the_registry_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    registry.cache_clear()
+    assert registry() == load(CONFIG)
+    assert Dataset(name="lc25000").entry == load(CONFIG)["lc25000"]
+
+
+def test_another_registry_takes_its_place(register: Register) -> None:
+    assert "mine" not in registry()
+    register("mine:\n  reader: npz\n  path: somewhere\n")
+    assert list(registry()) == ["mine"]
+    with pytest.raises(FltrainError, match=r"unknown data set 'digits' \(known: mine\)$"):
+        tiny()
+
+
+def test_the_registry_is_read_once(tmp_path: Path, register: Register) -> None:
+    """What a run is called must not change while it is prepared."""
+    register("mine:\n  reader: npz\n  path: somewhere\n")
+    first = registry()
+    (tmp_path / "datasets.yaml").write_text("yours:\n  reader: digits\n")
+    assert registry() is first
+    registry.cache_clear()
+    assert list(registry()) == ["yours"]
+
+
+@pytest.mark.parametrize("name", ["none.yaml", "half.yaml"])
+def test_a_registry_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "half.yaml").write_text("mine: {reader: ")
+    monkeypatch.setenv(REGISTRY_VARIABLE, str(tmp_path / name))
+    registry.cache_clear()
+    try:
+        with pytest.raises(FltrainError) as caught:
+            tiny()
+    finally:
+        registry.cache_clear()
+    assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["test", "local_test"])
+def test_a_set_is_not_called_like_a_split(register: Register, name: str) -> None:
+    """Rows of further sets are told from those of the run's own images by their names."""
+    with pytest.raises(FltrainError, match=name):
+        register({"mine": {"reader": "digits"}, name: {"reader": "digits"}})
+        tiny(dataset="mine", evaluation={"extra": [name]})
+
+
+@pytest.mark.parametrize("key", ["run_id", "partition_id"])
+def test_the_revision_of_an_entry_changes_run_and_partition(register: Register, key: str) -> None:
+    entry: dict[str, Any] = {"reader": "npz", "path": "somewhere"}
+    ids = set()
+    for revision in (1, 2):
+        register({"mine": entry | {"revision": revision}, "extra": entry})
+        ids.add(getattr(tiny(dataset="mine", evaluation={"extra": ["extra"]}), key))
+    assert len(ids) == 2
+
+
+def test_the_revision_of_a_further_set_changes_the_run_only(register: Register) -> None:
+    entry: dict[str, Any] = {"reader": "npz", "path": "somewhere"}
+    runs, partitions = set(), set()
+    for revision in (1, 2):
+        register({"mine": entry, "extra": entry | {"revision": revision}})
+        spec = tiny(dataset="mine", evaluation={"extra": ["extra"]})
+        runs.add(spec.run_id)
+        partitions.add(spec.partition_id)
+    assert (len(runs), len(partitions)) == (2, 1)
+
+
+# ------------------------------------------------------------------------------------ the setting
+def test_a_data_set_knows_its_form() -> None:
+    plain, large = Dataset(name="digits"), Dataset(name="digits", image_size=16)
+    assert (plain.id, plain.side, large.id, large.side) == ("digits", 8, "digits-16px", 16)
+    assert Dataset(name="lc25000").side == 128
+    assert Dataset(name="lc25000", normalisation="half").prepared == Dataset(name="lc25000")
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("default", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        ("ecgr", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("unit", (0.0,) * 3, (1.0,) * 3),
+        ("half", (0.5,) * 3, (0.5,) * 3),
+    ],
+)
+def test_normalisations(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    chosen = Dataset(name="cifar10", normalisation=name).normalise(3)
+    assert chosen is not None and (chosen.mean, chosen.std) == (mean, std)
+
+
+@pytest.mark.parametrize("size", [0, 1025, "16", True])
+def test_sizes_of_images_are_bounded(size: Any) -> None:
+    with pytest.raises(FltrainError, match=r"^mine: image_size: "):
+        Dataset.parse({"name": "digits", "image_size": size}, "mine")
+
+
+# ------------------------------------------------------------------------------------ digits
+@cache
+def digits() -> RawSplits:
+    entry = registry()["digits"]
+    return entry.reader.read(Path("nowhere"), entry.facts)
+
+
+def test_digits_are_all_there() -> None:
+    from sklearn.datasets import load_digits
+
+    raw, bundled = digits(), load_digits()
+    assert (len(raw.train_labels), len(raw.test_labels)) == (1438, 359)
+    ours = np.concatenate([raw.train_images, raw.test_images]).reshape(1797, 64)
+    theirs = np.rint(bundled.data * 255 / 16).astype(np.uint8)
+    labels = np.concatenate([raw.train_labels, raw.test_labels])
+    assert sorted(zip(map(bytes, ours), labels, strict=True)) == sorted(
+        zip(map(bytes, theirs), bundled.target, strict=True)
+    )
+
+
+def test_images_are_bytes_over_the_whole_range() -> None:
+    for images in (digits().train_images, digits().test_images):
+        assert (images.dtype, images.shape[1:]) == (np.uint8, (1, 8, 8))
+        assert (images.min(), images.max()) == (0, 255)
+    assert digits().train_labels.dtype == digits().test_labels.dtype == np.int64
+
+
+def test_the_splits_share_no_image() -> None:
+    train, test = (set(map(bytes, images)) for images in (digits().train_images, digits().test_images))
+    assert not train & test
+
+
+def test_a_fifth_of_every_class_is_for_testing() -> None:
+    train, test = (np.bincount(labels) for labels in (digits().train_labels, digits().test_labels))
+    assert len(train) == len(test) == registry()["digits"].classes
+    assert (abs(test - (train + test) / 5) < 1).all()
+
+
+def test_the_split_never_changes() -> None:
+    entry = registry()["digits"]
+    again = entry.reader.read(Path("elsewhere"), entry.facts)
+    for field in fields(RawSplits):
+        assert np.array_equal(getattr(again, field.name), getattr(digits(), field.name))
+
+
+@pytest.mark.parametrize("statistic", ["mean", "std"])
+def test_registered_statistics_are_those_of_the_training_split(statistic: str) -> None:
+    measured = getattr(digits().train_images / 255, statistic)(axis=(0, 2, 3))
+    assert getattr(registry()["digits"], statistic) == pytest.approx(measured.tolist(), abs=5.1e-5)
+
+
+# ------------------------------------------------------------------------------------ sets of one's own
+def write_photographs(root: Path, size: int = 12, side: int = 8) -> Path:
+    """A folder of colour images for each of three classes."""
+    for seed, name in enumerate(("cat", "dog", "owl")):
+        (root / name).mkdir(parents=True)
+        for number in range(size):
+            image = pixels(side, side, 3, seed=100 * seed + number)
+            Image.fromarray(image).save(root / name / f"{number}.png")
+    return root
+
+
+def test_an_npz_file_of_ones_own_takes_three_lines(tmp_path: Path, register: Register) -> None:
+    path = write_npz(tmp_path / "mine.npz")
+    register(f"mine:\n  reader: npz\n  path: {path}\n")
+    record = one_round("mine", tmp_path / "results")
+    data = prepare(Dataset(name="mine"), tmp_path / "again", tmp_path)
+    assert (data.classes, data.channels, data.side) == (4, 1, 8)
+    # What the registry leaves out is read off the training images.
+    content = np.load(path)
+    assert np.array_equal(data.train_images[:, 0], content["train_images"])
+    assert data.test_labels.tolist() == content["test_labels"][:, 0].tolist()
+    assert data.mean == pytest.approx([(content["train_images"] / 255).mean()])
+    assert data.std == pytest.approx([(content["train_images"] / 255).std()])
+    assert record.summary["status"] == "completed"
+    assert record.summary["digests"]["data"] == data.digest
+    assert record.summary["parameters"] == 64 * 100 + 100 + 100 * 4 + 4
+    assert [row["images"] for row in record.rows("evaluation")] == [20]
+
+
+def test_folders_of_ones_own_take_three_lines(tmp_path: Path, register: Register) -> None:
+    for split, size in (("train", 12), ("test", 5)):
+        write_photographs(tmp_path / "photos" / split, size)
+    register(f"photos:\n  reader: folder\n  path: {tmp_path / 'photos'}\n")
+    record = one_round("photos", tmp_path / "results")
+    assert [row["images"] for row in record.rows("evaluation")] == [15]
+    data = prepare(Dataset(name="photos"), tmp_path / "again", tmp_path)
+    assert data.about["class_names"] == ["cat", "dog", "owl"]
+    assert data.about["histogram"] == {"train": [12] * 3, "test": [5] * 3}
+
+
+def test_a_folder_without_a_test_split_is_divided(tmp_path: Path, register: Register) -> None:
+    path = write_photographs(tmp_path / "photos", 10, side=12)
+    reader = "{name: folder, side: 8, train_fraction: 0.8}"
+    register(f"photos:\n  reader: {reader}\n  path: {path}\n")
+    record = one_round("photos", tmp_path / "results")
+    assert [row["images"] for row in record.rows("evaluation")] == [6]
+
+
+def test_own_images_are_flipped_only_if_the_registry_allows_it(tmp_path: Path, register: Register) -> None:
+    path = write_npz(tmp_path / "mine.npz")
+    entry = {"reader": "npz", "path": str(path)}
+    flip = {"training": {"epochs": 1, "augmentation": {"flip": True}}}
+    register({"mine": entry})
+    with pytest.raises(FltrainError, match="mirrored images of 'mine' are not of their class"):
+        one_round("mine", tmp_path, **flip)
+    register({"mine": entry | {"horizontal_flip": True}})
+    assert one_round("mine", tmp_path, **flip).summary["status"] == "completed"
+
+
+def test_paths_count_from_the_working_directory_or_home(
+    tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_npz(tmp_path / "mine.npz")
+    for path in ("~/mine.npz", "mine.npz"):
+        register({"mine": {"reader": "npz", "path": path}})
+        assert len(prepare(Dataset(name="mine"), tmp_path / "data", tmp_path).test_labels) == 20
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "missing": ({"path": "nowhere.npz"}, {}, r"nowhere\.npz: no such file"),
+    "too small for the network": ({}, {"model": "lenet5"}, "lenet5.*at least 12 pixels"),
+    "too small for the crop": ({}, {"training": {"augmentation": {"crop_padding": 8}}}, "use at most 7"),
+    "too many clients": ({}, {"partition": {"name": "iid", "clients": 41}}, "41 clients cannot share 40"),
+    "channels of the mean": ({"mean": [0.5] * 3, "std": [0.5] * 3}, {}, "3 values"),
+    "other classes": ({"classes": 3}, {}, "found labels 0 to 3"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_only_the_data_show_to_be_wrong_is_one_clear_line(
+    tmp_path: Path, register: Register, case: str
+) -> None:
+    entry, changes, message = OTHERS[case]
+    path = write_npz(tmp_path / "mine.npz")
+    register({"mine": {"reader": "npz", "path": str(path), **entry}})
+    spec = tiny(**{"dataset": "mine", "partition": {"name": "iid", "clients": 4}, "model": "mlp", **changes})
+    with pytest.raises(FltrainError, match=message) as caught:
+        trained(spec, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not Results(tmp_path).record(spec.run_id).complete
+
+
+# ------------------------------------------------------------------------------------ files that are here
+def remote(name: str, content: bytes, *urls: str) -> dict[str, Any]:
+    return {"name": name, "urls": list(urls), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that FLTRAIN_DATA names."""
+    folder = tmp_path / "offline"
+    folder.mkdir()
+    monkeypatch.setenv(OFFLINE, str(folder))
+    return folder
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> DatasetEntry:
+    """A set of one file at an address that nobody answers at."""
+    content = write_npz(tmp_path / "source.npz").read_bytes()
+    file = remote("mine.npz", content, "http://127.0.0.1:9/mine.npz")
+    return DatasetEntry.parse({"reader": "npz", "files": [file]}, "mine")
+
+
+def place(tmp_path: Path, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(tmp_path / "source.npz", folder / "mine.npz"))
+
+
+@pytest.mark.parametrize("inside", ["", "mine"])
+def test_files_of_the_offline_folder_are_linked(
+    tmp_path: Path, offline: Path, entry: DatasetEntry, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought = place(tmp_path, offline / inside)
+    downloads = tmp_path / "results" / "downloads"
+    for _ in range(2):
+        assert obtain("mine", entry, downloads) == downloads / "mine"
+        (link,) = (downloads / "mine").iterdir()
+        assert link.is_symlink() and link.resolve() == brought.resolve()
+    monkeypatch.delenv(OFFLINE)
+    assert obtain("mine", entry, downloads) == downloads / "mine"
+    assert len(entry.reader.read(downloads / "mine").train_labels) == 40
+
+
+def test_links_are_made_anew_when_the_offline_folder_has_moved(
+    tmp_path: Path, offline: Path, entry: DatasetEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(tmp_path, offline)
+    obtain("mine", entry, tmp_path / "downloads")
+    moved = offline.rename(tmp_path / "moved")
+    monkeypatch.setenv(OFFLINE, str(moved))
+    folder = obtain("mine", entry, tmp_path / "downloads")
+    assert (folder / "mine.npz").resolve() == (moved / "mine.npz").resolve()
+
+
+def test_two_jobs_can_link_the_same_file(
+    tmp_path: Path, offline: Path, entry: DatasetEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a set is prepared in two sizes at once."""
+    place(tmp_path, offline)
+    fetch = obtaining.fetch
+
+    def overtaken(*args: Any, **options: Any) -> Path:
+        found = fetch(*args, **options)
+        monkeypatch.setattr(obtaining, "fetch", fetch)
+        obtain("mine", entry, tmp_path / "downloads")
+        return found
+
+    monkeypatch.setattr(obtaining, "fetch", overtaken)
+    assert obtain("mine", entry, tmp_path / "downloads") == tmp_path / "downloads" / "mine"
+
+
+def test_a_damaged_file_is_not_linked(tmp_path: Path, offline: Path, entry: DatasetEntry) -> None:
+    (offline / "mine.npz").write_bytes(b"something else")
+    with pytest.raises(FltrainError, match=r"offline/mine\.npz: damaged or another version"):
+        obtain("mine", entry, tmp_path / "downloads")
+    assert not (tmp_path / "downloads").exists()
+
+
+# ------------------------------------------------------------------------------------ sets brought by hand
+PHOTOS = {
+    "reader": {"name": "folder", "side": 8, "train_fraction": 0.8, "only": ["cat", "owl"]},
+    "obtain": "Ask the photographer for photos.zip.",
+    **{"classes": 2, "channels": 3, "side": 16, "train_images": 20, "test_images": 4},
+}
+"""A set like LC25000."""
+
+
+def pack(tree: Path, archive: Path) -> None:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w") as file:
+            for path in sorted(tree.rglob("*.png")):
+                file.write(path, f"images/{path.relative_to(tree)}")
+    else:
+        kind = {".tar": "tar", ".gz": "gztar", ".tgz": "gztar"}[archive.suffix]
+        shutil.move(shutil.make_archive(str(tree.parent / "packed"), kind, tree), archive)
+
+
+@pytest.mark.parametrize("form", ["photos", "photos.zip", "photos.tar", "photos.tar.gz", "photos.tgz"])
+def test_a_set_brought_along_is_found(tmp_path: Path, offline: Path, register: Register, form: str) -> None:
+    register({"photos": PHOTOS})
+    results = Results(tmp_path / "results")
+    tree = write_photographs(offline / "photos" if form == "photos" else tmp_path / "tree", side=16)
+    if form != "photos":
+        pack(tree, offline / form)
+    source = obtain("photos", registry()["photos"], results.downloads)
+    assert source == (tree if form == "photos" else results.downloads / "photos")
+    dataset = Dataset(name="photos")
+    data = prepare(dataset, results.data(dataset), results.downloads)
+    assert (len(data.train_labels), len(data.test_labels), data.side) == (20, 4, 8)
+    assert data.about["class_names"] == ["cat", "owl"]
+
+
+def test_the_error_says_how_to_get_lc25000(tmp_path: Path) -> None:
+    spec = tiny(dataset={"name": "lc25000", "image_size": 32}, model="mlp")
+    with pytest.raises(FltrainError) as caught:
+        trained(spec, tmp_path)
+    message = str(caught.value)
+    assert message.startswith("data set 'lc25000' cannot be downloaded freely. Download LC25000.zip ")
+    assert "https://github.com/tampapath/lung_colon_image_set" in message
+    assert message.endswith(f"put it into the folder that {OFFLINE} names, as lc25000/ or lc25000.zip")
+    assert "\n" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_offline_folder_without_the_set_does_not_help(tmp_path: Path, offline: Path) -> None:
+    (offline / "lc25000.rar").touch()
+    with pytest.raises(FltrainError, match="cannot be downloaded freely"):
+        obtain("lc25000", registry()["lc25000"], tmp_path / "downloads")
+
+
+# ------------------------------------------------------------------------------------ whereabouts
+def test_whereabouts_of_what_is_not_here(tmp_path: Path) -> None:
+    places = {name: whereabouts(name, entry, tmp_path / "none") for name, entry in registry().items()}
+    assert places["digits"] == "ships with a dependency"
+    assert places["mnist"] == "download from ossci-datasets.s3.amazonaws.com"
+    assert places["bloodmnist"] == "download from zenodo.org"
+    assert places["lc25000"] == places["femnist-leaf"] == places["imagenet100"] == "by hand"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whereabouts_follow_a_set(
+    tmp_path: Path, offline: Path, entry: DatasetEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads = tmp_path / "downloads"
+    assert whereabouts("mine", entry, downloads) == "download from 127.0.0.1:9"
+    for inside in ("mine", ""):
+        brought = place(tmp_path, offline / inside)
+        assert whereabouts("mine", entry, downloads) == str(offline)
+        brought.rename(tmp_path / "aside")
+    assert whereabouts("mine", entry, downloads) == "download from 127.0.0.1:9"
+    place(tmp_path, offline)
+    obtain("mine", entry, downloads)
+    assert whereabouts("mine", entry, downloads) == str(downloads / "mine")
+    monkeypatch.delenv(OFFLINE)
+    assert whereabouts("mine", entry, downloads) == str(downloads / "mine")
+
+
+@pytest.mark.parametrize("form", ["photos", "photos.zip", "photos.tgz"])
+def test_whereabouts_of_a_set_brought_along(tmp_path: Path, offline: Path, form: str) -> None:
+    photos = DatasetEntry.parse(PHOTOS, "photos")
+    assert whereabouts("photos", photos, tmp_path) == "by hand"
+    (offline / form).touch()
+    assert whereabouts("photos", photos, tmp_path) == str(offline)
+
+
+def test_whereabouts_of_ones_own_set(tmp_path: Path) -> None:
+    mine = DatasetEntry.parse({"reader": "npz", "path": str(tmp_path / "mine.npz")}, "mine")
+    assert whereabouts("mine", mine, tmp_path) == f"{tmp_path / 'mine.npz'} (missing)"
+    write_npz(tmp_path / "mine.npz")
+    assert whereabouts("mine", mine, tmp_path) == str(tmp_path / "mine.npz")
+
+
+def test_files_without_an_address_are_brought_by_hand(tmp_path: Path, entry: DatasetEntry) -> None:
+    file = entry.files[0].model_copy(update={"urls": ()})
+    assert whereabouts("mine", entry.model_copy(update={"files": (file,)}), tmp_path) == "by hand"
+
+
+# ------------------------------------------------------------------------------------ files that are fetched
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, bodies: dict[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies = bodies
+        self.asked: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        name = self.path.removeprefix("/")
+        self.server.asked.append(name)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.server.bodies[name])))
+        self.end_headers()
+        self.wfile.write(self.server.bodies[name])
+
+
+def idx_files(train: int, test: int, side: int) -> dict[str, bytes]:
+    """Files as those of MNIST."""
+    files: dict[str, bytes] = {}
+    for seed, (split, count) in enumerate({"train": train, "t10k": test}.items()):
+        images = pixels(count, side, side, seed=seed)
+        for kind, array in (("images", images), ("labels", labels(count, 10).astype(np.uint8))):
+            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            files[f"{split}-{kind}-idx{array.ndim}-ubyte.gz"] = gzip.compress(header + array.tobytes())
+    return files
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Server(idx_files(60, 30, 12)) as serving:
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
+        thread.start()
+        yield serving
+        serving.shutdown()
+        thread.join()
+
+
+def test_a_set_like_mnist_is_fetched_prepared_and_trained(
+    tmp_path: Path, server: Server, register: Register
+) -> None:
+    url = f"http://127.0.0.1:{server.server_port}"
+    files = [remote(name, body, f"{url}/{name}") for name, body in server.bodies.items()]
+    facts = {"classes": 10, "channels": 1, "side": 12, "train_images": 60, "test_images": 30}
+    register({"numbers": {"reader": "idx", "files": files, **facts}})
+    results = Results(tmp_path)
+    assert whereabouts("numbers", registry()["numbers"], results.downloads) == f"download from {url[7:]}"
+
+    spec = tiny(dataset="numbers", partition={"name": "iid", "clients": 4}, model="lenet5", rounds=2)
+    record = trained(spec, tmp_path)
+    assert record.summary["status"] == "completed"
+    assert [row["images"] for row in record.rows("evaluation")] == [30, 30]
+    assert sorted(server.asked) == sorted(server.bodies)
+    for name, body in server.bodies.items():
+        assert (results.downloads / "numbers" / name).read_bytes() == body
+
+    # Another size is made from what is here.
+    large = resized(spec, image_size=16)
+    assert trained(large, tmp_path).summary["status"] == "completed"
+    assert len(server.asked) == 4
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {
+        *("numbers.safetensors", "numbers.png", "numbers-16px.safetensors", "numbers-16px.png")
+    }
+
+
+def resized(spec: Any, **dataset: Any) -> Any:
+    """The same run on another form of its data set."""
+    return tiny(
+        dataset={"name": spec.dataset.name, **dataset},
+        partition=spec.partition.model_dump(),
+        model=spec.model.name,
+        rounds=spec.rounds,
+    )
+
+
+def test_a_file_that_is_not_the_one_registered_is_refused(
+    tmp_path: Path, server: Server, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = partial(obtaining.fetch, patience=Patience(attempts=1))
+    monkeypatch.setattr(obtaining, "fetch", fetch)
+    url = f"http://127.0.0.1:{server.server_port}"
+    files = [remote(name, b"as it was", f"{url}/{name}") for name in server.bodies]
+    register({"numbers": {"reader": "idx", "files": files}})
+    with pytest.raises(FltrainError, match="another file was sent"):
+        one_round("numbers", tmp_path)
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,300 @@
+"""Testing the global model: accuracy and loss against a direct computation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.data.partition import Iid
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine import evaluation
+from fltrain.engine.data import FederatedData, Split
+from fltrain.engine.evaluation import TestResult
+from fltrain.engine.evaluation import test as evaluate
+from fltrain.engine.rounds import Simulation
+from fltrain.errors import FltrainError
+from fltrain.models.build import build
+from fltrain.models.catalogue import MobileNetTiny
+from fltrain.models.network import Network
+from fltrain.records import Results
+from fltrain.train import ensure_data
+
+from .conftest import Register
+from .helpers import CPU, federation, labels, pixels, tiny, trained, write_npz
+
+
+@pytest.fixture(scope="module")
+def split(digits: PreparedData) -> Split:
+    partition = Partition(Iid(clients=1).split(digits.train_labels, 10, seed=0), digest="")
+    return FederatedData.of(digits, partition, CPU).test
+
+
+def every(split: Split) -> tuple[Tensor, Tensor]:
+    return split.batch(torch.arange(len(split)))
+
+
+@pytest.fixture
+def network(split: Split) -> Network:
+    """A network whose running statistics are not those of a fresh one."""
+    network = build(MobileNetTiny(), channels=1, side=8, classes=10, seed=0)
+    network.train()(split.batch(torch.arange(64))[0])
+    return network
+
+
+def test_images_are_normalised(digits: PreparedData, split: Split) -> None:
+    expected = (torch.tensor(digits.test_images).double() / 255 - 0.3053) / 0.3759
+    images, labels = every(split)
+    assert images.dtype == torch.float32
+    assert torch.allclose(images.double(), expected, atol=1e-6)
+    chosen = torch.tensor([5, 3, 200])
+    picked, their_labels = split.batch(chosen)
+    assert torch.equal(picked, images[chosen]) and torch.equal(their_labels, labels[chosen])
+
+
+def test_accuracy_and_loss_are_those_of_a_direct_computation(split: Split, network: Network) -> None:
+    result = evaluate(network, split)
+    with torch.no_grad():
+        images, labels = every(split)
+        logits = network.eval().double()(images.double())
+    correct = int((logits.argmax(1) == labels).sum())
+    assert torch.equal(result.correct, logits.argmax(1) == labels)
+    assert result.accuracy == correct / len(split)
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    assert torch.allclose(result.losses.double(), losses, atol=1e-5)
+    assert result.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 10_000])
+def test_batches_do_not_matter(
+    split: Split, network: Network, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = evaluate(network, split, keep_features=True)
+    monkeypatch.setitem(evaluation.BATCH, "cpu", batch)
+    result = evaluate(network, split, keep_features=True)
+    assert torch.equal(result.correct, expected.correct)
+    assert result.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert torch.allclose(result.features, expected.features, atol=1e-5)
+
+
+def test_features_are_what_the_classifier_reads(split: Split, network: Network) -> None:
+    assert evaluate(network, split, keep_features=False).features is None
+    features = evaluate(network, split, keep_features=True).features
+    with torch.no_grad():
+        assert torch.allclose(features, network.eval().features(every(split)[0]), atol=1e-5)
+    assert not features.requires_grad
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_network_is_left_as_it_was(split: Split, network: Network, training: bool) -> None:
+    network.train(training)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    evaluate(network, split, keep_features=True)
+    assert {module.training for module in network.modules()} == {training}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_a_network_that_is_always_right(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(evaluation.BATCH, "cpu", len(split))
+
+    class Oracle(Network):
+        def __init__(self) -> None:
+            super().__init__(classifier=nn.Identity())
+
+        def features(self, images: torch.Tensor) -> torch.Tensor:
+            _, labels = every(split)
+            assert len(images) == len(labels)
+            return functional.one_hot(labels, 10).float() * 100
+
+    result = evaluate(Oracle(), split, keep_features=False)
+    assert (result.accuracy, result.loss) == (1.0, pytest.approx(0, abs=1e-9))
+
+
+# ------------------------------------------------------------------------------------ some of the images
+def test_named_images_are_tested_in_their_order(split: Split, network: Network) -> None:
+    everything = evaluate(network, split, keep_features=True)
+    chosen = torch.tensor([200, 3, 3, 358, 0])
+    result = evaluate(network, split, chosen, keep_features=True)
+    assert torch.equal(result.correct, everything.correct[chosen])
+    assert torch.allclose(result.losses, everything.losses[chosen], atol=1e-5)
+    assert torch.allclose(result.features, everything.features[chosen], atol=1e-5)
+
+
+def test_accuracy_of_each_client() -> None:
+    correct = torch.tensor([1, 0, 1, 1, 0, 0, 0]).bool()
+    parts = tuple(torch.zeros(size).long() for size in (1, 4, 2))
+    result = TestResult(correct, torch.arange(7.0), None)
+    assert result.by_client(parts).tolist() == [1.0, 0.5, 0.0]
+    assert (result.accuracy, result.loss) == (3 / 7, 3.0)
+
+
+# ------------------------------------------------------------------------------------ clients' own tests
+LOCAL: dict[str, Any] = {
+    "local_test": {},
+    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5},
+    "model": "mlp",
+    "rounds": 2,
+}
+
+
+def normalised(images: Any, mean: Any, std: Any) -> Tensor:
+    """Images in double precision, by the definition."""
+    shape = (1, -1, 1, 1)
+    values = torch.tensor(np.asarray(images)).double() / 255
+    return (values - torch.tensor(mean).double().view(shape)) / torch.tensor(std).double().view(shape)
+
+
+def answers(simulation: Simulation, images: Tensor, labels: Any) -> tuple[Tensor, Tensor]:
+    """Whether the current global model is right on each image, and its cross entropy."""
+    expected = torch.tensor(np.asarray(labels))
+    network = simulation.network.eval().double()
+    with torch.no_grad():
+        logits = network(images)
+    network.float()
+    return logits.argmax(1) == expected, functional.cross_entropy(logits, expected, reduction="none")
+
+
+def test_rows_of_clients_own_tests_equal_a_direct_computation(digits: PreparedData) -> None:
+    simulation = federation(tiny(**LOCAL), digits)
+    rows = [row for row in simulation.round(0) if row["kind"] == "evaluation"]
+    assert [row["split"] for row in rows] == ["local_test"]
+    (row,) = rows
+
+    tests = [client.tolist() for client in simulation.data.tests]
+    images = np.concatenate([digits.train_images, digits.test_images])
+    truth = np.concatenate([digits.train_labels, digits.test_labels])
+    correct, losses = answers(simulation, normalised(images, digits.mean, digits.std), truth)
+    chosen = [image for test in tests for image in test]
+    assert (row["images"], row["view"]) == (len(chosen), "global")
+    assert row["accuracy"] == pytest.approx(int(correct[chosen].sum()) / len(chosen), abs=1e-12)
+    assert row["loss"] == pytest.approx(float(losses[chosen].mean()), rel=1e-5)
+    clients = [int(correct[test].sum()) / len(test) for test in tests]
+    assert row["macro"] == pytest.approx(np.mean(clients), abs=1e-12)
+    assert row["std"] == pytest.approx(np.std(clients), abs=1e-12)
+    assert row["macro"] != row["accuracy"] and row["std"] > 0
+
+
+def test_clients_own_tests_decide_the_summary(tmp_path: Path) -> None:
+    spec = tiny(**LOCAL, evaluation={"targets": [0.01]})
+    record = trained(spec, tmp_path)
+    rows = record.rows("evaluation")
+    assert [(row["round"], row["split"]) for row in rows] == [(1, "local_test"), (2, "local_test")]
+    accuracy = record.summary["accuracy"]
+    assert accuracy["final"] == accuracy["last"] == rows[1]["accuracy"]
+    assert accuracy["best"] == max(row["accuracy"] for row in rows)
+    assert record.summary["rounds_to_target"] == {"0.01": 1}
+    assert f"accuracy {100 * rows[1]['accuracy']:.2f} %" in (record.folder / "train.log").read_text()
+
+
+def test_separability_is_measured_or_refused(digits: PreparedData) -> None:
+    """Never left out in silence."""
+    settings = {**LOCAL, "evaluation": {"statistics": ["separability"]}}
+    try:
+        spec = tiny(**settings)
+    except FltrainError as refusal:
+        assert "separability" in str(refusal)
+    else:
+        assert "separability" in {row["kind"] for row in federation(spec, digits).round(0)}
+
+
+def test_clients_do_not_train_on_what_they_are_tested_on(digits: PreparedData) -> None:
+    data = federation(tiny(**LOCAL), digits).data
+    trained_on, tested_on = torch.cat(data.clients), torch.cat(data.tests)
+    assert len(data.train) == 1797
+    together = torch.cat([trained_on, tested_on])
+    assert len(together.unique()) == len(together) == 1797
+
+
+# ------------------------------------------------------------------------------------ further data sets
+MINE: dict[str, Any] = {
+    "reader": "npz",
+    **{"classes": 4, "channels": 3, "side": 8},
+    **{"mean": [0.2, 0.3, 0.4], "std": [0.5, 0.6, 0.7]},
+}
+SHIFTED: dict[str, Any] = {
+    "reader": {"name": "cifar10_1", "version": "v4"},
+    **{"of": "mine", "classes": 4, "channels": 3, "side": 8, "train_images": 0},
+    **{"mean": [0.7, 0.7, 0.7], "std": [0.1, 0.1, 0.1]},
+}
+
+
+@pytest.fixture
+def shifted(tmp_path: Path, register: Register) -> None:
+    """A data set of one's own, and another that tests its models."""
+    mine = write_npz(tmp_path / "mine.npz", shape=(8, 8, 3))
+    folder = tmp_path / "shifted"
+    folder.mkdir()
+    np.save(folder / "cifar10.1_v4_data.npy", pixels(30, 8, 8, 3, seed=9))
+    np.save(folder / "cifar10.1_v4_labels.npy", labels(30))
+    register({"mine": {**MINE, "path": str(mine)}, "shifted": {**SHIFTED, "path": str(folder)}})
+
+
+OWN: dict[str, Any] = {
+    "dataset": "mine",
+    "partition": {"name": "iid", "clients": 4},
+    "model": "mlp",
+    "rounds": 12,
+}
+
+
+@pytest.mark.usefixtures("shifted")
+def test_further_sets_are_tested_with_the_runs_normalisation(tmp_path: Path) -> None:
+    spec = tiny(**OWN, evaluation={"extra": ["shifted"]})
+    results = Results(tmp_path / "results")
+    data, more = (ensure_data(dataset, results) for dataset in (spec.dataset, *spec.evaluation.extra))
+    assert (len(more.train_labels), len(more.test_labels)) == (0, 30)
+    assert more.mean == (0.7, 0.7, 0.7)
+    simulation = federation(spec, data, extra={"shifted": more})
+    test, extra = (row for row in simulation.round(0) if row["kind"] == "evaluation")
+    assert (test["split"], test["images"]) == ("test", 20)
+    assert (extra["split"], extra["images"], extra["view"]) == ("shifted", 30, "global")
+    correct, losses = answers(simulation, normalised(more.test_images, data.mean, data.std), more.test_labels)
+    assert extra["accuracy"] == int(correct.sum()) / 30
+    assert extra["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    _, others = answers(simulation, normalised(more.test_images, more.mean, more.std), more.test_labels)
+    assert float(others.mean()) != pytest.approx(extra["loss"], rel=1e-2)
+
+
+@pytest.mark.usefixtures("shifted")
+def test_further_sets_are_in_the_record_and_change_nothing_else(tmp_path: Path) -> None:
+    plain = trained(tiny(**OWN, evaluation={"every": 5}), tmp_path)
+    record = trained(tiny(**OWN, evaluation={"every": 5, "extra": ["shifted"]}), tmp_path)
+    extra = [row for row in record.metrics if row.get("split") == "shifted"]
+    assert [row["round"] for row in extra] == [5, 10, 11, 12]
+    assert [row for row in record.metrics if row not in extra] == plain.metrics
+    final = (extra[2]["accuracy"] + extra[3]["accuracy"]) / 2
+    assert record.summary["extra"] == {"shifted": pytest.approx(final)}
+    assert plain.summary["extra"] == {}
+    assert record.summary["accuracy"] == plain.summary["accuracy"]
+    assert record.run_id != plain.run_id
+
+
+@pytest.mark.usefixtures("shifted")
+def test_a_diverged_run_has_no_result_on_further_sets(tmp_path: Path) -> None:
+    spec = tiny(**OWN, evaluation={"extra": ["shifted"]}, training={"lr": 1e30})
+    assert trained(spec, tmp_path).summary["extra"] == {"shifted": None}
+
+
+@pytest.mark.usefixtures("shifted")
+def test_clients_own_tests_and_further_sets_go_together(tmp_path: Path) -> None:
+    record = trained(tiny(**{**OWN, "rounds": 1}, local_test={}, evaluation={"extra": ["shifted"]}), tmp_path)
+    assert [row["split"] for row in record.rows("evaluation")] == ["local_test", "shifted"]
+    assert record.summary["extra"]["shifted"] == record.rows("evaluation")[1]["accuracy"]
+
+
+@pytest.mark.parametrize("form", [(12, 12, 3), (8, 8)], ids=["side", "channels"])
+@pytest.mark.usefixtures("shifted")
+def test_further_sets_of_another_form_are_refused(
+    tmp_path: Path, register: Register, form: tuple[int, ...]
+) -> None:
+    path = write_npz(tmp_path / "other.npz", shape=form)
+    mine = {"reader": "npz", "path": str(tmp_path / "mine.npz")}
+    register({"mine": mine, "other": {"reader": "npz", "path": str(path)}})
+    spec = tiny(**OWN, evaluation={"extra": ["other"]})
+    with pytest.raises(FltrainError, match="other"):
+        trained(spec, tmp_path)
+    assert not Results(tmp_path).run(spec.run_id).exists()

@@ -1,0 +1,606 @@
+"""Prepared data sets and partitions: what is in the files, and that they are whole or refused."""
+
+import json
+import shutil
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from fltrain import files
+from fltrain.data.datasets import Dataset, registry
+from fltrain.data.partition import ByWriter, Dirichlet, Iid, LocalTest
+from fltrain.data.prepared import (
+    SHEET_COLUMNS,
+    PreparedData,
+    digest,
+    load_partition,
+    load_prepared,
+    partition,
+    prepare,
+)
+from fltrain.engine.data import FederatedData
+from fltrain.errors import FltrainError
+from fltrain.files import read_json, replacing, write_json, write_text
+from fltrain.records import Results
+from fltrain.train import ensure_data, ensure_partition
+
+from .conftest import Register
+from .helpers import CPU, pixels, tiny, trained, write_npz
+
+DIGITS = Dataset(name="digits")
+ARRAYS_OF_DATA = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+@pytest.fixture
+def prepared(digits_file: Path, tmp_path: Path) -> Path:
+    """A prepared file that a test may damage."""
+    return Path(shutil.copy(digits_file, tmp_path))
+
+
+def mine(tmp_path: Path, register: Register, **entry: Any) -> PreparedData:
+    """Prepare a data set of one's own, ``mine.npz``."""
+    register({"mine": {"reader": "npz", "path": str(tmp_path / "mine.npz"), **entry}})
+    return prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path)
+
+
+# ------------------------------------------------------------------------------------ what is in the file
+def test_what_is_prepared_is_read_back(digits: PreparedData) -> None:
+    entry = registry()["digits"]
+    raw = entry.reader.read(Path("nowhere"), entry.facts)
+    for name in ARRAYS_OF_DATA:
+        ours, theirs = getattr(digits, name), getattr(raw, name)
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
+    assert (digits.classes, digits.channels, digits.side) == (10, 1, 8)
+    assert (digits.mean, digits.std, digits.writers) == ((0.3053,), (0.3759,), None)
+
+
+def test_preparing_again_gives_the_same_bytes(digits_file: Path, tmp_path: Path) -> None:
+    prepare(DIGITS, tmp_path / "again.safetensors", tmp_path)
+    for ending in (".safetensors", ".png"):
+        again = tmp_path / "again.safetensors"
+        assert again.with_suffix(ending).read_bytes() == digits_file.with_suffix(ending).read_bytes()
+
+
+def test_images_are_resized_bilinearly(tmp_path: Path, digits: PreparedData) -> None:
+    dataset = Dataset(name="digits", image_size=16)
+    data = prepare(dataset, tmp_path / "digits-16px.safetensors", tmp_path)
+    large, small = data.train_images, digits.train_images
+    assert (large.shape, large.dtype, data.side) == ((len(small), 1, 16, 16), np.uint8, 16)
+    # Output pixel i lies at (i + 1/2) / 2 - 1/2 of the input; at the border the outermost pixel is repeated.
+    at = np.clip((np.arange(16) + 0.5) / 2 - 0.5, 0, 7)
+    low, share = np.floor(at).astype(int), at % 1
+    high = np.minimum(low + 1, 7)
+    image = small[0, 0].astype(float)
+    rows = image[low] * (1 - share)[:, None] + image[high] * share[:, None]
+    expected = rows[:, low] * (1 - share) + rows[:, high] * share
+    assert abs(large[0, 0] - expected).max() <= 1
+    assert np.array_equal(data.train_labels, digits.train_labels)
+
+
+def test_colours_are_resized_one_by_one(tmp_path: Path, register: Register) -> None:
+    write_npz(tmp_path / "mine.npz", shape=(8, 8, 3))
+    small = mine(tmp_path, register)
+    large = prepare(Dataset(name="mine", image_size=5), tmp_path / "large", tmp_path)
+    for plane, channel in zip(small.test_images[3], large.test_images[3], strict=True):
+        assert np.array_equal(channel, Image.fromarray(plane).resize((5, 5), Image.Resampling.BILINEAR))
+
+
+def test_images_of_the_right_size_are_not_touched(tmp_path: Path, digits: PreparedData) -> None:
+    data = prepare(Dataset(name="digits", image_size=8), tmp_path / "digits-8px.safetensors", tmp_path)
+    assert np.array_equal(data.train_images, digits.train_images)
+
+
+def test_the_file_says_what_it_holds(digits: PreparedData, tmp_path: Path, register: Register) -> None:
+    assert digits.about["dataset"] == {"name": "digits", "image_size": None, "normalisation": "default"}
+    assert (
+        digits.about["digest"]
+        == digits.digest
+        == digest({name: getattr(digits, name) for name in ARRAYS_OF_DATA})
+    )
+    histogram = digits.about["histogram"]
+    for split in ("train", "test"):
+        assert histogram[split] == np.bincount(getattr(digits, f"{split}_labels")).tolist()
+    assert sum(histogram["train"]) == 1438 and digits.about["notes"] == []
+    # A class without images is counted; what the reader has to say is kept.
+    path = write_npz(tmp_path / "mine.npz")
+    content = dict(np.load(path))
+    np.savez(path, **content, val_images=content["test_images"], val_labels=content["test_labels"])
+    data = mine(tmp_path, register, classes=5)
+    assert data.about["histogram"] == {"train": [10] * 4 + [0], "test": [5] * 4 + [0]}
+    assert data.about["notes"] == ["the validation split (20 images) is not used"]
+    assert data.classes == 5
+
+
+# ------------------------------------------------------------------------------------ mapped files
+def base(array: NDArray[Any]) -> Any:
+    """What a view is a view of, in the end."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def test_arrays_are_mapped_and_the_file_is_never_written_to(prepared: Path) -> None:
+    before = prepared.read_bytes()
+    data = load_prepared(DIGITS, prepared)
+    for name in ARRAYS_OF_DATA:
+        array = getattr(data, name)
+        assert isinstance(base(array), np.memmap)
+        array[:] = array[::-1].copy()
+    assert prepared.read_bytes() == before
+    again = load_prepared(DIGITS, prepared)
+    assert np.array_equal(again.train_images, data.train_images[::-1])
+
+
+def test_a_partition_is_mapped(digits: PreparedData, tmp_path: Path) -> None:
+    for client in partition(SCHEME, None, digits, 5, tmp_path / "partition").clients:
+        assert isinstance(base(client), np.memmap)
+
+
+def test_reading_takes_no_memory_for_the_images(tmp_path: Path) -> None:
+    dataset = Dataset(name="digits", image_size=40)
+    path = tmp_path / "digits-40px.safetensors"
+    prepare(dataset, path, tmp_path)
+    divided = partition(SCHEME, None, load_prepared(dataset, path), 5, tmp_path / "partition")
+    tracemalloc.start()
+    try:
+        data = load_prepared(dataset, path)
+        federated = FederatedData.of(data, divided, CPU)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size > 1797 * 40 * 40
+    assert peak < 300_000
+    # On a CPU not even PyTorch makes a copy.
+    assert federated.train.images.data_ptr() == data.train_images.ctypes.data
+
+
+def test_the_file_can_be_replaced_while_it_is_in_use(prepared: Path) -> None:
+    data = load_prepared(DIGITS, prepared)
+    expected = data.train_images.tobytes()
+    with replacing(prepared) as temporary:
+        temporary.write_bytes(bytes(prepared.stat().st_size))
+    assert data.train_images.tobytes() == expected
+
+
+# ------------------------------------------------------------------------------------ contact sheet
+@pytest.mark.parametrize(("image_size", "tile", "scale"), [(None, 10, 4), (32, 34, 1)])
+def test_a_contact_sheet_lies_beside_the_file(
+    tmp_path: Path, image_size: int | None, tile: int, scale: int
+) -> None:
+    dataset = Dataset(name="digits", image_size=image_size)
+    path = Results(tmp_path).data(dataset)
+    data = prepare(dataset, path, tmp_path)
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        f"{dataset.id}.png",
+        f"{dataset.id}.safetensors",
+    ]
+    with Image.open(path.with_suffix(".png")) as sheet:
+        sheet.load()
+    assert (sheet.format, sheet.mode) == ("PNG", "RGB")
+    assert (SHEET_COLUMNS, sheet.size) == (12, (12 * tile * scale, 10 * tile * scale))
+    shown = np.asarray(sheet)[::scale, ::scale]
+    for label, column in [(0, 0), (3, 0), (9, 11)]:
+        expected = data.train_images[np.flatnonzero(data.train_labels == label)[column]]
+        found = shown[tile * label :, tile * column :][: data.side, : data.side]
+        assert np.array_equal(found, np.repeat(expected.transpose(1, 2, 0), 3, axis=2))
+    assert (shown[tile - 2 : tile] == 255).all() and (shown[:, tile - 2 : tile] == 255).all()
+
+
+def test_a_class_with_few_images_leaves_the_sheet_white(tmp_path: Path, register: Register) -> None:
+    write_npz(tmp_path / "mine.npz", train=8, shape=(8, 8, 3))
+    data = mine(tmp_path, register)
+    shown = np.asarray(Image.open(tmp_path / "mine.png"))[::4, ::4]
+    assert np.array_equal(shown[10:18, 10:18], data.train_images[5].transpose(1, 2, 0))
+    assert (shown[:, 20:] == 255).all()
+
+
+def test_the_sheet_of_a_test_set_shows_its_test_images(tmp_path: Path, register: Register) -> None:
+    np.save(tmp_path / "cifar10.1_v4_data.npy", pixels(8, 32, 32, 3))
+    np.save(tmp_path / "cifar10.1_v4_labels.npy", np.arange(8) // 4)
+    reader = {"name": "cifar10_1", "version": "v4"}
+    register({"mine": {"reader": reader, "path": str(tmp_path), "train_images": 0}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # there are no training images to take a mean of
+        data = prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path)
+    assert np.isfinite(data.mean).all() and np.isfinite(data.std).all()
+    assert (data.train_images.shape, len(data.train_labels)) == ((0, 3, 32, 32), 0)
+    assert data.about["histogram"] == {"train": [0, 0], "test": [4, 4]}
+    shown = np.asarray(Image.open(tmp_path / "mine.png"))
+    assert np.array_equal(shown[34:66, 34:66], data.test_images[5].transpose(1, 2, 0))
+
+
+# ------------------------------------------------------------------------------------ normalisation
+def test_a_normalisation_needs_no_file_of_its_own(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    plain, half = (
+        tiny(dataset={"name": "digits", "normalisation": name}, rounds=1, model="mlp")
+        for name in ("default", "half")
+    )
+    assert results.data(plain.dataset) == results.data(half.dataset)
+    assert plain.partition_id == half.partition_id and plain.run_id != half.run_id
+    first = trained(plain, tmp_path)
+    inode = results.data(plain.dataset).stat().st_ino
+    second = trained(half, tmp_path)
+    assert results.data(half.dataset).stat().st_ino == inode
+    assert len(list((tmp_path / "data").iterdir())) == 2
+    assert first.summary["digests"] == second.summary["digests"]
+    assert first.metrics != second.metrics
+    data = load_prepared(half.dataset, results.data(half.dataset))
+    assert (data.mean, data.std) == ((0.5,), (0.5,))
+
+
+def test_a_data_set_can_be_prepared_for_a_run_that_normalises_otherwise(tmp_path: Path) -> None:
+    data = prepare(Dataset(name="digits", normalisation="unit"), tmp_path / "digits", tmp_path)
+    assert (data.mean, data.std) == ((0.0,), (1.0,))
+    assert load_prepared(DIGITS, tmp_path / "digits").mean == (0.3053,)
+
+
+def test_without_a_registered_mean_it_is_that_of_the_training_images(
+    tmp_path: Path, register: Register
+) -> None:
+    write_npz(tmp_path / "mine.npz", shape=(8, 8, 3))
+    data = mine(tmp_path, register)
+    values = data.train_images / 255
+    assert data.mean == pytest.approx(values.mean(axis=(0, 2, 3)).tolist())
+    assert data.std == pytest.approx(values.std(axis=(0, 2, 3)).tolist())
+    unit = load_prepared(Dataset(name="mine", normalisation="unit"), tmp_path / "mine.safetensors")
+    assert (unit.mean, unit.std) == ((0.0,) * 3, (1.0,) * 3)
+
+
+# ------------------------------------------------------------------------------------ digests
+ARRAYS = {"a": np.arange(12, dtype=np.uint8).reshape(3, 4), "b": np.arange(3)}
+
+
+@given(array=st.sampled_from(["a", "b"]), position=st.integers(0, 10**6))
+def test_every_bit_counts(array: str, position: int) -> None:
+    flipped = {name: values.copy() for name, values in ARRAYS.items()}
+    content = flipped[array].reshape(-1).view(np.uint8)
+    content[position // 8 % len(content)] ^= 1 << position % 8
+    assert digest(flipped) != digest(ARRAYS)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"a": ARRAYS["a"].reshape(4, 3), "b": ARRAYS["b"]},
+        {"a": ARRAYS["a"].view(np.int8), "b": ARRAYS["b"]},
+        {"a": ARRAYS["a"], "c": ARRAYS["b"]},
+        {"a": ARRAYS["a"]},
+    ],
+    ids=["shape", "type", "name", "missing"],
+)
+def test_names_types_and_shapes_count(changed: dict[str, Any]) -> None:
+    assert digest(changed) != digest(ARRAYS)
+
+
+def test_order_and_memory_layout_do_not_count() -> None:
+    other = {"b": ARRAYS["b"], "a": np.asfortranarray(ARRAYS["a"])}
+    assert digest(other) == digest(ARRAYS)
+
+
+# ------------------------------------------------------------------------------------ damaged files
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def write_text_instead(path: Path) -> None:
+    path.write_text("no arrays here, but more than eight bytes of text")
+
+
+def write_foreign(path: Path) -> None:
+    save_file({"images": np.zeros(3)}, path)
+
+
+def drop_an_array(path: Path) -> None:
+    with files.safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    arrays = load_file(path)
+    arrays.pop(sorted(arrays)[-1])
+    save_file(arrays, path, metadata=metadata)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = [
+    flip_a_bit,
+    truncate,
+    empty,
+    write_text_instead,
+    write_foreign,
+    drop_an_array,
+    make_folder,
+    Path.unlink,
+]
+
+
+def clear_refusal(read: Callable[[], Any], path: Path) -> str:
+    """What is said when a file is read: one line that begins with its name."""
+    with pytest.raises(FltrainError) as caught:
+        read()
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damaged_data_are_refused(prepared: Path, damage: Callable[[Path], None]) -> None:
+    damage(prepared)
+    message = clear_refusal(lambda: load_prepared(DIGITS, prepared), prepared)
+    assert message.endswith("no such prepared data set" if damage is Path.unlink else "to have it made again")
+
+
+def test_data_of_other_settings_are_refused(prepared: Path, register: Register) -> None:
+    reason = "prepared from other settings or an older version; delete it to have it made again"
+    large = Dataset(name="digits", image_size=16)
+    assert clear_refusal(lambda: load_prepared(large, prepared), prepared).endswith(reason)
+    for revision in (1, 2):
+        register({"digits": {"reader": "digits", "revision": revision}, "other": {"reader": "digits"}})
+        dataset = Dataset(name="digits")
+        if revision == 1:
+            assert load_prepared(dataset, prepared).classes == 10
+    assert clear_refusal(lambda: load_prepared(dataset, prepared), prepared).endswith(reason)
+    other = Dataset(name="other")
+    assert clear_refusal(lambda: load_prepared(other, prepared), prepared).endswith(reason)
+
+
+def test_a_run_refuses_data_of_another_revision(tmp_path: Path, register: Register) -> None:
+    write_npz(tmp_path / "mine.npz")
+    spec = {"dataset": "mine", "partition": {"name": "iid", "clients": 4}, "model": "mlp", "rounds": 1}
+    for revision in (1, 2):
+        register({"mine": {"reader": "npz", "path": str(tmp_path / "mine.npz"), "revision": revision}})
+        if revision == 1:
+            trained(tiny(**spec), tmp_path)
+    with pytest.raises(FltrainError, match=r"mine\.safetensors: prepared from other settings or an older"):
+        trained(tiny(**spec), tmp_path)
+
+
+# ------------------------------------------------------------------------------------ partition files
+SCHEME = Dirichlet(clients=10)
+OWN_TESTS = LocalTest()
+
+
+@pytest.fixture
+def divided(digits: PreparedData, tmp_path: Path) -> Path:
+    path = tmp_path / "partition.safetensors"
+    partition(SCHEME, None, digits, 5, path)
+    return path
+
+
+def test_a_partition_is_read_back(digits: PreparedData, divided: Path) -> None:
+    read = load_partition(SCHEME, None, digits, 5, divided)
+    expected = SCHEME.split(digits.train_labels, digits.classes, 5)
+    assert len(read.clients) == 10 and read.tests is None
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(read.clients, expected, strict=True))
+
+
+@pytest.mark.parametrize("local_test", [None, OWN_TESTS], ids=["global test", "local test"])
+def test_a_partition_counts_training_images_by_client_and_class(
+    digits: PreparedData, tmp_path: Path, local_test: LocalTest | None
+) -> None:
+    read = partition(SCHEME, local_test, digits, 5, tmp_path / "partition")
+    labels = (digits.merged() if local_test else digits).train_labels
+    for client, row in zip(read.clients, load_file(tmp_path / "partition")["counts"], strict=True):
+        assert row.tolist() == np.bincount(labels[client], minlength=10).tolist()
+
+
+def test_dividing_again_gives_the_same_bytes(digits: PreparedData, divided: Path, tmp_path: Path) -> None:
+    partition(SCHEME, None, digits, 5, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == divided.read_bytes()
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damaged_partitions_are_refused(
+    digits: PreparedData, divided: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(divided)
+    message = clear_refusal(lambda: load_partition(SCHEME, None, digits, 5, divided), divided)
+    assert message.endswith("no such partition" if damage is Path.unlink else "to have it made again")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "local_test", "seed"),
+    [
+        (Iid(clients=10), None, 5),
+        (Dirichlet(clients=10, alpha=0.4), None, 5),
+        (SCHEME, None, 6),
+        (SCHEME, OWN_TESTS, 5),
+    ],
+)
+def test_partitions_of_other_settings_are_refused(
+    digits: PreparedData, divided: Path, scheme: Any, local_test: LocalTest | None, seed: int
+) -> None:
+    message = clear_refusal(lambda: load_partition(scheme, local_test, digits, seed, divided), divided)
+    assert "made from other data or settings" in message
+
+
+def test_partitions_of_another_revision_are_refused(
+    digits: PreparedData, divided: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dirichlet, "revision", 99)
+    message = clear_refusal(lambda: load_partition(SCHEME, None, digits, 5, divided), divided)
+    assert "made from other data or settings" in message
+
+
+def test_a_partition_of_other_data_is_refused(digits: PreparedData, divided: Path, tmp_path: Path) -> None:
+    other = prepare(Dataset(name="digits", image_size=16), tmp_path / "other", tmp_path)
+    message = clear_refusal(lambda: load_partition(SCHEME, None, other, 5, divided), divided)
+    assert "made from other data" in message
+
+
+# ------------------------------------------------------------------------------------ clients' own tests
+@pytest.mark.parametrize("stratify", [False, True])
+@pytest.mark.parametrize("scheme", [Iid(clients=7), SCHEME], ids=["iid", "dirichlet"])
+def test_every_client_sets_a_quarter_aside(
+    digits: PreparedData, tmp_path: Path, scheme: Any, stratify: bool
+) -> None:
+    local_test = LocalTest(stratify=stratify)
+    path = tmp_path / "partition"
+    made = partition(scheme, local_test, digits, 5, path)
+    assert made.tests is not None and len(made.clients) == len(made.tests) == scheme.clients
+    whole = scheme.split(digits.merged().train_labels, 10, 5)
+    for held, train, test in zip(whole, made.clients, made.tests, strict=True):
+        assert len(test) == -(-len(held) // 4)
+        assert sorted([*train, *test]) == sorted(held)
+    everything = np.concatenate([*made.clients, *made.tests])
+    assert sorted(everything) == list(range(1797))
+    again = load_partition(scheme, local_test, digits, 5, path)
+    assert again.digest == made.digest
+    for ours, theirs in zip([*again.clients, *again.tests], [*made.clients, *made.tests], strict=True):
+        assert np.array_equal(ours, theirs)
+    for other in (None, LocalTest(stratify=not stratify), LocalTest(fraction=0.3, stratify=stratify)):
+        message = clear_refusal(lambda other=other: load_partition(scheme, other, digits, 5, path), path)
+        assert "made from other data or settings" in message
+
+
+def test_training_and_test_images_are_merged_in_this_order(digits: PreparedData) -> None:
+    merged = digits.merged()
+    assert np.array_equal(merged.train_images, np.concatenate([digits.train_images, digits.test_images]))
+    assert np.array_equal(merged.train_labels, np.concatenate([digits.train_labels, digits.test_labels]))
+
+
+def test_runs_with_clients_own_tests_have_partitions_of_their_own(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    specs = [tiny(local_test=local) for local in (None, {}, {"fraction": 0.5}, {"stratify": True})]
+    assert len({spec.partition_id for spec in specs}) == len({spec.run_id for spec in specs}) == 4
+    digests = set()
+    for spec in specs:
+        for _ in range(2):  # made, then read
+            digests.add(ensure_partition(spec, ensure_data(spec.dataset, results), results).digest)
+    assert len(digests) == len(list((tmp_path / "partitions").iterdir())) == 4
+
+
+# ------------------------------------------------------------------------------------ writers
+def write_leaf(root: Path) -> Path:
+    """Images of six writers in LEAF's form; the second has twice as many as the others."""
+    for split, size in (("train", 6), ("test", 2)):
+        users = {}
+        for writer in range(6):
+            count = 2 * size if writer == 1 else size
+            images = pixels(count, 64, seed=writer) / 255
+            users[f"w{writer}"] = {"x": images.tolist(), "y": (np.arange(count) % 3).tolist()}
+        (root / split).mkdir(parents=True)
+        (root / split / "all.json").write_text(json.dumps({"user_data": users}))
+    return root
+
+
+@pytest.fixture
+def written(tmp_path: Path, register: Register) -> PreparedData:
+    register({"written": {"reader": "leaf", "path": str(write_leaf(tmp_path / "leaf"))}})
+    return prepare(Dataset(name="written"), tmp_path / "data" / "written.safetensors", tmp_path)
+
+
+def test_writers_are_kept(written: PreparedData) -> None:
+    assert np.bincount(written.writers).tolist() == [6, 12, 6, 6, 6, 6]
+    assert isinstance(base(written.writers), np.memmap)
+    assert written.about["notes"] == ["6 of 6 writers have both training and test images: 42 and 14 in all"]
+    arrays = {name: getattr(written, name) for name in (*ARRAYS_OF_DATA, "writers")}
+    assert digest(arrays) == written.digest
+
+
+def test_every_writer_is_a_client(tmp_path: Path, written: PreparedData) -> None:
+    made = partition(ByWriter(clients=4), None, written, 0, tmp_path / "partition")
+    for writer, client in enumerate(made.clients):
+        assert client.tolist() == np.flatnonzero(written.writers == writer).tolist()
+
+
+def test_writers_train(tmp_path: Path, written: PreparedData) -> None:
+    scheme = {"name": "by_writer", "clients": 6}
+    spec = tiny(dataset="written", partition=scheme, participation={"fraction": 1}, model="mlp", rounds=1)
+    record = trained(spec, tmp_path)
+    assert record.summary["digests"]["data"] == written.digest
+    assert record.costs["samples"] == 42
+    with pytest.raises(FltrainError, match="the data set has 6 writers, 7 are asked for"):
+        trained(tiny(dataset="written", partition=scheme | {"clients": 7}, model="mlp"), tmp_path)
+
+
+@pytest.mark.parametrize("local_test", [None, {}], ids=["no writers known", "test images have no writer"])
+def test_writers_that_are_not_known_are_no_clients(
+    tmp_path: Path, written: PreparedData, local_test: Any, register: Register
+) -> None:
+    name = "digits" if local_test is None else "written"
+    if local_test is None:
+        register({"digits": {"reader": "digits"}})
+    spec = tiny(
+        dataset=name, partition={"name": "by_writer", "clients": 4}, local_test=local_test, model="mlp"
+    )
+    with pytest.raises(FltrainError, match="'by_writer' needs a data set that says who wrote each image"):
+        trained(spec, tmp_path)
+
+
+# ------------------------------------------------------------------------------------ whole or absent
+def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "new") as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "file", {"loss": float("nan")})
+    with pytest.raises(RuntimeError), replacing(tmp_path / "file") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_failure_while_arrays_are_written_leaves_no_half_of_them(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, made_before: bool
+) -> None:
+    def fail_late(arrays: Any, path: Path, metadata: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(files, "save_file", fail_late)
+    before = prepared.read_bytes()
+    if not made_before:
+        prepared.unlink()
+    with pytest.raises(OSError, match="no space left"):
+        prepare(DIGITS, prepared, prepared.parent)
+    left = {path.name: path.read_bytes() for path in prepared.parent.iterdir() if path.suffix != ".png"}
+    assert left == ({prepared.name: before} if made_before else {})
+
+
+def test_written_files_are_for_everyone(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    write_text(tmp_path / "sub" / "ours", "text")
+    assert (tmp_path / "sub" / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_json_is_read_back_or_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "file.json", {"name": "Nøkland", "values": [1, 2.5, None]})
+    assert read_json(tmp_path / "file.json") == {"name": "Nøkland", "values": [1, 2.5, None]}
+    assert json.loads((tmp_path / "file.json").read_bytes())
+    (tmp_path / "bad.json").write_text('{"half": ')
+    for name, reason in [
+        ("none.json", "no such file"),
+        ("bad.json", "cannot be read"),
+        (".", "cannot be read"),
+    ]:
+        assert reason in clear_refusal(lambda name=name: read_json(tmp_path / name), tmp_path / name)

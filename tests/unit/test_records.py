@@ -1,0 +1,270 @@
+"""What a run writes, and what its summary says."""
+
+import getpass
+import json
+import math
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fltrain import records
+from fltrain.engine.rounds import Diverged, Row, Simulation
+from fltrain.errors import FltrainError
+from fltrain.records import RECORD_FILES, Record, Results, summarise, write_record
+
+from .helpers import tiny, trained
+
+SAME_IN_EVERY_EXECUTION = ("spec.json", "metrics.jsonl", "summary.json")
+MEASURED = tiny(
+    method="scaffold",
+    plugins=["flfa"],
+    evaluation={"statistics": ["drift", "similarity", "separability"], "targets": [0.05, 1.0]},
+)
+DIVERGING = tiny(training={"epochs": 1, "lr": 1e30})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def measured(root: Path) -> Record:
+    return trained(MEASURED, root)
+
+
+@pytest.fixture(scope="module")
+def diverged(root: Path) -> Record:
+    return trained(DIVERGING, root)
+
+
+def strictly(text: str) -> Any:
+    """Parse JSON; what only Python takes for JSON (not-a-number, infinity) is an error."""
+    return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} in a record"))
+
+
+# ------------------------------------------------------------------------------------ the files
+def test_files_are_those_that_are_documented(measured: Record, diverged: Record) -> None:
+    for record in (measured, diverged):
+        assert {path.name for path in record.folder.iterdir()} == {*RECORD_FILES, "train.log"}
+    for name in (*RECORD_FILES, "train.log"):
+        assert f"* ``{name}``" in records.__doc__
+
+
+def test_the_folder_is_named_after_the_run(measured: Record, root: Path) -> None:
+    assert measured.folder == root / "runs" / MEASURED.run_id
+    assert measured.run_id == measured.summary["run_id"] == MEASURED.run_id
+
+
+def test_the_spec_is_the_canonical_one(measured: Record) -> None:
+    assert measured.spec == json.loads(json.dumps(MEASURED.canonical))
+    assert measured.spec["revisions"]["engine"] == MEASURED.engine
+
+
+def test_rows_are_complete_and_in_order(measured: Record) -> None:
+    assert [row["round"] for row in measured.metrics] == sorted(row["round"] for row in measured.metrics)
+    for kind in ("train", "updates", "flfa", "evaluation", "separability"):
+        assert [row["round"] for row in measured.rows(kind)] == [1, 2, 3], kind
+    assert {row["kind"] for row in measured.metrics} == {
+        *("train", "updates", "flfa", "evaluation", "separability")
+    }
+    (first, *_) = measured.rows("evaluation")
+    assert first.keys() == {"round", "kind", "split", "view", "accuracy", "loss", "images"}
+    assert (first["split"], first["view"]) == ("test", "global")
+    correct = first["accuracy"] * first["images"]
+    assert correct == pytest.approx(round(correct), abs=1e-9)
+
+
+def test_traffic_is_counted(measured: Record, tmp_path: Path) -> None:
+    plain = trained(tiny(), tmp_path).summary
+    # 3 rounds of 2 clients; 4 bytes per weight, and per running mean and variance of 248 channels.
+    model = 3 * 2 * 4 * (plain["parameters"] + 2 * 248)
+    assert plain["bytes"] == {"down": model, "up": model}
+    # SCAFFOLD sends a control variate each way, FLFA the index of the selected layer (from round 2 on) down.
+    controls = 3 * 2 * 4 * plain["parameters"]
+    assert measured.summary["bytes"] == {"down": model + controls + 2 * 2 * 4, "up": model + controls}
+
+
+def test_costs_and_provenance(measured: Record) -> None:
+    seconds = measured.costs["seconds"]
+    assert {"setup", "train", "aggregate", "statistics", "evaluate", "total"} == seconds.keys()
+    assert 0 < sum(seconds.values()) - seconds["total"] <= seconds["total"]
+    assert len(measured.costs["round_seconds"]) == 3
+    assert measured.costs["samples_per_second"] == pytest.approx(measured.costs["samples"] / seconds["train"])
+    assert measured.costs["peak_memory_bytes"] > 1e7
+    assert measured.provenance.keys() >= {"commit", "dirty", "packages", "processor", "gpu", "determinism"}
+    assert measured.provenance["determinism"] == "bitwise"
+    assert MEASURED.run_id in (measured.folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize("name", RECORD_FILES)
+def test_json_has_finite_numbers_only(measured: Record, diverged: Record, name: str) -> None:
+    for record in (measured, diverged):
+        text = (record.folder / name).read_text()
+        for document in text.splitlines() if name.endswith("l") else [text]:
+            strictly(document)
+
+
+@pytest.mark.parametrize("spec", [MEASURED, DIVERGING], ids=["measured", "diverging"])
+def test_training_again_gives_the_same_bytes(
+    spec: Any, measured: Record, diverged: Record, tmp_path: Path
+) -> None:
+    first, second = measured if spec is MEASURED else diverged, trained(spec, tmp_path)
+    for name in SAME_IN_EVERY_EXECUTION:
+        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
+
+
+def test_nothing_of_this_machine_is_in_what_is_compared(measured: Record) -> None:
+    text = "".join((measured.folder / name).read_text() for name in SAME_IN_EVERY_EXECUTION)
+    telling = {platform.node(), str(Path.home()), str(Path.cwd()), str(measured.folder), "seconds", "memory"}
+    user = getpass.getuser()
+    assert [word for word in telling | ({user} if len(user) > 3 else set()) if word and word in text] == []
+    for key in ("threads", "device", "host", "commit"):
+        assert f'"{key}"' not in text
+
+
+# ------------------------------------------------------------------------------------ complete or not
+def test_the_summary_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    write_json = records.write_json
+
+    def watched(path: Path, data: Any) -> None:
+        assert not Record(tmp_path).complete
+        write_json(path, data)
+        written.append(path.name)
+
+    monkeypatch.setattr(records, "write_json", watched)
+    write_record(tmp_path, tiny(), [], {}, {}, {})
+    assert written[-1] == "summary.json" and Record(tmp_path).complete
+    assert {path.name for path in tmp_path.iterdir()} == set(RECORD_FILES)
+
+
+def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, root: Path) -> None:
+    (root / "runs" / "started").mkdir(exist_ok=True)
+    (root / "runs" / "started" / "train.log").touch()
+    names = [record.run_id for record in Results(root).records()]
+    assert names == sorted([measured.run_id, diverged.run_id])
+    assert not Results(root).record("started").complete
+    assert list(Results(root / "nowhere").records()) == []
+
+
+@pytest.mark.parametrize("content", ['{"half": ', "\x00", None])
+@pytest.mark.parametrize("name", RECORD_FILES)
+def test_damaged_records_are_named(tmp_path: Path, name: str, content: str | None) -> None:
+    write_record(tmp_path, tiny(), [], {}, {}, {})
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(FltrainError, match=rf"^{tmp_path / name}: "):
+        getattr(Record(tmp_path), name.partition(".")[0])
+
+
+def test_a_document_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("[1]")
+    with pytest.raises(FltrainError, match=r"summary\.json: not a JSON object; train the run again$"):
+        _ = Record(tmp_path).summary
+
+
+# ------------------------------------------------------------------------------------ the summary
+def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any) -> dict[str, Any]:
+    """Summary of a run with these accuracies by round, and rows of other kinds, views and splits."""
+    spec = tiny(**{"rounds": max(accuracies), **changes})
+    rows: list[Row] = []
+    for round, accuracy in accuracies.items():
+        test = {"round": round, "kind": "evaluation", "split": split, "images": 100}
+        elsewhere = {"split": "mnist", "view": "global", "accuracy": accuracy / 2, "loss": 5.0}
+        rows += [
+            {"round": round, "kind": "train", "clients": [0], "loss": 9.0},
+            {**test, "view": "client", "accuracy": 1.0, "loss": 0.0},
+            {**test, "view": "global", "accuracy": accuracy, "loss": 1 - accuracy},
+            {**test, **elsewhere},
+        ]
+    return summarise(spec, rows, None, {"parameters": 1})
+
+
+def test_final_accuracy_is_the_mean_of_the_last_tenth() -> None:
+    curve = {round: round / 100 for round in range(1, 26)}
+    assert summary_of(curve)["accuracy"]["final"] == pytest.approx((0.23 + 0.24 + 0.25) / 3)
+    curve = {round: round / 100 for round in range(1, 11)}
+    assert summary_of(curve)["accuracy"]["final"] == 0.10
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_final_accuracy_is_its_definition(accuracies: list[float]) -> None:
+    summary = summary_of(dict(enumerate(accuracies, start=1)))
+    last = accuracies[-math.ceil(len(accuracies) / 10) :]
+    assert summary["accuracy"]["final"] == pytest.approx(sum(last) / len(last))
+    assert summary["accuracy"]["last"] == accuracies[-1]
+    assert summary["accuracy"]["best"] == max(accuracies)
+    assert summary["accuracy"]["best_round"] == accuracies.index(max(accuracies)) + 1
+
+
+def test_best_round_is_the_first_of_equals() -> None:
+    accuracy = summary_of({1: 0.5, 2: 0.7, 3: 0.6, 4: 0.7})["accuracy"]
+    assert (accuracy["best"], accuracy["best_round"], accuracy["last"]) == (0.7, 2, 0.7)
+
+
+def test_rounds_to_target_are_the_first_that_reach_it() -> None:
+    curve = {1: 0.50, 2: 0.61, 3: 0.59, 4: 0.63}
+    reached = summary_of(curve, evaluation={"targets": [0.60, 0.64, 0.63, 0.5]})["rounds_to_target"]
+    assert reached == {"0.6": 2, "0.64": None, "0.63": 4, "0.5": 1}
+
+
+def test_rounds_without_a_test_are_left_out() -> None:
+    summary = summary_of({10: 0.4, 20: 0.6, 23: 0.1, 24: 0.2, 25: 0.3}, evaluation={"every": 10})
+    assert summary["accuracy"] == {"last": 0.3, "best": 0.6, "best_round": 20, "final": pytest.approx(0.2)}
+
+
+def test_only_the_split_that_counts_is_summarised() -> None:
+    own = summary_of({1: 0.25}, local_test={}, evaluation={"extra": ["mnist"]}, split="local_test")
+    test = summary_of({1: 0.25}, evaluation={"extra": ["mnist"]})
+    for summary in (own, test):
+        assert summary["accuracy"]["final"] == summary["accuracy"]["best"] == 0.25
+        assert summary["loss"] == {"last": 0.75}
+        assert summary["extra"] == {"mnist": 0.125}
+
+
+def test_further_facts_are_kept() -> None:
+    assert summary_of({1: 0.5})["parameters"] == 1
+
+
+def test_summary_of_a_real_run_is_that_of_its_rows(measured: Record) -> None:
+    accuracies = {row["round"]: row["accuracy"] for row in measured.rows("evaluation")}
+    assert measured.summary["accuracy"]["final"] == accuracies[3]
+    assert measured.summary["accuracy"]["best"] == max(accuracies.values())
+    assert measured.summary["rounds_to_target"] == {"0.05": 1, "1.0": None}
+    assert measured.summary["loss"]["last"] == measured.rows("evaluation")[-1]["loss"]
+    assert measured.summary["digests"].keys() == {"data", "partition"}
+
+
+# ------------------------------------------------------------------------------------ divergence
+def test_a_diverged_run_is_a_result(diverged: Record) -> None:
+    summary = diverged.summary
+    assert (summary["status"], summary["diverged"]) == ("diverged", {"round": 1, "what": "training loss"})
+    assert summary["accuracy"] == {"last": None, "best": None, "best_round": None, "final": None}
+    assert diverged.metrics == []
+
+
+def test_rounds_before_the_divergence_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_round = Simulation.round
+
+    def diverging(simulation: Simulation, number: int) -> list[Row]:
+        if number == 2:
+            raise Diverged("test loss")
+        return train_round(simulation, number)
+
+    monkeypatch.setattr(Simulation, "round", diverging)
+    record = trained(tiny(rounds=5), tmp_path)
+    assert record.summary["diverged"] == {"round": 3, "what": "test loss"}
+    assert [row["round"] for row in record.rows("evaluation")] == [1, 2]
+    assert record.summary["accuracy"]["last"] == record.rows("evaluation")[-1]["accuracy"]
+    assert record.summary["accuracy"]["final"] is None
+
+
+def test_a_completed_run_has_not_diverged(measured: Record) -> None:
+    assert (measured.summary["status"], measured.summary["diverged"]) == ("completed", None)
