@@ -6,10 +6,9 @@ from functools import cache
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 
-from fltrain.data.datasets import Digits, RawSplits
-from fltrain.data.partition import Dirichlet, Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.local import LoopExecutor, Trained
 from fltrain.engine.rounds import Row, Simulation
@@ -35,39 +34,36 @@ LAYERS = [name for name in FORWARD_ORDER if not name.endswith((".1", "_norm"))]
 
 BASES = [method for method in METHODS.values() if not method.plugin]
 PLUGINS = [method for method in METHODS.values() if method.plugin]
+COMBINATIONS = [(base(), *plugin) for base in BASES for plugin in [(), *((plugin(),) for plugin in PLUGINS)]]
+"""Every base method alone and with every plug-in, as their defaults are."""
 
 
 def by_name(component: object) -> str:
-    """Test id of a method or a model, class or instance."""
+    """Test id of a method or a model (class or instance), or of several."""
+    if isinstance(component, tuple):
+        return "+".join(map(by_name, component))
     return component.model_fields["name"].default if isinstance(component, type) else component.name
 
 
 @cache
-def digits(side: int = 8, train: int = 180, test: int = 40) -> PreparedData:
-    """Some of the digits; pixels are repeated to get images of 16 or 24 pixels."""
-    raw = Digits().load()
-
-    def enlarge(images: np.ndarray) -> np.ndarray:
-        return images.repeat(side // 8, axis=2).repeat(side // 8, axis=3)
-
-    splits = RawSplits(
-        enlarge(raw.train_images[:train]),
-        raw.train_labels[:train],
-        enlarge(raw.test_images[:test]),
-        raw.test_labels[:test],
-    )
-    return PreparedData(splits, Digits.classes, Digits.mean, Digits.std, digest="")
+def digits(side: int = 8, train: int = 120, test: int = 40) -> PreparedData:
+    """Some of scikit-learn's digits; pixels are repeated to get images of 16 or 24 pixels."""
+    bunch = load_digits()
+    pixels = (15 * bunch.images[: train + test]).astype(np.uint8)[:, None]
+    images = pixels.repeat(side // 8, axis=2).repeat(side // 8, axis=3)
+    labels = bunch.target[: train + test].astype(np.int64)
+    splits = images[:train], labels[:train], images[train:], labels[train:]
+    return PreparedData(*splits, classes=10, mean=(0.3,), std=(0.4,), digest="")
 
 
-def skewed(data: PreparedData, clients: int = 6) -> Partition:
-    """Clients of unequal size and with different classes."""
-    scheme = Dirichlet(clients=clients, alpha=0.5, capped=False, min_size=8)
-    return Partition(scheme.split(data.splits.train_labels, data.classes, seed=0), digest="")
-
-
-def even(data: PreparedData, clients: int = 6) -> Partition:
-    """Clients of (almost) equal size that hold all classes."""
-    return Partition(Iid(clients=clients).split(data.splits.train_labels, data.classes, seed=0), digest="")
+def skewed(data: PreparedData) -> Partition:
+    """Six clients of different sizes, with classes of their own and some of all."""
+    by_label = np.argsort(data.train_labels, kind="stable")
+    own, shared = by_label[::2], by_label[1::2]
+    shared = shared.reshape(10, -1).T.flatten()
+    cuts = np.cumsum([4, 7, 9, 10, 13])
+    parts = zip(np.split(own, cuts), np.split(shared, cuts), strict=True)
+    return Partition([np.concatenate(part) for part in parts], digest="")
 
 
 def simulation(
@@ -93,8 +89,6 @@ def simulation(
     data = data or digits(16 if isinstance(model, LeNet5) else 8)
     settings = {"epochs": 1, "batch_size": 16, "lr": 0.05, **training}
     spec = RunSpec.model_construct(
-        dataset=Digits(),
-        partition=Iid(),
         model=model,
         method=methods[0],
         plugins=methods[1:],
@@ -162,8 +156,8 @@ class Tracing(LoopExecutor):
         self.updates = [result.update for result in results]
         return results
 
-    def _step(self, chosen, hooks, optimiser):
-        loss = super()._step(chosen, hooks, optimiser)
+    def _step(self, images, chosen, how, hooks, optimiser):
+        loss = super()._step(images, chosen, how, hooks, optimiser)
         local = next(iter(hooks.locals_.values()))
         carries = {
             name: {key: tensor.clone() for key, tensor in carry.items()}

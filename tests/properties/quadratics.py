@@ -9,14 +9,13 @@ so that coordinates do not mix and everything has a closed form.
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.data.datasets import RawSplits
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.rounds import Simulation
 from fltrain.methods.base import Method
@@ -43,7 +42,6 @@ class LinearNetwork(Network):
 
 class LinearModel(Model):
     name: Literal["linear"] = "linear"
-    min_side: ClassVar[int] = 2
 
     def network(self, channels: int, side: int, classes: int) -> Network:
         return LinearNetwork()
@@ -66,7 +64,7 @@ class Quadratics:
         return (self.curvatures * self.minima).sum(0) / self.curvatures.sum(0)
 
     def fedavg_limit(self, lr: float, steps: int) -> np.ndarray:
-        """Where federated averaging stops: each client moves by 1 - (1 - lr h)^K of the way to its minimum."""
+        """Where federated averaging stops: each client goes 1 - (1 - lr h)^K of the way to its minimum."""
         share = 1 - (1 - lr * self.curvatures) ** steps
         return (share * self.minima).sum(0) / share.sum(0)
 
@@ -81,9 +79,7 @@ class Quadratics:
         targets = torch.tensor((pixels * self.minima).reshape(-1), dtype=torch.float32)
         labels = np.arange(len(images))
         images = images.reshape(-1, 1, 2, 2)
-        data = PreparedData(
-            RawSplits(images, labels, images, labels), len(labels), (0.0,), (2 / 255,), digest=""
-        )
+        data = PreparedData(images, labels, images, labels, len(labels), (0.0,), (2 / 255,), digest="")
         partition = Partition(list(labels.reshape(self.clients, SIZE)), digest="")
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -106,7 +102,7 @@ class Quadratics:
 
 
 TWO_CLIENTS = Quadratics(
-    curvatures=np.array([[1.0, 0.25, 0.0625, 1.0], [0.25, 1.0, 0.25, 1.0]]),
+    curvatures=np.array([[1.0, 0.25, 0.5625, 1.0], [0.25, 1.0, 0.25, 1.0]]),
     minima=np.array([[1.0, 1.0, -1.0, 2.0], [-1.0, 0.0, 1.0, -1.0]]),
 )
 

@@ -1,7 +1,6 @@
 """The numbers of a run depend on its spec, and on nothing else."""
 
 import random
-from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -14,15 +13,11 @@ from fltrain.methods.flfa import Flfa
 from fltrain.methods.scaffold import Scaffold
 from fltrain.randomness import Purpose, stream
 
-from .helpers import BASES, PLUGINS, Reversing, Tracing, assert_same_model, by_name, simulation, trained
+from .helpers import COMBINATIONS, Reversing, Tracing, assert_same_model, by_name, simulation, trained
 
 STATISTICS = ("drift", "similarity", "separability")
 
-COMBINATIONS = [
-    pytest.param((base(), *plugin), id="+".join(map(by_name, (base, *plugin))))
-    for base, plugin in product(BASES, [(), *((plugin(),) for plugin in PLUGINS)])
-]
-combinations = pytest.mark.parametrize("methods", COMBINATIONS)
+combinations = pytest.mark.parametrize("methods", COMBINATIONS, ids=by_name)
 
 
 def test_one_thread() -> None:

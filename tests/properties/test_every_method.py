@@ -1,7 +1,6 @@
 """What holds for every method and plug-in, also for those added later."""
 
 import math
-from itertools import product
 
 import pytest
 import torch
@@ -10,20 +9,16 @@ from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 
-from .helpers import BASES, PLUGINS, assert_same_model, by_name, rows_of, trained
+from .helpers import BASES, COMBINATIONS, PLUGINS, assert_same_model, by_name, rows_of, trained
 
 # Traffic beside weights and buffers, in weight vectors per client and round: down, up.
 EXTRA_TRAFFIC = {"scaffold": (1, 1)}
 
-COMBINATIONS = [
-    pytest.param((base(), *plugin), id="+".join(map(by_name, (base, *plugin))))
-    for base, plugin in product(BASES, [(), *((plugin(),) for plugin in PLUGINS)])
-]
 
 ROUNDS, CLIENTS = 3, 4
 
 
-@pytest.mark.parametrize("methods", COMBINATIONS)
+@pytest.mark.parametrize("methods", COMBINATIONS, ids=by_name)
 def test_three_rounds(methods: tuple[Method, ...]) -> None:
     federation = trained(
         *methods,
@@ -54,7 +49,7 @@ def test_three_rounds(methods: tuple[Method, ...]) -> None:
     assert federation.bytes_up == trips * (weights + buffers + weights * sum(e[1] for e in extra))
 
 
-@pytest.mark.parametrize("methods", COMBINATIONS)
+@pytest.mark.parametrize("methods", COMBINATIONS, ids=by_name)
 def test_running_variances_stay_positive(methods: tuple[Method, ...]) -> None:
     federation = trained(*methods, rounds=20, fraction=0.34)
     variances = [b for name, b in federation.network.named_buffers() if name.endswith("running_var")]

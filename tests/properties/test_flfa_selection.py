@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import skew
+from torch import nn
 
 from fltrain.engine.flat import Layout, slots
 from fltrain.errors import FltrainError
 from fltrain.methods.base import Method, Server, Task, Update
 from fltrain.methods.flfa import Flfa
 from fltrain.metrics.updates import layer_similarity
-from fltrain.models.catalogue import LeNet5
-from fltrain.models.network import Layer
+from fltrain.models.catalogue import LeNet5, Model
+from fltrain.models.network import Layer, Network
 
 from .helpers import BASES, LAYERS, Tracing, by_name, layer_names, rows_of, simulation, trained, update_of
 
@@ -32,7 +33,8 @@ def chain(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Task:
         for part, shape in (("weight", weight), ("bias", weight[:1]))
     )
     layers = tuple(
-        Layer(f"layer{i}", 1, (i - 1,) if i else (), (i + 1,) if i < last else ()) for i in range(len(shapes))
+        Layer(f"layer{i}", 1, i > 0, (i - 1,) if i else (), (i + 1,) if i < last else ())
+        for i in range(len(shapes))
     )
     return Task(
         Layout(parameters, (), (), layers, parameters[::2]), classes=10, clients=10, momentum=0.0, seed=0
@@ -134,6 +136,29 @@ def test_layers_without_an_error_to_send_on_can_be_left_out() -> None:
     # With the next layers' feedback it is the last layer that has none, and the first layer has one.
     assert selected_after(Flfa(n_fa=2, target="next"), last_lowest)[1] == [5, 0]
     assert selected_after(Flfa(n_fa=2, target="next", candidates="effective"), last_lowest)[1] == [0, 2]
+
+
+class NormalisingModel(Model):
+    """Normalises the images, with trainable scale and shift, before its first layer."""
+
+    name: Literal["normalising"] = "normalising"
+
+    def network(self, channels: int, side: int, classes: int) -> Network:
+        return Network(
+            norm=nn.BatchNorm2d(channels),
+            stem=nn.Sequential(nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.Flatten()),
+            classifier=nn.Linear(4 * (side - 2) ** 2, classes),
+        )
+
+
+def test_a_first_layer_behind_trainable_parameters_is_effective() -> None:
+    """What counts is whether the layer's input requires a gradient, not whether a layer produced it."""
+    stem = fixed("stem.0")
+    fed, plain = (trained(*flfa, model=NormalisingModel(), rounds=1, epochs=2) for flfa in ((stem,), ()))
+    changed = not torch.equal(fed.server.weights, plain.server.weights)
+    (row,) = rows_of(fed, "flfa")
+    assert changed
+    assert row["effective"] is changed
 
 
 def test_layers_without_a_similarity_are_no_candidates() -> None:

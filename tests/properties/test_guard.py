@@ -18,15 +18,15 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
 
-from .helpers import BASES, PLUGINS, assert_same_model, by_name, trained
+from .helpers import COMBINATIONS, assert_same_model, by_name, trained
 
 
 class Guarded(LoopExecutor):
     """The reference loop whose local steps run under the guard; what begins and finishes them does not."""
 
-    def _step(self, chosen, hooks, optimiser):
+    def _step(self, images, chosen, how, hooks, optimiser):
         with no_host_sync():
-            return super()._step(chosen, hooks, optimiser)
+            return super()._step(images, chosen, how, hooks, optimiser)
 
 
 FLFA_SETTINGS = [
@@ -41,8 +41,7 @@ FLFA_SETTINGS = [
 ]
 
 GUARDED = [
-    *((base(),) for base in BASES),
-    *((base(), plugin()) for base in BASES for plugin in PLUGINS),
+    *COMBINATIONS,
     *((FedAvg(), Flfa(**settings)) for settings in FLFA_SETTINGS),
 ]
 
@@ -69,11 +68,10 @@ class Misbehaving(FedAvg):
     """Does something in ``correct`` that a local step must not do."""
 
     name: Literal["misbehaving"] = "misbehaving"
+    deed: str
 
     def _misbehave(self, tensor: Tensor) -> None:
         MISDEEDS[self.deed][0](tensor)
-
-    deed: str = "item"
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
         self._misbehave(gradient)

@@ -10,7 +10,6 @@ from torch.nn import functional
 from fltrain.models.build import build
 from fltrain.models.catalogue import MobileNetTiny
 from fltrain.models.feedback import direct_feedback, feedback
-from fltrain.models.mobilenet_tiny import InvertedResidual
 
 from .helpers import FORWARD_ORDER, LAYERS
 
@@ -206,8 +205,8 @@ def test_replacements_compose() -> None:
 
 
 def test_identity_path_of_a_residual_block_stays_exact() -> None:
-    block = InvertedResidual(4, 4, expansion=2, stride=1)
-    input = drawn(2, 4, 5, 5).requires_grad_()
+    block = mobilenet().stage1
+    input = drawn(2, 16, 5, 5).requires_grad_()
     with feedback({block.expand: torch.zeros_like(block.expand.weight)}):
         output = block(input)
     error = drawn(*output.shape, seed=9)
