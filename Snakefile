@@ -2,6 +2,7 @@
 #
 #   snakemake                                   all items of the scale
 #   snakemake flfa_table1                       one table or figure
+#   snakemake all_data                          data sets and partitions only
 #   snakemake -n                                what would be done, and why
 #   snakemake --workflow-profile PROFILE        elsewhere than on this machine
 from snakemake.utils import min_version
@@ -30,6 +31,7 @@ rule all:
         f"{OUT}/runs.csv",
         f"{OUT}/tracked.json",
         [output for item in PLAN.items for output in item_outputs(item)],
+        records_of(PLAN.runs),
 
 
 for item in PLAN.items:
@@ -39,3 +41,4 @@ for item in PLAN.items:
             item.target
         input:
             item_outputs(item),
+            records_of(item.run_ids),

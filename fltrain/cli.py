@@ -1,4 +1,4 @@
-"""The command line: ``fltrain train | plan | status | track | schema``.
+"""The command line: ``fltrain train | plan | status | track | data | schema``.
 
 Exit codes: 0 done, 2 a mistake in configuration, data or environment (one line says which), 130 interrupted.
 Imports that take long (torch, mlflow) wait until a command needs them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,7 +101,7 @@ def show_plan(
     done = _complete(planned, Results(results))
     table = Table(title=f"{planned.scale.scale}: {planned.scale.title}", title_justify="left")
     for name in ("item", "title"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=True)
     for name in ("cells x seeds", "runs", "trained"):
         table.add_column(name, justify="right")
     for item in planned.items:
@@ -108,7 +109,7 @@ def show_plan(
         table.add_row(item.id, item.item.title, *map(str, counts))
     table.add_section()
     table.add_row("all, shared runs once", "", "", str(len(planned.runs)), str(len(done)))
-    Console().print(table)
+    _print(table)
     if out is not None:
         write_text(out, run_table(planned))
         typer.echo(f"run table: {out}")
@@ -140,7 +141,7 @@ def status(
     table = Table()
     table.add_column("run", no_wrap=True)
     for name in ("seed", "items", "status"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=True)
     for name in ("final accuracy, %", "seconds"):
         table.add_column(name, justify="right")
     counts: dict[str, int] = {}
@@ -154,7 +155,7 @@ def status(
         table.add_row(
             run_id, str(spec.seed), members, state, "" if final is None else f"{100 * final:.2f}", seconds
         )
-    Console().print(table)
+    _print(table)
     typer.echo(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
 
 
@@ -182,6 +183,108 @@ def track(
     typer.echo(f"{store}: {done.created} created, {done.replaced} replaced, {done.unchanged} unchanged")
 
 
+data_app = typer.Typer(help="List, get and look at data sets.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+DataArgument = Annotated[str, typer.Argument(help="A name in config/datasets.yaml.")]
+SizeOption = Annotated[int | None, typer.Option(help="Bring images to this many pixels on each side.")]
+
+
+@data_app.command("list")
+def list_data(results: ResultsOption = Path("results")) -> None:
+    """List the data sets: size, licence, and where each is or would come from."""
+    from fltrain.data.datasets import registry
+    from fltrain.data.obtain import whereabouts
+
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    for name in ("images", "classes", "pixels", "download"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("licence", "where"):
+        table.add_column(name, no_wrap=True)
+    for name, entry in registry().items():
+        counts = f"{_count(entry.train_images)} + {_count(entry.test_images)}"
+        pixels = "" if entry.side is None else f"{entry.side} x {entry.side} x {entry.channels or '?'}"
+        sizes = [file.bytes for file in entry.files]
+        download = f"{sum(filter(None, sizes)) / 1e6:,.0f} MB" if sizes and all(sizes) else ""
+        where = whereabouts(name, entry, Results(results).downloads)
+        table.add_row(name, counts, _count(entry.classes), pixels, download, entry.licence or "", where)
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    """Print a table as wide as it is: columns folded to a narrow terminal are hard to read and to search."""
+    console = Console()
+    console.width = max(
+        console.width, console.measure(table, options=console.options.update(width=1000)).maximum
+    )
+    console.print(table)
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+@data_app.command("fetch")
+def fetch_data(
+    name: DataArgument,
+    image_size: SizeOption = None,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Download a data set (or take it from the folder that FLTRAIN_DATA names) and prepare it."""
+    from fltrain.data.datasets import Dataset
+    from fltrain.data.prepared import load_prepared, prepare
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    dataset = Dataset.parse({"name": name, "image_size": image_size}, "data set")
+    where = Results(results)
+    path = where.data(dataset)
+    if path.exists():
+        load_prepared(dataset, path)
+    else:
+        prepare(dataset, path, where.downloads)
+    typer.echo(f"{path}, {path.with_suffix('.png')}")
+
+
+@data_app.command("show")
+def show_data(
+    name: DataArgument,
+    image_size: SizeOption = None,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Show what a prepared data set holds."""
+    from fltrain.data.datasets import Dataset
+    from fltrain.data.prepared import load_prepared
+
+    dataset = Dataset.parse({"name": name, "image_size": image_size}, "data set")
+    path = Results(results).data(dataset)
+    if not path.exists():
+        size = "" if image_size is None else f" --image-size {image_size}"
+        raise FltrainError(f"{path}: not prepared yet; run `fltrain data fetch {name}{size}`")
+    data = load_prepared(dataset, path)
+    entry = dataset.entry
+    lines = {
+        "title": entry.title,
+        "images": f"{len(data.train_labels):,} for training, {len(data.test_labels):,} for testing",
+        "pixels": f"{data.side} x {data.side}, {data.channels} channel(s)",
+        "mean": data.mean,
+        "std": data.std,
+        "digest": data.digest,
+        "notes": "; ".join(data.about["notes"]) or None,
+        "licence": entry.licence,
+        "citation": entry.citation,
+        "contact sheet": path.with_suffix(".png"),
+    }
+    for key, value in lines.items():
+        if value is not None:
+            typer.echo(f"{key + ':':15}{value}")
+    table = Table("class", "name", "training", "test")
+    histogram = data.about["histogram"]
+    names = data.about["class_names"] or [""] * data.classes
+    for label, row in enumerate(zip(names, histogram["train"], histogram["test"], strict=True)):
+        table.add_row(str(label), *map(str, row))
+    _print(table)
+
+
 @app.command()
 def schema(config: ConfigOption = Path("config")) -> None:
     """Write the JSON schemas of the configuration, for editors."""
@@ -199,5 +302,8 @@ def main() -> None:
     except FltrainError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
+        sys.exit(FltrainError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -12,13 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, GetJsonSchemaHandler, Strict, model_validator
+from pydantic_core import CoreSchema
 
 from fltrain.component import Settings, suggest
 from fltrain.errors import FltrainError
+from fltrain.reporting.layout import Bubbles, Cell, Figure, Labels, Sheet, Table
 from fltrain.spec import RunSpec
 
 Patch = dict[str, Any]
@@ -38,7 +40,7 @@ class Axis(Settings):
     short for ``set: {<axis>: value}`` and ``reported: {<axis>: value}``.
     """
 
-    points: dict[str, Point]
+    points: dict[str, Point] = Field(min_length=1)
 
     @classmethod
     def spelled_out(cls, name: str, written: Any) -> Patch:
@@ -49,64 +51,34 @@ class Axis(Settings):
             raise ValueError(f"axis {name!r} must be a list of values or a mapping from labels to values")
 
         def point(value: Any) -> Any:
-            if isinstance(value, Mapping) and set(value) <= set(Point.model_fields):
+            if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
                 return value
             return {"set": {name: value}, "reported": {name: str(value)}}
 
         return {"points": {str(label): point(value) for label, value in written.items()}}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The schema of what is written, for editors: the short forms."""
+        reference = handler(schema)
+        axis = handler.resolve_ref_schema(reference)
+        point = axis.pop("properties")["points"]["additionalProperties"]
+        for key in ("type", "required", "additionalProperties"):
+            axis.pop(key)
+        short = {"not": {"type": "object", "anyOf": [{"required": [key]} for key in Point.model_fields]}}
+        axis["anyOf"] = [
+            {"type": "array", "minItems": 1},
+            {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": [point, short]}},
+        ]
+        return reference
 
 
 def _axes(value: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(value.get("axes"), Mapping):
         return {**value, "axes": {name: Axis.spelled_out(name, axis) for name, axis in value["axes"].items()}}
     return value
-
-
-Labels = dict[str, str]
-"""Axis -> label of one of its points."""
-
-
-class Measured(Settings):
-    """A number shown in a table: what is measured, and against what.
-
-    Attributes:
-        measure: name of a measure (see ``fltrain.reporting.measures``).
-        label: heading of its columns, if not the measure's own.
-        reported: value of the column ``metric`` in the file of published values.
-        gain_over: adds the difference to the cell with these labels, paired over seeds.
-        relative_to: shows multiples of the cell with these labels.
-    """
-
-    measure: str
-    label: str | None = None
-    reported: str | None = None
-    gain_over: Labels = {}
-    relative_to: Labels = {}
-
-
-class Table(Settings):
-    """Layout of a table: which axis (or dimension of the measure) runs down and which across."""
-
-    rows: str
-    columns: str | None = None
-    panels: str | None = None
-    measures: Annotated[tuple[Measured, ...], Strict(False)]
-
-
-class Panel(Settings):
-    """One panel of a figure of curves: ``curve`` is ``kind.field`` of the rows in ``metrics.jsonl``."""
-
-    curve: str
-    label: str
-    reduction_from: Labels = {}
-
-
-class Figure(Settings):
-    """Layout of a figure: panels side by side, one line per point of the axis ``series``."""
-
-    kind: Literal["curves"] = "curves"
-    series: str
-    panels: Annotated[tuple[Panel, ...], Strict(False)]
 
 
 class Item(Settings):
@@ -150,39 +122,9 @@ class Scale(Settings):
     settings: Patch = {}
     axes: dict[str, Axis] = {}
     seeds: int | None = Field(default=None, ge=1)
-    items: Annotated[tuple[str, ...], Strict(False)]
+    items: Annotated[tuple[str, ...], Strict(False)] = Field(min_length=1)
 
     _spell_out = model_validator(mode="before")(_axes)
-
-
-class Cell(Settings):
-    """One run in its place: labels on the item's axes, seed, run id, and its names in the published table."""
-
-    labels: Labels
-    reported: dict[str, str]
-    seed: int
-    run: str
-
-
-class Sheet(Settings):
-    """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job."""
-
-    id: str
-    paper: str
-    title: str
-    caption: str
-    scale: str
-    reduced: bool
-    axes: dict[str, Annotated[tuple[str, ...], Strict(False)]]
-    table: Table | None
-    figure: Figure | None
-    reported: str | None
-    cells: Annotated[tuple[Cell, ...], Strict(False)]
-
-    @property
-    def scale_note(self) -> str:
-        """One sentence that says at what scale the item was made."""
-        return f"Reduced scale: {self.scale}." if self.reduced else f"{self.scale}."
 
 
 @dataclass(frozen=True)
@@ -216,10 +158,27 @@ class PlannedItem:
         """Name of the workflow's target, for example ``flfa_table1``."""
         return f"{self.paper.paper}_{self.name}"
 
+    @property
+    def layout(self) -> Table | Figure:
+        """How the item is laid out."""
+        layout = self.item.table or self.item.figure
+        assert layout is not None  # Item has made sure
+        return layout
+
+    @property
+    def trains(self) -> bool:
+        """Whether the item is made from run records; else partitions are enough."""
+        return not isinstance(self.layout, Bubbles)
+
     @cached_property
     def run_ids(self) -> list[str]:
-        """Distinct runs, in the order of the grid."""
-        return list(dict.fromkeys(entry.spec.run_id for entry in self.entries))
+        """Distinct runs to be trained, in the order of the grid."""
+        return list(dict.fromkeys(entry.spec.run_id for entry in self.entries)) if self.trains else []
+
+    @cached_property
+    def partition_ids(self) -> list[str]:
+        """Distinct partitions, in the order of the grid."""
+        return list(dict.fromkeys(entry.spec.partition_id for entry in self.entries))
 
     @cached_property
     def sheet(self) -> Sheet:
@@ -236,7 +195,13 @@ class PlannedItem:
             figure=self.item.figure,
             reported=self.item.reported,
             cells=tuple(
-                Cell(labels=entry.labels, reported=entry.reported, seed=entry.seed, run=entry.spec.run_id)
+                Cell(
+                    labels=entry.labels,
+                    reported=entry.reported,
+                    seed=entry.seed,
+                    run=entry.spec.run_id,
+                    partition=entry.spec.partition_id,
+                )
                 for entry in self.entries
             ),
         )
@@ -251,8 +216,13 @@ class Plan:
 
     @cached_property
     def runs(self) -> dict[str, RunSpec]:
-        """Distinct runs by id."""
-        return {entry.spec.run_id: entry.spec for item in self.items for entry in item.entries}
+        """Distinct runs to be trained, by id."""
+        return {entry.spec.run_id: entry.spec for item in self.items if item.trains for entry in item.entries}
+
+    @cached_property
+    def specs(self) -> list[RunSpec]:
+        """All specs, also those whose partition alone is shown."""
+        return [entry.spec for item in self.items for entry in item.entries]
 
     @cached_property
     def memberships(self) -> dict[str, list[str]]:
@@ -339,13 +309,22 @@ def plan(config: Path, scale: str) -> Plan:
     planned: list[PlannedItem] = []
     for item_id in chosen.items:
         name, _, item = item_id.partition("/")
-        paper = papers.setdefault(name, read_yaml(config / "papers" / f"{name}.yaml", Paper, "paper"))
+        if name not in papers:
+            papers[name] = read_yaml(config / "papers" / f"{name}.yaml", Paper, "paper")
+        paper = papers[name]
         if item not in paper.items:
             raise FltrainError(
                 f"scale {scale!r}: unknown item {item_id!r}{suggest(item, paper.items)} "
                 f"(known: {', '.join(f'{name}/{known}' for known in paper.items)})"
             )
+        if chosen.items.count(item_id) > 1:
+            raise FltrainError(f"scale {scale!r}: the item {item_id!r} is named twice")
         planned.append(_expand(paper, item, chosen))
+    known = {axis for item in planned for axis in item.axes}
+    for axis in chosen.axes:
+        if axis not in known:
+            hint = f"{suggest(axis, known)} (axes: {', '.join(sorted(known))})"
+            raise FltrainError(f"scale {scale!r}: no item has the axis {axis!r}{hint}")
     return Plan(chosen, planned)
 
 
@@ -353,7 +332,10 @@ def _expand(paper: Paper, name: str, scale: Scale) -> PlannedItem:
     item = paper.items[name]
     axes = {axis: scale.axes.get(axis, declared).points for axis, declared in item.axes.items()}
     common = merge(merge(paper.settings, item.settings), scale.settings)
-    seeds = scale.seeds or item.seeds or paper.seeds
+    seeds = item.seeds or paper.seeds
+    seeds = min(seeds, scale.seeds or seeds)
+    if isinstance(item.figure, Bubbles):
+        seeds = 1  # it shows the partitions of the first
     entries: list[Entry] = []
     for combination in itertools.product(*(points.items() for points in axes.values())):
         labels = dict(zip(axes, (label for label, _ in combination), strict=True))
@@ -364,13 +346,15 @@ def _expand(paper: Paper, name: str, scale: Scale) -> PlannedItem:
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
         specs = (RunSpec.parse({**settings, "seed": seed}, where) for seed in range(seeds))
         entries += [Entry(labels, reported, spec.seed, spec) for spec in specs]
-    return PlannedItem(
+    planned = PlannedItem(
         paper, name, scale, item, {axis: list(points) for axis, points in axes.items()}, entries
     )
+    planned.layout.check(planned.id, planned.axes)
+    return planned
 
 
 def table_rows(items: Iterable[PlannedItem]) -> list[dict[str, Any]]:
-    """The run table: one row per item, cell and seed, for people to read before spending anything."""
+    """The run table: a row per trained item, cell and seed, for people to read before spending anything."""
     return [
         {
             "item": item.id,
@@ -386,5 +370,6 @@ def table_rows(items: Iterable[PlannedItem]) -> list[dict[str, Any]]:
             "rounds": entry.spec.rounds,
         }
         for item in items
+        if item.trains
         for entry in item.entries
     ]

@@ -50,6 +50,9 @@ _CURVES = {
 }
 """Metrics that have a value per round: kind of row and its value."""
 
+_EXTRA_KEYS = 2
+"""Further data sets whose final accuracy is a metric: the user interface slows down with many keys."""
+
 _SQLITE = "sqlite:///"
 _ARTEFACTS = "mlflow-artifacts:"  # no artefact is written; by default the database holds an absolute path
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _PARAM_CHARACTERS, _PAGE = 1000, 100, 6000, 1000
@@ -161,7 +164,9 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         local = uri.startswith(_SQLITE)
-        return client.create_experiment(name, f"{_ARTEFACTS}/{name}" if local else None)
+        # Without the tag, MLflow's user interface opens the experiment with its views for language models.
+        kind = {"mlflow.experimentKind": "custom_model_development"}
+        return client.create_experiment(name, f"{_ARTEFACTS}/{name}" if local else None, tags=kind)
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
     return str(experiment.experiment_id)
@@ -212,15 +217,19 @@ def _create(
 
 def _metrics(record: Record) -> Iterator[tuple[str, float, int]]:
     """Key, value and step of every metric; what is no finite number is left out."""
+    split = "local_test" if record.spec.get("local_test") else "test"
     for key, (kind, name) in _CURVES.items():
         for row in record.rows(kind):
-            if row.get("view", "global") == "global" and _is_number(row.get(name)):
+            other = kind == "evaluation" and (row["split"] != split or row["view"] != "global")
+            if not other and _is_number(row.get(name)):
                 yield key, row[name], row["round"]
+    extra = record.summary.get("extra", {})
     once = {
         "final_accuracy": record.summary["accuracy"]["final"],
         "best_accuracy": record.summary["accuracy"]["best"],
         "seconds": record.costs["seconds"]["total"],
         "bytes": sum(record.summary["bytes"].values()),
+        **{f"final_accuracy.{name}": extra[name] for name in sorted(extra)[:_EXTRA_KEYS]},
     }
     rounds: int = record.summary["rounds"]
     for key, value in once.items():

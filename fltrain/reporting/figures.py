@@ -1,21 +1,23 @@
-"""Figures: curves over rounds, mean and range over seeds."""
+"""Figures: curves over rounds (mean and range over seeds), and the images of each class at each client."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
 
 from fltrain.errors import FltrainError
-from fltrain.experiments import Figure, Panel, Sheet
-from fltrain.files import replacing
-from fltrain.records import Record
+from fltrain.files import read_arrays, replacing
+from fltrain.records import Record, Results
+from fltrain.reporting.layout import Bubbles, Curves, Panel, Sheet
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, with a line style each for print.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -28,11 +30,13 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e3e7ec",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "pdf.fonttype": 42,
+    "svg.hashsalt": "fltrain",
 }
 
 
@@ -52,7 +56,7 @@ def curve(record: Record, name: str) -> pd.Series:
     return pd.Series(points, dtype=float)
 
 
-def curves(sheet: Sheet, figure: Figure, panel: Panel, runs: Callable[[str], Record]) -> pd.DataFrame:
+def curves(sheet: Sheet, figure: Curves, panel: Panel, runs: Callable[[str], Record]) -> pd.DataFrame:
     """Curves of a panel: rounds down, one column per (label on the axis ``series``, seed)."""
     columns = {
         (cell.labels[figure.series], cell.seed): curve(runs(cell.run), panel.curve) for cell in sheet.cells
@@ -68,31 +72,77 @@ def curves(sheet: Sheet, figure: Figure, panel: Panel, runs: Callable[[str], Rec
     return pd.DataFrame(columns).sort_index()
 
 
-def write(sheet: Sheet, runs: Callable[[str], Record], outputs: Iterable[Path]) -> None:
-    """Draw a figure and write it in the forms that the file names end in (pdf, png, svg)."""
+def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
+    """Images by client (down) and class (across) of each panel, for the first seed."""
+    first = min(cell.seed for cell in sheet.cells)
+    counts: dict[str, pd.DataFrame] = {}
+    for cell in sheet.cells:
+        if cell.seed == first:
+            arrays, _ = read_arrays(partitions.partition_file(cell.partition), "partition")
+            counts[cell.labels[figure.panels]] = pd.DataFrame(arrays["counts"])
+    return counts
+
+
+def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
+    """Draw a figure and write it in the forms that the file names end in (pdf, png, svg).
+
+    Raises:
+        FltrainError: if the sheet is no figure, or a record does not hold what it shows.
+    """
     if sheet.figure is None:
         raise FltrainError(f"{sheet.id} is not a figure")
-    if sheet.figure.series not in sheet.axes:
-        raise FltrainError(f"{sheet.id}: {sheet.figure.series!r} is no axis (axes: {', '.join(sheet.axes)})")
-    labels = sheet.axes[sheet.figure.series]
+    sheet.figure.check(sheet.id, sheet.axes)
     with matplotlib.rc_context(STYLE):
-        panels = sheet.figure.panels
-        canvas = Canvas(figsize=(75 * len(panels) * MILLIMETRE, 68 * MILLIMETRE), layout="constrained")
-        for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _draw(axes, curves(sheet, sheet.figure, panel, runs), labels)
-            axes.set_title(panel.label, loc="left")
-            axes.set_xlabel("communication round")
-            if panel.reduction_from:
-                axes.axhline(0, color="#5b6675", linewidth=0.8)
-        handles, names = canvas.axes[0].get_legend_handles_labels()
-        canvas.legend(handles, names, loc="outside upper right", ncols=len(names))
-        note = "\n".join(textwrap.wrap(sheet.scale_note, width=55 * len(panels)))
+        match sheet.figure:
+            case Curves():
+                canvas, panels = _draw_curves(sheet, sheet.figure, results)
+            case Bubbles():
+                canvas, panels = _draw_bubbles(sheet, sheet.figure, results)
+        note = "\n".join(textwrap.wrap(sheet.scale_note, width=55 * panels))
         canvas.supxlabel(note, fontsize=7.5, color="#5b6675", x=0.01, ha="left")
         for path in outputs:
             with replacing(path) as temporary:
                 # Without a date, equal figures are equal files.
-                metadata = {"CreationDate": None} if path.suffix == ".pdf" else None
+                metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix)
                 canvas.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=metadata)
+
+
+def _canvas(panels: int) -> tuple[Canvas, Sequence[Axes]]:
+    canvas = Canvas(figsize=(75 * panels * MILLIMETRE, 68 * MILLIMETRE), layout="constrained")
+    return canvas, canvas.subplots(1, panels, squeeze=False)[0]
+
+
+def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas, int]:
+    canvas, all_axes = _canvas(len(figure.panels))
+    for axes, panel in zip(all_axes, figure.panels, strict=True):
+        _draw(axes, curves(sheet, figure, panel, results.record), sheet.axes[figure.series])
+        axes.set_title(panel.label, loc="left")
+        axes.set_xlabel("communication round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if panel.reduction_from:
+            axes.axhline(0, color="#5b6675", linewidth=0.8)
+    handles, names = all_axes[0].get_legend_handles_labels()
+    canvas.legend(handles, names, loc="outside upper right", ncols=len(names))
+    return canvas, len(figure.panels)
+
+
+def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canvas, int]:
+    panels = class_counts(sheet, figure, results)
+    canvas, all_axes = _canvas(len(panels))
+    largest = max(int(counts.to_numpy().max()) for counts in panels.values())
+    for axes, (label, counts) in zip(all_axes, panels.items(), strict=True):
+        clients, classes = np.indices(counts.shape)
+        area = 160 * counts.to_numpy() / largest
+        axes.scatter(
+            clients.ravel(), classes.ravel(), s=area.ravel(), color=COLOURS[1], alpha=0.75, linewidth=0
+        )
+        axes.set_title(label, loc="left")
+        axes.set_xlabel("client")
+        axes.set_ylabel("class")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(0.08)
+    return canvas, len(panels)
 
 
 def _draw(axes: Axes, frame: pd.DataFrame, labels: Iterable[str]) -> None:

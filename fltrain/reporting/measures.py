@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ def _selection_share(record: Record) -> Mapping[str, float] | None:
     selected = Counter(name.partition(".")[0] for row in record.rows("flfa") for name in row["selected"])
     blocks = dict.fromkeys(name.partition(".")[0] for name in record.summary["layers"])
     total = selected.total()
-    return {block: 100 * selected[block] / total for block in blocks} if total else None
+    return {block: 100 * selected[block] / total if total else math.nan for block in blocks}
 
 
 MEASURES = {

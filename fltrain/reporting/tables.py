@@ -13,9 +13,9 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from fltrain.errors import FltrainError
-from fltrain.experiments import Labels, Measured, Sheet, Table
 from fltrain.files import write_text
 from fltrain.records import Record
+from fltrain.reporting.layout import Labels, Measured, Sheet, Table
 from fltrain.reporting.measures import measure
 
 TEMPLATES = Environment(
@@ -114,17 +114,7 @@ def cells(sheet: Sheet, runs: Callable[[str], Record], published: Path | None) -
 def _table(sheet: Sheet) -> Table:
     if sheet.table is None:
         raise FltrainError(f"{sheet.id} is not a table")
-    known = [
-        *sheet.axes,
-        *(dimension for m in sheet.table.measures if (dimension := measure(m.measure).dimension)),
-    ]
-    used = [sheet.table.rows, sheet.table.columns, sheet.table.panels]
-    used += [axis for m in sheet.table.measures for axis in (*m.gain_over, *m.relative_to)]
-    for axis in used:
-        if axis is not None and axis not in known:
-            raise FltrainError(
-                f"{sheet.id}: the table's layout names {axis!r}, which is no axis (axes: {', '.join(known)})"
-            )
+    sheet.table.check(sheet.id, sheet.axes)
     return sheet.table
 
 
@@ -144,7 +134,7 @@ def _values(sheet: Sheet, runs: Callable[[str], Record], measured: Measured) -> 
                     **place,
                     "seed": cell.seed,
                     "run": cell.run,
-                    "value": value,
+                    "value": math.nan if diverged else value,
                     "diverged": diverged,
                     "names": reported,
                 }
@@ -215,8 +205,10 @@ def _read_published(path: Path | None) -> pd.DataFrame:
     if path is None:
         return pd.DataFrame(columns=["metric", "value", "note"], dtype=str)
     try:
-        return pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        frame["value"] = pd.to_numeric(frame["value"].replace("", None))
+        return frame[[*frame.columns.drop(["metric", "value", "note"]), "metric", "value", "note"]]
+    except (OSError, ValueError, KeyError) as error:
         raise FltrainError(f"{path}: published values cannot be read ({error})") from None
 
 
@@ -234,7 +226,7 @@ def _published(
         return None, []
     row = found.iloc[0]
     notes = [note for note in str(row["note"]).split("; ") if note]
-    return (float(row["value"]) if row["value"] else None), notes
+    return (None if pd.isna(row["value"]) else float(row["value"])), notes
 
 
 # ---------------------------------------------------------------- output
@@ -317,7 +309,11 @@ def to_markdown(sheet: Sheet, grid: Grid) -> str:
 def to_latex(sheet: Sheet, grid: Grid) -> str:
     """Render as a LaTeX table (package booktabs)."""
     frame = pd.DataFrame.from_dict(grid.rows, orient="index")
-    frame.columns = pd.MultiIndex.from_tuples(grid.columns)
+    # With one level only, pandas would show the tuples themselves.
+    one_level = all(len(column) == 1 for column in grid.columns)
+    frame.columns = (
+        pd.Index([*itertools.chain(*grid.columns)]) if one_level else pd.MultiIndex.from_tuples(grid.columns)
+    )
     styler = frame.style.format(escape="latex")
     for axis in (0, 1):
         styler = styler.format_index(escape="latex", axis=axis)
@@ -343,8 +339,18 @@ LATEX_COMMANDS = {
 }
 
 
+LATEX_SPECIAL = str.maketrans(
+    {
+        **{character: "\\" + character for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+    }
+)
+
+
 def _latex_text(text: str) -> str:
-    return "".join("\\" + character if character in "&%$#_{}" else character for character in text)
+    return text.translate(LATEX_SPECIAL)
 
 
 def to_html(sheet: Sheet, grid: Grid, shown: list[Shown]) -> str:

@@ -15,12 +15,19 @@ import yaml
 from typer.testing import CliRunner
 
 from fltrain.cli import SCHEMAS, app
+from fltrain.component import Settings
 from fltrain.errors import FltrainError
 from fltrain.experiments import Axis, Paper, Plan, Scale, merge, plan, read_yaml, table_rows
+from fltrain.spec import RunSpec
 
 CONFIG = Path(__file__).parents[2] / "config"
-FILES = sorted((*CONFIG.glob("papers/*.yaml"), *CONFIG.glob("scales/*.yaml")))
-KINDS: dict[str, type[Paper | Scale]] = {"papers": Paper, "scales": Scale}
+KINDS: dict[str, tuple[str, type[Settings]]] = {
+    "papers": ("paper", Paper),
+    "scales": ("scale", Scale),
+    "examples": ("run", RunSpec),
+}
+"""By folder: the schema, and what a file there holds."""
+FILES = sorted(path for folder in KINDS for path in CONFIG.glob(f"{folder}/*.yaml"))
 
 Yaml = dict[str, Any]
 Edit = Callable[[Yaml], object]
@@ -56,6 +63,7 @@ PAPER: Yaml = {
             "title": "Drift",
             "axes": {"plugin": {"BP": {"set": {"plugins": []}}, "FLFA": {"set": {"plugins": ["flfa"]}}}},
             "figure": {
+                "kind": "curves",
                 "series": "plugin",
                 "panels": [
                     {"curve": "updates.drift", "label": "Reduction", "reduction_from": {"plugin": "BP"}}
@@ -77,7 +85,7 @@ class Config:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in KINDS:
+        for name in ("papers", "scales"):
             (folder / name).mkdir()
 
     def plan(self, paper: Edit | None = None, scale: Edit | None = None, name: str = "tiny") -> Plan:
@@ -165,13 +173,14 @@ def test_the_seed_wins_over_everything(config: Config) -> None:
     assert {entry.spec.seed for entry in config.plan(seed).items[0].entries} == {0, 1}
 
 
-def test_seeds_are_the_scales_or_the_items_or_the_papers(config: Config) -> None:
+def test_seeds_are_the_items_or_the_papers_and_at_most_the_scales(config: Config) -> None:
     def seeds(planned: Plan) -> list[int]:
         return [len({entry.seed for entry in item.entries}) for item in planned.items]
 
     item = put(4, "items", "table", "seeds")
     assert seeds(config.plan()) == [2, 2]
     assert seeds(config.plan(item)) == [4, 2]
+    assert seeds(config.plan(item, put(3, "seeds"))) == [3, 2]
     assert seeds(config.plan(item, put(1, "seeds"))) == [1, 1]
 
 
@@ -208,9 +217,7 @@ def test_short_forms_of_an_axis(written: Any, expected: Yaml) -> None:
 def test_a_scale_replaces_an_axis_whole(config: Config) -> None:
     planned = config.plan(scale=put({"method": {"Prox": "fedprox"}}, "axes"))
     assert planned.items[0].axes == {"method": ["Prox"], "plugin": ["BP", "FLFA"]}
-    assert {spec.method.name for spec in planned.items[0].sheet_specs} == {"fedprox"} if hasattr(
-        planned.items[0], "sheet_specs"
-    ) else {entry.spec.method.name for entry in planned.items[0].entries} == {"fedprox"}
+    assert {entry.spec.method.name for entry in planned.items[0].entries} == {"fedprox"}
     assert planned.items[1].axes == {"plugin": ["BP", "FLFA"]}, "an item without the axis is as it was"
 
 
@@ -241,12 +248,10 @@ def test_items_share_runs(config: Config) -> None:
 
 
 def test_cells_that_mean_the_same_are_one_run(config: Config) -> None:
-    spelled = {"plugins": [{"name": "flfa", "n_fa": 1}]}
-    paper = put({"short": {"set": {"plugins": ["flfa"]}}, "long": {"set": spelled}}, *AXES, "plugin")
-    planned = config.plan(paper)
-    # The gain is over BP, which this axis no longer has.
-    assert len(planned.items[0].entries) == 12
-    assert len(planned.items[0].run_ids) == 6
+    spelled_out = {"set": {"plugins": [{"name": "flfa", "n_fa": 1}]}}
+    planned = config.plan(put(spelled_out, *AXES, "plugin", "the same"))
+    assert len(planned.items[0].entries) == 18
+    assert len(planned.items[0].run_ids) == 12
 
 
 def test_the_run_table_has_a_row_per_item_cell_and_seed(config: Config) -> None:
@@ -268,6 +273,41 @@ def test_a_sheet_is_plain_data(config: Config) -> None:
     for item in config.plan().items:
         data = json.loads(json.dumps(item.sheet.model_dump(mode="json")))
         assert type(item.sheet).parse(data, "sheet") == item.sheet
+
+
+def add_bubbles(data: Yaml) -> None:
+    """An item that shows partitions, one of which the table's runs use, too."""
+    points = {"few": {"set": {"partition": {"alpha": 0.1}}}, "many": {"set": {"partition": {"alpha": 0.3}}}}
+    data["items"]["bubbles"] = {
+        "title": "Who holds what",
+        "axes": {"alpha": points},
+        "figure": {"kind": "bubbles", "panels": "alpha"},
+    }
+
+
+BUBBLES = put(["toy/table", "toy/bubbles"], "items")
+
+
+def test_nothing_is_trained_for_an_item_that_shows_partitions(config: Config) -> None:
+    planned = config.plan(add_bubbles, BUBBLES)
+    table, bubbles = planned.items
+    assert (table.trains, bubbles.trains) == (True, False)
+    assert (len(bubbles.entries), bubbles.run_ids) == (2, []), "one seed is enough"
+    assert list(planned.runs) == table.run_ids
+    assert set(planned.memberships) == set(table.run_ids)
+    assert {item for items in planned.memberships.values() for item in items} == {"toy/table"}
+    alone = planned.restricted(["toy_bubbles"])
+    assert (alone.runs, alone.memberships, len(alone.specs)) == ({}, {}, 2)
+
+
+def test_partitions_are_those_of_the_cells_and_shared_between_items(config: Config) -> None:
+    table, bubbles = config.plan(add_bubbles, BUBBLES).items
+    by_label: dict[str, list[str]] = {}
+    for cell in bubbles.sheet.cells:
+        by_label.setdefault(cell.labels["alpha"], []).append(cell.partition)
+    assert {label: len(set(ids)) for label, ids in by_label.items()} == {"few": 1, "many": 1}
+    assert bubbles.partition_ids == [*by_label["few"], *by_label["many"]]
+    assert table.partition_ids[:1] == by_label["many"], "the default; runs share one partition per seed"
 
 
 @pytest.mark.parametrize(
@@ -312,7 +352,18 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "axis that is no setting": (["iid"], (*AXES, "partitions"), ["'partitions'", "'partition'"]),
     "axis that is a text": ("fedavg", (*AXES, "method"), ["items.table", "'method'", "list"]),
     "axis without points": ([], (*AXES, "method"), ["table", "method"]),
-    "both layouts": ({"series": "method", "panels": []}, (*TABLE, "figure"), ["'table'", "'figure'"]),
+    "axis that is not shown": (None, (*TABLE, "table", "columns"), ["toy/table", "'plugin'"]),
+    "axis that a figure does not show": (
+        ["fedavg", "fedprox"],
+        ("items", "figure", "axes", "method"),
+        ["toy/figure", "'method'"],
+    ),
+    "measure": ("final_acc", (*MEASURE, "measure"), ["toy/table", "'final_acc'", "'final_accuracy'"]),
+    "both layouts": (
+        {"kind": "bubbles", "panels": "method"},
+        (*TABLE, "figure"),
+        ["'table'", "'figure'"],
+    ),
     "gain over no axis": ({"plugn": "BP"}, (*MEASURE, "gain_over"), ["toy/table", "'plugn'", "'plugin'"]),
     "gain over no label": ({"plugin": "BQ"}, (*MEASURE, "gain_over"), ["toy/table", "'BQ'", "BP"]),
     "relative to no axis": ({"plugn": "BP"}, (*MEASURE, "relative_to"), ["toy/table", "'plugn'", "'plugin'"]),
@@ -329,6 +380,30 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
         ["toy/figure", "'plugn'", "'plugin'"],
     ),
     "reduction from no label": ({"plugin": "x"}, (*PANEL, "reduction_from"), ["toy/figure", "'x'", "BP"]),
+    "figure of no kind": (
+        {"series": "plugin", "panels": []},
+        ("items", "figure", "figure"),
+        ["items.figure.figure", "'kind'"],
+    ),
+    "kind of a figure": (
+        "curve",
+        ("items", "figure", "figure", "kind"),
+        ["items.figure.figure", "'curve'", "'curves'", "'bubbles'"],
+    ),
+    "panels that are no axis": (
+        {"kind": "bubbles", "panels": "plugn"},
+        ("items", "figure", "figure"),
+        ["toy/figure", "'plugn'", "'plugin'"],
+    ),
+    "axis that bubbles do not show": (
+        {
+            "title": "x",
+            "axes": {"method": ["fedavg", "fedprox"], "rounds": [1, 2]},
+            "figure": {"kind": "bubbles", "panels": "method"},
+        },
+        ("items", "figure"),
+        ["toy/figure", "'rounds'"],
+    ),
 }
 
 
@@ -344,6 +419,8 @@ SCALE_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "paper": (["tou/table"], ("items",), ["unknown paper 'tou'", "'toy'"]),
     "item": (["toy/tabel"], ("items",), ["unknown item 'toy/tabel'", "'table'", "toy/figure"]),
     "paper without item": (["toy"], ("items",), ["unknown item 'toy'", "toy/table"]),
+    "item twice": (["toy/table", "toy/table"], ("items",), ["tiny", "toy/table"]),
+    "no items": ([], ("items",), ["tiny.yaml", "items"]),
     "axis that no item has": ({"methd": ["fedavg"]}, ("axes",), ["'methd'", "'method'"]),
     "label that goes away": ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, ("axes",), ["'BP'"]),
 }
@@ -361,7 +438,9 @@ def test_an_unknown_scale_names_the_known_ones(config: Config) -> None:
     assert "unknown scale 'tinny'; did you mean 'tiny'?" in message
 
 
-@pytest.mark.parametrize("text", ["a: b: c", "scale: [", "", "- a list"], ids=["colon", "open", "empty", "list"])
+@pytest.mark.parametrize(
+    "text", ["a: b: c", "scale: [", "", "- a list"], ids=["colon", "open", "empty", "list"]
+)
 def test_a_scale_that_is_no_mapping(config: Config, text: str) -> None:
     config.plan()
     (config.folder / "scales" / "tiny.yaml").write_text(text)
@@ -370,19 +449,27 @@ def test_a_scale_that_is_no_mapping(config: Config, text: str) -> None:
 
 
 # ---------------------------------------------------------------- the files of this repository
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+
+
+@each_file
 def test_committed_files_are_valid(path: Path) -> None:
-    read = read_yaml(path, KINDS[path.parent.name], "file")
-    name = read.paper if isinstance(read, Paper) else read.scale
-    assert name == path.stem, "a file is found by its name"
+    name, kind = KINDS[path.parent.name]
+    read = read_yaml(path, kind, name)
+    if not isinstance(read, RunSpec):
+        assert getattr(read, name) == path.stem, "a file is found by its name"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@each_file
 def test_committed_files_fit_the_schema_that_editors_check_them_with(path: Path) -> None:
-    schema = CONFIG / "schemas" / f"{KINDS[path.parent.name].__name__.lower()}.json"
-    assert path.read_text().startswith(f"# yaml-language-server: $schema=../schemas/{schema.name}\n")
-    validator = jsonschema.Draft202012Validator(json.loads(schema.read_text()))
-    faults = [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(yaml.safe_load(path.read_text()))]
+    name, _ = KINDS[path.parent.name]
+    assert path.read_text().startswith(f"# yaml-language-server: $schema=../schemas/{name}.json\n")
+    schema = json.loads((CONFIG / "schemas" / f"{name}.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    faults = [
+        f"{fault.json_path}: {fault.message}"
+        for fault in validator.iter_errors(yaml.safe_load(path.read_text()))
+    ]
     assert faults == []
 
 

@@ -180,6 +180,40 @@ def test_metrics_are_the_records_rows(exported: Store) -> None:
     assert keys["bytes"] == sum(record.summary["bytes"].values())
 
 
+def test_tests_on_other_images_are_no_part_of_the_curve(store: Store) -> None:
+    folder = store.plain.folder
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    tests = [row for row in rows if row["kind"] == "evaluation"]
+    others = [row | {"accuracy": 2.0, "split": split} for row in tests for split in ("a", "b", "c")]
+    others += [row | {"accuracy": 2.0, "view": "client"} for row in tests]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*others, *rows]))
+    store.edit_summary(store.plain, extra={"c": 0.1, "b": 0.2, "a": 0.3})
+    store.export()
+    client, ours = store.reader(), store.ids()[store.plain.run_id]
+    curve = [metric.value for metric in client.get_metric_history(ours, "test_accuracy")]
+    assert curve == [row["accuracy"] for row in tests]
+    metrics = client.get_run(ours).data.metrics
+    assert (metrics["final_accuracy.a"], metrics["final_accuracy.b"]) == (0.3, 0.2)
+    assert "final_accuracy.c" not in metrics and len(metrics) <= 12
+
+
+@pytest.mark.parametrize("counts", ["test", "local_test"])
+def test_curves_are_those_of_the_split_that_counts(store: Store, counts: str) -> None:
+    """Not those of further data sets, on which the model may be tested as well."""
+    folder, rows = store.plain.folder, store.plain.metrics
+    spec = json.loads((folder / "spec.json").read_text())
+    spec["local_test"] = {"fraction": 0.25, "stratify": False} if counts == "local_test" else None
+    (folder / "spec.json").write_text(json.dumps(spec))
+    tests = [row | {"split": counts} for row in rows if row["kind"] == "evaluation"]
+    others = [row | {"split": "shifted", "accuracy": 0.0, "loss": 9.0} for row in tests]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tests + others))
+    store.export()
+    client, ours = store.reader(), store.ids()[store.plain.run_id]
+    for key in ("accuracy", "loss"):
+        curve = [(metric.step, metric.value) for metric in client.get_metric_history(ours, f"test_{key}")]
+        assert curve == [(row["round"], row[key]) for row in tests]
+
+
 def test_a_diverged_run_has_ended_without_a_final_accuracy(exported: Store) -> None:
     (run,) = exported.search("tags.status = 'diverged'")
     assert run["info"]["status"] == "FINISHED"
@@ -284,6 +318,7 @@ def test_other_runs_in_the_store_are_left_alone(store: Store) -> None:
 
 def test_a_deleted_database_is_rebuilt(store: Store) -> None:
     expected = store.contents()
+    store.export()  # so that this process, too, has had it open
     store.path.unlink()
     assert store.export() == Exported(created=3, unchanged=0, replaced=0)
     assert store.contents() == expected

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+from fltrain.data.datasets import Dataset
 from fltrain.errors import FltrainError
-from fltrain.experiments import Sheet, plan
+from fltrain.experiments import plan
 from fltrain.records import Results
+from fltrain.reporting.layout import Sheet
 
 RESULTS = Results(Path("results"))
 try:
@@ -16,8 +18,12 @@ except FltrainError as error:
 
 OUT = f"results/{SCALE}"
 ITEMS = {f"{item.paper.paper}/{item.name}": item for item in PLAN.items}
-DATASETS = {spec.dataset.id: spec.dataset for spec in PLAN.runs.values()}
-PARTITIONS = {spec.partition_id: spec for spec in PLAN.runs.values()}
+DATASETS = {
+    data.id: data.prepared
+    for spec in PLAN.specs
+    for data in (spec.dataset, *spec.evaluation.extra)
+}
+PARTITIONS = {spec.partition_id: spec for spec in PLAN.specs}
 
 TABLE_FORMS = ("csv", "md", "tex", "html")
 FIGURE_FORMS = ("pdf", "png")
@@ -37,28 +43,37 @@ def item_outputs(item):
 
 
 def versioned(component):
-    """Settings and revision of a component, as one text: what a rerun depends on."""
-    settings = component.model_dump(mode="json")
-    return json.dumps(
-        {"settings": settings, "revision": component.revision}, sort_keys=True
-    )
+    """Settings and revision of a component: what its product depends on."""
+    return {
+        "settings": component.model_dump(mode="json"),
+        "revision": component.revision,
+    }
 
 
+# Texts, because in nested parameters Snakemake drops what is None.
 def dataset_of(wildcards):
-    return versioned(DATASETS[wildcards.dataset])
+    """A data set of the plan, or any other by its name in the registry."""
+    dataset = DATASETS.get(wildcards.dataset) or Dataset.parse(
+        {"name": wildcards.dataset}, "data set"
+    )
+    return json.dumps(versioned(dataset), sort_keys=True)
 
 
 def partition_of(wildcards):
     spec = PARTITIONS[wildcards.partition]
-    return {
-        "dataset": versioned(spec.dataset),
+    settings = {
+        "dataset": versioned(spec.dataset.prepared),
         "scheme": versioned(spec.partition),
+        "local_test": (
+            spec.local_test.model_dump(mode="json") if spec.local_test else None
+        ),
         "seed": spec.seed,
     }
+    return json.dumps(settings, sort_keys=True)
 
 
 def partition_data(wildcards):
-    return str(RESULTS.data(PARTITIONS[wildcards.partition]))
+    return str(RESULTS.data(PARTITIONS[wildcards.partition].dataset))
 
 
 def spec_of(wildcards):
@@ -67,7 +82,10 @@ def spec_of(wildcards):
 
 def run_inputs(wildcards):
     spec = PLAN.runs[wildcards.run]
-    return {"data": str(RESULTS.data(spec)), "partition": str(RESULTS.partition(spec))}
+    data = [
+        str(RESULTS.data(dataset)) for dataset in (spec.dataset, *spec.evaluation.extra)
+    ]
+    return {"data": data, "partition": str(RESULTS.partition(spec))}
 
 
 def records_of(runs):
@@ -76,7 +94,12 @@ def records_of(runs):
 
 
 def item_records(wildcards):
-    return records_of(ITEMS[f"{wildcards.paper}/{wildcards.item}"].run_ids)
+    """What an item is made from: records of runs, or partitions where these are all it shows."""
+    item = ITEMS[f"{wildcards.paper}/{wildcards.item}"]
+    partitions = [
+        str(RESULTS.partition_file(partition)) for partition in item.partition_ids
+    ]
+    return records_of(item.run_ids) if item.trains else partitions
 
 
 def sheet_part(field):

@@ -1,11 +1,20 @@
+rule all_data:
+    """Every data set and partition of the scale: what a machine without internet needs beforehand."""
+    input:
+        [str(RESULTS.data(dataset)) for dataset in DATASETS.values()],
+        [str(RESULTS.partition_file(partition)) for partition in PARTITIONS],
+
+
 rule data:
-    """Prepare a data set: one file of uint8 images with digest and class histogram."""
+    """Get and prepare a data set: one file of uint8 images with digest and class histogram, a contact sheet."""
     output:
-        "results/data/{dataset}.safetensors",
+        data="results/data/{dataset}.safetensors",
+        sheet="results/data/{dataset}.png",
     log:
         "results/logs/data/{dataset}.log",
     benchmark:
         "results/benchmarks/data/{dataset}.tsv"
+    retries: 2
     localrule: True
     conda:
         "../../environment.yml"

@@ -20,4 +20,4 @@ rule train:
     message:
         "training {wildcards.run}"
     shell:
-        "printf '%s' {params.spec:q} | python -m fltrain train - --again --quiet --threads {threads}"
+        "printf '%s' {params.spec:q} | python -m fltrain train - --again --quiet --threads {threads} 2>> {log:q}"

@@ -1,12 +1,14 @@
-"""Prepare a data set."""
+"""Get and prepare a data set."""
 
 import json
 from pathlib import Path
 
-from fltrain.data.datasets import DATASETS
+from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import prepare
+from fltrain.job import LOG, job
 
-settings = json.loads(snakemake.params.dataset)["settings"]  # noqa: F821
-dataset = DATASETS[settings["name"]].parse(settings, "data set")
-prepared = prepare(dataset, Path(snakemake.output[0]))  # noqa: F821
-Path(snakemake.log[0]).write_text(f"{dataset.id}: digest {prepared.digest}\n")  # noqa: F821
+with job(snakemake.log[0]):  # noqa: F821
+    dataset = Dataset.parse(json.loads(snakemake.params.dataset)["settings"], "data set")  # noqa: F821
+    path = Path(snakemake.output.data)  # noqa: F821
+    prepared = prepare(dataset, path, Path("results/downloads"), quiet=True)
+    LOG.info("%s: digest %s", dataset.id, prepared.digest)

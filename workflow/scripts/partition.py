@@ -1,20 +1,23 @@
-"""Divide a training split over clients."""
+"""Divide images over clients."""
 
 import json
 from pathlib import Path
 
-from fltrain.data.datasets import DATASETS
-from fltrain.data.partition import SCHEMES
+from fltrain.data.datasets import Dataset
+from fltrain.data.partition import SCHEMES, LocalTest
 from fltrain.data.prepared import load_prepared, partition
+from fltrain.job import LOG, job
 
-settings = snakemake.params.partition  # noqa: F821
-dataset, scheme = (json.loads(settings[key])["settings"] for key in ("dataset", "scheme"))
-data = load_prepared(DATASETS[dataset["name"]].parse(dataset, "data set"), Path(snakemake.input.data))  # noqa: F821
-divided = partition(
-    SCHEMES[scheme["name"]].parse(scheme, "partition"),
-    data,
-    settings["seed"],
-    Path(snakemake.output[0]),  # noqa: F821
-)
-sizes = [len(client) for client in divided.clients]
-Path(snakemake.log[0]).write_text(f"digest {divided.digest}, images per client: {sizes}\n")  # noqa: F821
+with job(snakemake.log[0]):  # noqa: F821
+    settings = json.loads(snakemake.params.partition)  # noqa: F821
+    scheme, local_test = settings["scheme"]["settings"], settings["local_test"]
+    dataset = Dataset.parse(settings["dataset"]["settings"], "data set")
+    divided = partition(
+        SCHEMES[scheme["name"]].parse(scheme, "partition"),
+        LocalTest.parse(local_test, "local_test") if local_test else None,
+        load_prepared(dataset, Path(snakemake.input.data)),  # noqa: F821
+        settings["seed"],
+        Path(snakemake.output[0]),  # noqa: F821
+    )
+    sizes = [len(client) for client in divided.clients]
+    LOG.info("digest %s, images per client: %s", divided.digest, sizes)

@@ -1,0 +1,182 @@
+"""How tables and figures are laid out, and what is handed to their assembler. Plain data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
+
+from fltrain.component import Settings, suggest
+from fltrain.errors import FltrainError
+from fltrain.reporting.measures import measure
+
+Labels = dict[str, str]
+"""Axis -> label of one of its points."""
+
+Axes = Mapping[str, Sequence[str]]
+"""Axis -> labels of its points."""
+
+
+def _check_axis(item: str, what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        hint = f"{suggest(name, known)} (axes: {', '.join(known)})"
+        raise FltrainError(f"{item}: {what} names {name!r}, which is no axis{hint}")
+
+
+def _check_labels(item: str, what: str, labels: Labels, axes: Axes) -> None:
+    for axis, label in labels.items():
+        _check_axis(item, what, axis, axes)
+        if label not in axes[axis]:
+            hint = f"{suggest(label, axes[axis])} (labels: {', '.join(axes[axis])})"
+            raise FltrainError(f"{item}: {what} names {label!r}, which is no label of {axis!r}{hint}")
+
+
+def _varied(axes: Axes) -> list[str]:
+    return [axis for axis, labels in axes.items() if len(labels) > 1]
+
+
+def _check_shown(item: str, axes: Iterable[str], shown: Collection[str]) -> None:
+    for axis in axes:
+        if axis not in shown:
+            raise FltrainError(
+                f"{item}: the layout does not show the axis {axis!r}; its points would be mixed"
+            )
+
+
+class Measured(Settings):
+    """A number shown in a table: what is measured, and against what.
+
+    Attributes:
+        measure: name of a measure (see ``fltrain.reporting.measures``).
+        label: heading of its columns, if not the measure's own.
+        reported: value of the column ``metric`` in the file of published values.
+        gain_over: adds the difference to the cell with these labels, paired over seeds.
+        relative_to: shows multiples of the cell with these labels.
+    """
+
+    measure: str
+    label: str | None = None
+    reported: str | None = None
+    gain_over: Labels = {}
+    relative_to: Labels = {}
+
+
+class Table(Settings):
+    """Layout of a table: which axis (or dimension of the measure) runs down and which across."""
+
+    rows: str
+    columns: str | None = None
+    panels: str | None = None
+    measures: Annotated[tuple[Measured, ...], Strict(False)]
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        places = [place for place in (self.rows, self.columns, self.panels) if place is not None]
+        headings = [(measured.measure, measured.label) for measured in self.measures]
+        for name, label in headings:
+            if headings.count((name, label)) > 1:
+                raise FltrainError(f"{item}: the measure {name!r} is shown twice; tell them apart by 'label'")
+        for measured in self.measures:
+            try:
+                dimension = measure(measured.measure).dimension
+            except FltrainError as error:
+                raise FltrainError(f"{item}: {error}") from None
+            known = [*axes, *filter(None, [dimension])]
+            for place in places:
+                _check_axis(item, "the table's layout", place, known)
+            for what in ("gain_over", "relative_to"):
+                _check_labels(item, what, getattr(measured, what), axes)
+            _check_shown(item, [*_varied(axes), *filter(None, [dimension])], places)
+
+
+class Panel(Settings):
+    """One panel of a figure of curves: ``curve`` is ``kind.field`` of the rows in ``metrics.jsonl``."""
+
+    curve: str
+    label: str
+    reduction_from: Labels = {}
+
+
+class Curves(Settings):
+    """Curves over rounds: panels side by side, one line per point of the axis ``series``."""
+
+    kind: Literal["curves"]
+    series: str
+    panels: Annotated[tuple[Panel, ...], Strict(False)]
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        _check_axis(item, "series", self.series, axes)
+        _check_shown(item, _varied(axes), [self.series])
+        for panel in self.panels:
+            _check_labels(item, "reduction_from", panel.reduction_from, axes)
+            if panel.reduction_from and set(panel.reduction_from) != {self.series}:
+                names = ", ".join(map(repr, panel.reduction_from))
+                raise FltrainError(
+                    f"{item}: reduction_from names {names}, but the lines are those of {self.series!r}"
+                )
+
+
+class Bubbles(Settings):
+    """Images of each class at each client, as areas: one panel per point of the axis ``panels``.
+
+    Shows the partitions of the grid with its first seed; nothing is trained for it.
+    """
+
+    kind: Literal["bubbles"]
+    panels: str
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        _check_axis(item, "panels", self.panels, axes)
+        _check_shown(item, _varied(axes), [self.panels])
+
+
+Figure = Annotated[Curves | Bubbles, Field(discriminator="kind")]
+
+
+class Cell(Settings):
+    """One run in its place: labels on the item's axes, seed, and its names in the published table.
+
+    ``run`` and ``partition`` are the ids of the run and of the partition that it uses.
+    """
+
+    labels: Labels
+    reported: dict[str, str]
+    seed: int
+    run: str
+    partition: str
+
+
+class Sheet(Settings):
+    """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job."""
+
+    id: str
+    paper: str
+    title: str
+    caption: str
+    scale: str
+    reduced: bool
+    axes: dict[str, Annotated[tuple[str, ...], Strict(False)]]
+    table: Table | None
+    figure: Figure | None
+    reported: str | None
+    cells: Annotated[tuple[Cell, ...], Strict(False)]
+
+    @property
+    def scale_note(self) -> str:
+        """One sentence that says at what scale the item was made."""
+        return f"Reduced scale: {self.scale}." if self.reduced else f"{self.scale}."

@@ -1,0 +1,940 @@
+"""Tables and figures of hand-made records: the numbers by hand, and the files that people and LaTeX read."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+
+from fltrain.errors import FltrainError
+from fltrain.experiments import plan
+from fltrain.files import write_arrays
+from fltrain.records import Record, Results, write_record
+from fltrain.reporting import figures, tables
+from fltrain.reporting.layout import Bubbles, Curves, Sheet
+from fltrain.reporting.measures import MEASURES
+from fltrain.reporting.tables import LATEX_COMMANDS, Shown, cells
+from fltrain.train import ensure_data, ensure_partition
+
+from .helpers import tiny, trained
+
+ROOT = Path(__file__).parents[2]
+LAYERS = ("stem.0", "stage1.expand", "stage1.project", "classifier")
+DIVERGED = "diverged"
+
+Yaml = dict[str, Any]
+Row = dict[str, Any]
+
+
+# ---------------------------------------------------------------- records and sheets
+class Runs:
+    """Hand-made records and partitions, and the cells that they fill: seeds counted per place."""
+
+    def __init__(self, root: Path) -> None:
+        self.results = Results(root)
+        self.cells: list[Yaml] = []
+
+    def add(
+        self,
+        labels: dict[str, str],
+        accuracy: float | str | None = None,
+        reported: dict[str, str] | None = None,
+        rows: Sequence[Row] = (),
+        seconds: Sequence[float] = (1.0,),
+    ) -> str:
+        """Write a record with this final accuracy (``DIVERGED``: none, as the run diverged)."""
+        run = f"run-{len(self.cells)}"
+        diverged = accuracy == DIVERGED
+        value = None if diverged else accuracy
+        summary = {
+            "run_id": run,
+            "status": "diverged" if diverged else "completed",
+            # A run that diverged late has a last and a best accuracy all the same.
+            "accuracy": {"final": value, "best": 0.99 if diverged else value, "last": value},
+            "layers": LAYERS,
+        }
+        costs = {"round_seconds": list(seconds)}
+        write_record(self.results.run(run), tiny(), rows, summary, costs, {})
+        self._add(labels, reported or {}, run, "of-no-matter")
+        return run
+
+    def divide(self, labels: dict[str, str], counts: Sequence[Sequence[int]]) -> None:
+        """Write a partition with these images by client and class; its run has no record."""
+        partition = f"partition-{len(self.cells)}"
+        write_arrays(self.results.partition_file(partition), {"counts": np.array(counts, np.int64)}, {})
+        self._add(labels, {}, "never-trained", partition)
+
+    def _add(self, labels: dict[str, str], reported: dict[str, str], run: str, partition: str) -> None:
+        seed = sum(cell["labels"] == labels for cell in self.cells)
+        places = {"labels": labels, "reported": reported, "seed": seed}
+        self.cells.append({**places, "run": run, "partition": partition})
+
+    def sheet(self, **changes: Any) -> Sheet:
+        """The sheet of all cells so far."""
+        axes: dict[str, dict[str, None]] = {}
+        for axis, label in itertools.chain.from_iterable(cell["labels"].items() for cell in self.cells):
+            axes.setdefault(axis, {})[label] = None
+        data = {
+            "id": "toy/table",
+            "paper": "A toy paper",
+            "title": "A toy",
+            "caption": "What is shown.",
+            "scale": "on toy data",
+            "reduced": True,
+            "axes": {axis: list(labels) for axis, labels in axes.items()},
+            "table": None,
+            "figure": None,
+            "reported": None,
+            "cells": self.cells,
+        }
+        return Sheet.parse({**data, **changes}, "sheet")
+
+    def table(self, *measures: Yaml, rows: str = "method", **changes: Any) -> Sheet:
+        layout = {key: changes.pop(key) for key in ("columns", "panels") if key in changes}
+        return self.sheet(table={"rows": rows, "measures": list(measures), **layout}, **changes)
+
+    def figure(self, *panels: Yaml, series: str = "method", **changes: Any) -> Sheet:
+        return self.sheet(figure={"kind": "curves", "series": series, "panels": list(panels)}, **changes)
+
+    def bubbles(self, panels: str = "alpha", **changes: Any) -> Sheet:
+        return self.sheet(figure={"kind": "bubbles", "panels": panels}, **changes)
+
+    def shown(self, sheet: Sheet, published: Path | None = None) -> dict[tuple[str, ...], Shown]:
+        """The cells of a table by row, column and panel, as far as there are such."""
+        return {
+            tuple(filter(None, (cell.row, cell.column, cell.panel))): cell
+            for cell in cells(sheet, self.results.record, published)
+        }
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path / "results")
+
+
+ACCURACY = {"measure": "final_accuracy"}
+GAIN = {"measure": "final_accuracy", "gain_over": {"plugin": "BP"}}
+
+# Seeds differ much, the gains of equal seeds little: 3, 4 and 2 per cent.
+BASE = (0.80, 0.70, 0.60)
+BETTER = (0.83, 0.74, 0.62)
+
+
+def without_and_with(
+    runs: Runs, base: Iterable[float | str | None] = BASE, better: Iterable[float | str | None] = BETTER
+) -> None:
+    for plugin, accuracies in (("BP", base), ("FLFA", better)):
+        for accuracy in accuracies:
+            runs.add({"method": "FedAvg", "plugin": plugin}, accuracy, {"method": "fedavg", "plugin": plugin})
+
+
+# ---------------------------------------------------------------- mean, spread, gain
+def test_mean_and_sample_deviation_over_seeds(runs: Runs) -> None:
+    without_and_with(runs)
+    cell = runs.shown(runs.table(ACCURACY, columns="plugin"))["FedAvg", "BP"]
+    assert cell.value is not None
+    assert cell.value.mean == pytest.approx(70)
+    assert cell.value.std == pytest.approx(10), "the sample's deviation, not 8.16"
+    assert cell.value.n == 3
+    assert cell.text == "70.00 ± 10.00"
+    assert cell.runs == ["run-0", "run-1", "run-2"]
+
+
+def test_gains_are_paired_by_seed(runs: Runs) -> None:
+    without_and_with(runs)
+    shown = runs.shown(runs.table(GAIN, columns="plugin"))
+    gain = shown["FedAvg", "FLFA"].gain
+    assert gain is not None
+    assert gain.mean == pytest.approx(3)
+    assert gain.std == pytest.approx(1), "of the differences; unpaired it would be about 14.5"
+    assert gain.n == 3
+    assert shown["FedAvg", "BP"].gain is None, "the base has no gain over itself"
+
+
+def test_gains_pair_equal_seeds_whatever_the_order_of_the_runs(runs: Runs) -> None:
+    without_and_with(runs)
+    runs.cells.reverse()
+    gain = runs.shown(runs.table(GAIN, columns="plugin"))["FedAvg", "FLFA"].gain
+    assert gain is not None
+    assert (gain.mean, gain.std) == (pytest.approx(3), pytest.approx(1))
+
+
+def test_gains_stay_within_their_row(runs: Runs) -> None:
+    for method, plugin, accuracy in (("A", "BP", 0.5), ("A", "X", 0.6), ("B", "BP", 0.1), ("B", "X", 0.4)):
+        runs.add({"method": method, "plugin": plugin}, accuracy)
+    shown = runs.shown(runs.table(GAIN, columns="plugin"))
+    gains = {place: cell.gain.mean for place, cell in shown.items() if cell.gain}
+    assert gains == {("A", "X"): pytest.approx(10), ("B", "X"): pytest.approx(30)}
+
+
+def test_one_seed_has_no_spread(runs: Runs) -> None:
+    without_and_with(runs, BASE[:1], BETTER[:1])
+    shown = runs.shown(runs.table(GAIN, columns="plugin"))
+    cell = shown["FedAvg", "FLFA"]
+    assert cell.value is not None
+    assert (cell.value.std, cell.value.n, cell.text) == (None, 1, "83.00")
+    assert cell.quantities(reduced=True)["gain"] == "+3.00"
+
+
+def test_multiples_of_a_base_are_taken_per_seed(runs: Runs) -> None:
+    # The first three rounds are left out of timings.
+    for method, seconds in (("FedAvg", (1.0, 2.0)), ("Slow", (2.0, 3.0))):
+        for value in seconds:
+            runs.add({"method": method}, seconds=(99.0, 99.0, 99.0, value - 0.5, value + 0.5))
+    measured = {"measure": "round_seconds", "relative_to": {"method": "FedAvg"}}
+    shown = runs.shown(runs.table(measured))
+    value = shown["Slow",].value
+    assert value is not None
+    assert value.mean == pytest.approx(mean((2, 1.5))), "not the ratio of the means"
+    assert value.std == pytest.approx(stdev((2, 1.5)))
+    assert shown["Slow",].text == "1.75 ± 0.35"
+    assert shown["FedAvg",].text == "1.00 ± 0.00"
+
+
+def test_timings_of_a_run_shorter_than_the_warm_up(runs: Runs) -> None:
+    runs.add({"method": "FedAvg"}, seconds=(1.0, 3.0))
+    assert runs.shown(runs.table({"measure": "round_seconds"}))["FedAvg",].text == "2.000"
+
+
+# ---------------------------------------------------------------- diverged or without the measure
+def selections(*layers: str) -> list[Row]:
+    return [
+        {"round": round, "kind": "flfa", "selected": [name]} for round, name in enumerate(layers, start=2)
+    ]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_diverged_run_is_shown_and_left_out_of_the_mean(runs: Runs, measure: str) -> None:
+    for accuracy, rows, seconds in (
+        (0.8, selections("stem.0", "classifier"), 1.0),
+        (DIVERGED, selections("stem.0", "stem.0"), 9.0),
+        (0.8, selections("stem.0", "classifier"), 1.0),
+    ):
+        runs.add({"method": "FedAvg"}, accuracy, rows=rows, seconds=[seconds] * 4)
+    dimension = MEASURES[measure].dimension
+    sheet = runs.table({"measure": measure}, rows=dimension or "method")
+    cell = next(iter(runs.shown(sheet).values()))
+    expected = {"round_seconds": 1, "selection_share": 50}.get(measure, 80)
+    assert cell.value is not None
+    assert (cell.value.mean, cell.value.std, cell.value.n) == (pytest.approx(expected), pytest.approx(0), 2)
+    assert cell.diverged == 1
+    assert cell.text.endswith(" (1 of 3 diverged)")
+    assert len(cell.runs) == 3
+
+
+def test_a_gain_needs_both_seeds(runs: Runs) -> None:
+    without_and_with(runs, (0.80, DIVERGED, 0.60), (0.83, 0.74, DIVERGED))
+    cell = runs.shown(runs.table(GAIN, columns="plugin"))["FedAvg", "FLFA"]
+    assert cell.text == "78.50 ± 6.36 (1 of 3 diverged)"
+    assert cell.gain is not None
+    assert (cell.gain.mean, cell.gain.std, cell.gain.n) == (pytest.approx(3), None, 1)
+
+
+def test_all_seeds_diverged(runs: Runs) -> None:
+    without_and_with(runs, better=[DIVERGED] * 3)
+    cell = runs.shown(runs.table(GAIN, columns="plugin"))["FedAvg", "FLFA"]
+    assert (cell.text, cell.value, cell.gain, cell.diverged) == ("diverged", None, None, 3)
+
+
+def test_a_run_without_the_measure(runs: Runs) -> None:
+    without_and_with(runs, better=[None] * 3)
+    cell = runs.shown(runs.table(GAIN, columns="plugin"))["FedAvg", "FLFA"]
+    assert (cell.text, cell.value, cell.gain, cell.diverged) == ("—", None, None, 0)
+
+
+# ---------------------------------------------------------------- measures with a dimension
+SHARE = {"measure": "selection_share"}
+
+
+def test_shares_of_selections_by_block(runs: Runs) -> None:
+    runs.add({"strategy": "low"}, 0.5, rows=selections("stage1.project", "stage1.expand", "stem.0", "stem.0"))
+    runs.add({"strategy": "low"}, 0.5, rows=selections("stem.0", "stem.0", "stem.0", "stage1.expand"))
+    shown = runs.shown(runs.table(SHARE, rows="block", columns="strategy"))
+    assert [row for row, _ in shown] == ["stem", "stage1", "classifier"], "in the order of the network"
+    assert {row: cell.text for (row, _), cell in shown.items()} == {
+        "stem": "62.50 ± 17.68",
+        "stage1": "37.50 ± 17.68",
+        "classifier": "0.00 ± 0.00",
+    }
+
+
+def test_published_shares_are_found_by_block(runs: Runs, published: Path) -> None:
+    name = {"variant": "{block} of low"}
+    runs.add({"strategy": "low"}, 0.5, name, rows=selections("stem.0"))
+    shown = runs.shown(runs.table({**SHARE, "reported": "share"}, rows="block"), published)
+    assert {row: cell.published for (row,), cell in shown.items()} == {
+        "stem": 17.5,
+        "stage1": 24.9,
+        "classifier": None,
+    }
+
+
+def test_a_run_without_selections_adds_no_row(runs: Runs) -> None:
+    runs.add({"strategy": "low"}, 0.5, rows=selections("stem.0"))
+    runs.add({"strategy": "low"}, DIVERGED)
+    shown = runs.shown(runs.table(SHARE, rows="block", columns="strategy"))
+    assert [row for row, _ in shown] == ["stem", "stage1", "classifier"]
+    assert shown["stem", "low"].text == "100.00 (1 of 2 diverged)"
+    assert shown["stem", "low"].runs == ["run-0", "run-1"]
+
+
+def test_no_run_with_selections_at_all(runs: Runs) -> None:
+    for _ in range(2):
+        runs.add({"strategy": "low"}, DIVERGED)
+    shown = runs.shown(runs.table(SHARE, rows="block", columns="strategy"))
+    assert {row: cell.text for (row, _), cell in shown.items()} == dict.fromkeys(
+        ("stem", "stage1", "classifier"), "diverged"
+    )
+
+
+# ---------------------------------------------------------------- published values
+PUBLISHED = """\
+dataset,method,plugin,variant,metric,value,std,unit,note
+cifar10,fedavg,BP,,acc,65.8,,%,as printed
+cifar10,fedavg,FLFA,,acc,68.1,,%,as printed
+cifar10,fedprox,BP,,acc,,,%,no convergence; 3 seeds
+cifar10,fedprox,FLFA,,acc,61.0,,%,
+cifar10,moon,BP,,acc,60.0,,%,first of two
+pathmnist,moon,BP,,acc,50.0,,%,second of two
+cifar10,fedavg,BP,,time,1.0,,x,
+cifar10,fedavg,FLFA,,time,1.2,,x,
+,,,stem of low,share,17.5,,%,
+,,,stage1 of low,share,24.9,,%,
+"""
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    path = tmp_path / "published.csv"
+    path.write_text(PUBLISHED)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "notes", "text"),
+    [
+        ({"method": "fedavg", "plugin": "BP"}, 65.8, ["as printed"], "65.80"),
+        ({"method": "fedavg", "plugin": "BP", "no_such_column": "x"}, 65.8, ["as printed"], "65.80"),
+        ({"method": "moon", "dataset": "pathmnist"}, 50.0, ["second of two"], "50.00"),
+        ({"method": "fedprox", "plugin": "BP"}, None, ["no convergence", "3 seeds"], "no convergence"),
+        ({"method": "fedprox", "plugin": "FLFA"}, 61.0, [], "61.00"),
+        ({"method": "moon", "plugin": "BP"}, None, [], ""),
+        ({"method": "fedavg"}, None, [], ""),
+        ({"method": "scaffold"}, None, [], ""),
+    ],
+    ids=[
+        "found",
+        "other key",
+        "unique by data set",
+        "empty value",
+        "no note",
+        "two rows",
+        "too few names",
+        "absent",
+    ],
+)
+def test_published_values(
+    runs: Runs, published: Path, names: dict[str, str], value: float | None, notes: list[str], text: str
+) -> None:
+    runs.add({"method": "ours"}, 0.5, names)
+    (cell,) = runs.shown(runs.table({**ACCURACY, "reported": "acc"}), published).values()
+    assert (cell.published, cell.published_notes) == (value, notes)
+    assert cell.quantities(reduced=False)["published"] == text
+
+
+def test_published_values_are_shown_only_where_asked_for(runs: Runs, published: Path) -> None:
+    without_and_with(runs)
+    for measured, file in ((ACCURACY, published), ({**ACCURACY, "reported": "acc"}, None)):
+        shown = runs.shown(runs.table(measured, columns="plugin"), file)
+        assert {cell.published for cell in shown.values()} == {None}
+
+
+def test_published_gains(runs: Runs, published: Path) -> None:
+    for method, plugin in itertools.product(("fedavg", "fedprox"), ("BP", "FLFA")):
+        runs.add({"method": method, "plugin": plugin}, 0.5, {"method": method, "plugin": plugin})
+    shown = runs.shown(runs.table({**GAIN, "reported": "acc"}, columns="plugin"), published)
+    gains = {place: cell.published_gain for place, cell in shown.items()}
+    assert gains == {
+        ("fedavg", "BP"): None,
+        ("fedavg", "FLFA"): pytest.approx(2.3),
+        ("fedprox", "BP"): None,
+        ("fedprox", "FLFA"): None,
+    }, "no gain over a value that was not published"
+    assert shown["fedavg", "FLFA"].quantities(reduced=False)["published gain"] == "+2.30"
+    assert "published (full scale)" in shown["fedavg", "FLFA"].quantities(reduced=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "method,value,note\nfedavg,1.0,\n", "method,metric,value,note\nfedavg,acc,about 1,\n"],
+    ids=["missing", "empty", "no metric", "no number"],
+)
+def test_published_values_that_cannot_be_read(runs: Runs, tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "damaged.csv"
+    if text is not None:
+        path.write_text(text)
+    runs.add({"method": "FedAvg"}, 0.5, {"method": "fedavg"})
+    with pytest.raises(FltrainError, match=r"damaged\.csv"):
+        runs.shown(runs.table({**ACCURACY, "reported": "acc"}), path)
+
+
+# ---------------------------------------------------------------- layouts that cannot be
+@pytest.mark.parametrize(
+    ("measured", "layout", "told"),
+    [
+        ({"measure": "final_acc"}, {}, ["'final_acc'", "'final_accuracy'"]),
+        (ACCURACY, {"rows": "methd"}, ["toy/table", "'methd'", "method"]),
+        (ACCURACY, {"columns": "block"}, ["toy/table", "'block'", "method"]),
+        ({**ACCURACY, "gain_over": {"plugn": "BP"}}, {}, ["toy/table", "'plugn'"]),
+        ({**ACCURACY, "gain_over": {"plugin": "BQ"}}, {}, ["toy/table", "'BQ'"]),
+        ({**ACCURACY, "relative_to": {"plugin": "BQ"}}, {}, ["toy/table", "'BQ'"]),
+        (ACCURACY, {"columns": None}, ["toy/table", "'plugin'"]),
+    ],
+    ids=["measure", "rows", "dimension", "gain axis", "gain label", "relative label", "axis not shown"],
+)
+def test_layouts_that_cannot_be(runs: Runs, measured: Yaml, layout: Yaml, told: list[str]) -> None:
+    without_and_with(runs)
+    with pytest.raises(FltrainError) as raised:
+        runs.shown(runs.table(measured, **{"columns": "plugin", **layout}))
+    assert [word for word in told if word not in str(raised.value)] == [], raised.value
+
+
+def test_a_measure_without_the_dimension_of_another(runs: Runs) -> None:
+    runs.add({"method": "FedAvg"}, 0.5, rows=selections("stem.0"))
+    with pytest.raises(FltrainError, match="'block'"):
+        runs.shown(runs.table(SHARE, ACCURACY, rows="block"))
+
+
+def test_tables_are_no_figures(runs: Runs, tmp_path: Path) -> None:
+    runs.add({"method": "FedAvg"}, 0.5)
+    with pytest.raises(FltrainError, match="toy/table is not a table"):
+        tables.write(runs.sheet(), runs.results.record, None, {"md": tmp_path / "table.md"})
+    with pytest.raises(FltrainError, match="toy/table is not a figure"):
+        figures.write(runs.sheet(), runs.results, [tmp_path / "figure.pdf"])
+
+
+# ---------------------------------------------------------------- files
+FORMS = ("csv", "md", "tex", "html")
+NASTY = "50 % of A_b & C#d <i>x</i> $y$ {z}"
+NASTIER = r"a^2 ~ b \ c"
+
+
+def written(runs: Runs, sheet: Sheet, published: Path | None = None) -> dict[str, str]:
+    """Texts of a table in all forms."""
+    folder = runs.results.root / "written"
+    outputs = {form: folder / f"table.{form}" for form in FORMS}
+    tables.write(sheet, runs.results.record, published, outputs)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in outputs.values())
+    return {form: path.read_text(encoding="utf-8") for form, path in outputs.items()}
+
+
+@pytest.fixture
+def rich(runs: Runs) -> Callable[..., Sheet]:
+    """Makes a table with everything at once: panels, two measures, gains, published values."""
+    for panel, method, plugin in itertools.product(("one", "two"), ("fedavg", "fedprox"), ("BP", "FLFA")):
+        for accuracy in (0.4, 0.5):
+            names = {"method": method, "plugin": plugin}
+            runs.add({"data": panel, "method": method, "plugin": plugin}, accuracy, names)
+
+    def make(**changes: Any) -> Sheet:
+        time = {"measure": "round_seconds", "reported": "time", "label": "time, × FedAvg"}
+        time["relative_to"] = {"method": "fedavg", "plugin": "BP"}
+        layout = {"columns": "plugin", "panels": "data"}
+        return runs.table({**GAIN, "reported": "acc"}, time, **layout, **changes)
+
+    return make
+
+
+@pytest.mark.parametrize("reduced", [True, False], ids=["reduced", "full"])
+def test_titles_say_so_if_the_scale_is_reduced(runs: Runs, rich: Callable[..., Sheet], reduced: bool) -> None:
+    texts = written(runs, rich(reduced=reduced))
+    for form in ("md", "tex", "html"):
+        assert ("Reduced scale: on toy data." in texts[form]) == reduced
+        assert "on toy data" in texts[form]
+    assert "A toy. Reduced scale" in texts["md"].splitlines()[0] or not reduced
+    assert r"\caption{A toy. Reduced scale" in texts["tex"] or not reduced
+    assert ("not comparable with the published" in texts["html"]) == reduced
+
+
+def test_markdown(runs: Runs, published: Path) -> None:
+    without_and_with(runs, better=(0.83, DIVERGED, 0.62))
+    sheet = runs.table({**GAIN, "reported": "acc"}, columns="plugin")
+    head = [
+        "method",
+        "BP · accuracy, %",
+        "BP · published (full scale)",
+        "FLFA · accuracy, %",
+        "FLFA · gain",
+        "FLFA · published (full scale)",
+        "FLFA · published gain",
+    ]
+    line = [
+        "FedAvg",
+        "70.00 ± 10.00",
+        "65.80",
+        "72.50 ± 14.85 (1 of 3 diverged)",
+        "+2.50 ± 0.71",
+        "68.10",
+        "+2.30",
+    ]
+    assert written(runs, sheet, published)["md"].splitlines() == [
+        "**A toy. Reduced scale: on toy data.**",
+        "",
+        f"| {' | '.join(head)} |",
+        f"| --- | {' | '.join(['---:'] * 6)} |",
+        f"| {' | '.join(line)} |",
+        "",
+        "What is shown.",
+    ]
+
+
+def test_markdown_keeps_bars_in_labels(runs: Runs) -> None:
+    runs.add({"method": "a|b"}, 0.5)
+    lines = written(runs, runs.table(ACCURACY))["md"].splitlines()
+    assert lines[4] == r"| a\|b | 50.00 |"
+
+
+CSV_COLUMNS = {
+    "row": str,
+    "column": str,
+    "panel": str,
+    "measure": str,
+    "label": str,
+    "mean": float,
+    "std": float,
+    "n": int,
+    "diverged": int,
+    "gain": float,
+    "gain_std": float,
+    "published": float,
+    "published_gain": float,
+    "published_notes": str,
+    "runs": str,
+}
+
+
+def test_csv_holds_all_cells_in_long_form(runs: Runs, published: Path) -> None:
+    without_and_with(runs, better=[DIVERGED] * 3)
+    written(runs, runs.table({**GAIN, "reported": "acc"}, columns="plugin"), published)
+    path = runs.results.root / "written" / "table.csv"
+    frame = pd.read_csv(path, dtype=CSV_COLUMNS)
+    assert list(frame.columns) == list(CSV_COLUMNS)
+    base, other = frame.to_dict("records")
+    assert {key: base[key] for key in ("row", "column", "measure", "label", "n", "diverged", "runs")} == {
+        "row": "FedAvg",
+        "column": "BP",
+        "measure": "final_accuracy",
+        "label": "accuracy, %",
+        "n": 3,
+        "diverged": 0,
+        "runs": "run-0 run-1 run-2",
+    }
+    assert (base["mean"], base["std"]) == (pytest.approx(70, rel=1e-12), pytest.approx(10, rel=1e-12))
+    assert (base["published"], base["published_notes"]) == (65.8, "as printed")
+    assert (other["n"], other["diverged"]) == (0, 3)
+    assert all(pd.isna(other[key]) for key in ("mean", "std", "gain", "gain_std"))
+
+
+# ---------------------------------------------------------------- LaTeX
+MULTICOLUMN = re.compile(r"\\multicolumn\{(\d+)\}")
+
+
+def check_latex(text: str, columns: int) -> list[list[str]]:
+    """Check what would keep LaTeX from setting a table; return the texts of its cells by line."""
+    bare = re.sub(r"\\[\\&%$#_{}]", "", text)
+    depth = 0
+    for character in bare:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        assert depth >= 0, "a brace is closed that was not opened"
+    assert depth == 0, "a brace is not closed"
+    assert bare.count("$") % 2 == 0
+    outside = re.sub(r"\$[^$]*\$", "", bare)
+    for character in "%#_^~":
+        assert character not in outside, f"{character!r} is not escaped"
+    assert not (unknown := re.findall(r"[^\x00-\x7f]", text)), unknown
+    assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text)[::-1]
+
+    (form, body) = re.search(r"\\begin\{tabular\}\{(\w+)\}\n(.*?)\\end\{tabular\}", text, re.S).groups()
+    assert form == "l" + "r" * columns
+    lines = [line.removesuffix(r"\\") for line in body.splitlines() if line.endswith(r"\\")]
+    split = [re.split(r"(?<!\\)&", line) for line in lines]
+    for line in split:
+        spans = (MULTICOLUMN.search(cell) for cell in line)
+        assert sum(int(span[1]) if span else 1 for span in spans) == columns + 1, line
+    return [[cell.strip() for cell in line] for line in split]
+
+
+def test_latex_of_a_simple_table(runs: Runs, published: Path) -> None:
+    runs.add({"method": "FedAvg"}, 0.5, {"method": "fedavg", "plugin": "BP"})
+    runs.add({"method": "FedAvg"}, 0.6, {"method": "fedavg", "plugin": "BP"})
+    text = written(runs, runs.table({**ACCURACY, "reported": "acc"}), published)["tex"]
+    assert check_latex(text, 2) == [
+        ["", r"accuracy, \%", "published (full scale)"],
+        ["FedAvg", r"55.00 $\pm$ 7.07", "65.80"],
+    ]
+    assert r"\label{tab:toy-table}" in text
+
+
+def test_latex_with_headings_over_several_columns(
+    runs: Runs, rich: Callable[..., Sheet], published: Path
+) -> None:
+    lines = check_latex(written(runs, rich(reduced=False), published)["tex"], 20)
+    assert [cell for cell in lines[0] if cell] == [
+        r"\multicolumn{6}{c}{one}",
+        r"\multicolumn{6}{c}{two}",
+        r"\multicolumn{4}{c}{one}",
+        r"\multicolumn{4}{c}{two}",
+    ]
+    assert lines[-2][:7] == [
+        "fedavg",
+        r"45.00 $\pm$ 7.07",
+        "65.80",
+        r"45.00 $\pm$ 7.07",
+        r"+0.00 $\pm$ 0.00",
+        "68.10",
+        "+2.30",
+    ]
+
+
+@pytest.mark.parametrize("text", [NASTY, NASTIER], ids=["percent, underscore ...", "caret, tilde, backslash"])
+def test_latex_escapes_texts_wherever_they_stand(runs: Runs, text: str) -> None:
+    runs.add({"method": text, "plugin": text}, 0.5)
+    changes = {"title": text, "caption": text, "scale": text}
+    sheet = runs.table({**ACCURACY, "label": text}, columns="plugin", **changes)
+    check_latex(written(runs, sheet)["tex"], 1)
+
+
+def test_latex_knows_the_characters_of_the_committed_papers() -> None:
+    texts = []
+    for scale in (ROOT / "config" / "scales").glob("*.yaml"):
+        for item in plan(ROOT / "config", scale.stem).items:
+            sheet = item.sheet
+            texts += [sheet.title, sheet.caption, sheet.scale_note, *itertools.chain(*sheet.axes.values())]
+            texts += [measured.label or "" for measured in (sheet.table.measures if sheet.table else ())]
+    foreign = {character for text in texts for character in text if not character.isascii()}
+    assert foreign <= set(LATEX_COMMANDS)
+
+
+# ---------------------------------------------------------------- HTML
+class Page(HTMLParser):
+    """A page as a strict reader sees it: every element closed, in order."""
+
+    VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.spans: list[list[int]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], "elements that are not closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.addresses += [values[name] or "" for name in ("src", "href", "action") if name in values]
+        if tag == "tr":
+            self.spans.append([])
+        if tag in ("th", "td"):
+            self.spans[-1].append(int(values.get("colspan") or 1))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", data.strip()))
+
+    def of(self, tag: str) -> list[str]:
+        return [text for inside, text in self.texts if inside == tag]
+
+
+def test_html(runs: Runs, rich: Callable[..., Sheet], published: Path) -> None:
+    text = written(runs, rich(), published)["html"]
+    page = Page(text)
+    assert text.startswith("<!doctype html>")
+    assert page.addresses == []
+    assert not re.search(r"https?:|@import|url\(|<script", text)
+    assert set(page.of("code")) == {cell["run"] for cell in runs.cells}, "all runs are listed"
+    assert page.of("h1") == ["toy/table — A toy"]
+    assert page.of("summary") == ["Runs behind each cell"]
+    heads, body = page.spans[:3], page.spans[3:5]
+    # The corner spans all heading rows, so only the first counts it.
+    assert [sum(heads[0]) - 1, sum(heads[1]), sum(heads[2]), *(sum(line) - 1 for line in body)] == [20] * 5
+    assert "as printed" in text and "no convergence" in text and "3 seeds" in text
+    assert "over 2 seeds" in text
+
+
+def test_html_escapes_texts(runs: Runs) -> None:
+    runs.add({"method": NASTY, "plugin": NASTY}, 0.5)
+    changes = {"title": NASTY, "caption": NASTY, "scale": NASTY, "paper": NASTY}
+    text = written(runs, runs.table({**ACCURACY, "label": NASTY}, columns="plugin", **changes))["html"]
+    assert Page(text).of("i") == []
+    assert "over 1 seed." in text
+
+
+def test_html_lists_every_run_of_a_measure_with_a_dimension(runs: Runs) -> None:
+    for accuracy in (0.5, DIVERGED):
+        runs.add({"strategy": "low"}, accuracy, rows=selections("stem.0") if accuracy == 0.5 else ())
+    page = Page(written(runs, runs.table(SHARE, rows="block", columns="strategy"))["html"])
+    assert set(page.of("code")) == {"run-0", "run-1"}
+
+
+# ---------------------------------------------------------------- figures
+DRIFT = {"curve": "updates.drift", "label": "Drift"}
+REDUCTION = {"curve": "updates.drift", "label": "Reduction", "reduction_from": {"method": "BP"}}
+
+
+def drift(*values: float | None) -> list[Row]:
+    """Rows of a record: a drift per round, among others."""
+    rows: list[Row] = []
+    for round, value in enumerate(values, start=1):
+        rows.append({"round": round, "kind": "train", "loss": 1.0})
+        rows.append({"round": round, "kind": "updates", "drift": value})
+    return rows
+
+
+def test_a_curve_is_read_off_a_record(runs: Runs) -> None:
+    run = runs.add({"method": "BP"}, 0.5, rows=drift(2.0, None, 4.0))
+    assert figures.curve(runs.results.record(run), "updates.drift").to_dict() == {1: 2.0, 3: 4.0}
+
+
+@pytest.mark.parametrize("name", ["updates.skewness", "separability.ratio", "updates"])
+def test_a_missing_statistic_says_what_to_set(runs: Runs, tmp_path: Path, name: str) -> None:
+    run = runs.add({"method": "BP"}, 0.5, rows=drift(2.0))
+    sheet = runs.figure({"curve": name, "label": "x"})
+    with pytest.raises(FltrainError) as raised:
+        figures.write(sheet, runs.results, [tmp_path / "figure.pdf"])
+    for word in (run, repr(name), "evaluation.statistics", "train, updates"):
+        assert word in str(raised.value)
+    assert not (tmp_path / "figure.pdf").exists()
+
+
+def frame(runs: Runs, sheet: Sheet) -> pd.DataFrame:
+    assert isinstance(sheet.figure, Curves)
+    return figures.curves(sheet, sheet.figure, sheet.figure.panels[0], runs.results.record)
+
+
+def test_curves_have_a_column_per_label_and_seed(runs: Runs) -> None:
+    for method, values in (("BP", (2.0, 4.0)), ("BP", (1.0, 1.0)), ("FLFA", (1.0, 5.0))):
+        runs.add({"method": method}, 0.5, rows=drift(*values))
+    curves = frame(runs, runs.figure(DRIFT))
+    assert curves.columns.tolist() == [("BP", 0), ("BP", 1), ("FLFA", 0)]
+    assert curves.index.tolist() == [1, 2]
+    assert curves["FLFA", 0].tolist() == [1.0, 5.0]
+
+
+def test_reductions_are_per_cent_of_the_base_with_the_same_seed(runs: Runs) -> None:
+    for method, values in (
+        ("BP", (2.0, 4.0)),
+        ("BP", (10.0, 10.0)),
+        ("FLFA", (1.0, 5.0)),
+        ("FLFA", (10.0, 1.0)),
+    ):
+        runs.add({"method": method}, 0.5, rows=drift(*values))
+    reductions = frame(runs, runs.figure(REDUCTION))
+    assert reductions.columns.tolist() == [("FLFA", 0), ("FLFA", 1)]
+    assert reductions["FLFA", 0].tolist() == pytest.approx([50, -25])
+    assert reductions["FLFA", 1].tolist() == pytest.approx([0, 90])
+
+
+@pytest.fixture
+def drawn(runs: Runs) -> Sheet:
+    """A figure with two panels: as measured, and the reduction."""
+    for method, start in itertools.product(("BP", "FLFA"), (1.0, 2.0)):
+        runs.add({"method": method}, 0.5, rows=drift(start, start + 1, start + 3))
+    return runs.figure(DRIFT, REDUCTION)
+
+
+FEW, MANY = ((12, 0, 0), (0, 7, 1)), ((4, 5, 1), (8, 2, 0))
+"""Images of three classes at two clients."""
+
+
+@pytest.fixture
+def bubbles(runs: Runs) -> Sheet:
+    """A figure of two partitions with two seeds each; no run has a record."""
+    for label, counts in (("few", FEW), ("few", FEW[::-1]), ("many", MANY), ("many", MANY[::-1])):
+        runs.divide({"alpha": label}, counts)
+    return runs.bubbles()
+
+
+@pytest.fixture(params=["drawn", "bubbles"])
+def any_figure(request: pytest.FixtureRequest) -> Sheet:
+    """Each kind of figure in turn."""
+    sheet: Sheet = request.getfixturevalue(request.param)
+    return sheet
+
+
+SIGNATURES = {"pdf": b"%PDF-", "png": b"\x89PNG", "svg": b"<?xml"}
+
+
+@pytest.mark.parametrize("form", SIGNATURES)
+def test_equal_figures_are_equal_files(runs: Runs, any_figure: Sheet, tmp_path: Path, form: str) -> None:
+    paths = [tmp_path / folder / f"figure.{form}" for folder in ("first", "second")]
+    for path in paths:
+        figures.write(any_figure, runs.results, [path])
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    first, second = (path.read_bytes() for path in paths)
+    assert first.startswith(SIGNATURES[form])
+    assert first == second
+
+
+def test_a_figure_is_written_in_all_forms_at_once(runs: Runs, any_figure: Sheet, tmp_path: Path) -> None:
+    paths = [tmp_path / "figure.pdf", tmp_path / "figure.png"]
+    figures.write(any_figure, runs.results, paths)
+    assert all(path.read_bytes().startswith(SIGNATURES[path.suffix[1:]]) for path in paths)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+@pytest.mark.parametrize("base", [True, False], ids=["base", "other"])
+def test_a_diverged_run_ends_its_curve_early(runs: Runs, tmp_path: Path, rounds: int, base: bool) -> None:
+    short, long = drift(2.0, 4.0)[: 2 * rounds], drift(1.0, 3.0, 6.0)
+    for method in ("BP", "FLFA"):
+        runs.add({"method": method}, 0.5, rows=long)
+        is_short = (method == "BP") == base
+        runs.add({"method": method}, DIVERGED if is_short else 0.5, rows=short if is_short else long)
+    sheet = runs.figure(DRIFT, REDUCTION)
+    curves = frame(runs, sheet)
+    assert curves.index.tolist() == [1, 2, 3]
+    assert curves["BP" if base else "FLFA", 1].count() == rounds
+    assert frame(runs, runs.figure(REDUCTION))["FLFA", 1].count() == rounds
+    figures.write(sheet, runs.results, [tmp_path / "figure.pdf"])
+    assert (tmp_path / "figure.pdf").stat().st_size > 0
+
+
+def test_all_runs_of_a_line_diverged_at_once(runs: Runs, tmp_path: Path) -> None:
+    runs.add({"method": "BP"}, 0.5, rows=drift(1.0, 2.0))
+    runs.add({"method": "FLFA"}, DIVERGED)
+    figures.write(runs.figure(DRIFT, REDUCTION), runs.results, [tmp_path / "figure.png"])
+    assert (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        ({"series": "methd"}, ["toy/table", "'methd'", "method"]),
+        ({"reduction_from": {"methd": "BP"}}, ["toy/table", "'methd'", "method"]),
+        ({"reduction_from": {"method": "BQ"}}, ["toy/table", "'BQ'", "BP"]),
+        ({"reduction_from": {"data": "one"}}, ["toy/table", "'data'", "'method'"]),
+    ],
+    ids=["series", "reduction axis", "reduction label", "reduction along another axis"],
+)
+def test_figures_that_cannot_be(runs: Runs, tmp_path: Path, layout: Yaml, told: list[str]) -> None:
+    for method in ("BP", "FLFA"):
+        runs.add({"method": method, "data": "one"}, 0.5, rows=drift(1.0))
+    reduction = {**REDUCTION, "reduction_from": layout.get("reduction_from", {"method": "BP"})}
+    sheet = runs.figure(reduction, series=layout.get("series", "method"))
+    with pytest.raises(FltrainError) as raised:
+        figures.write(sheet, runs.results, [tmp_path / "figure.pdf"])
+    assert [word for word in told if word not in str(raised.value)] == [], raised.value
+
+
+def test_a_second_axis_is_not_dropped_in_silence(runs: Runs, tmp_path: Path) -> None:
+    for method, data in itertools.product(("BP", "FLFA"), ("one", "two")):
+        runs.add({"method": method, "data": data}, 0.5, rows=drift(1.0))
+    with pytest.raises(FltrainError, match="'data'"):
+        figures.write(runs.figure(DRIFT), runs.results, [tmp_path / "figure.pdf"])
+
+
+# ---------------------------------------------------------------- images of each class at each client
+def counted(runs: Runs, sheet: Sheet) -> dict[str, list[list[int]]]:
+    assert isinstance(sheet.figure, Bubbles)
+    counts = figures.class_counts(sheet, sheet.figure, runs.results)
+    return {label: frame.to_numpy().tolist() for label, frame in counts.items()}
+
+
+def test_bubbles_show_the_partitions_of_the_first_seed(runs: Runs, bubbles: Sheet) -> None:
+    expected = {"few": [list(client) for client in FEW], "many": [list(client) for client in MANY]}
+    assert counted(runs, bubbles) == expected
+    assert list(counted(runs, bubbles)) == ["few", "many"], "panels in the order of the axis"
+    runs.cells.reverse()
+    assert counted(runs, runs.bubbles()) == expected, "the first seed, in whatever order cells come"
+
+
+def test_areas_are_proportional_to_images_in_all_panels(
+    runs: Runs, bubbles: Sheet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    areas: list[dict[tuple[int, int], float]] = []
+    scatter = Axes.scatter
+
+    def record(self: Axes, x: Any, y: Any, s: Any, **options: Any) -> Any:
+        areas.append({(int(x), int(y)): float(s) for x, y, s in zip(x, y, s, strict=True)})
+        return scatter(self, x, y, s=s, **options)
+
+    monkeypatch.setattr(Axes, "scatter", record)
+    figures.write(bubbles, runs.results, [tmp_path / "figure.pdf"])
+    unit = areas[0][0, 0] / FEW[0][0]
+    assert unit > 0
+    for panel, counts in zip(areas, (FEW, MANY), strict=True):
+        expected = {
+            (client, label): pytest.approx(unit * images)
+            for client, row in enumerate(counts)
+            for label, images in enumerate(row)
+        }
+        assert panel == expected
+
+
+def test_bubbles_need_no_records(runs: Runs, bubbles: Sheet, tmp_path: Path) -> None:
+    figures.write(bubbles, runs.results, [tmp_path / "figure.png"])
+    assert (tmp_path / "figure.png").exists()
+    assert [path.name for path in runs.results.root.iterdir()] == ["partitions"]
+
+
+@pytest.mark.parametrize("damage", [None, b"no safetensors"], ids=["missing", "damaged"])
+def test_a_partition_that_cannot_be_read(
+    runs: Runs, bubbles: Sheet, tmp_path: Path, damage: bytes | None
+) -> None:
+    path = runs.results.partition_file("partition-2")
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+    with pytest.raises(FltrainError, match=r"partition-2\.safetensors: .*partition"):
+        figures.write(bubbles, runs.results, [tmp_path / "figure.pdf"])
+    assert not (tmp_path / "figure.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("panels", "told"),
+    [("alhpa", ["toy/table", "'alhpa'", "'alpha'"]), ("data", ["toy/table", "'alpha'", "mixed"])],
+    ids=["no axis", "axis not shown"],
+)
+def test_bubbles_that_cannot_be(runs: Runs, tmp_path: Path, panels: str, told: list[str]) -> None:
+    for label in ("few", "many"):
+        runs.divide({"alpha": label, "data": "one"}, FEW)
+    with pytest.raises(FltrainError) as raised:
+        figures.write(runs.bubbles(panels), runs.results, [tmp_path / "figure.pdf"])
+    assert [word for word in told if word not in str(raised.value)] == [], raised.value
+
+
+@pytest.mark.parametrize("local_test", [None, {"fraction": 0.25}], ids=["global test", "local test"])
+def test_bubbles_count_the_training_images_of_real_partitions(runs: Runs, local_test: Yaml | None) -> None:
+    spec = tiny(local_test=local_test)
+    data = ensure_data(spec.dataset, runs.results, quiet=True)
+    made = ensure_partition(spec, data, runs.results)
+    labels = (data.merged() if local_test else data).train_labels
+    cell = {"labels": {"alpha": "0.3"}, "reported": {}, "seed": 0}
+    runs.cells.append({**cell, "run": spec.run_id, "partition": spec.partition_id})
+    expected = [np.bincount(labels[client], minlength=10).tolist() for client in made.clients]
+    assert counted(runs, runs.bubbles()) == {"0.3": expected}
+
+
+# ---------------------------------------------------------------- real runs
+def test_records_of_real_runs_are_understood(tmp_path: Path) -> None:
+    """What training writes is what the measures read."""
+    statistics = {"statistics": ["drift", "similarity", "separability"]}
+    record: Record = trained(tiny(plugins=["flfa"], evaluation=statistics), tmp_path)
+    for name, measure in MEASURES.items():
+        values = measure.of(record)
+        assert values and all(value >= 0 for value in values.values()), name
+    for name in ("updates.drift", "separability.ratio", "evaluation.accuracy"):
+        assert figures.curve(record, name).index.tolist() == [1, 2, 3]
