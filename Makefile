@@ -37,8 +37,8 @@ env: $(STAMP) ## create .venv with the locked packages (does nothing when up to 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "error: '$(PYTHON)' not found; set PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: fltrain needs Python 3.11 or newer, not $$($(PYTHON) -V 2>&1); set PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || \
+	  { echo "error: fltrain needs Python 3.11.4 or newer, not $$($(PYTHON) -V 2>&1); set PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "error: $(PYTHON) lacks the venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) -V)"
