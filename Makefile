@@ -57,8 +57,7 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	@touch $@
 
 reproduce: env ## train everything that is missing and build the report
-	@# Rules call programs by name: let them find those of the environment.
-	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) \
+	@$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) \
 	  --report-after-run --report results/$(SCALE)/report.html
 	@echo
 	@echo "Report:              results/$(SCALE)/report.html  (open it in a browser)"

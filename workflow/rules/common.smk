@@ -1,6 +1,8 @@
 # The plan of the chosen scale, and look-ups for the rules. Configuration is read here and nowhere else:
 # jobs get what they need through `params`, so that a change reruns exactly what it concerns.
 import json
+import shlex
+import sys
 from pathlib import Path
 
 from fltrain.data.datasets import Dataset
@@ -8,6 +10,9 @@ from fltrain.errors import FltrainError
 from fltrain.experiments import plan
 from fltrain.records import Results
 from fltrain.reporting.layout import Sheet
+
+# Shell commands find the Python that runs the workflow, whether or not its environment is activated.
+shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 
 RESULTS = Results(Path("results"))
 try:
