@@ -62,7 +62,7 @@ reproduce: env ## train everything that is missing and build the report
 	@echo
 	@echo "Report:              results/$(SCALE)/report.html  (open it in a browser)"
 	@echo "Tables and figures:  results/$(SCALE)/<paper>/"
-	@echo "Runs in MLflow:      make ui  (then http://127.0.0.1:$(PORT))"
+	@echo "Runs in MLflow:      make ui"
 
 test: env ## run the tests and show what they cover
 	@$(BIN)/pytest --cov --cov-report=term
@@ -81,6 +81,8 @@ format: env ## rewrite the sources in the project's style
 
 ui: env ## browse the runs with MLflow on 127.0.0.1:PORT
 	@test -f $(DB) || { echo "error: $(DB) does not exist yet; run 'make reproduce' first" >&2; exit 1; }
+	@echo "Open http://127.0.0.1:$(PORT)/#/experiments, choose 'Model training' at the top left, then a paper"
+	@echo "(Ctrl-C ends it)"
 	@$(BIN)/mlflow ui --backend-store-uri sqlite:///$(DB) --host 127.0.0.1 --port $(PORT)
 
 schema: env ## write the JSON schema of the configuration

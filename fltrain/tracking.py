@@ -164,9 +164,7 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         local = uri.startswith(_SQLITE)
-        # Without the tag, MLflow's user interface opens the experiment with its views for language models.
-        kind = {"mlflow.experimentKind": "custom_model_development"}
-        return client.create_experiment(name, f"{_ARTEFACTS}/{name}" if local else None, tags=kind)
+        return client.create_experiment(name, f"{_ARTEFACTS}/{name}" if local else None)
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
     return str(experiment.experiment_id)
