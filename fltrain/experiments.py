@@ -358,7 +358,7 @@ def table_rows(items: Iterable[PlannedItem]) -> list[dict[str, Any]]:
     return [
         {
             "item": item.id,
-            **{"cell": " / ".join(entry.labels.values())},
+            "cell": " / ".join(entry.labels.values()),
             "seed": entry.seed,
             "run": entry.spec.run_id,
             "dataset": entry.spec.dataset.id,

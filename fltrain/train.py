@@ -92,12 +92,12 @@ def train(spec: RunSpec, results: Results, device: torch.device, threads: int, q
     diverged: Row | None = None
     with _progress(spec, quiet) as report:
         try:
-            for number in range(spec.rounds):
-                rows += simulation.round(number)
-                report(number + 1, rows)
+            for finished in simulation.run():
+                rows += finished
+                report(rows[-1]["round"], rows)
         except Diverged as reason:
-            diverged = {"round": number + 1, "what": str(reason)}
-            LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, number + 1, reason)
+            diverged = {"round": rows[-1]["round"] + 1 if rows else 1, "what": str(reason)}
+            LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, diverged["round"], reason)
 
     facts = {
         "parameters": layout.size,

@@ -36,7 +36,7 @@ ExecutorFactory = Callable[[FlatModel, FederatedData, Composition], Executor]
 
 
 class Diverged(Exception):
-    """Training or test loss is no longer a finite number."""
+    """A loss or a global weight is no longer a finite number."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Costs:
 
 
 class Simulation:
-    """A run in memory: call ``run`` and consume the rows of its record."""
+    """A run in memory: ``run`` trains it and yields the rows of its record."""
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class Simulation:
             self.executor = executor(self.model, self.data, self.composition)
         self.bytes_down = self.bytes_up = 0
 
-    def run(self) -> Iterator[Row]:
-        """Train round by round and yield the rows of the record.
+    def run(self) -> Iterator[list[Row]]:
+        """Train round by round and yield the rows of each.
 
         Raises:
-            Diverged: if a loss is not finite; the rows of the round before have been yielded.
+            Diverged: if a loss or a weight is not finite; the rows of the rounds before have been yielded.
         """
         for number in range(self.spec.rounds):
-            yield from self.round(number)
+            yield self.round(number)
 
     def sample(self, number: int) -> list[int]:
         """Clients of a round, ascending: uniform without replacement, the same for every method."""
@@ -140,10 +140,12 @@ class Simulation:
             ]
             trained = self.executor.train(task, sampled, states)
         updates = [result.update for result in trained]
-        train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "training loss")
+        train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
         with self.costs.phase("aggregate", self.device):
             weights = self.composition.aggregate(before, updates)
+            # A last step can overflow although every loss was finite; such weights are not measured.
+            _finite(weights.abs().max(), "a global weight")
             buffers, counters = average_buffers(updates)
             self.server = Server(
                 weights, buffers, counters, self.composition.server_step(self.task, before, updates)
@@ -202,7 +204,6 @@ class Simulation:
             clients = result.by_client(data.tests)
             spread = {"macro": float(clients.mean()), "std": float(clients.std(unbiased=False))}
             rows.append({**_tested("local_test", result), **spread})
-        _finite(result.loss, "test loss")
         rows += [_tested(name, test(network, split)) for name, split in data.extra.items()]
         return rows
 
@@ -220,7 +221,7 @@ def _tested(split: str, result: TestResult) -> Row:
         "split": split,
         "view": "global",
         "accuracy": result.accuracy,
-        "loss": result.loss,
+        "loss": _finite(result.loss, f"the loss on {split!r}"),
         "images": len(result.correct),
     }
 

@@ -13,8 +13,8 @@ One round, with the hooks in the order in which the engine calls them:
 
 Parameters, gradients, control variates ... are flat vectors ``[P]`` in the order of the network's
 parameters. Whatever runs inside a local step takes tensors and returns tensors: no Python state, no
-branching on values, no ``.item()``, no random numbers. Then steps can be run one by one, captured, or
-stacked over clients, with the same result.
+reading of values on the host (nor branching on them), no random numbers. Then steps can be run one by one,
+captured, or stacked over clients, with the same result.
 
 This module and every method module are imported when a workflow is planned, so torch enters them under
 ``TYPE_CHECKING`` or inside hooks only.

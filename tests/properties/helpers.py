@@ -104,7 +104,7 @@ def simulation(
 def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation:
     """A federation after some rounds; their rows are in its attribute ``rows``."""
     federation = simulation(*methods, rounds=rounds, **settings)
-    federation.rows = list(federation.run())
+    federation.rows = [row for rows in federation.run() for row in rows]
     return federation
 
 

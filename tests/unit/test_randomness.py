@@ -194,7 +194,7 @@ def dropout_run(
     """The run with dropout, from another state of the global generator; its rows are in ``rows``."""
     torch.manual_seed(seed)
     simulation = federation(DROPOUT, digits, executor)
-    simulation.rows = list(simulation.run())
+    simulation.rows = [row for rows in simulation.run() for row in rows]
     return simulation
 
 

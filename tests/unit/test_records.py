@@ -245,7 +245,7 @@ def test_summary_of_a_real_run_is_that_of_its_rows(measured: Record) -> None:
 # ------------------------------------------------------------------------------------ divergence
 def test_a_diverged_run_is_a_result(diverged: Record) -> None:
     summary = diverged.summary
-    assert (summary["status"], summary["diverged"]) == ("diverged", {"round": 1, "what": "training loss"})
+    assert (summary["status"], summary["diverged"]) == ("diverged", {"round": 1, "what": "the training loss"})
     assert summary["accuracy"] == {"last": None, "best": None, "best_round": None, "final": None}
     assert diverged.metrics == []
 
@@ -264,6 +264,16 @@ def test_rounds_before_the_divergence_are_kept(tmp_path: Path, monkeypatch: pyte
     assert [row["round"] for row in record.rows("evaluation")] == [1, 2]
     assert record.summary["accuracy"]["last"] == record.rows("evaluation")[-1]["accuracy"]
     assert record.summary["accuracy"]["final"] is None
+
+
+def test_weights_that_overflow_in_the_last_step_are_a_divergence(tmp_path: Path) -> None:
+    # One step per round: the loss before it is finite, the weights after it are not. Nothing tests them for
+    # several rounds, and no statistic of theirs may reach the record.
+    one_step = {"epochs": 1, "batch_size": 10_000, "lr": 3e38, "weight_decay": 100.0}
+    evaluation = {"every": 9, "statistics": ["drift", "similarity"]}
+    record = trained(tiny(rounds=9, training=one_step, evaluation=evaluation), tmp_path)
+    assert record.summary["diverged"] == {"round": 1, "what": "a global weight"}
+    assert record.metrics == []
 
 
 def test_a_completed_run_has_not_diverged(measured: Record) -> None:
