@@ -23,6 +23,7 @@ from fltrain.component import Settings
 from fltrain.errors import FltrainError
 from fltrain.experiments import Paper, Plan, Scale, plan, table_rows
 from fltrain.files import write_json, write_text
+from fltrain.methods.base import Place
 from fltrain.records import Results
 from fltrain.spec import RunSpec
 
@@ -57,6 +58,9 @@ def train(
     results: ResultsOption = Path("results"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
+    recordings: Annotated[
+        Place, typer.Option(help="Where methods that record local steps (ecgr) keep them.")
+    ] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Train even if the record is complete.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
 ) -> None:
@@ -70,7 +74,7 @@ def train(
             continue
         from fltrain import train as training
 
-        record = training.train(spec, where, training.pick_device(device), threads, quiet)
+        record = training.train(spec, where, training.pick_device(device), threads, quiet, recordings)
         typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
 
 

@@ -52,6 +52,20 @@ class Exponential(LearningRate):
         return self.decay**round
 
 
+class Steps(LearningRate):
+    """The rate is multiplied by ``decay`` at the start of every ``every``-th round.
+
+    Rounds count from 1, as in ECGR's code: with ``every: 10`` the first nine have the initial rate.
+    """
+
+    name: Literal["step"] = "step"
+    every: int = Field(default=10, ge=1)
+    decay: float = Field(default=0.5, gt=0, le=1)
+
+    def factor(self, round: int) -> float:
+        return self.decay ** ((round + 1) // self.every)
+
+
 LEARNING_RATES = catalogue(LearningRate)
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
+from fltrain.engine.local import LoopExecutor
 from fltrain.engine.rounds import Diverged, Row, Simulation
 from fltrain.errors import FltrainError
+from fltrain.methods.base import Place
 from fltrain.provenance import gather
 from fltrain.records import Record, Results, summarise, write_record
 from fltrain.spec import RunSpec
@@ -64,7 +67,14 @@ def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Par
     return make(spec.partition, spec.local_test, data, spec.seed, path)
 
 
-def train(spec: RunSpec, results: Results, device: torch.device, threads: int, quiet: bool = False) -> Record:
+def train(
+    spec: RunSpec,
+    results: Results,
+    device: torch.device,
+    threads: int,
+    quiet: bool = False,
+    recordings: Place = "auto",
+) -> Record:
     """Train a run and write its record; with ``quiet`` progress goes to its log only.
 
     Raises:
@@ -80,7 +90,8 @@ def train(spec: RunSpec, results: Results, device: torch.device, threads: int, q
         )
     extra = {dataset.name: ensure_data(dataset, results, quiet) for dataset in spec.evaluation.extra}
     divided = ensure_partition(spec, data, results)
-    simulation = Simulation(spec, data, divided, device, extra=extra)
+    executor = partial(LoopExecutor, recordings=recordings)
+    simulation = Simulation(spec, data, divided, device, executor, extra)
     layout = simulation.model.layout
     folder = results.run(spec.run_id)
     _log_to(folder / "train.log", quiet)

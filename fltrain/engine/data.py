@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +47,7 @@ class FederatedData:
         tests: test images of each client, indices into ``train``, if clients set some aside.
         extra: test images of further data sets by name.
         classes: number of classes.
+        class_counts: training images of each class that each client has, float32 ``[clients, classes]``.
     """
 
     train: Split
@@ -54,6 +56,7 @@ class FederatedData:
     tests: tuple[Tensor, ...] | None
     extra: Mapping[str, Split]
     classes: int
+    class_counts: Tensor
 
     @classmethod
     def of(
@@ -80,6 +83,7 @@ class FederatedData:
             return tuple(torch.as_tensor(indices, device=device) for indices in parts)
 
         pool = data.merged() if partition.tests is not None else data
+        counts = [np.bincount(pool.train_labels[own], minlength=data.classes) for own in partition.clients]
         return cls(
             train=split(pool.train_images, pool.train_labels),
             test=split(data.test_images, data.test_labels),
@@ -87,4 +91,5 @@ class FederatedData:
             tests=None if partition.tests is None else on_device(partition.tests),
             extra={name: split(more.test_images, more.test_labels) for name, more in (extra or {}).items()},
             classes=data.classes,
+            class_counts=torch.tensor(np.stack(counts), dtype=torch.float32, device=device),
         )

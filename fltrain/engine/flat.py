@@ -6,14 +6,17 @@ a model to a client is one copy.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fltrain.models.network import Layer, layers
+from fltrain.models.network import Layer, Network, layers
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,19 @@ class Layout:
         """Number of parameters P."""
         return self.parameters[-1].stop
 
+    @property
+    def head(self) -> int:
+        """Where the classifier's parameters begin in the weight vector; they reach to its end."""
+        return next(slot.start for slot in self.parameters if slot.name.startswith("classifier."))
+
+
+def _tensors(network: Network) -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters, floating-point buffers and integer buffers of a network, by name."""
+    buffers = dict(network.named_buffers())
+    floats = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+    integers = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
+    return dict(network.named_parameters()), floats, integers
+
 
 class FlatModel:
     """A network bound to flat vectors: whatever is written to them, the network computes with.
@@ -86,15 +102,11 @@ class FlatModel:
         counters: integer buffers.
     """
 
-    def __init__(self, network: nn.Module, example: Tensor) -> None:
+    def __init__(self, network: Network, example: Tensor) -> None:
         """Bind ``network`` (moved to the device of ``example``, a batch of images that it accepts)."""
-        device = example.device
-        self.network = network.to(device)
+        network = network.to(example.device)
         wired = layers(network, example)
-        parameters = dict(network.named_parameters())
-        named_buffers = dict(network.named_buffers())
-        floats = {name: buffer for name, buffer in named_buffers.items() if buffer.is_floating_point()}
-        integers = {name: buffer for name, buffer in named_buffers.items() if not buffer.is_floating_point()}
+        parameters, floats, integers = _tensors(network)
         by_name = {slot.name: slot for slot in slots(parameters.items())}
         self.layout = Layout(
             parameters=tuple(by_name.values()),
@@ -103,11 +115,23 @@ class FlatModel:
             layers=wired,
             weights=tuple(by_name[f"{layer.name}.weight"] for layer in wired),
         )
+        self._bind(network)
+
+    def twin(self) -> FlatModel:
+        """Return another network of the same structure and values, bound to vectors of its own."""
+        other = copy.copy(self)
+        other._bind(copy.deepcopy(self.network))
+        return other
+
+    def _bind(self, network: Network) -> None:
+        self.network = network
+        self._tracking = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+        parameters, floats, integers = _tensors(network)
+        device = next(iter(parameters.values())).device
         self.weights = pack(parameters.values(), torch.float32, device)
         self.gradient = torch.zeros_like(self.weights)
         self.buffers = pack(floats.values(), torch.float32, device)
         self.counters = pack(integers.values(), torch.int64, device)
-
         for slot in self.layout.parameters:
             parameter = parameters[slot.name]
             parameter.data = slot.of(self.weights)
@@ -122,3 +146,14 @@ class FlatModel:
         self.weights.copy_(weights)
         self.buffers.copy_(buffers)
         self.counters.copy_(counters)
+
+    @contextmanager
+    def untracked(self) -> Iterator[None]:
+        """Within the context, BatchNorm uses batch statistics in training mode without keeping track."""
+        try:
+            for module in self._tracking:
+                module.track_running_stats = False
+            yield
+        finally:
+            for module in self._tracking:
+                module.track_running_stats = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -13,10 +15,12 @@ from torch.nn import functional
 from fltrain.engine.augment import Augmented
 from fltrain.engine.data import FederatedData
 from fltrain.engine.flat import FlatModel
-from fltrain.methods.base import Local, State, Task, Update
+from fltrain.engine.trajectory import Trajectory
+from fltrain.methods.base import Local, Outputs, Part, Place, State, Task, Update
 from fltrain.methods.composition import Composition, LocalHooks
 from fltrain.randomness import Purpose, seeded_torch, stream
 from fltrain.spec import Training
+from fltrain.vectors import clip_norm
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,14 @@ class Executor(Protocol):
 class LoopExecutor:
     """The reference: one client after the other, one step after the other."""
 
-    def __init__(self, model: FlatModel, data: FederatedData, composition: Composition) -> None:
+    def __init__(
+        self, model: FlatModel, data: FederatedData, composition: Composition, recordings: Place = "auto"
+    ) -> None:
         self.model = model
         self.data = data
         self.composition = composition
+        self.recordings = recordings
+        self.frozen = FrozenModels(model, composition.frozen_models)
 
     def train(
         self, round: Round, clients: Sequence[int], states: Sequence[Mapping[str, State]]
@@ -86,43 +94,145 @@ class LoopExecutor:
 
         model.load(round.weights, round.buffers, round.counters)
         model.network.train()
-        model.gradient.zero_()
-        local = Local(round.task, client, round.number, round.weights, round.lr, steps, {}, {})
+        local = Local(
+            task=round.task,
+            client=client,
+            round=round.number,
+            start=round.weights,
+            buffers=round.buffers,
+            lr=round.lr,
+            steps=steps,
+            samples=len(indices),
+            class_counts=self.data.class_counts[client],
+            mean_gradient=partial(self._mean_gradient, indices, sizes),
+            payload={},
+            state={},
+        )
         hooks = self.composition.begin(local, round.payloads, states)
         optimiser = Sgd(training, round.lr, model.weights)
+        recording = self.composition.recording
+        trajectory = recording and Trajectory(recording, steps, round.weights, self.recordings)
         loss_sum = model.weights.new_zeros(())
 
         used = sum(sizes)
         for order, change in zip(orders, changes, strict=True):
             visits = zip(indices[order][:used].split(sizes), change[:used].split(sizes), strict=True)
             for chosen, how in visits:
-                loss_sum += self._step(images, chosen, how, hooks, optimiser)
+                loss, gradient = self._step(images, chosen, how, hooks, optimiser)
+                loss_sum += loss
+                if trajectory:
+                    trajectory.record(gradient, model.weights)
 
+        weights = model.weights.clone()
         update = Update(
             client=client,
             samples=len(indices),
             steps=steps,
             start=round.weights,
-            weights=model.weights.clone(),
+            trained=weights,
+            weights=weights,
             buffers=model.buffers.clone(),
             counters=model.counters.clone(),
             loss=loss_sum / steps,
+            trajectory=trajectory.rows if trajectory else None,
         )
         return Trained(*hooks.finish(update))
 
     def _step(
         self, images: Augmented, chosen: Tensor, how: Tensor, hooks: LocalHooks, optimiser: Sgd
-    ) -> Tensor:
-        """One local step on the chosen images, augmented as ``how`` says; returns their mean loss."""
+    ) -> tuple[Tensor, Tensor]:
+        """One local step on the chosen images, augmented as ``how`` says; returns loss and gradient."""
+        weights = self.model.weights
+        step = LoopStep(self.model, self.frozen, hooks, *images.batch(chosen, how))
+        gradient, loss = hooks.gradient(step, weights)
+        gradient = hooks.correct(gradient, weights)
+        optimiser.step(gradient)
+        hooks.settle(weights)
+        hooks.after_step(weights)
+        return loss, gradient
+
+    def _mean_gradient(self, indices: Tensor, sizes: list[int]) -> Tensor:
+        """Gradient of the mean cross entropy over a client's images at the model's current weights."""
         model = self.model
-        inputs, labels = images.batch(chosen, how)
-        with hooks.route(model.network):
-            loss = functional.cross_entropy(model.network(inputs), labels)
-            loss.backward()
-        optimiser.step(hooks.correct(model.gradient, model.weights))
-        hooks.after_step(model.weights)
         model.gradient.zero_()
-        return loss.detach()
+        used = sum(sizes)
+        with model.untracked():
+            for chosen in indices[:used].split(sizes):
+                inputs, labels = self.data.train.batch(chosen)
+                loss = functional.cross_entropy(model.network(inputs), labels, reduction="sum") / used
+                loss.backward()
+        return model.gradient.clone()
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """A local step on the model as it stands; see ``fltrain.methods.base.Step``."""
+
+    model: FlatModel
+    others: FrozenModels
+    hooks: LocalHooks
+    images: Tensor
+    labels: Tensor
+
+    def differentiate(
+        self,
+        loss: Callable[[Outputs], Tensor] | None = None,
+        *,
+        at: Tensor | None = None,
+        part: Part = "all",
+        track: bool = True,
+        route: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        model, network = self.model, self.model.network
+        if at is not None:
+            here = model.weights.clone()
+            model.weights.copy_(at)
+        model.gradient.zero_()
+        with (
+            nullcontext() if track else model.untracked(),
+            self.hooks.route(network) if route else nullcontext(),
+        ):
+            features = network.features(self.images)
+            if part == "head":  # the backward pass ends here, which saves most of it
+                features = features.detach()
+            outputs = Outputs(features, network.classifier(features))
+            value = loss(outputs) if loss else self.hooks.loss(outputs, self)
+            value.backward()
+        if part == "body":
+            model.gradient[model.layout.head :].zero_()
+        if at is not None:
+            model.weights.copy_(here)
+        return model.gradient, value.detach()
+
+    def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
+        model = self.others.holding(weights, buffers)
+        with torch.no_grad(), model.untracked():
+            network = model.network
+            if network.training != training:
+                network.train(training)
+            features = network.features(self.images)
+            return Outputs(features, network.classifier(features))
+
+
+class FrozenModels:
+    """Twins of the trained network for methods that ask what other weights say of a batch.
+
+    A twin keeps what it holds, so that asking again in the next step copies nothing.
+    """
+
+    def __init__(self, model: FlatModel, count: int) -> None:
+        self.model = model
+        # Made before any plug-in changes how the network computes. The least recently used comes first.
+        self.twins: list[tuple[Tensor | None, FlatModel]] = [(None, model.twin()) for _ in range(count)]
+
+    def holding(self, weights: Tensor, buffers: Tensor) -> FlatModel:
+        """Return a twin with these weights and buffers; the weights' identity tells whether it has them."""
+        known = (place for place, (held, _) in enumerate(self.twins) if held is weights)
+        held, twin = self.twins.pop(next(known, 0))
+        if held is not weights:
+            twin.load(weights, buffers, self.model.counters)
+        self.twins.append((weights, twin))
+        return twin
 
 
 def batch_orders(round: Round, client: int, samples: int, device: torch.device) -> Tensor:
@@ -153,7 +263,7 @@ class Sgd:
     def step(self, gradient: Tensor) -> None:
         """Clip, add weight decay, accumulate momentum, and move the weights."""
         if self.training.clip_norm is not None:
-            gradient = gradient * (self.training.clip_norm / gradient.norm()).clamp(max=1.0)
+            gradient = clip_norm(gradient, self.training.clip_norm)
         if self.training.weight_decay:
             gradient = torch.add(gradient, self.weights, alpha=self.training.weight_decay, out=self.scratch)
         if self.velocity is not None:

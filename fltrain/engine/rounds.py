@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.aggregation import average_buffers
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test
-from fltrain.engine.flat import FlatModel
+from fltrain.engine.flat import FlatModel, pack
 from fltrain.engine.local import Executor, LoopExecutor, Round, Trained
 from fltrain.errors import FltrainError
 from fltrain.methods.base import Server, State, Task
@@ -26,7 +25,8 @@ from fltrain.methods.composition import Composition
 from fltrain.metrics.representation import separability
 from fltrain.metrics.updates import layer_similarity, local_drift, skewness
 from fltrain.models.build import build
-from fltrain.randomness import Purpose, stream
+from fltrain.models.network import Network
+from fltrain.randomness import Purpose, seeded_torch, stream
 from fltrain.spec import RunSpec
 
 Row = dict[str, Any]
@@ -90,14 +90,18 @@ class Simulation:
         self.costs = Costs()
         with self.costs.phase("setup", device):
             self.data = FederatedData.of(data, partition, device, extra)
-            network = build(spec.model, data.channels, data.side, data.classes, spec.seed)
-            self.network = network
-            self.model = FlatModel(
-                network, torch.zeros(1, data.channels, data.side, data.side, device=device)
-            )
             self.composition = spec.composition
+            example = torch.zeros(1, data.channels, data.side, data.side, device=device)
+            self.model = FlatModel(self._network(), example)
+            self.network = self.model.network
             self.task = Task(
-                self.model.layout, data.classes, len(self.data.clients), spec.training.momentum, spec.seed
+                layout=self.model.layout,
+                classes=data.classes,
+                clients=len(self.data.clients),
+                samples=sum(len(images) for images in self.data.clients),
+                momentum=spec.training.momentum,
+                seed=spec.seed,
+                initialise=self._initialise,
             )
             start = self.model.weights.clone()
             self.server = Server(
@@ -109,6 +113,24 @@ class Simulation:
             self.clients: dict[int, dict[str, State]] = {}
             self.executor = executor(self.model, self.data, self.composition)
         self.bytes_down = self.bytes_up = 0
+
+    def _network(self, client: int | None = None) -> Network:
+        """A newly drawn network, as the methods adapt it: the one the run starts from, or a client's own."""
+        spec, (_, channels, side, _) = self.spec, self.data.train.images.shape
+        network = build(spec.model, channels, side, self.data.classes, spec.seed, client)
+        # A stream of its own, so that what methods add does not change how the rest is drawn.
+        drawn = 0 if client is None else client + 1
+        with seeded_torch(spec.seed, Purpose.INITIALISATION, round=1, client=drawn):
+            return self.composition.adapt(network, self.data.classes)
+
+    def _initialise(self, client: int | None = None) -> tuple[Tensor, Tensor]:
+        """Weights and buffers of a newly drawn network; see ``Task.initialise``."""
+        network = self._network(client)
+        buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+        return (
+            pack(network.parameters(), torch.float32, self.device),
+            pack(buffers, torch.float32, self.device),
+        )
 
     def run(self) -> Iterator[list[Row]]:
         """Train round by round and yield the rows of each.
@@ -129,13 +151,12 @@ class Simulation:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
         before, server_started = self.server, time.perf_counter()
         payloads = self.composition.payload(before.states)
-        task = Round(
-            number, self.task, self.spec.training, before.weights, before.buffers, before.counters, payloads
-        )
+        start = self.composition.broadcast(before)
+        task = Round(number, self.task, self.spec.training, start, before.buffers, before.counters, payloads)
         sampled = self.sample(number)
         with self.costs.phase("train", self.device):
             states = [
-                self.clients.get(client) or self.composition.init_client(self.task, before.weights)
+                self.clients.get(client) or self.composition.init_client(self.task, start)
                 for client in sampled
             ]
             trained = self.executor.train(task, sampled, states)
@@ -143,13 +164,11 @@ class Simulation:
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
         with self.costs.phase("aggregate", self.device):
-            weights = self.composition.aggregate(before, updates)
+            weights, buffers, kept = self.composition.aggregate(self.task, before, updates)
             # A last step can overflow although every loss was finite; such weights are not measured.
             _finite(weights.abs().max(), "a global weight")
-            buffers, counters = average_buffers(updates)
-            self.server = Server(
-                weights, buffers, counters, self.composition.server_step(self.task, before, updates)
-            )
+            counters = torch.stack([update.counters for update in updates]).amax(0)
+            self.server = Server(weights, buffers, counters, kept)
             self.clients.update(
                 {update.client: result.states for update, result in zip(updates, trained, strict=True)}
             )

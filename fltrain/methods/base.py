@@ -2,14 +2,24 @@
 
 One round, with the hooks in the order in which the engine calls them:
 
-    server    payload(state)                     what goes down beside weights and buffers
+    server    broadcast(server, state)           the weights that clients start from
+              payload(state)                     what goes down beside weights and buffers
     client    begin(client)                      tensors kept during local training (the carry)
               per step:  route(network, carry)   context in which forward and backward run
+                         logits(logits, ...)     change the logits that the loss sees
+                         criterion(logits, ...)  the loss of the logits (owned by one method only)
+                         penalty(outputs, ...)   add to the loss
+                         gradient(step, ...)     where and of what to take the gradient (owned by one)
                          correct(gradient, ...)  change the gradient before weight decay and momentum
+                         settle(weights, ..)     move the weights after the optimiser's step
                          after_step(weights, ..) renew the carry
               finish(update, ...)                what goes up; the client's state
-    server    aggregate(server, updates)         the new global weights (owned by one method only)
+    server    aggregate(server, updates, ...)    new global weights and own state (owned by one)
+              aggregate_buffers(server, updates) new BatchNorm statistics (owned by one)
               server_step(state, ...)            the method's new state on the server
+
+Hooks of several methods run in the order base, plug-ins as written. ``finish`` alone runs the other way round
+(plug-ins, then the base), so that a base method sees both what it trained and what will go up.
 
 Parameters, gradients, control variates ... are flat vectors ``[P]`` in the order of the network's
 parameters. Whatever runs inside a local step takes tensors and returns tensors: no Python state, no
@@ -22,17 +32,21 @@ This module and every method module are imported when a workflow is planned, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from fltrain.component import Component
+from fltrain.randomness import Purpose, stream
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    import numpy as np
+    from torch import Tensor
 
     from fltrain.engine.flat import Layout
+    from fltrain.models.network import Network
 
 State = dict[str, "Tensor"]
 """Named tensors that a method keeps, sends or carries."""
@@ -40,13 +54,23 @@ State = dict[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Task:
-    """What is fixed for the whole run: the shape of the problem that the methods work on."""
+    """What is fixed for the whole run: the shape of the problem that the methods work on.
+
+    Attributes:
+        clients: number of clients N, sampled or not.
+        samples: training images of all clients together.
+        momentum: of the clients' optimiser.
+        initialise: weights ``[P]`` and buffers ``[B]`` of a newly drawn network: those the run started from
+            (without an argument), or a client's own.
+    """
 
     layout: Layout
     classes: int
     clients: int
+    samples: int
     momentum: float
     seed: int
+    initialise: Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -65,8 +89,13 @@ class Local:
 
     Attributes:
         start: received weights r^t ``[P]``; never written to.
+        buffers: received buffers ``[B]``; never written to.
         lr: learning rate of this round, constant during the round.
         steps: number of local steps K.
+        samples: number of the client's training images.
+        class_counts: how many of them each class has, float32 ``[classes]``.
+        mean_gradient: returns the gradient ``[P]`` of the mean cross entropy over all of them at ``start``
+            (batch statistics, nothing tracked, no augmentation); costs an epoch of training.
         payload: what the server sent for this method.
         state: what this client kept for this method since its last participation.
     """
@@ -75,10 +104,74 @@ class Local:
     client: int
     round: int
     start: Tensor
+    buffers: Tensor
     lr: float
     steps: int
+    samples: int
+    class_counts: Tensor
+    mean_gradient: Callable[[], Tensor]
     payload: State
     state: State
+
+    @property
+    def relative_size(self) -> float:
+        """The client's number of images relative to the mean over all clients, omega_k = n_k N / n."""
+        return self.samples * self.task.clients / self.task.samples
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a network says of a batch: representation ``[n, d]`` and logits ``[n, classes]``."""
+
+    features: Tensor
+    logits: Tensor
+
+
+Part = Literal["all", "head", "body"]
+"""Which parameters: all, those of the classifier, or those before it."""
+
+
+class Step(Protocol):
+    """One local step: a batch, and what the engine can compute on it.
+
+    Attributes:
+        images: normalised and augmented ``[n, channels, height, width]``.
+        labels: int64 ``[n]``.
+    """
+
+    @property
+    def images(self) -> Tensor: ...
+
+    @property
+    def labels(self) -> Tensor: ...
+
+    def differentiate(
+        self,
+        loss: Callable[[Outputs], Tensor] | None = None,
+        *,
+        at: Tensor | None = None,
+        part: Part = "all",
+        track: bool = True,
+        route: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient ``[P]`` of a loss on the batch, and its value.
+
+        The gradient is valid until the next call: copy what must live longer.
+
+        Args:
+            loss: of the network's outputs; the client's own training loss if None.
+            at: weights ``[P]`` to take the gradient at; the current ones if None, which are in place again
+                when the call returns.
+            part: parameters to take the gradient in; it is zero in all others.
+            track: whether the forward pass updates BatchNorm's running statistics.
+            route: whether plug-ins that change how the network computes do so in this pass.
+        """
+
+    def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
+        """Return what the network with other weights and buffers says of the batch, without gradient.
+
+        It runs in evaluation mode, or with ``training`` on batch statistics; its buffers never change.
+        """
 
 
 @dataclass(frozen=True)
@@ -87,9 +180,11 @@ class Update:
 
     Attributes:
         start: weights r^t ``[P]`` that the client received.
-        weights: its weights ``[P]`` after local training, as far as no method replaced them.
+        trained: its weights ``[P]`` after local training.
+        weights: the weights ``[P]`` that go up: those trained, unless a method replaced them.
         buffers, counters: BatchNorm statistics and counters after local training.
         loss: mean training loss over the local steps, a scalar.
+        trajectory: what the engine recorded of every step, if a method asked for it; not sent.
         extras: further uploads by method name; they count as traffic.
         statistics: measurements for the record by method name; they do not.
     """
@@ -98,17 +193,54 @@ class Update:
     samples: int
     steps: int
     start: Tensor
+    trained: Tensor
     weights: Tensor
     buffers: Tensor
     counters: Tensor
     loss: Tensor
+    trajectory: Tensor | None = None
     extras: Mapping[str, State] = field(default_factory=dict)
     statistics: Mapping[str, State] = field(default_factory=dict)
 
     @property
     def displacement(self) -> Tensor:
-        """w_k - r^t ``[P]``."""
+        """What goes up relative to what was received, ``[P]``."""
         return self.weights - self.start
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the engine shall record of every local step, as a matrix ``[steps, P]``.
+
+    Attributes:
+        what: ``displacement``, weights before minus weights after the step, or ``gradient``, as the methods
+            hand it to the optimiser.
+        storage: type of the matrix.
+    """
+
+    what: Literal["displacement", "gradient"]
+    storage: Literal["float32", "bfloat16"]
+
+
+Place = Literal["auto", "device", "host"]
+"""Where recordings lie; ``auto``: on the device if it has ample memory left, else on the host."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a method costs at its default settings.
+
+    Attributes:
+        down, up: traffic per client and round beside weights and buffers, in vectors of the model's size.
+        client, server: state kept between rounds, likewise.
+        step: work of a local step where a forward pass is 1 and a backward pass 2, so that FedAvg's is 3.
+    """
+
+    down: int = 0
+    up: int = 0
+    client: int = 0
+    server: int = 0
+    step: float = 3.0
 
 
 class Method(Component):
@@ -120,10 +252,29 @@ class Method(Component):
     neutral: ClassVar[Mapping[str, Any] | None] = None
     """Hyper-parameters with which the method equals its base bit for bit; None if there are none."""
 
-    # ---------------------------------------------------------------- server, before the round
+    frozen_models: ClassVar[int] = 0
+    """How many different weights the method passes to ``step.frozen`` in one step."""
+
+    footprint: ClassVar[Footprint] = Footprint()
+
+    # ---------------------------------------------------------------- before the first round
+    def adapt(self, network: Network, classes: int) -> Network:
+        """Return the network that is trained, which may differ from the configured one in its structure."""
+        return network
+
     def init_server(self, task: Task, start: Tensor) -> State:
         """State on the server before the first round; ``start`` holds the initial weights ``[P]``."""
         return {}
+
+    @property
+    def recording(self) -> Recording | None:
+        """What ``finish`` wants to find in ``update.trajectory``."""
+        return None
+
+    # ---------------------------------------------------------------- server, before the round
+    def broadcast(self, weights: Tensor, state: State) -> Tensor:
+        """Return the weights r^t ``[P]`` that clients start from, given the global ones."""
+        return weights
 
     def payload(self, state: State) -> State:
         """Return what every sampled client receives beside weights and buffers."""
@@ -138,16 +289,38 @@ class Method(Component):
         """Return the carry: the tensors that the hooks of the local steps work with."""
         return {}
 
-    def route(self, network: nn.Module, local: Local, carry: State) -> AbstractContextManager[None]:
-        """Context of one step's forward and backward pass, to change how the network computes."""
+    def route(self, network: Network, local: Local, carry: State) -> AbstractContextManager[None]:
+        """Context of one forward and backward pass, to change how the network computes."""
         return nullcontext()
+
+    def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
+        """Return the logits ``[n, classes]`` that the training loss sees; testing never does."""
+        return logits
+
+    def criterion(self, logits: Tensor, labels: Tensor, local: Local, carry: State) -> Tensor:
+        """Return the loss of the logits, a scalar: the mean cross entropy."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(logits, labels)
+
+    def penalty(self, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+        """Return what is added to the loss, a scalar."""
+        return outputs.logits.new_zeros(())
+
+    def gradient(self, step: Step, weights: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
+        """Return the gradient ``[P]`` of the step, and the loss that it belongs to."""
+        return step.differentiate()
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
         """Return the gradient ``[P]`` that the optimiser shall use."""
         return gradient
 
+    def settle(self, weights: Tensor, local: Local, carry: State) -> Tensor:
+        """Return the weights ``[P]`` that the step ends at, given those after the optimiser."""
+        return weights
+
     def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
-        """Return the carry for the next step, given the weights after the optimiser step."""
+        """Return the carry for the next step, given the weights after the step."""
         return carry
 
     def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
@@ -155,16 +328,34 @@ class Method(Component):
         return update, local.state
 
     # ---------------------------------------------------------------- server, after the round
-    def aggregate(self, server: Server, updates: Sequence[Update]) -> Tensor:
-        """Return the new global weights ``[P]``: the mean of the clients' weights by data size."""
-        from fltrain.engine.aggregation import data_weighted_mean
+    def aggregate(
+        self, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, State]:
+        """Return the new global weights ``[P]`` and the method's state: the mean by data size, the old state.
 
-        return data_weighted_mean(updates, [update.weights for update in updates])
+        ``before`` is the server when the round began, ``state`` this method's part of it.
+        """
+        from fltrain.vectors import data_weighted_mean
+
+        return data_weighted_mean(updates, [update.weights for update in updates]), state
+
+    def aggregate_buffers(self, before: Server, updates: Sequence[Update]) -> Tensor:
+        """Return the new BatchNorm statistics ``[B]``: the mean by data size."""
+        from fltrain.vectors import data_weighted_mean
+
+        return data_weighted_mean(updates, [update.buffers for update in updates])
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        """Return the method's state after the round; ``before`` is the server when the round began."""
+        """Return the method's state after the round, for methods that leave ``aggregate`` to others."""
         return state
 
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
         """Return what the record keeps about the round that ran under ``state``, or None."""
         return None
+
+    # ---------------------------------------------------------------- for the methods themselves
+    def random(self, task: Task, *, round: int = 0, client: int = 0) -> np.random.Generator:
+        """Return this method's own stream of random numbers at the given coordinates."""
+        return stream(
+            task.seed, Purpose.METHOD, round=round, client=client, epoch=zlib.crc32(self.name.encode())
+        )

@@ -7,12 +7,24 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fltrain.methods.base import Local, Method, Server, State, Task, Update
+from fltrain.methods.base import (
+    Local,
+    Method,
+    Outputs,
+    Recording,
+    Server,
+    State,
+    Step,
+    Task,
+    Update,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-EXCLUSIVE_HOOKS = ("aggregate",)
+    from fltrain.models.network import Network
+
+EXCLUSIVE_HOOKS = ("aggregate", "aggregate_buffers", "criterion", "gradient", "recording")
 """Hooks that one method only may define; all others are chained in order."""
 
 
@@ -53,6 +65,27 @@ class Composition:
     def _with(self, hook: str) -> tuple[Method, ...]:
         return tuple(method for method in self.methods if _overrides(method, hook))
 
+    def _owner(self, hook: str) -> Method:
+        """The method that defines an exclusive hook, else the base method, which inherits the default."""
+        return next(iter(self._with(hook)), self.methods[0])
+
+    # ---------------------------------------------------------------- before the first round
+    def adapt(self, network: Network, classes: int) -> Network:
+        """The network that is trained."""
+        for method in self._with("adapt"):
+            network = method.adapt(network, classes)
+        return network
+
+    @property
+    def frozen_models(self) -> int:
+        """Number of frozen models that local steps ask for."""
+        return sum(method.frozen_models for method in self.methods)
+
+    @property
+    def recording(self) -> Recording | None:
+        """What the engine shall record of every local step."""
+        return self._owner("recording").recording
+
     # ---------------------------------------------------------------- server
     def init_server(self, task: Task, start: Tensor) -> dict[str, State]:
         """State of every method, by name."""
@@ -62,17 +95,24 @@ class Composition:
         """What every sampled client receives beside weights and buffers, by method name."""
         return {method.name: method.payload(states[method.name]) for method in self.methods}
 
-    def aggregate(self, server: Server, updates: Sequence[Update]) -> Tensor:
-        """New global weights by the rule of the method that owns it, else federated averaging."""
-        (owner,) = self._with("aggregate") or self.methods[:1]
-        return owner.aggregate(server, updates)
+    def broadcast(self, server: Server) -> Tensor:
+        """Weights that clients start from."""
+        weights = server.weights
+        for method in self._with("broadcast"):
+            weights = method.broadcast(weights, server.states[method.name])
+        return weights
 
-    def server_step(self, task: Task, before: Server, updates: Sequence[Update]) -> dict[str, State]:
-        """State of every method after the round."""
-        return {
-            method.name: method.server_step(task, before.states[method.name], before, updates)
-            for method in self.methods
-        }
+    def aggregate(
+        self, task: Task, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, Tensor, dict[str, State]]:
+        """New global weights, BatchNorm statistics, and the state of every method."""
+        owner = self._owner("aggregate")
+        weights, state = owner.aggregate(task, before.states[owner.name], before, updates)
+        buffers = self._owner("aggregate_buffers").aggregate_buffers(before, updates)
+        states = {**before.states, owner.name: state}
+        for method in self._with("server_step"):
+            states[method.name] = method.server_step(task, states[method.name], before, updates)
+        return weights, buffers, states
 
     def report(
         self, task: Task, before: Server, updates: Sequence[Update]
@@ -107,38 +147,61 @@ class LocalHooks:
     carries: dict[str, State]
 
     def __post_init__(self) -> None:
-        self._routing = self.composition._with("route")
-        self._correcting = self.composition._with("correct")
-        self._following = self.composition._with("after_step")
+        chained = ("route", "logits", "penalty", "correct", "settle", "after_step")
+        self._chain = {hook: self.composition._with(hook) for hook in chained}
+        self._criterion = self.composition._owner("criterion")
+        self._gradient = self.composition._owner("gradient")
 
     def _of(self, method: Method) -> tuple[Local, State]:
         return self.locals_[method.name], self.carries[method.name]
 
-    def route(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Context of a step's forward and backward pass."""
-        return self._entered(network) if self._routing else nullcontext()
+    def route(self, network: Network) -> AbstractContextManager[None]:
+        """Context of a forward and backward pass."""
+        return self._entered(network) if self._chain["route"] else nullcontext()
 
     @contextmanager
-    def _entered(self, network: nn.Module) -> Iterator[None]:
+    def _entered(self, network: Network) -> Iterator[None]:
         with ExitStack() as stack:
-            for method in self._routing:
+            for method in self._chain["route"]:
                 stack.enter_context(method.route(network, *self._of(method)))
             yield
 
+    def loss(self, outputs: Outputs, step: Step) -> Tensor:
+        """Return the client's training loss on a batch."""
+        logits = outputs.logits
+        for method in self._chain["logits"]:
+            logits = method.logits(logits, *self._of(method))
+        loss = self._criterion.criterion(logits, step.labels, *self._of(self._criterion))
+        for method in self._chain["penalty"]:
+            loss = loss + method.penalty(outputs, step, *self._of(method))
+        return loss
+
+    def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the step and its loss."""
+        return self._gradient.gradient(step, weights, *self._of(self._gradient))
+
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Return the gradient that the optimiser shall use."""
-        for method in self._correcting:
+        for method in self._chain["correct"]:
             gradient = method.correct(gradient, weights, *self._of(method))
         return gradient
 
+    def settle(self, weights: Tensor) -> None:
+        """Move the weights, in place, after an optimiser step."""
+        for method in self._chain["settle"]:
+            settled = method.settle(weights, *self._of(method))
+            if settled is not weights:
+                weights.copy_(settled)
+
     def after_step(self, weights: Tensor) -> None:
-        """Renew the carries after an optimiser step."""
-        for method in self._following:
+        """Renew the carries after a step."""
+        for method in self._chain["after_step"]:
             self.carries[method.name] = method.after_step(weights, *self._of(method))
 
     def finish(self, update: Update) -> tuple[Update, dict[str, State]]:
         """Return the update to upload and the client's new state, by method name."""
+        base, *plugins = self.composition.methods
         states: dict[str, State] = {}
-        for method in self.composition.methods:
+        for method in (*plugins, base):
             update, states[method.name] = method.finish(update, *self._of(method))
-        return update, states
+        return replace(update, trajectory=None), states

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,10 +12,11 @@ from pydantic import Field, Strict, model_validator
 from fltrain.component import suggest
 from fltrain.errors import FltrainError
 from fltrain.methods.base import Local, Method, Server, State, Task, Update
-from fltrain.randomness import Purpose, stream
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from fltrain.models.network import Network
 
 
 class Flfa(Method):
@@ -155,7 +155,7 @@ class Flfa(Method):
                 renewed[f"feedback.{index}"] = carry[key] * ratio
         return renewed
 
-    def route(self, network: nn.Module, local: Local, carry: State) -> AbstractContextManager[None]:
+    def route(self, network: Network, local: Local, carry: State) -> AbstractContextManager[None]:
         from fltrain.models.feedback import direct_feedback, feedback
 
         layers = local.task.layout.layers
@@ -176,7 +176,7 @@ class Flfa(Method):
         for key in carry:
             kind, _, index = key.partition(".")
             if kind == "source":
-                weight = local.task.layout.weights[int(index)].of(update.weights).flatten()
+                weight = local.task.layout.weights[int(index)].of(update.trained).flatten()
                 source = carry[key].flatten()
                 measured[f"scale.{index}"] = weight.norm() / carry[f"norm.{index}"]
                 measured[f"cosine.{index}"] = torch.cosine_similarity(weight, source, dim=0)
@@ -212,7 +212,7 @@ class Flfa(Method):
 
         slot = local.task.layout.weights[index]
         bound = slot.shape[1:].numel() ** -0.5
-        values = self._stream(local, index).uniform(-bound, bound, tuple(slot.shape))
+        values = self.random(local.task, client=index).uniform(-bound, bound, tuple(slot.shape))
         return torch.from_numpy(values).to(local.start)
 
     def _projection(self, local: Local, index: int) -> Tensor:
@@ -221,8 +221,5 @@ class Flfa(Method):
 
         inputs = local.task.layout.layers[index].inputs
         classes = local.task.classes
-        values = self._stream(local, index).normal(0.0, classes**-0.5, (inputs, classes))
+        values = self.random(local.task, client=index).normal(0.0, classes**-0.5, (inputs, classes))
         return torch.from_numpy(values).to(local.start)
-
-    def _stream(self, local: Local, index: int) -> Any:
-        return stream(local.task.seed, Purpose.METHOD, client=index, epoch=zlib.crc32(self.name.encode()))

@@ -1,39 +1,56 @@
-"""SCAFFOLD (option II): control variates that cancel client drift."""
+"""SCAFFOLD: control variates that cancel client drift."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fltrain.methods.base import Local, Method, Server, State, Task, Update
+from fltrain.methods.base import Footprint, Local, Method, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def effective_steps(steps: int, momentum: float) -> float:
-    """Accumulated step count of SGD with momentum: its displacement under a unit gradient, per unit lr.
-
-    Equal to ``steps`` without momentum (Wang et al., FedNova, 2020, section 4.2).
-    """
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-
-
 class Scaffold(Method):
-    """Each local gradient is corrected by c - c_i; c_i is re-estimated from the client's displacement.
+    """Each local gradient is corrected by c - c_k, the server's control minus the client's.
 
-    ``normaliser`` is the step count by which a displacement is divided to get a mean gradient. ``plain``
-    (the number of steps) is what the paper writes for SGD without momentum; with momentum it overestimates
-    and diverges. ``effective`` counts the steps that momentum adds and agrees with it at momentum 0.
+    Attributes:
+        option: how c_k is renewed: from the client's displacement (``II``), or as its mean gradient at the
+            received weights (``I``), which costs an epoch.
+        normaliser: the step count by which a displacement is divided to get a mean gradient. ``plain`` is
+            the number of steps; with momentum it overestimates the gradient and diverges. ``effective``
+            counts the steps that momentum adds, and agrees with it at momentum 0.
+        correction: added to the ``gradient``, before momentum; or, times the learning rate, to the weights
+            ``after_step`` (code of ECGR and FedImpro). Displacements then hold each correction once whatever
+            the momentum, so only the plain normaliser is right.
+        displacement: from which option II renews c_k: the ``raw`` one, or the one that is ``uploaded`` after
+            plug-ins have changed it.
+        weighting: who counts how much. ``uniform``: all clients alike, as published. ``scaled`` (code of
+            FedDyn): controls are those of objectives scaled by the clients' relative sizes, which targets
+            the objective weighted by data. ``data`` (code of ECGR): weights and server control are means by
+            data size over the clients of the round, so that c forgets those not sampled.
+        server_lr: what the mean displacement is multiplied by.
     """
 
     name: Literal["scaffold"] = "scaffold"
     citation: ClassVar[str] = "Karimireddy et al., SCAFFOLD: stochastic controlled averaging, ICML 2020"
+    footprint: ClassVar[Footprint] = Footprint(down=1, up=1, client=1, server=1)
+
+    option: Literal["I", "II"] = "II"
     normaliser: Literal["effective", "plain"] = "effective"
+    correction: Literal["gradient", "after_step"] = "gradient"
+    displacement: Literal["raw", "uploaded"] = "raw"
+    weighting: Literal["uniform", "scaled", "data"] = "uniform"
     server_lr: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _the_normaliser_fits(self) -> Self:
+        if self.option == "II" and self.correction == "after_step" and self.normaliser != "plain":
+            raise ValueError("correction 'after_step' goes with normaliser 'plain'")
+        return self
 
     def init_server(self, task: Task, start: Tensor) -> State:
         return {"control": start.new_zeros(start.shape)}
@@ -44,23 +61,49 @@ class Scaffold(Method):
     def payload(self, state: State) -> State:
         return state
 
+    def _weight(self, local: Local) -> float:
+        """omega_k, the scale of the client's objective."""
+        return local.relative_size if self.weighting == "scaled" else 1.0
+
     def begin(self, local: Local) -> State:
-        return {"correction": local.payload["control"] - local.state["control"]}
+        carry = {"correction": local.payload["control"] / self._weight(local) - local.state["control"]}
+        if self.option == "I":
+            carry["gradient"] = local.mean_gradient()
+        return carry
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
-        return gradient + carry["correction"]
+        return gradient + carry["correction"] if self.correction == "gradient" else gradient
+
+    def settle(self, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return weights - local.lr * carry["correction"] if self.correction == "after_step" else weights
 
     def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        if self.option == "I":
+            change = carry["gradient"] - local.state["control"]
+        else:
+            change = self._mean_gradient(update, local) - local.payload["control"] / self._weight(local)
+        control = local.state["control"] + change
+        if self.weighting == "data":
+            change = control - local.payload["control"]
+        extras = {**update.extras, self.name: {"change": change * self._weight(local)}}
+        return replace(update, extras=extras), {"control": control}
+
+    def _mean_gradient(self, update: Update, local: Local) -> Tensor:
+        """What the client's displacement says its mean corrected gradient was ``[P]``."""
+        from fltrain.vectors import accumulated_steps
+
+        ended = update.trained if self.displacement == "raw" else update.weights
         momentum = local.task.momentum if self.normaliser == "effective" else 0.0
-        mean_gradient = (local.start - update.weights) / (local.lr * effective_steps(local.steps, momentum))
-        change = mean_gradient - local.payload["control"]
-        extras = {**update.extras, self.name: {"control_change": change}}
-        return replace(update, extras=extras), {"control": local.state["control"] + change}
+        return (local.start - ended) / (local.lr * accumulated_steps(local.steps, momentum))
 
-    def aggregate(self, server: Server, updates: Sequence[Update]) -> Tensor:
-        displacement = sum(update.displacement for update in updates) / len(updates)
-        return server.weights + self.server_lr * displacement
+    def aggregate(
+        self, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, State]:
+        from fltrain.vectors import data_shares, mean
 
-    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        change = sum(update.extras[self.name]["control_change"] for update in updates)
-        return {"control": state["control"] + change / task.clients}
+        shares = data_shares(updates) if self.weighting == "data" else None
+        moved = mean([update.displacement for update in updates], shares)
+        change = mean([update.extras[self.name]["change"] for update in updates], shares)
+        share = 1.0 if self.weighting == "data" else len(updates) / task.clients
+        control = state["control"] + share * change
+        return before.weights + self.server_lr * moved, {"control": control}

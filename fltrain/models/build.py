@@ -7,7 +7,12 @@ from fltrain.models.network import Network
 from fltrain.randomness import Purpose, seeded_torch
 
 
-def build(model: Model, channels: int, side: int, classes: int, seed: int) -> Network:
-    """Return the network with the framework's default initialisation, drawn from the seed's own stream."""
-    with seeded_torch(seed, Purpose.INITIALISATION):
+def build(
+    model: Model, channels: int, side: int, classes: int, seed: int, client: int | None = None
+) -> Network:
+    """Return the network with the framework's default initialisation, drawn from the seed's own stream.
+
+    The run starts from the network without a ``client``; each client has one of its own.
+    """
+    with seeded_torch(seed, Purpose.INITIALISATION, client=0 if client is None else client + 1):
         return model.network(channels, side, classes)

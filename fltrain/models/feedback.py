@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.models.network import Network
+
 Transport = Callable[[Tensor, Tensor], Tensor]
 """From a module's input (for its shape) and output error to the error of its input."""
 
@@ -147,7 +149,7 @@ def feedback(modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def direct_feedback(network: nn.Module, modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
     """Make the input errors of the given modules from the error of the network's logits.
 
     Sample n, channel c of the input gets ``(R e_n)_c``, spread evenly over the pixels; ``e`` is the error of
@@ -155,7 +157,7 @@ def direct_feedback(network: nn.Module, modules: Mapping[nn.Module, Tensor]) -> 
     """
     output_error: list[Tensor] = []  # filled by the backward pass before it reaches any of the modules
 
-    def watch(_network: nn.Module, _args: tuple[Any, ...], logits: Tensor) -> None:
+    def watch(_classifier: nn.Module, _args: tuple[Any, ...], logits: Tensor) -> None:
         if logits.requires_grad:
             logits.register_hook(lambda error: output_error.__setitem__(slice(None), [error]))
 
@@ -168,7 +170,7 @@ def direct_feedback(network: nn.Module, modules: Mapping[nn.Module, Tensor]) -> 
 
         return lambda _operation: transport
 
-    handle = network.register_forward_hook(watch)
+    handle = network.classifier.register_forward_hook(watch)
     try:
         with _rerouted({module: from_output(projection) for module, projection in modules.items()}):
             yield

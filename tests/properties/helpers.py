@@ -34,8 +34,12 @@ LAYERS = [name for name in FORWARD_ORDER if not name.endswith((".1", "_norm"))]
 
 BASES = [method for method in METHODS.values() if not method.plugin]
 PLUGINS = [method for method in METHODS.values() if method.plugin]
-COMBINATIONS = [(base(), *plugin) for base in BASES for plugin in [(), *((plugin(),) for plugin in PLUGINS)]]
-"""Every base method alone and with every plug-in, as their defaults are."""
+COMBINATIONS = [
+    (base(), *plugins)
+    for base in BASES
+    for plugins in [(), *((plugin(),) for plugin in PLUGINS), tuple(plugin() for plugin in PLUGINS)]
+]
+"""Every base method alone, with every plug-in and with all of them, as their defaults are."""
 
 
 def by_name(component: object) -> str:
@@ -157,7 +161,7 @@ class Tracing(LoopExecutor):
         return results
 
     def _step(self, images, chosen, how, hooks, optimiser):
-        loss = super()._step(images, chosen, how, hooks, optimiser)
+        result = super()._step(images, chosen, how, hooks, optimiser)
         local = next(iter(hooks.locals_.values()))
         carries = {
             name: {key: tensor.clone() for key, tensor in carry.items()}
@@ -166,7 +170,7 @@ class Tracing(LoopExecutor):
         self.steps.append(
             Step(local.round, local.client, local.lr, chosen, self.model.weights.clone(), carries)
         )
-        return loss
+        return result
 
     def of(self, client: int, round: int = 0) -> list[Step]:
         """The steps of one client in one round."""
@@ -181,6 +185,19 @@ class Reversing(LoopExecutor):
 
 
 # ------------------------------------------------------------------------------------ single hooks
+def task_of(layout: object = None, *, momentum: float = 0.0, clients: int = 10) -> Task:
+    """A run of 10 classes whose clients have 100 images together; its network is drawn as all zeros."""
+    return Task(
+        layout=layout,
+        classes=10,
+        clients=clients,
+        samples=100,
+        momentum=momentum,
+        seed=0,
+        initialise=lambda client=None: (torch.zeros(1), torch.zeros(0)),
+    )
+
+
 def local_of(
     start: Tensor,
     payload: dict[str, Tensor] | None = None,
@@ -188,16 +205,31 @@ def local_of(
     *,
     lr: float = 0.1,
     steps: int = 4,
-    momentum: float = 0.0,
-    clients: int = 10,
-    layout: object = None,
+    samples: int = 1,
+    counts: Tensor | None = None,
+    task: Task | None = None,
+    **of_task: object,
 ) -> Local:
-    """A client at the start of its local training."""
-    task = Task(layout, classes=10, clients=clients, momentum=momentum, seed=0)
-    return Local(task, 0, 0, start, lr, steps, payload or {}, state or {})
+    """A client at the start of its local training; its mean gradient is zero."""
+    return Local(
+        task=task or task_of(**of_task),
+        client=0,
+        round=0,
+        start=start,
+        buffers=torch.zeros(0),
+        lr=lr,
+        steps=steps,
+        samples=samples,
+        class_counts=torch.ones(10) if counts is None else counts,
+        mean_gradient=lambda: torch.zeros_like(start),
+        payload=payload or {},
+        state=state or {},
+    )
 
 
 def update_of(start: Tensor, weights: Tensor, client: int = 0, samples: int = 1, **others: object) -> Update:
     """What a client sends back after training from ``start`` to ``weights``."""
     empty = torch.zeros(0)
-    return Update(client, samples, 1, start, weights, empty, empty.long(), torch.tensor(0.0), **others)
+    return Update(
+        client, samples, 1, start, weights, weights, empty, empty.long(), torch.tensor(0.0), **others
+    )

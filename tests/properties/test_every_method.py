@@ -4,18 +4,16 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 
 from .helpers import BASES, COMBINATIONS, PLUGINS, assert_same_model, by_name, rows_of, trained
 
-# Traffic beside weights and buffers, in weight vectors per client and round: down, up.
-EXTRA_TRAFFIC = {"scaffold": (1, 1)}
-
-
 ROUNDS, CLIENTS = 3, 4
+A_FEW_NUMBERS = 16
+"""Bytes per client and round."""
 
 
 @pytest.mark.parametrize("methods", COMBINATIONS, ids=by_name)
@@ -39,14 +37,26 @@ def test_three_rounds(methods: tuple[Method, ...]) -> None:
     for row in rows_of(federation, "updates"):
         assert all(-1 <= similarity <= 1 for similarity in row["similarity"].values())
 
-    # 32-bit weights and running statistics each way, and what the methods add.
+    # 32-bit weights and running statistics each way, what the methods declare, and at most a few numbers.
     weights = 4 * sum(parameter.numel() for parameter in federation.network.parameters())
     buffers = 4 * sum(b.numel() for b in federation.network.buffers() if b.is_floating_point())
-    extra = [EXTRA_TRAFFIC.get(method.name, (0, 0)) for method in methods]
-    indices = CLIENTS * sum(4 * len(row["selected"]) for row in rows_of(federation, "flfa"))
     trips = ROUNDS * CLIENTS
-    assert federation.bytes_down == trips * (weights + buffers + weights * sum(e[0] for e in extra)) + indices
-    assert federation.bytes_up == trips * (weights + buffers + weights * sum(e[1] for e in extra))
+    for way, measured in (("down", federation.bytes_down), ("up", federation.bytes_up)):
+        vectors = 1 + sum(getattr(method.footprint, way) for method in methods)
+        assert 0 <= measured / trips - buffers - vectors * weights <= A_FEW_NUMBERS
+    client_state = [tensor for kept in federation.clients.values() for tensor in tensors_of(kept)]
+    declared = sum(method.footprint.client for method in methods)
+    assert sum(t.numel() for t in client_state if t.numel() >= weights / 4) == (
+        declared * weights / 4 * len(federation.clients)
+    )
+    server_state = [
+        tensor for tensor in tensors_of(federation.server.states) if tensor.numel() >= weights / 4
+    ]
+    assert len(server_state) == sum(method.footprint.server for method in methods)
+
+
+def tensors_of(states: dict[str, dict[str, Tensor]]) -> list[Tensor]:
+    return [tensor for state in states.values() for tensor in state.values()]
 
 
 @pytest.mark.parametrize("methods", COMBINATIONS, ids=by_name)
@@ -71,5 +81,6 @@ def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type
 
 
 def test_methods_of_the_specification_are_registered() -> None:
-    assert {"fedavg", "fedprox", "scaffold", "flfa"} <= METHODS.keys()
-    assert METHODS["flfa"].plugin
+    bases = "fedavg fedprox fedavgm fednova scaffold feddyn fedacg moon fedsol fedrs fedlc"
+    assert {*bases.split()} <= {by_name(base) for base in BASES}
+    assert {"flfa", "ecgr"} <= {by_name(plugin) for plugin in PLUGINS}

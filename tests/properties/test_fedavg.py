@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.engine.aggregation import average_buffers, data_weighted_mean
 from fltrain.methods.base import Server, Update
 from fltrain.methods.fedavg import FedAvg
 from fltrain.models.build import build
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
 from fltrain.spec import Exponential, Training
+from fltrain.vectors import data_weighted_mean
 
-from .helpers import FULL_BATCH, Tracing, by_name, digits, simulation, trained, update_of
+from .helpers import FULL_BATCH, Tracing, by_name, simulation, trained, update_of
 from .quadratics import TWO_CLIENTS, weights_after
 
 
@@ -41,16 +41,15 @@ def check_mean_by_data_size(method: FedAvg) -> None:
 class Unweighted(FedAvg):
     name: Literal["unweighted"] = "unweighted"
 
-    def aggregate(self, server, updates):
-        return sum(update.weights for update in updates) / len(updates)
+    def aggregate(self, task, state, before, updates):
+        return sum(update.weights for update in updates) / len(updates), state
 
 
 class OverAllClients(FedAvg):
     name: Literal["over_all_clients"] = "over_all_clients"
 
-    def aggregate(self, server, updates):
-        everything = len(digits().train_labels)
-        return sum(update.weights * update.samples for update in updates) / everything
+    def aggregate(self, task, state, before, updates):
+        return sum(update.weights * update.samples for update in updates) / task.samples, state
 
 
 def test_mean_by_data_size() -> None:
@@ -76,9 +75,11 @@ def test_order_of_clients_does_not_matter() -> None:
     updates = [update_of(start, drawn(100, seed=k), client=k, samples=3 * k + 1) for k in range(5)]
     empty = torch.zeros(0)
     server = Server(start, empty, empty.long(), {})
-    torch.testing.assert_close(
-        FedAvg().aggregate(server, updates[::-1]), FedAvg().aggregate(server, updates), rtol=1e-6, atol=0
+    task = simulation().task
+    forwards, backwards = (
+        FedAvg().aggregate(task, {}, server, order)[0] for order in (updates, updates[::-1])
     )
+    torch.testing.assert_close(backwards, forwards, rtol=1e-6, atol=0)
 
 
 def test_clients_that_did_not_move_leave_the_weights_bit_for_bit() -> None:
@@ -143,9 +144,8 @@ def test_mean_of_buffers_by_hand() -> None:
             counters=torch.tensor(counters),
         )
 
-    buffers, counters = average_buffers([update(1, [0.0, 4.0], [5, 2]), update(3, [8.0, 0.0], [3, 9])])
-    assert buffers.tolist() == [6.0, 1.0]
-    assert counters.tolist() == [5, 9]
+    updates = [update(1, [0.0, 4.0], [5, 2]), update(3, [8.0, 0.0], [3, 9])]
+    assert FedAvg().aggregate_buffers(simulation().server, updates).tolist() == [6.0, 1.0]
 
 
 # ------------------------------------------------------------------------------------ the local optimiser

@@ -19,7 +19,18 @@ from fltrain.metrics.updates import layer_similarity
 from fltrain.models.catalogue import LeNet5, Model
 from fltrain.models.network import Layer, Network
 
-from .helpers import BASES, LAYERS, Tracing, by_name, layer_names, rows_of, simulation, trained, update_of
+from .helpers import (
+    BASES,
+    LAYERS,
+    Tracing,
+    by_name,
+    layer_names,
+    rows_of,
+    simulation,
+    task_of,
+    trained,
+    update_of,
+)
 
 SHAPES = [(3, 2), (2, 2, 1, 1), (1, 4), (5, 1), (2, 3), (2, 2)]
 
@@ -36,9 +47,7 @@ def chain(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Task:
         Layer(f"layer{i}", 1, i > 0, (i - 1,) if i else (), (i + 1,) if i < last else ())
         for i in range(len(shapes))
     )
-    return Task(
-        Layout(parameters, (), (), layers, parameters[::2]), classes=10, clients=10, momentum=0.0, seed=0
-    )
+    return task_of(Layout(parameters, (), (), layers, parameters[::2]))
 
 
 def updates_with(similarities: Sequence[float], task: Task) -> list[Update]:

@@ -116,7 +116,9 @@ class MisbehavingBackwards(Misbehaving):
     @contextmanager
     def route(self, network: nn.Module, local: Local, carry: State):
         deed = MISDEEDS[self.deed][0]
-        handle = network.register_forward_hook(lambda _module, _args, output: Backward.apply(output, deed))
+        handle = network.classifier.register_forward_hook(
+            lambda _module, _args, output: Backward.apply(output, deed)
+        )
         yield
         handle.remove()
 

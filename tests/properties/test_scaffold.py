@@ -11,7 +11,8 @@ from torch import Tensor
 from fltrain.engine.rounds import Diverged
 from fltrain.methods.base import State
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.scaffold import Scaffold, effective_steps
+from fltrain.methods.scaffold import Scaffold
+from fltrain.vectors import accumulated_steps
 
 from .helpers import Tracing, local_of, simulation, trained, update_of
 from .quadratics import TWO_CLIENTS, Quadratics, weights_after
@@ -52,7 +53,7 @@ def check_client_control(method: Scaffold, momentum: float, normaliser: float) -
     update, state = method.finish(update_of(start, weights), local, method.begin(local))
     expected = own - server + (start - weights) / (0.2 * normaliser)
     torch.testing.assert_close(state["control"], expected, rtol=1e-5, atol=1e-6)
-    change = update.extras[method.name]["control_change"]
+    change = update.extras[method.name]["change"]
     torch.testing.assert_close(change, expected - own, rtol=1e-5, atol=1e-6)
 
 
@@ -66,18 +67,18 @@ def accumulated(steps: int, momentum: float) -> float:
     return displacement
 
 
-def test_effective_steps_known_values() -> None:
-    assert effective_steps(5, 0.9) == pytest.approx(13.1441, abs=1e-9)
-    assert effective_steps(2, 0.5) == pytest.approx(2.5, abs=1e-12)
+def test_accumulated_steps_known_values() -> None:
+    assert accumulated_steps(5, 0.9) == pytest.approx(13.1441, abs=1e-9)
+    assert accumulated_steps(2, 0.5) == pytest.approx(2.5, abs=1e-12)
     # What the plain count misses, by number of steps, at momentum 0.9.
     for steps, ratio in ((4, 2.26), (10, 4.1), (40, 7.8)):
-        assert effective_steps(steps, 0.9) / steps == pytest.approx(ratio, abs=0.05)
+        assert accumulated_steps(steps, 0.9) / steps == pytest.approx(ratio, abs=0.05)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.99])
 @pytest.mark.parametrize("steps", [1, 2, 7, 60])
-def test_effective_steps_is_what_momentum_adds_up_to(steps: int, momentum: float) -> None:
-    assert effective_steps(steps, momentum) == pytest.approx(accumulated(steps, momentum), rel=1e-9)
+def test_accumulated_steps_is_what_momentum_adds_up_to(steps: int, momentum: float) -> None:
+    assert accumulated_steps(steps, momentum) == pytest.approx(accumulated(steps, momentum), rel=1e-9)
 
 
 def test_displacement_under_a_constant_gradient_gives_that_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +132,11 @@ def test_clients_count_alike_whatever_their_size() -> None:
         update_of(start, start + displacement, samples=samples)
         for displacement, samples in zip(displacements, (1, 99), strict=True)
     ]
-    server = simulation(Scaffold()).server
+    federation = simulation(Scaffold())
+    server, state = replace(federation.server, weights=start), {"control": torch.zeros(30)}
+    sent = [replace(update, extras={"scaffold": {"change": torch.zeros(30)}}) for update in updates]
     for server_lr in (1.0, 0.5):
-        moved = Scaffold(server_lr=server_lr).aggregate(replace(server, weights=start), updates)
+        moved, _ = Scaffold(server_lr=server_lr).aggregate(federation.task, state, server, sent)
         torch.testing.assert_close(moved, start + server_lr * displacements.mean(0), rtol=1e-5, atol=1e-6)
 
 
@@ -201,9 +204,8 @@ class MeanOverTheSampled(Scaffold):
 
     name: Literal["mean_over_the_sampled"] = "mean_over_the_sampled"
 
-    def server_step(self, task, state, before, updates):
-        changes = [update.extras[self.name]["control_change"] for update in updates]
-        return {"control": state["control"] + sum(changes) / len(updates)}
+    def aggregate(self, task, state, before, updates):
+        return super().aggregate(replace(task, clients=len(updates)), state, before, updates)
 
 
 class Forgetful(Scaffold):

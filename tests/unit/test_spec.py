@@ -183,7 +183,7 @@ class Median(Method):
 
     name: Literal["median"] = "median"
 
-    def aggregate(self, server: Any, updates: Any) -> Any:
+    def aggregate(self, task: Any, state: Any, before: Any, updates: Any) -> Any:
         raise TypeError
 
 
@@ -193,7 +193,7 @@ class Trimmed(Method):
     name: Literal["trimmed"] = "trimmed"
     plugin: ClassVar[bool] = True
 
-    def aggregate(self, server: Any, updates: Any) -> Any:
+    def aggregate(self, task: Any, state: Any, before: Any, updates: Any) -> Any:
         raise TypeError
 
 

@@ -1,0 +1,48 @@
+"""Recording what a client does in every local step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fltrain.methods.base import Place, Recording
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHARE = 0.5
+"""Of the device's free memory, what a trajectory may take before ``auto`` moves it to the host."""
+
+
+class Trajectory:
+    """A matrix ``[steps, P]`` that takes one row per local step, and (for displacements) two vectors.
+
+    On the host it lies in pinned memory, so that the device need not wait for the copies.
+    """
+
+    def __init__(self, recording: Recording, steps: int, start: Tensor, place: Place) -> None:
+        self.recording = recording
+        dtype = DTYPES[recording.storage]
+        host = start.is_cuda and (
+            place == "host" or (place == "auto" and _too_large(steps * len(start) * dtype.itemsize, start))
+        )
+        self.rows = torch.empty(
+            (steps, len(start)), dtype=dtype, device="cpu" if host else start.device, pin_memory=host
+        )
+        self.taken = 0
+        if recording.what == "displacement":
+            self.before = start.clone()
+            self.moved = torch.empty_like(start)
+
+    def record(self, gradient: Tensor, weights: Tensor) -> None:
+        """Add the step that used ``gradient`` and ended at ``weights``."""
+        if self.recording.what == "displacement":
+            row = torch.sub(self.before, weights, out=self.moved)
+            self.before.copy_(weights)
+        else:
+            row = gradient
+        self.rows[self.taken].copy_(row, non_blocking=True)
+        self.taken += 1
+
+
+def _too_large(size: int, start: Tensor) -> bool:
+    free, _ = torch.cuda.mem_get_info(start.device)
+    return size > SHARE * free
