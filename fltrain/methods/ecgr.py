@@ -1,0 +1,188 @@
+"""ECGR: of a client's local steps, those that lead astray are damped before the update goes up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Local, Method, Recording, State, Task, Update
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor, device
+
+    Vector = NDArray[np.float64]
+
+COLUMNS = 1 << 18
+"""Parameters at a time when the trajectory's Gram matrix is added up: bounds its memory."""
+
+
+class Ecgr(Method):
+    """Gradient re-aggregation, as a plug-in on any base method that uploads weights.
+
+    Of the T local displacements m_t (weights before minus after a step), a share is selected as convergent.
+    What goes up is alpha (sum of the selected + beta times the sum of the others), where alpha restores the
+    norm of the whole displacement. BatchNorm buffers are left as they are.
+
+    Attributes:
+        kappa: share of the steps that are selected (rounded down, at least one).
+        beta: what the other steps count; 1 is the base method.
+        rule: how steps are selected. ``herd``: greedily, so that their running sum stays shortest (order of
+            ties: earlier first). ``closest``: to the mean displacement in distance; ``aligned``: in cosine.
+            ``last``: the last ones. ``random``: drawn without replacement.
+        centred: whether herding subtracts the mean displacement first, as GraB and BHerd do.
+        vector: what a step is: its ``displacement``, with learning rate, momentum and corrections in it; or
+            the raw ``gradient`` that the base method hands to the optimiser.
+        storage: precision of the recorded steps; ``bfloat16`` halves the memory.
+    """
+
+    name: Literal["ecgr"] = "ecgr"
+    plugin: ClassVar[bool] = True
+    citation: ClassVar[str] = "ECGR, gradient re-aggregation by magnitude ranking, arXiv 2601.03584"
+    neutral: ClassVar = {"beta": 1.0}
+
+    kappa: float = Field(default=0.5, gt=0, le=1)
+    beta: float = Field(default=0.2, ge=0, le=1)
+    rule: Literal["herd", "closest", "aligned", "last", "random"] = "herd"
+    centred: bool = False
+    vector: Literal["displacement", "gradient"] = "displacement"
+    storage: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def recording(self) -> Recording:
+        return Recording(self.vector, self.storage)
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        """Replace the weights that go up by those that the re-aggregated displacement leads to."""
+        import torch
+
+        steps = update.trajectory
+        assert steps is not None  # the engine records it
+        count = max(1, int(self.kappa * local.steps))
+        picked = self._select(steps, count, local)
+        statistics = {"selected": torch.tensor(sorted(picked), dtype=torch.int32)}
+        update = replace(update, statistics={**update.statistics, self.name: statistics})
+        if self.beta < 1 and count < local.steps:
+            update = replace(update, weights=update.start - self._reaggregated(steps, picked, update, local))
+        return update, local.state
+
+    def _select(self, steps: Tensor, count: int, local: Local) -> list[int]:
+        """Indices of the selected steps, in the order in which they were picked."""
+        total = len(steps)
+        if self.rule == "last":
+            return list(range(total - count, total))
+        if self.rule == "random":
+            random = self.random(local.task, round=local.round, client=local.client)
+            return list(map(int, random.choice(total, count, replace=False)))
+        products = gram(steps, local.start.device)
+        if self.rule == "herd":
+            return herd(centre(products) if self.centred else products, count)
+        return _smallest(_DISTANCES[self.rule](products), count)
+
+    def _reaggregated(self, steps: Tensor, picked: list[int], update: Update, local: Local) -> Tensor:
+        """The picked and beta times the others, added up and scaled to the length of all of them ``[P]``."""
+        whole = update.start - update.weights
+        if self.vector == "gradient":
+            base = local.lr * _total(steps, range(len(steps)), whole)
+            selected = local.lr * _total(steps, picked, whole)
+        else:
+            base, selected = whole, _total(steps, picked, whole)
+        combined = self.beta * base + (1 - self.beta) * selected
+        length = combined.norm()
+        # Steps that cancel out have no direction to go: the base method's displacement is kept.
+        scaled: Tensor = base.norm() / length * combined
+        return scaled.where(length >= 1e-12, base)
+
+    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
+        """Selected steps (counted from 0) and number of steps of each client, and their mean position.
+
+        The position of a step is 0 for the first and 1 for the last; 0.5 on average under random selection.
+        """
+        selected = {update.client: update.statistics[self.name]["selected"].tolist() for update in updates}
+        steps = {update.client: update.steps for update in updates}
+        positions = {
+            client: sum(picked) / len(picked) / (steps[client] - 1)
+            for client, picked in selected.items()
+            if steps[client] > 1
+        }
+        return {
+            "selected": {str(client): picked for client, picked in selected.items()},
+            "steps": {str(client): count for client, count in steps.items()},
+            "position": sum(positions.values()) / len(positions) if positions else None,
+        }
+
+
+def _total(steps: Tensor, chosen: Sequence[int], like: Tensor) -> Tensor:
+    """Sum of the chosen rows ``[P]``, in single precision on the device of ``like``."""
+    total = like.new_zeros(like.shape)
+    for step in sorted(chosen):
+        total += steps[step].to(like)
+    return total
+
+
+def gram(steps: Tensor, on: device) -> Vector:
+    """Inner products of all pairs of steps ``[T, T]``, from rows ``[T, P]`` that may lie on the host."""
+    import torch
+
+    products = torch.zeros(len(steps), len(steps), dtype=torch.float64, device=on)
+    for columns in steps.split(COLUMNS, dim=1):
+        part = columns.to(on, torch.float32)
+        products += part @ part.T
+    result: Vector = products.cpu().numpy()
+    return result
+
+
+def centre(products: Vector) -> Vector:
+    """Inner products of the steps minus their mean."""
+    means = products.mean(0, keepdims=True)
+    centred: Vector = products - means - means.T + products.mean()
+    return centred
+
+
+def herd(products: Vector, count: int) -> list[int]:
+    """Pick steps one by one, each time the one that keeps the norm of the sum smallest, from inner products.
+
+    ||s + x_j||^2 = ||s||^2 + 2 <s, x_j> + ||x_j||^2, where the first term is the same for all j.
+    """
+    import numpy as np
+
+    picked: list[int] = []
+    cost = products.diagonal().copy()
+    for _ in range(count):
+        step = int(np.argmin(cost))
+        picked.append(step)
+        cost += 2 * products[step]
+        cost[step] = np.inf
+    return picked
+
+
+def _distance_to_mean(products: Vector) -> Vector:
+    """Squared distance of each step from the mean, up to a constant."""
+    distance: Vector = products.diagonal() - 2 * products.mean(0)
+    return distance
+
+
+def _angle_to_mean(products: Vector) -> Vector:
+    """Cosine of each step with the mean, negative and up to a positive factor; 0 for steps of length 0."""
+    import numpy as np
+
+    lengths = np.sqrt(products.diagonal())
+    angle: Vector = -products.mean(0) / np.where(lengths > 0, lengths, np.inf)
+    return angle
+
+
+_DISTANCES: dict[str, Callable[[Vector], Vector]] = {
+    "closest": _distance_to_mean,
+    "aligned": _angle_to_mean,
+}
+
+
+def _smallest(values: Vector, count: int) -> list[int]:
+    """Positions of the smallest values, the first ones of equal values."""
+    import numpy as np
+
+    return list(map(int, np.argsort(values, kind="stable")[:count]))

@@ -1,0 +1,54 @@
+"""FedACG: clients start from a lookahead along the server's momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Footprint, Local, Method, Server, State, Task, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FedACG(Method):
+    """Clients receive w + lam m and stay near it; m collects their mean displacement from there.
+
+    What is tested is w, not the lookahead.
+
+    Attributes:
+        lam: how far the server looks ahead along its momentum m, and what m keeps per round (lambda).
+        beta: weight of the clients' penalty beta ||w - r||^2, without the half that FedProx has.
+        mean: of the clients' displacements, by ``data`` size or ``uniform`` (the authors' code).
+    """
+
+    name: Literal["fedacg"] = "fedacg"
+    citation: ClassVar[str] = (
+        "Kim et al., Communication-efficient federated learning with accelerated client gradient, CVPR 2024"
+    )
+    footprint: ClassVar[Footprint] = Footprint(server=1)
+
+    lam: float = Field(default=0.85, ge=0, lt=1)
+    beta: float = Field(default=0.001, ge=0)
+    mean: Literal["data", "uniform"] = "data"
+
+    def init_server(self, task: Task, start: Tensor) -> State:
+        return {"momentum": start.new_zeros(start.shape)}
+
+    def broadcast(self, weights: Tensor, state: State) -> Tensor:
+        return weights + self.lam * state["momentum"]
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return gradient + 2 * self.beta * (weights - local.start)
+
+    def aggregate(
+        self, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, State]:
+        from fltrain.vectors import data_shares, mean
+
+        shares = data_shares(updates) if self.mean == "data" else None
+        moved = mean([update.displacement for update in updates], shares)
+        momentum = self.lam * state["momentum"] + moved
+        return before.weights + momentum, {"momentum": momentum}

@@ -1,0 +1,66 @@
+"""FedDyn: each client's objective is regularised anew in every round, so that optima agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Footprint, Local, Method, Server, State, Task, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FedDyn(Method):
+    """Clients minimise f_k(w) - <dual_k, w> + (alpha_k / 2) ||w - r||^2; duals follow their displacements.
+
+    The server adds to the clients' mean the mean, over all clients, of the displacements that each has
+    collected. (In the paper's letters this is -h / alpha; kept in this form, alpha may be 0.)
+
+    Attributes:
+        alpha: weight of the regulariser.
+        alpha_mode: ``uniform`` weighs all clients alike; ``data`` (the authors' code) divides alpha by the
+            client's relative size, which targets the objective that is weighted by data.
+        server_correction: whether the server adds the collected displacements.
+        clip: limit for the norm of a local gradient, or null for none.
+    """
+
+    name: Literal["feddyn"] = "feddyn"
+    citation: ClassVar[str] = "Acar et al., Federated learning based on dynamic regularization, ICLR 2021"
+    footprint: ClassVar[Footprint] = Footprint(client=1, server=1)
+
+    alpha: float = Field(default=0.1, ge=0)
+    alpha_mode: Literal["uniform", "data"] = "uniform"
+    server_correction: bool = True
+    clip: float | None = Field(default=10.0, gt=0)
+
+    def init_server(self, task: Task, start: Tensor) -> State:
+        return {"collected": start.new_zeros(start.shape)}
+
+    def init_client(self, task: Task, start: Tensor) -> State:
+        return {"dual": start.new_zeros(start.shape)}
+
+    def _alpha(self, local: Local) -> float:
+        return self.alpha / local.relative_size if self.alpha_mode == "data" else self.alpha
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        from fltrain.vectors import clip_norm
+
+        pull = self._alpha(local) * (weights - local.start) - local.state["dual"]
+        return gradient + pull if self.clip is None else clip_norm(gradient + pull, self.clip)
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        dual = local.state["dual"] - self._alpha(local) * (update.trained - update.start)
+        return update, {"dual": dual}
+
+    def aggregate(
+        self, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, State]:
+        from fltrain.vectors import mean
+
+        moved = mean([update.displacement for update in updates])
+        collected = state["collected"] + moved * (len(updates) / task.clients)
+        weights = before.weights + moved
+        return weights + collected if self.server_correction else weights, {"collected": collected}

@@ -1,0 +1,60 @@
+"""FedLC: logits are calibrated by how often the client has seen each class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fltrain.methods.base import Local, Method, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FedLC(Method):
+    """In the training loss, tau n_c^(-1/4) is taken off the logit of each class c.
+
+    Attributes:
+        tau: size of the calibration; at 0 the loss is plain cross entropy.
+        missing: a class without training images leaves the softmax (``mask``), counts as if it had one image
+            (``clamp``) or 1e-8 (``eps``).
+        denominator: the softmax runs over the ``full`` set of classes, or, as printed in the paper,
+            ``exclusive`` of the image's own.
+    """
+
+    name: Literal["fedlc"] = "fedlc"
+    citation: ClassVar[str] = (
+        "Zhang et al., Federated learning with label distribution skew via logits calibration, ICML 2022"
+    )
+    neutral: ClassVar = {"tau": 0.0}
+
+    tau: float = Field(default=1.0, ge=0)
+    missing: Literal["mask", "clamp", "eps"] = "mask"
+    denominator: Literal["full", "exclusive"] = "full"
+
+    @model_validator(mode="after")
+    def _something_is_left_to_compare_with(self) -> Self:
+        if self.denominator == "exclusive" and self.missing == "mask":
+            raise ValueError(
+                "denominator 'exclusive' needs missing 'clamp' or 'eps': with 'mask', nothing would be left "
+                "in the softmax of a client that has one class"
+            )
+        return self
+
+    def begin(self, local: Local) -> State:
+        if not self.tau:
+            return {}
+        least = {"mask": 0.0, "clamp": 1.0, "eps": 1e-8}[self.missing]
+        # Under mask, 0^(-1/4) is infinite, and so is the offset.
+        return {"offset": self.tau * local.class_counts.clamp(min=least).pow(-0.25)}
+
+    def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
+        return logits - carry["offset"] if carry else logits
+
+    def criterion(self, logits: Tensor, labels: Tensor, local: Local, carry: State) -> Tensor:
+        if self.denominator == "full":
+            return super().criterion(logits, labels, local, carry)
+        own = labels[:, None]
+        others = logits.scatter(1, own, float("-inf")).logsumexp(1)
+        return (others - logits.gather(1, own).squeeze(1)).mean()

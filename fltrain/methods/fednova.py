@@ -1,0 +1,84 @@
+"""FedNova: displacements are divided by the steps behind them before they are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Local, Method, Server, State, Task, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FedNova(Method):
+    """Clients that take more steps do not pull the mean towards themselves.
+
+    Attributes:
+        normaliser: a_k, by which a client's displacement is divided: ``momentum`` counts the steps that
+            momentum and the proximal term add, ``tau`` is the plain number of steps.
+        tau_eff: number of steps that the mean direction is multiplied by: the mean by data size of the
+            ``normalisers`` or of the plain ``steps`` (the authors' code with a proximal term).
+        mu: weight of the proximal term (mu/2) ||w - r||^2 of the clients.
+        server_momentum: heavy-ball momentum of the server.
+        buffers: running statistics are ``averaged``; or ``normalised``, pushed through the same update as
+            the weights, which can make variances negative: for comparison with code that does so.
+    """
+
+    name: Literal["fednova"] = "fednova"
+    citation: ClassVar[str] = (
+        "Wang et al., Tackling the objective inconsistency problem in heterogeneous federated optimization, "
+        "NeurIPS 2020"
+    )
+    normaliser: Literal["momentum", "tau"] = "momentum"
+    tau_eff: Literal["normalisers", "steps"] = "normalisers"
+    mu: float = Field(default=0.0, ge=0)
+    server_momentum: float = Field(default=0.0, ge=0, lt=1)
+    buffers: Literal["averaged", "normalised"] = "averaged"
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return gradient + self.mu * (weights - local.start) if self.mu else gradient
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        from fltrain.vectors import accumulated_steps
+
+        steps: float = local.steps
+        if self.normaliser == "momentum":
+            steps = accumulated_steps(local.steps, local.task.momentum, local.lr * self.mu)
+        extras = {**update.extras, self.name: {"normaliser": update.weights.new_full((), steps)}}
+        return replace(update, extras=extras), local.state
+
+    def init_server(self, task: Task, start: Tensor) -> State:
+        return {"velocity": start.new_zeros(start.shape)} if self.server_momentum else {}
+
+    def _shares(self, updates: Sequence[Update]) -> list[float]:
+        """p_k tau_eff / a_k: what each displacement counts; their sum is at least one."""
+        from fltrain.vectors import data_shares
+
+        shares = data_shares(updates)
+        normalisers = [float(update.extras[self.name]["normaliser"]) for update in updates]
+        counted = normalisers if self.tau_eff == "normalisers" else [update.steps for update in updates]
+        effective = sum(share * steps for share, steps in zip(shares, counted, strict=True))
+        return [share * effective / steps for share, steps in zip(shares, normalisers, strict=True)]
+
+    def aggregate(
+        self, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, State]:
+        from fltrain.vectors import mean
+
+        moved = mean([update.displacement for update in updates], self._shares(updates))
+        if not self.server_momentum:
+            return before.weights + moved, state
+        velocity = self.server_momentum * state["velocity"] + moved
+        return before.weights + velocity, {"velocity": velocity}
+
+    def aggregate_buffers(self, before: Server, updates: Sequence[Update]) -> Tensor:
+        from fltrain.vectors import mean
+
+        if self.buffers == "averaged":
+            return super().aggregate_buffers(before, updates)
+        changes = [update.buffers - before.buffers for update in updates]
+        return before.buffers + mean(changes, self._shares(updates))

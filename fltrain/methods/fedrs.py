@@ -1,0 +1,41 @@
+"""FedRS: the logits of classes that a client lacks are restricted in its softmax."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Local, Method, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FedRS(Method):
+    """In the training loss, the whole logit of a class (bias included) is multiplied by a factor.
+
+    Attributes:
+        alpha: factor of the classes that the client has no training images of.
+        mode: ``binary``: the others have factor 1, as published; ``frequency`` (the authors' code): they have
+            alpha + (1 - alpha) n_c / max n, so that rare classes are restricted, too.
+    """
+
+    name: Literal["fedrs"] = "fedrs"
+    citation: ClassVar[str] = (
+        "Li and Zhan, FedRS: federated learning with restricted softmax for label distribution non-IID data, "
+        "KDD 2021"
+    )
+    neutral: ClassVar = {"alpha": 1.0}
+
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    mode: Literal["binary", "frequency"] = "binary"
+
+    def begin(self, local: Local) -> State:
+        counts = local.class_counts
+        share = counts / counts.max() if self.mode == "frequency" else (counts > 0).to(counts)
+        # In this form the factor of a class at share 1 is exactly 1.
+        return {"factor": share + self.alpha * (1 - share)}
+
+    def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
+        return logits * carry["factor"]

@@ -1,0 +1,82 @@
+"""MOON: model-contrastive learning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Footprint, Local, Method, Outputs, State, Step, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fltrain.models.network import Network
+
+PROJECTED = 256
+"""Width of the projection head's output."""
+
+
+class Moon(Method):
+    """The representation of an image is drawn to the received model's and away from the client's last one's.
+
+    Attributes:
+        mu: weight of the contrastive loss.
+        tau: temperature.
+        first: what stands in for the last local model of a client that has none: nothing (``skip``, the loss
+            is constant when it is the received model), the run's ``initial`` model, or a ``random`` one of
+            the client's own from the second round on (the authors' code).
+        head: ``mlp`` inserts a projection head before the classifier, as the authors do, which makes this
+            another network than the other methods have.
+    """
+
+    name: Literal["moon"] = "moon"
+    citation: ClassVar[str] = "Li et al., Model-contrastive federated learning, CVPR 2021"
+    neutral: ClassVar = {"mu": 0.0}
+    frozen_models: ClassVar[int] = 2
+    footprint: ClassVar[Footprint] = Footprint(client=1, step=5.0)
+
+    mu: float = Field(default=1.0, ge=0)
+    tau: float = Field(default=0.5, gt=0)
+    first: Literal["skip", "initial", "random"] = "skip"
+    head: Literal["none", "mlp"] = "none"
+
+    def adapt(self, network: Network, classes: int) -> Network:
+        if self.head == "none":
+            return network
+        from torch import nn
+
+        from fltrain.models.network import Network
+
+        blocks = dict(network.named_children())
+        width = next(blocks.pop("classifier").parameters()).shape[1]
+        blocks["projection"] = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, PROJECTED)
+        )
+        return Network(**blocks, classifier=nn.Linear(PROJECTED, classes))
+
+    def begin(self, local: Local) -> State:
+        """The last local model; nothing if there is none, or no contrastive loss."""
+        if not self.mu:
+            return {}
+        if local.state:
+            return local.state
+        if self.first == "skip" or (self.first == "random" and local.round == 0):
+            return {}
+        drawn = local.task.initialise(local.client if self.first == "random" else None)
+        return dict(zip(("weights", "buffers"), drawn, strict=True))
+
+    def penalty(self, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+        import torch
+        from torch.nn.functional import cosine_similarity, cross_entropy
+
+        if not carry:
+            return super().penalty(outputs, step, local, carry)
+        models = (local.start, local.buffers), (carry["weights"], carry["buffers"])
+        alike = [cosine_similarity(outputs.features, step.frozen(*model).features) for model in models]
+        # Of the two models, the received one is the right answer.
+        logits = torch.stack(alike, dim=1) / self.tau
+        return self.mu * cross_entropy(logits, torch.zeros_like(step.labels))
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        return update, {"weights": update.trained, "buffers": update.buffers} if self.mu else {}
