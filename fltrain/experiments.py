@@ -1,21 +1,22 @@
 """Experiments: papers x scale -> the runs behind every table and figure. No torch here.
 
 A paper file declares its tables and figures (*items*) as grids: named axes, each a few labelled points, each
-point a patch on the settings. A scale file says how far the papers' protocol is reduced. Settings are merged
-in this order, later ones winning: the paper's, the item's, the scale's, the points' of the axes, the seed.
+point a patch on the settings. A scale file says how far the papers' protocol is reduced, for all items or for
+one. Settings are merged in this order, later ones winning: the paper's, the item's, the scale's, the scale's
+for this item, the points' of the axes, the seed.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import Field, GetJsonSchemaHandler, Strict, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from fltrain.component import Settings, suggest
@@ -113,18 +114,43 @@ class Paper(Settings):
     items: dict[str, Item]
 
 
-class Scale(Settings):
-    """How far the papers' protocol is reduced: settings and axes that replace theirs, and which items run."""
+class Reduction(Settings):
+    """Settings and axes that replace an item's own; ``seeds`` is the most that are run."""
+
+    settings: Patch = {}
+    axes: dict[str, Axis] = {}
+    seeds: int | None = Field(default=None, ge=1)
+
+    _spell_out = model_validator(mode="before")(_axes)
+
+
+def _by_name(written: Any) -> Any:
+    """Spell out the list of a scale's items: names, or ``name: reduction`` where the scale has one for it."""
+    if not isinstance(written, Sequence) or isinstance(written, str):
+        raise ValueError("the items must be a list")
+    items: dict[str, Any] = {}
+    for entry in written:
+        named = {entry: {}} if isinstance(entry, str) else entry
+        if not isinstance(named, Mapping) or len(named) != 1:
+            raise ValueError(f"an item is a name (flfa/table1) or one 'name: settings', not {entry!r}")
+        for name, reduction in named.items():
+            if name in items:
+                raise ValueError(f"the item {name!r} is named twice")
+            items[name] = reduction
+    return items
+
+
+class Scale(Reduction):
+    """How far the papers' protocol is reduced, and which items run, each possibly reduced further."""
 
     scale: str
     title: str
     reduced: bool
-    settings: Patch = {}
-    axes: dict[str, Axis] = {}
-    seeds: int | None = Field(default=None, ge=1)
-    items: Annotated[tuple[str, ...], Strict(False)] = Field(min_length=1)
-
-    _spell_out = model_validator(mode="before")(_axes)
+    items: Annotated[
+        dict[str, Reduction],
+        BeforeValidator(_by_name, json_schema_input_type=list[str | dict[str, Reduction]]),
+        Field(min_length=1),
+    ]
 
 
 @dataclass(frozen=True)
@@ -317,23 +343,30 @@ def plan(config: Path, scale: str) -> Plan:
                 f"scale {scale!r}: unknown item {item_id!r}{suggest(item, paper.items)} "
                 f"(known: {', '.join(f'{name}/{known}' for known in paper.items)})"
             )
-        if chosen.items.count(item_id) > 1:
-            raise FltrainError(f"scale {scale!r}: the item {item_id!r} is named twice")
         planned.append(_expand(paper, item, chosen))
-    known = {axis for item in planned for axis in item.axes}
-    for axis in chosen.axes:
+    _check_axes(f"scale {scale!r}: no item", chosen, {axis for item in planned for axis in item.axes})
+    for one in planned:
+        _check_axes(f"scale {scale!r}: {one.id!r}", chosen.items[one.id], set(one.axes))
+    return Plan(chosen, planned)
+
+
+def _check_axes(who: str, reduction: Reduction, known: Set[str]) -> None:
+    for axis in reduction.axes:
         if axis not in known:
             hint = f"{suggest(axis, known)} (axes: {', '.join(sorted(known))})"
-            raise FltrainError(f"scale {scale!r}: no item has the axis {axis!r}{hint}")
-    return Plan(chosen, planned)
+            raise FltrainError(f"{who} has the axis {axis!r}{hint}")
 
 
 def _expand(paper: Paper, name: str, scale: Scale) -> PlannedItem:
     item = paper.items[name]
-    axes = {axis: scale.axes.get(axis, declared).points for axis, declared in item.axes.items()}
-    common = merge(merge(paper.settings, item.settings), scale.settings)
-    seeds = item.seeds or paper.seeds
-    seeds = min(seeds, scale.seeds or seeds)
+    own = scale.items[f"{paper.paper}/{name}"]
+    replaced = {**scale.axes, **own.axes}
+    axes = {axis: replaced.get(axis, declared).points for axis, declared in item.axes.items()}
+    common = paper.settings
+    for patch in (item.settings, scale.settings, own.settings):
+        common = merge(common, patch)
+    limits = [item.seeds or paper.seeds, *filter(None, (scale.seeds, own.seeds))]
+    seeds = min(limits)
     if isinstance(item.figure, Bubbles):
         seeds = 1  # it shows the partitions of the first
     entries: list[Entry] = []

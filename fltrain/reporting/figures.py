@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from fltrain.errors import FltrainError
 from fltrain.files import read_arrays, replacing
 from fltrain.records import Record, Results
-from fltrain.reporting.layout import Bubbles, Curves, Panel, Sheet
+from fltrain.reporting.layout import Bubbles, Curves, Labels, Panel, Sheet
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, with a line style each for print.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -43,11 +43,16 @@ STYLE: dict[Any, Any] = {
 def curve(record: Record, name: str) -> pd.Series:
     """Return ``kind.field`` of a record's rows over the rounds; rows without a value are left out.
 
+    Where a round has several such rows (tests on further data sets), the first counts, the run's own test.
+
     Raises:
         FltrainError: if the record has no such rows.
     """
     kind, _, value = name.partition(".")
-    points = {row["round"]: row[value] for row in record.rows(kind) if row.get(value) is not None}
+    points: dict[int, float] = {}
+    for row in record.rows(kind):
+        if row.get(value) is not None:
+            points.setdefault(row["round"], row[value])
     if not points and record.summary["status"] != "diverged":
         raise FltrainError(
             f"{record.run_id} has no {name!r}; does its spec ask for it (evaluation.statistics)? "
@@ -56,10 +61,14 @@ def curve(record: Record, name: str) -> pd.Series:
     return pd.Series(points, dtype=float)
 
 
-def curves(sheet: Sheet, figure: Curves, panel: Panel, runs: Callable[[str], Record]) -> pd.DataFrame:
-    """Curves of a panel: rounds down, one column per (label on the axis ``series``, seed)."""
+def curves(
+    sheet: Sheet, figure: Curves, panel: Panel, runs: Callable[[str], Record], where: Labels | None = None
+) -> pd.DataFrame:
+    """Curves of a panel, of the cells ``where``: rounds down, a column per (label on ``series``, seed)."""
     columns = {
-        (cell.labels[figure.series], cell.seed): curve(runs(cell.run), panel.curve) for cell in sheet.cells
+        (cell.labels[figure.series], cell.seed): curve(runs(cell.run), panel.curve)
+        for cell in sheet.cells
+        if (where or {}).items() <= cell.labels.items()
     }
     if panel.reduction_from:
         (base,) = panel.reduction_from.values()
@@ -107,28 +116,36 @@ def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
                 canvas.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=metadata)
 
 
-def _canvas(panels: int) -> tuple[Canvas, Sequence[Axes]]:
-    canvas = Canvas(figsize=(75 * panels * MILLIMETRE, 68 * MILLIMETRE), layout="constrained")
-    return canvas, canvas.subplots(1, panels, squeeze=False)[0]
+def _canvas(columns: int, rows: int = 1) -> tuple[Canvas, Sequence[Sequence[Axes]]]:
+    canvas = Canvas(figsize=(75 * columns * MILLIMETRE, 68 * rows * MILLIMETRE), layout="constrained")
+    grid: Sequence[Sequence[Axes]] = canvas.subplots(rows, columns, squeeze=False).tolist()
+    return canvas, grid
 
 
 def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas, int]:
-    canvas, all_axes = _canvas(len(figure.panels))
-    for axes, panel in zip(all_axes, figure.panels, strict=True):
-        _draw(axes, curves(sheet, figure, panel, results.record), sheet.axes[figure.series])
-        axes.set_title(panel.label, loc="left")
-        axes.set_xlabel("communication round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if panel.reduction_from:
-            axes.axhline(0, color="#5b6675", linewidth=0.8)
-    handles, names = all_axes[0].get_legend_handles_labels()
+    def points(axis: str | None) -> list[Labels]:
+        return [{axis: label} for label in sheet.axes[axis]] if axis else [{}]
+
+    rows = points(figure.rows)
+    columns = [(panel, point) for point in points(figure.columns) for panel in figure.panels]
+    canvas, grid = _canvas(len(columns), len(rows))
+    for row, across in zip(rows, grid, strict=True):
+        for (panel, column), axes in zip(columns, across, strict=True):
+            where = row | column
+            _draw(axes, curves(sheet, figure, panel, results.record, where), sheet.axes[figure.series])
+            axes.set_title(", ".join([*where.values(), panel.label]), loc="left")
+            axes.set_xlabel("communication round")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            if panel.reduction_from:
+                axes.axhline(0, color="#5b6675", linewidth=0.8)
+    handles, names = grid[0][0].get_legend_handles_labels()
     canvas.legend(handles, names, loc="outside upper right", ncols=len(names))
-    return canvas, len(figure.panels)
+    return canvas, len(columns)
 
 
 def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canvas, int]:
     panels = class_counts(sheet, figure, results)
-    canvas, all_axes = _canvas(len(panels))
+    canvas, (all_axes,) = _canvas(len(panels))
     largest = max(int(counts.to_numpy().max()) for counts in panels.values())
     for axes, (label, counts) in zip(all_axes, panels.items(), strict=True):
         clients, classes = np.indices(counts.shape)

@@ -103,10 +103,15 @@ class Panel(Settings):
 
 
 class Curves(Settings):
-    """Curves over rounds: panels side by side, one line per point of the axis ``series``."""
+    """Curves over rounds: panels side by side, one line per point of the axis ``series``.
+
+    The panels are repeated across for each point of the axis ``columns`` and down for each of ``rows``.
+    """
 
     kind: Literal["curves"]
     series: str
+    columns: str | None = None
+    rows: str | None = None
     panels: Annotated[tuple[Panel, ...], Strict(False)]
 
     def check(self, item: str, axes: Axes) -> None:
@@ -115,8 +120,12 @@ class Curves(Settings):
         Raises:
             FltrainError: with what there is.
         """
-        _check_axis(item, "series", self.series, axes)
-        _check_shown(item, _varied(axes), [self.series])
+        places = [place for place in (self.series, self.columns, self.rows) if place is not None]
+        for place in places:
+            _check_axis(item, "the figure's layout", place, axes)
+            if places.count(place) > 1:
+                raise FltrainError(f"{item}: the figure's layout names the axis {place!r} twice")
+        _check_shown(item, _varied(axes), places)
         for panel in self.panels:
             _check_labels(item, "reduction_from", panel.reduction_from, axes)
             if panel.reduction_from and set(panel.reduction_from) != {self.series}:
