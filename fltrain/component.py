@@ -106,8 +106,13 @@ def catalogue(base: type[AnyComponent], package: str | None = None) -> dict[str,
     return dict(sorted(found.items()))
 
 
-def choice(known: Mapping[str, type[AnyComponent]], kind: str) -> Any:
-    """Annotation of a field that holds one component of a catalogue, written as a name or a mapping."""
+def choice(
+    known: Mapping[str, type[AnyComponent]], kind: str, elsewhere: Mapping[str, str] | None = None
+) -> Any:
+    """Annotation of a field that holds one component of a catalogue, written as a name or a mapping.
+
+    ``elsewhere`` says of names that belong to other fields where to write them.
+    """
 
     def spelled_out(value: Any) -> Any:
         if isinstance(value, str):
@@ -116,6 +121,8 @@ def choice(known: Mapping[str, type[AnyComponent]], kind: str) -> Any:
             name = value.get("name")
             if name is None:
                 raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
+            if elsewhere and isinstance(name, str) and name in elsewhere:
+                raise ValueError(f"{name!r} is no {kind}: {elsewhere[name]}")
             if not isinstance(name, str) or name not in known:
                 raise ValueError(f"unknown {kind} {name!r}{suggest(name, known)} (known: {', '.join(known)})")
         return value

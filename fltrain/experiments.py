@@ -115,8 +115,12 @@ class Paper(Settings):
 
 
 class Reduction(Settings):
-    """Settings and axes that replace an item's own; ``seeds`` is the most that are run."""
+    """Settings and axes that replace an item's own; ``seeds`` is the most that are run.
 
+    ``title`` says in a few words what is shown then.
+    """
+
+    title: str | None = None
     settings: Patch = {}
     axes: dict[str, Axis] = {}
     seeds: int | None = Field(default=None, ge=1)
@@ -214,7 +218,7 @@ class PlannedItem:
             paper=self.paper.title,
             title=self.item.title,
             caption=self.item.caption,
-            scale=self.scale.title,
+            scale=self.scale.items[self.id].title or self.scale.title,
             reduced=self.scale.reduced,
             axes={axis: tuple(labels) for axis, labels in self.axes.items()},
             table=self.item.table,

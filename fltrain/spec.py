@@ -86,8 +86,10 @@ else:
     AnyScheme = choice(SCHEMES, "partition scheme")
     AnyModel = choice(MODELS, "model")
     AnyLearningRate = choice(LEARNING_RATES, "learning-rate schedule")
-    AnyMethod = choice({name: method for name, method in METHODS.items() if not method.plugin}, "method")
-    AnyPlugin = choice({name: method for name, method in METHODS.items() if method.plugin}, "plug-in")
+    BASES = {name: method for name, method in METHODS.items() if not method.plugin}
+    PLUGINS = {name: method for name, method in METHODS.items() if method.plugin}
+    AnyMethod = choice(BASES, "base method", dict.fromkeys(PLUGINS, "write it in 'plugins'"))
+    AnyPlugin = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "it is a base method, write it as 'method'"))
 
 
 class Training(Settings):

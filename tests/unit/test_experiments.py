@@ -121,6 +121,13 @@ def put(value: Any, *keys: Any) -> Edit:
     return edit
 
 
+def item(name: str, **reduction: Any) -> Edit:
+    """Return an edit that gives the scale a reduction of its own for one item."""
+    return lambda data: data.update(
+        items=[{name: reduction} if entry == name else entry for entry in data["items"]]
+    )
+
+
 # ---------------------------------------------------------------- merging
 def test_merge_goes_into_mappings_and_replaces_everything_else() -> None:
     old = {"training": {"lr": 0.1, "epochs": 5}, "plugins": ["flfa"], "rounds": 3}
@@ -182,6 +189,29 @@ def test_seeds_are_the_items_or_the_papers_and_at_most_the_scales(config: Config
     assert seeds(config.plan(item)) == [4, 2]
     assert seeds(config.plan(item, put(3, "seeds"))) == [3, 2]
     assert seeds(config.plan(item, put(1, "seeds"))) == [1, 1]
+
+
+def test_a_scale_reduces_one_item_further(config: Config) -> None:
+    """Settings come after the scale's and before the points', axes replace, seeds are limited, others stay."""
+
+    def edit(data: Yaml) -> None:
+        put(0.5, "settings", "training", "lr")(data)
+        put(7, "settings", "rounds")(data)
+        item(
+            "toy/table",
+            title="a shorter trial",
+            seeds=1,
+            settings={"training": {"lr": 0.25}, "method": "scaffold"},
+            axes={"method": {"only": "fedprox"}},
+        )(data)
+
+    table, figure = config.plan(scale=edit).items
+    assert [entry.labels["method"] for entry in table.entries] == ["only", "only"]
+    for entry in table.entries:
+        assert (entry.spec.training.lr, entry.spec.rounds, entry.spec.method.name) == (0.25, 7, "fedprox")
+    assert {entry.spec.training.lr for entry in figure.entries} == {0.5}
+    assert [len({entry.seed for entry in each.entries}) for each in (table, figure)] == [1, 2]
+    assert [each.sheet.scale for each in (table, figure)] == ["a shorter trial", "a trial"]
 
 
 def test_yaml_numbers_without_a_point_are_numbers(config: Config) -> None:
@@ -420,6 +450,14 @@ SCALE_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "item": (["toy/tabel"], ("items",), ["unknown item 'toy/tabel'", "'table'", "toy/figure"]),
     "paper without item": (["toy"], ("items",), ["unknown item 'toy'", "toy/table"]),
     "item twice": (["toy/table", "toy/table"], ("items",), ["tiny", "toy/table"]),
+    "two items in one": ([{"toy/table": {}, "toy/figure": {}}], ("items",), ["tiny.yaml", "toy/table"]),
+    "items as a mapping": ({"toy/table": {}}, ("items",), ["tiny.yaml", "items", "list"]),
+    "key of an item's reduction": ([{"toy/table": {"seed": 1}}], ("items",), ["'seed'", "'seeds'"]),
+    "axis of an item's reduction": (
+        [{"toy/table": {"axes": {"plugins": ["flfa"]}}}],
+        ("items",),
+        ["tiny", "'toy/table'", "'plugins'", "'plugin'"],
+    ),
     "no items": ([], ("items",), ["tiny.yaml", "items"]),
     "axis that no item has": ({"methd": ["fedavg"]}, ("axes",), ["'methd'", "'method'"]),
     "label that goes away": ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, ("axes",), ["'BP'"]),

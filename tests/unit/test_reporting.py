@@ -101,7 +101,9 @@ class Runs:
         return self.sheet(table={"rows": rows, "measures": list(measures), **layout}, **changes)
 
     def figure(self, *panels: Yaml, series: str = "method", **changes: Any) -> Sheet:
-        return self.sheet(figure={"kind": "curves", "series": series, "panels": list(panels)}, **changes)
+        grid = {key: changes.pop(key) for key in ("columns", "rows") if key in changes}
+        layout = {"kind": "curves", "series": series, "panels": list(panels), **grid}
+        return self.sheet(figure=layout, **changes)
 
     def bubbles(self, panels: str = "alpha", **changes: Any) -> Sheet:
         return self.sheet(figure={"kind": "bubbles", "panels": panels}, **changes)
@@ -844,6 +846,41 @@ def test_a_second_axis_is_not_dropped_in_silence(runs: Runs, tmp_path: Path) -> 
         runs.add({"method": method, "data": data}, 0.5, rows=drift(1.0))
     with pytest.raises(FltrainError, match="'data'"):
         figures.write(runs.figure(DRIFT), runs.results, [tmp_path / "figure.pdf"])
+
+
+def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
+    """Two rows, three columns; each panel has the curves of its own cells."""
+    start = {"one": 1.0, "two": 2.0}
+    for method, data, alpha in itertools.product(("BP", "FLFA"), ("one", "two"), ("0.1", "0.3", "1")):
+        value = start[data] + float(alpha) + (method == "FLFA") / 2
+        runs.add({"method": method, "data": data, "alpha": alpha}, 0.5, rows=drift(value))
+    sheet = runs.figure(DRIFT, rows="data", columns="alpha")
+    sheet.figure.check(sheet.id, sheet.axes)
+    canvas, columns = figures._draw_curves(sheet, sheet.figure, runs.results)
+    assert columns == 3
+    titles = [axes.get_title(loc="left") for axes in canvas.axes]
+    assert titles[:2] + titles[-1:] == ["one, 0.1, Drift", "one, 0.3, Drift", "two, 1, Drift"]
+    drawn = [[line.get_ydata().tolist() for line in axes.get_lines()] for axes in canvas.axes]
+    assert drawn[0] == [[1.1], [1.6]]
+    assert drawn[5] == [[3.0], [3.5]]
+
+
+def test_an_axis_has_one_place_in_a_figure(runs: Runs) -> None:
+    for method in ("BP", "FLFA"):
+        runs.add({"method": method}, 0.5, rows=drift(1.0))
+    sheet = runs.figure(DRIFT, columns="method")
+    with pytest.raises(FltrainError, match="toy/table.*'method' twice"):
+        sheet.figure.check(sheet.id, sheet.axes)
+
+
+def test_accuracy_curves_are_those_of_the_run_s_own_test(runs: Runs) -> None:
+    rows = [
+        {"round": number, "kind": "evaluation", "split": split, "accuracy": accuracy}
+        for number, both in enumerate(((0.5, 0.1), (0.7, 0.2)), start=1)
+        for split, accuracy in zip(("test", "cifar10_1"), both, strict=True)
+    ]
+    run = runs.add({"method": "BP"}, 0.5, rows=rows)
+    assert figures.curve(runs.results.record(run), "evaluation.accuracy").tolist() == [0.5, 0.7]
 
 
 # ---------------------------------------------------------------- images of each class at each client
