@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -92,8 +92,6 @@ class LoopExecutor:
         orders = batch_orders(round, client, len(indices), indices.device)
         changes = images.parameters(round.task.seed, round.number, client, training.epochs, len(indices))
 
-        model.load(round.weights, round.buffers, round.counters)
-        model.network.train()
         local = Local(
             task=round.task,
             client=client,
@@ -108,10 +106,13 @@ class LoopExecutor:
             payload={},
             state={},
         )
+        local = self.composition.receive(local, round.payloads, states)
+        model.load(local.start, round.buffers, round.counters)
+        model.network.train()
         hooks = self.composition.begin(local, round.payloads, states)
         optimiser = Sgd(training, round.lr, model.weights)
         recording = self.composition.recording
-        trajectory = recording and Trajectory(recording, steps, round.weights, self.recordings)
+        trajectory = recording and Trajectory(recording, steps, local.start, self.recordings)
         loss_sum = model.weights.new_zeros(())
 
         used = sum(sizes)
@@ -128,7 +129,7 @@ class LoopExecutor:
             client=client,
             samples=len(indices),
             steps=steps,
-            start=round.weights,
+            start=local.start,
             trained=weights,
             weights=weights,
             buffers=model.buffers.clone(),
@@ -145,6 +146,7 @@ class LoopExecutor:
         weights = self.model.weights
         step = LoopStep(self.model, self.frozen, hooks, *images.batch(chosen, how))
         gradient, loss = hooks.gradient(step, weights)
+        hooks.observe(step.outputs[-1], step)
         gradient = hooks.correct(gradient, weights)
         optimiser.step(gradient)
         hooks.settle(weights)
@@ -173,6 +175,7 @@ class LoopStep:
     hooks: LocalHooks
     images: Tensor
     labels: Tensor
+    outputs: list[Outputs] = field(default_factory=list)
 
     def differentiate(
         self,
@@ -192,14 +195,16 @@ class LoopStep:
             nullcontext() if track else model.untracked(),
             self.hooks.route(network) if route else nullcontext(),
         ):
-            features = network.features(self.images)
-            if part == "head":  # the backward pass ends here, which saves most of it
-                features = features.detach()
-            outputs = Outputs(features, network.classifier(features))
+            outputs = self.hooks.forward(network, self)
+            if part == "head":  # the backward pass ends at the classifier, which saves most of it
+                features = outputs.features.detach()
+                outputs = replace(outputs, features=features, logits=network.classifier(features))
             value = loss(outputs) if loss else self.hooks.loss(outputs, self)
             value.backward()
         if part == "body":
             model.gradient[model.layout.head :].zero_()
+        if not loss:
+            self.outputs.append(outputs)
         if at is not None:
             model.weights.copy_(here)
         return model.gradient, value.detach()

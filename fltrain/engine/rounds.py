@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from fltrain.methods.composition import Composition
 from fltrain.metrics.representation import separability
 from fltrain.metrics.updates import layer_similarity, local_drift, skewness
 from fltrain.models.build import build
-from fltrain.models.network import Network
+from fltrain.models.network import Network, map_shape
 from fltrain.randomness import Purpose, seeded_torch, stream
 from fltrain.spec import RunSpec
 
@@ -96,10 +97,13 @@ class Simulation:
             self.network = self.model.network
             self.task = Task(
                 layout=self.model.layout,
+                network=self.network,
+                map_shape=partial(map_shape, self.network, example),
                 classes=data.classes,
                 clients=len(self.data.clients),
                 samples=sum(len(images) for images in self.data.clients),
-                momentum=spec.training.momentum,
+                training=spec.training,
+                rounds=spec.rounds,
                 seed=spec.seed,
                 initialise=self._initialise,
             )

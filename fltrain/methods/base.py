@@ -4,12 +4,15 @@ One round, with the hooks in the order in which the engine calls them:
 
     server    broadcast(server, state)           the weights that clients start from
               payload(state)                     what goes down beside weights and buffers
-    client    begin(client)                      tensors kept during local training (the carry)
+    client    receive(weights, client)           the weights it starts from, given those received
+              begin(client)                      tensors kept during local training (the carry)
               per step:  route(network, carry)   context in which forward and backward run
+                         forward(network, ...)   what the network says of the batch (owned by one method)
                          logits(logits, ...)     change the logits that the loss sees
-                         criterion(logits, ...)  the loss of the logits (owned by one method only)
-                         penalty(outputs, ...)   add to the loss
+                         criterion(logits, ...)  the loss of the logits (owned by one method)
+                         loss(loss, ...)         add to the loss
                          gradient(step, ...)     where and of what to take the gradient (owned by one)
+                         observe(outputs, ...)   renew the carry by what the network said
                          correct(gradient, ...)  change the gradient before weight decay and momentum
                          settle(weights, ..)     move the weights after the optimiser's step
                          after_step(weights, ..) renew the carry
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
     from fltrain.engine.flat import Layout
     from fltrain.models.network import Network
+    from fltrain.spec import Training
 
 State = dict[str, "Tensor"]
 """Named tensors that a method keeps, sends or carries."""
@@ -57,18 +61,23 @@ class Task:
     """What is fixed for the whole run: the shape of the problem that the methods work on.
 
     Attributes:
+        network: what is trained, for its structure only: its weights are anybody's.
+        map_shape: shape of an image's maps at a cut of the network (a key of ``network.splits``).
         clients: number of clients N, sampled or not.
         samples: training images of all clients together.
-        momentum: of the clients' optimiser.
+        training: settings of local training.
         initialise: weights ``[P]`` and buffers ``[B]`` of a newly drawn network: those the run started from
             (without an argument), or a client's own.
     """
 
     layout: Layout
+    network: Network
+    map_shape: Callable[[int], tuple[int, ...]]
     classes: int
     clients: int
     samples: int
-    momentum: float
+    training: Training
+    rounds: int
     seed: int
     initialise: Callable[..., tuple[Tensor, Tensor]]
 
@@ -88,7 +97,7 @@ class Local:
     """A client at the start of its local training, as one method sees it.
 
     Attributes:
-        start: received weights r^t ``[P]``; never written to.
+        start: weights r^t ``[P]`` that local training starts from; never written to.
         buffers: received buffers ``[B]``; never written to.
         lr: learning rate of this round, constant during the round.
         steps: number of local steps K.
@@ -121,10 +130,14 @@ class Local:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a network says of a batch: representation ``[n, d]`` and logits ``[n, classes]``."""
+    """What a network says of a batch: representation ``[n, d]`` and logits ``[n, classes]``.
+
+    ``own`` is what the method that defines ``forward`` keeps of the pass for its other hooks.
+    """
 
     features: Tensor
     logits: Tensor
+    own: State = field(default_factory=dict)
 
 
 Part = Literal["all", "head", "body"]
@@ -179,7 +192,7 @@ class Update:
     """What a client sends back.
 
     Attributes:
-        start: weights r^t ``[P]`` that the client received.
+        start: weights r^t ``[P]`` that the client started from.
         trained: its weights ``[P]`` after local training.
         weights: the weights ``[P]`` that go up: those trained, unless a method replaced them.
         buffers, counters: BatchNorm statistics and counters after local training.
@@ -234,13 +247,15 @@ class Footprint:
         down, up: traffic per client and round beside weights and buffers, in vectors of the model's size.
         client, server: state kept between rounds, likewise.
         step: work of a local step where a forward pass is 1 and a backward pass 2, so that FedAvg's is 3.
+
+    None where it depends on the network; the method's page in ``docs/methods`` says how.
     """
 
-    down: int = 0
-    up: int = 0
-    client: int = 0
-    server: int = 0
-    step: float = 3.0
+    down: int | None = 0
+    up: int | None = 0
+    client: int | None = 0
+    server: int | None = 0
+    step: float | None = 3.0
 
 
 class Method(Component):
@@ -285,6 +300,10 @@ class Method(Component):
         """State of a client that takes part for the first time."""
         return {}
 
+    def receive(self, weights: Tensor, local: Local) -> Tensor:
+        """Return the weights ``[P]`` that the client starts from, given those that came down."""
+        return weights
+
     def begin(self, local: Local) -> State:
         """Return the carry: the tensors that the hooks of the local steps work with."""
         return {}
@@ -292,6 +311,11 @@ class Method(Component):
     def route(self, network: Network, local: Local, carry: State) -> AbstractContextManager[None]:
         """Context of one forward and backward pass, to change how the network computes."""
         return nullcontext()
+
+    def forward(self, network: Network, step: Step, local: Local, carry: State) -> Outputs:
+        """Return what the network in training says of the step's batch."""
+        features = network.features(step.images)
+        return Outputs(features, network.classifier(features))
 
     def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
         """Return the logits ``[n, classes]`` that the training loss sees; testing never does."""
@@ -303,13 +327,17 @@ class Method(Component):
 
         return cross_entropy(logits, labels)
 
-    def penalty(self, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
-        """Return what is added to the loss, a scalar."""
-        return outputs.logits.new_zeros(())
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+        """Return the training loss, a scalar, given that of the criterion and the methods before."""
+        return loss
 
     def gradient(self, step: Step, weights: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
         """Return the gradient ``[P]`` of the step, and the loss that it belongs to."""
         return step.differentiate()
+
+    def observe(self, outputs: Outputs, step: Step, local: Local, carry: State) -> State:
+        """Return the carry, given what the network said in the pass that the step's gradient is from."""
+        return carry
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
         """Return the gradient ``[P]`` that the optimiser shall use."""
@@ -354,8 +382,7 @@ class Method(Component):
         return None
 
     # ---------------------------------------------------------------- for the methods themselves
-    def random(self, task: Task, *, round: int = 0, client: int = 0) -> np.random.Generator:
-        """Return this method's own stream of random numbers at the given coordinates."""
-        return stream(
-            task.seed, Purpose.METHOD, round=round, client=client, epoch=zlib.crc32(self.name.encode())
-        )
+    def random(self, task: Task, *, round: int = 0, client: int = 0, use: str = "") -> np.random.Generator:
+        """Return this method's own stream of random numbers at the given coordinates, one for each use."""
+        name = zlib.crc32((self.name + use).encode())
+        return stream(task.seed, Purpose.METHOD, round=round, client=client, epoch=name)

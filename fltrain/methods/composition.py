@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fltrain.models.network import Network
 
-EXCLUSIVE_HOOKS = ("aggregate", "aggregate_buffers", "criterion", "gradient", "recording")
+EXCLUSIVE_HOOKS = ("aggregate", "aggregate_buffers", "criterion", "forward", "gradient", "recording")
 """Hooks that one method only may define; all others are chained in order."""
 
 
@@ -129,13 +129,26 @@ class Composition:
         return {method.name: method.init_client(task, start) for method in self.methods}
 
     def begin(self, local: Local, payloads: Mapping[str, State], states: Mapping[str, State]) -> LocalHooks:
-        """Return the hooks of one client's local training."""
-        locals_ = {
+        """Return the hooks of one client's local training, which starts from ``local.start``."""
+        locals_ = self._views(local, payloads, states)
+        carries = {method.name: method.begin(locals_[method.name]) for method in self.methods}
+        return LocalHooks(self, locals_, carries)
+
+    def receive(self, local: Local, payloads: Mapping[str, State], states: Mapping[str, State]) -> Local:
+        """Return the client with the weights that it starts from, given those that came down."""
+        for method in self._with("receive"):
+            view = self._views(local, payloads, states)[method.name]
+            local = replace(local, start=method.receive(local.start, view))
+        return local
+
+    def _views(
+        self, local: Local, payloads: Mapping[str, State], states: Mapping[str, State]
+    ) -> dict[str, Local]:
+        """The client as each method sees it."""
+        return {
             method.name: replace(local, payload=payloads[method.name], state=states[method.name])
             for method in self.methods
         }
-        carries = {method.name: method.begin(locals_[method.name]) for method in self.methods}
-        return LocalHooks(self, locals_, carries)
 
 
 @dataclass
@@ -147,10 +160,11 @@ class LocalHooks:
     carries: dict[str, State]
 
     def __post_init__(self) -> None:
-        chained = ("route", "logits", "penalty", "correct", "settle", "after_step")
+        chained = ("route", "logits", "loss", "observe", "correct", "settle", "after_step")
         self._chain = {hook: self.composition._with(hook) for hook in chained}
         self._criterion = self.composition._owner("criterion")
         self._gradient = self.composition._owner("gradient")
+        self._forward = self.composition._owner("forward")
 
     def _of(self, method: Method) -> tuple[Local, State]:
         return self.locals_[method.name], self.carries[method.name]
@@ -166,19 +180,28 @@ class LocalHooks:
                 stack.enter_context(method.route(network, *self._of(method)))
             yield
 
+    def forward(self, network: Network, step: Step) -> Outputs:
+        """Return what the network in training says of a batch."""
+        return self._forward.forward(network, step, *self._of(self._forward))
+
     def loss(self, outputs: Outputs, step: Step) -> Tensor:
         """Return the client's training loss on a batch."""
         logits = outputs.logits
         for method in self._chain["logits"]:
             logits = method.logits(logits, *self._of(method))
         loss = self._criterion.criterion(logits, step.labels, *self._of(self._criterion))
-        for method in self._chain["penalty"]:
-            loss = loss + method.penalty(outputs, step, *self._of(method))
+        for method in self._chain["loss"]:
+            loss = method.loss(loss, outputs, step, *self._of(method))
         return loss
 
     def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of the step and its loss."""
         return self._gradient.gradient(step, weights, *self._of(self._gradient))
+
+    def observe(self, outputs: Outputs, step: Step) -> None:
+        """Renew the carries by what the network said."""
+        for method in self._chain["observe"]:
+            self.carries[method.name] = method.observe(outputs, step, *self._of(method))
 
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Return the gradient that the optimiser shall use."""

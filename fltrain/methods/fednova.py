@@ -47,7 +47,7 @@ class FedNova(Method):
 
         steps: float = local.steps
         if self.normaliser == "momentum":
-            steps = accumulated_steps(local.steps, local.task.momentum, local.lr * self.mu)
+            steps = accumulated_steps(local.steps, local.task.training.momentum, local.lr * self.mu)
         extras = {**update.extras, self.name: {"normaliser": update.weights.new_full((), steps)}}
         return replace(update, extras=extras), local.state
 

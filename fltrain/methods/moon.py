@@ -66,17 +66,17 @@ class Moon(Method):
         drawn = local.task.initialise(local.client if self.first == "random" else None)
         return dict(zip(("weights", "buffers"), drawn, strict=True))
 
-    def penalty(self, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
         import torch
         from torch.nn.functional import cosine_similarity, cross_entropy
 
         if not carry:
-            return super().penalty(outputs, step, local, carry)
+            return loss
         models = (local.start, local.buffers), (carry["weights"], carry["buffers"])
         alike = [cosine_similarity(outputs.features, step.frozen(*model).features) for model in models]
         # Of the two models, the received one is the right answer.
         logits = torch.stack(alike, dim=1) / self.tau
-        return self.mu * cross_entropy(logits, torch.zeros_like(step.labels))
+        return loss + self.mu * cross_entropy(logits, torch.zeros_like(step.labels))
 
     def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
         return update, {"weights": update.trained, "buffers": update.buffers} if self.mu else {}

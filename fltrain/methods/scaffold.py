@@ -93,7 +93,7 @@ class Scaffold(Method):
         from fltrain.vectors import accumulated_steps
 
         ended = update.trained if self.displacement == "raw" else update.weights
-        momentum = local.task.momentum if self.normaliser == "effective" else 0.0
+        momentum = local.task.training.momentum if self.normaliser == "effective" else 0.0
         return (local.start - ended) / (local.lr * accumulated_steps(local.steps, momentum))
 
     def aggregate(

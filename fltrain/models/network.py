@@ -66,11 +66,16 @@ class Network(nn.Module):
             images = block(images)
         return images
 
-    def upper(self, maps: Tensor, split: int) -> Tensor:
-        """Return the logits that the part above a cut makes of ``maps``."""
-        for block in self._parts(split)[1]:
+    def upper_features(self, maps: Tensor, split: int) -> Tensor:
+        """Return the representation ``[n, d]`` that the part above a cut makes of ``maps``."""
+        for block in self._parts(split)[1][:-1]:
             maps = block(maps)
         return maps
+
+    def upper(self, maps: Tensor, split: int) -> Tensor:
+        """Return the logits that the part above a cut makes of ``maps``."""
+        logits: Tensor = self.classifier(self.upper_features(maps, split))
+        return logits
 
     def _parts(self, split: int) -> tuple[list[nn.Module], list[nn.Module]]:
         """Blocks below and above a cut."""
@@ -82,6 +87,16 @@ class Network(nn.Module):
         blocks = list(self.children())
         above = names.index(splits[split]) + 1
         return blocks[:above], blocks[above:]
+
+
+def map_shape(network: Network, example: Tensor, split: int) -> tuple[int, ...]:
+    """Return the shape of an image's maps at a cut; the network is left as it was."""
+    training = network.training
+    try:
+        with torch.no_grad():
+            return tuple(network.eval().lower(example, split).shape[1:])
+    finally:
+        network.train(training)
 
 
 @dataclass(frozen=True)

@@ -189,10 +189,13 @@ def task_of(layout: object = None, *, momentum: float = 0.0, clients: int = 10) 
     """A run of 10 classes whose clients have 100 images together; its network is drawn as all zeros."""
     return Task(
         layout=layout,
+        network=None,
+        map_shape=lambda split: (1,),
         classes=10,
         clients=clients,
         samples=100,
-        momentum=momentum,
+        training=Training(momentum=momentum),
+        rounds=10,
         seed=0,
         initialise=lambda client=None: (torch.zeros(1), torch.zeros(0)),
     )
