@@ -65,7 +65,7 @@ reproduce: env ## train everything that is missing and build the report
 	@echo "Runs in MLflow:      make ui"
 
 test: env ## run the tests and show what they cover
-	@$(BIN)/pytest --cov --cov-report=term
+	@$(BIN)/pytest -n $(CORES) --dist loadfile --cov --cov-report=term
 
 lint: env ## check style, types and the workflow
 	@$(BIN)/ruff check .

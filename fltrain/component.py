@@ -122,7 +122,7 @@ def choice(
             if name is None:
                 raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
             if elsewhere and isinstance(name, str) and name in elsewhere:
-                raise ValueError(f"{name!r} is no {kind}: {elsewhere[name]}")
+                raise ValueError(f"{name!r} {elsewhere[name]}")
             if not isinstance(name, str) or name not in known:
                 raise ValueError(f"unknown {kind} {name!r}{suggest(name, known)} (known: {', '.join(known)})")
         return value

@@ -98,7 +98,7 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
         ) from None
 
 
-_TYPES = {"U8": np.uint8, "I64": np.int64}
+_TYPES = {"U8": np.uint8, "I64": np.int64, "F32": np.float32}
 
 
 def _mapped(

@@ -7,7 +7,8 @@
 * ``summary.json``     status, accuracies, traffic;
 * ``costs.json``       seconds by phase, throughput, peak memory;
 * ``provenance.json``  code, packages and machine that trained;
-* ``train.log``        what was printed.
+* ``train.log``        what was printed;
+* ``models.safetensors``  if the spec asks for it, the final model (see ``fltrain.trained``).
 
 The first three are equal, byte for byte, for two executions of a run on the same kind of machine; whatever
 differs between executions is in the last three. No torch here.
@@ -22,14 +23,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from fltrain.data.datasets import Dataset
 from fltrain.errors import FltrainError
-from fltrain.files import read_json, replacing, write_json
+from fltrain.files import read_json, replacing, write_arrays, write_json
 from fltrain.spec import RunSpec
 
 Row = dict[str, Any]
 RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json")
 """The files of a complete record."""
+
+MODELS_FILE = "models.safetensors"
+"""Weights that a record holds if its spec asks for them."""
 
 
 @dataclass(frozen=True)
@@ -189,12 +195,15 @@ def write_record(
     summary: Mapping[str, Any],
     costs: Mapping[str, Any],
     provenance: Mapping[str, Any],
+    models: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
     """Write the record of a run; the summary, which marks it complete, comes last."""
     (folder / "summary.json").unlink(missing_ok=True)  # an older record is not complete any more
     write_json(folder / "spec.json", spec.canonical)
     with replacing(folder / "metrics.jsonl") as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    if models is not None:
+        write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
     write_json(folder / "costs.json", costs)
     write_json(folder / "provenance.json", provenance)
     write_json(folder / "summary.json", summary)

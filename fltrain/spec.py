@@ -32,6 +32,17 @@ class LearningRate(Component):
         """What the initial rate is multiplied by in the given round (counted from 0)."""
         raise TypeError(f"learning-rate schedule {self.name!r} does not define its factor")
 
+    def check(self, rounds: int) -> None:
+        """Refuse a run of so many rounds that its rate would be zero in some.
+
+        Raises:
+            ValueError: with what to set.
+        """
+        if self.factor(rounds - 1) <= 0:
+            raise ValueError(
+                f"training.lr_schedule: {self.name!r} is zero in the last of {rounds} rounds; stretch it"
+            )
+
 
 class Constant(LearningRate):
     """The same rate in every round."""
@@ -66,6 +77,16 @@ class Steps(LearningRate):
         return self.decay ** ((round + 1) // self.every)
 
 
+class Cosine(LearningRate):
+    """The rate falls to zero along half a cosine over ``rounds`` rounds, and stays there."""
+
+    name: Literal["cosine"] = "cosine"
+    rounds: int = Field(ge=1)
+
+    def factor(self, round: int) -> float:
+        return (1 + math.cos(math.pi * min(round / self.rounds, 1.0))) / 2
+
+
 LEARNING_RATES = catalogue(LearningRate)
 
 if TYPE_CHECKING:
@@ -88,8 +109,8 @@ else:
     AnyLearningRate = choice(LEARNING_RATES, "learning-rate schedule")
     BASES = {name: method for name, method in METHODS.items() if not method.plugin}
     PLUGINS = {name: method for name, method in METHODS.items() if method.plugin}
-    AnyMethod = choice(BASES, "base method", dict.fromkeys(PLUGINS, "write it in 'plugins'"))
-    AnyPlugin = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "it is a base method, write it as 'method'"))
+    AnyMethod = choice(BASES, "method", dict.fromkeys(PLUGINS, "is a plug-in; write it under 'plugins'"))
+    AnyPlugin = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "is no plug-in; write it under 'method'"))
 
 
 class Training(Settings):
@@ -127,20 +148,26 @@ class Participation(Settings):
         return max(1, round(self.fraction * clients))
 
 
+Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separability"]
+
+
 class Evaluation(Settings):
     """When the global model is tested, and what is measured beside.
 
     The model is tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
-    final accuracy. ``statistics``: ``drift`` and ``similarity`` of the clients' updates in every round,
-    ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first round is
-    reported. ``extra``: further data sets whose test images the model is tested on, normalised like the run's
-    own.
+    final accuracy. ``statistics``: ``drift`` and ``similarity`` of the clients' updates, ``divergence`` of
+    their weights from the new global ones and ``dissimilarity`` of their gradients (which costs an epoch) in
+    every round, ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first
+    round is reported. ``extra``: further data sets whose test images the model is tested on, normalised like
+    the run's own. ``keep``: whether the record also holds the final ``model``, and the models of the last
+    round's ``clients``, for figures that look into them.
     """
 
     every: int = Field(default=1, ge=1)
-    statistics: tuple[Literal["drift", "similarity", "separability"], ...] = Field(default=(), strict=False)
+    statistics: tuple[Statistic, ...] = Field(default=(), strict=False)
     targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(default=(), strict=False)
     extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
+    keep: Literal["nothing", "model", "clients"] = "nothing"
 
 
 class RunSpec(Settings):
@@ -165,6 +192,7 @@ class RunSpec(Settings):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         _ = self.composition
+        self.training.lr_schedule.check(self.rounds)
         entry, side = self.dataset.entry, self.dataset.side
         self.dataset.normalise(entry.channels or 1)
         if entry.train_images == 0:

@@ -18,12 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.engine.local import LoopExecutor
-from fltrain.engine.rounds import Diverged, Row, Simulation
+from fltrain.engine.rounds import Diverged, Simulation
+from fltrain.engine.statistics import Row
 from fltrain.errors import FltrainError
 from fltrain.methods.base import Place
 from fltrain.provenance import gather
 from fltrain.records import Record, Results, summarise, write_record
 from fltrain.spec import RunSpec
+from fltrain.trained import kept_models
 
 LOG = logging.getLogger("fltrain")
 LOG_EVERY_SECONDS = 15.0
@@ -117,7 +119,8 @@ def train(
         "digests": {"data": data.digest, "partition": divided.digest},
     }
     summary = summarise(spec, rows, diverged, facts)
-    write_record(folder, spec, rows, summary, _costs(simulation, started), gather(device, threads))
+    costs, provenance = _costs(simulation, started), gather(device, threads)
+    write_record(folder, spec, rows, summary, costs, provenance, kept_models(simulation))
     if summary["accuracy"]["final"] is not None:
         LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
     return Record(folder)

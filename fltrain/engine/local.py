@@ -60,6 +60,9 @@ class Executor(Protocol):
     ) -> list[Trained]:
         """Train the clients from what the round sends and the states that they kept, by method name."""
 
+    def gradients(self, round: Round, clients: Sequence[int]) -> Tensor:
+        """Gradients ``[m, P]`` of the clients' mean losses at the weights that the round sends."""
+
 
 class LoopExecutor:
     """The reference: one client after the other, one step after the other."""
@@ -84,6 +87,14 @@ class LoopExecutor:
                 trained.append(self._train(round, images, client, state))
         return trained
 
+    def gradients(self, round: Round, clients: Sequence[int]) -> Tensor:
+        rows: list[Tensor] = []
+        for client in clients:
+            self.model.load(round.weights, round.buffers, round.counters)
+            self.model.network.train()
+            rows.append(self._mean_gradient(self.data.clients[client], round.training.batch_size))
+        return torch.stack(rows)
+
     def _train(self, round: Round, images: Augmented, client: int, states: Mapping[str, State]) -> Trained:
         training, model = round.training, self.model
         indices = self.data.clients[client]
@@ -102,7 +113,7 @@ class LoopExecutor:
             steps=steps,
             samples=len(indices),
             class_counts=self.data.class_counts[client],
-            mean_gradient=partial(self._mean_gradient, indices, sizes),
+            mean_gradient=partial(self._mean_gradient, indices, training.batch_size),
             payload={},
             state={},
         )
@@ -135,7 +146,7 @@ class LoopExecutor:
             buffers=model.buffers.clone(),
             counters=model.counters.clone(),
             loss=loss_sum / steps,
-            trajectory=trajectory.rows if trajectory else None,
+            trajectory=trajectory.finished() if trajectory else None,
         )
         return Trained(*hooks.finish(update))
 
@@ -146,23 +157,26 @@ class LoopExecutor:
         weights = self.model.weights
         step = LoopStep(self.model, self.frozen, hooks, *images.batch(chosen, how))
         gradient, loss = hooks.gradient(step, weights)
-        hooks.observe(step.outputs[-1], step)
+        if step.outputs:
+            hooks.observe(step.outputs[-1], step)
         gradient = hooks.correct(gradient, weights)
         optimiser.step(gradient)
         hooks.settle(weights)
         hooks.after_step(weights)
         return loss, gradient
 
-    def _mean_gradient(self, indices: Tensor, sizes: list[int]) -> Tensor:
+    def _mean_gradient(self, indices: Tensor, batch: int) -> Tensor:
         """Gradient of the mean cross entropy over a client's images at the model's current weights."""
         model = self.model
         model.gradient.zero_()
-        used = sum(sizes)
+        parts = list(indices.split(batch))
+        if len(parts) > 1 and len(parts[-1]) == 1:  # BatchNorm cannot train on a single image
+            parts[-2:] = [torch.cat(parts[-2:])]
         with model.untracked():
-            for chosen in indices[:used].split(sizes):
+            for chosen in parts:
                 inputs, labels = self.data.train.batch(chosen)
-                loss = functional.cross_entropy(model.network(inputs), labels, reduction="sum") / used
-                loss.backward()
+                loss = functional.cross_entropy(model.network(inputs), labels, reduction="sum")
+                (loss / len(indices)).backward()
         return model.gradient.clone()
 
 

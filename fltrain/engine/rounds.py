@@ -20,18 +20,15 @@ from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test
 from fltrain.engine.flat import FlatModel, pack
 from fltrain.engine.local import Executor, LoopExecutor, Round, Trained
+from fltrain.engine.statistics import FinishedRound, Row, measure
 from fltrain.errors import FltrainError
-from fltrain.methods.base import Server, State, Task
+from fltrain.methods.base import Server, State, Task, Update
 from fltrain.methods.composition import Composition
 from fltrain.metrics.representation import separability
-from fltrain.metrics.updates import layer_similarity, local_drift, skewness
 from fltrain.models.build import build
 from fltrain.models.network import Network, map_shape
 from fltrain.randomness import Purpose, seeded_torch, stream
 from fltrain.spec import RunSpec
-
-Row = dict[str, Any]
-"""One line of the record: ``round``, ``kind`` and values."""
 
 ExecutorFactory = Callable[[FlatModel, FederatedData, Composition], Executor]
 
@@ -115,6 +112,7 @@ class Simulation:
                 self.composition.init_server(self.task, start),
             )
             self.clients: dict[int, dict[str, State]] = {}
+            self.last_updates: list[Update] = []
             self.executor = executor(self.model, self.data, self.composition)
         self.bytes_down = self.bytes_up = 0
 
@@ -176,6 +174,7 @@ class Simulation:
             self.clients.update(
                 {update.client: result.states for update, result in zip(updates, trained, strict=True)}
             )
+        self.last_updates = updates
         self.costs.round_seconds.append(time.perf_counter() - server_started)
         self.costs.samples += sum(
             sum(self.spec.training.batch_sizes(update.samples)) * self.spec.training.epochs
@@ -185,9 +184,12 @@ class Simulation:
 
         rows: list[Row] = [{"kind": "train", "clients": sampled, "loss": train_loss}]
         with self.costs.phase("statistics", self.device):
-            statistics = self._statistics([update.displacement for update in updates])
-            if statistics:
-                rows.append({"kind": "updates", **statistics})
+            rows += measure(
+                self.spec.evaluation.statistics,
+                FinishedRound(
+                    self.model.layout, updates, self.server, lambda: self.executor.gradients(task, sampled)
+                ),
+            )
             rows += [
                 {"kind": name, **row} for name, row in self.composition.report(self.task, before, updates)
             ]
@@ -195,20 +197,6 @@ class Simulation:
             with self.costs.phase("evaluate", self.device):
                 rows += self._evaluate()
         return [{"round": number + 1, **row} for row in rows]
-
-    def _statistics(self, displacements: Sequence[Tensor]) -> Row:
-        wanted = self.spec.evaluation.statistics
-        rows = torch.stack(list(displacements)) if {"drift", "similarity"} & set(wanted) else torch.empty(0)
-        statistics: Row = {}
-        if "drift" in wanted:
-            statistics["drift"] = local_drift(rows)
-        if "similarity" in wanted:
-            layout = self.model.layout
-            similarity = layer_similarity(rows, layout.weights)
-            names = [layer.name for layer in layout.layers]
-            statistics["similarity"] = dict(zip(names, map(_or_none, similarity), strict=True))
-            statistics["skewness"] = skewness(similarity)
-        return statistics
 
     def _evaluate(self) -> list[Row]:
         self.model.load(self.server.weights, self.server.buffers, self.server.counters)

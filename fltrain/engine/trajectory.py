@@ -42,6 +42,12 @@ class Trajectory:
         self.rows[self.taken].copy_(row, non_blocking=True)
         self.taken += 1
 
+    def finished(self) -> Tensor:
+        """Return the matrix, once all copies to the host have arrived."""
+        if self.rows.is_pinned():
+            torch.cuda.synchronize()
+        return self.rows
+
 
 def _too_large(size: int, start: Tensor) -> bool:
     free, _ = torch.cuda.mem_get_info(start.device)

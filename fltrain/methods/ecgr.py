@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -42,7 +43,10 @@ class Ecgr(Method):
 
     name: Literal["ecgr"] = "ecgr"
     plugin: ClassVar[bool] = True
-    citation: ClassVar[str] = "ECGR, gradient re-aggregation by magnitude ranking, arXiv 2601.03584"
+    citation: ClassVar[str] = (
+        "Local gradient regulation stabilizes federated learning under client heterogeneity, "
+        "arXiv 2601.03584, 2026"
+    )
     neutral: ClassVar = {"beta": 1.0}
 
     kappa: float = Field(default=0.5, gt=0, le=1)
@@ -62,7 +66,7 @@ class Ecgr(Method):
 
         steps = update.trajectory
         assert steps is not None  # the engine records it
-        count = max(1, int(self.kappa * local.steps))
+        count = max(1, math.floor(self.kappa * local.steps + 1e-9))  # 0.29 of 100 steps are 29
         picked = self._select(steps, count, local)
         statistics = {"selected": torch.tensor(sorted(picked), dtype=torch.int32)}
         update = replace(update, statistics={**update.statistics, self.name: statistics})

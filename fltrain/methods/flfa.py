@@ -44,7 +44,9 @@ class Flfa(Method):
 
     name: Literal["flfa"] = "flfa"
     plugin: ClassVar[bool] = True
-    citation: ClassVar[str] = "Federated Learning with Feedback Alignment"
+    citation: ClassVar[str] = (
+        "Baek et al., Federated learning with feedback alignment, arXiv 2512.12762, 2025"
+    )
     neutral: ClassVar = {"n_fa": 0}
 
     strategy: Literal["lowest", "highest", "skew", "fixed"] = "lowest"

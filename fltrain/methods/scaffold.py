@@ -25,7 +25,7 @@ class Scaffold(Method):
             counts the steps that momentum adds, and agrees with it at momentum 0.
         correction: added to the ``gradient``, before momentum; or, times the learning rate, to the weights
             ``after_step`` (code of ECGR and FedImpro). Displacements then hold each correction once whatever
-            the momentum, so only the plain normaliser is right.
+            the momentum, which calls for the plain normaliser; with momentum it is stable but biased.
         displacement: from which option II renews c_k: the ``raw`` one, or the one that is ``uploaded`` after
             plug-ins have changed it.
         weighting: who counts how much. ``uniform``: all clients alike, as published. ``scaled`` (code of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +16,30 @@ def local_drift(displacements: Tensor) -> float:
     """Mean distance of the clients' displacements ``[m, P]`` from their mean (FLFA, eq. 59)."""
     rows = displacements.double()
     return float((rows - rows.mean(0)).norm(dim=1).mean())
+
+
+def weight_divergence(weights: Tensor, mean: Tensor, slots: Iterable[Slot]) -> float:
+    """Mean distance of the clients' weights ``[m, P]`` from the new global ones ``[P]``, over some slots.
+
+    (FedImpro, figures 3 and 7.)
+    """
+    squared = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
+    for slot in slots:
+        part = slice(slot.start, slot.stop)
+        squared += (weights[:, part].double() - mean[part].double()).square().sum(1)
+    return float(squared.sqrt().mean())
+
+
+def gradient_variance(gradients: Tensor, slots: Iterable[Slot]) -> float:
+    """Mean squared distance of the clients' gradients ``[m, P]`` from their mean, over some slots.
+
+    (FedImpro, section 4.2: gradient dissimilarity, which splits into those of the parts of a network.)
+    """
+    total = 0.0
+    for slot in slots:
+        rows = gradients[:, slot.start : slot.stop].double()
+        total += float((rows - rows.mean(0)).square().sum(1).mean())
+    return total
 
 
 def layer_similarity(

@@ -40,36 +40,44 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def curve(record: Record, name: str) -> pd.Series:
+def curve(record: Record, name: str) -> pd.DataFrame:
     """Return ``kind.field`` of a record's rows over the rounds; rows without a value are left out.
 
-    Where a round has several such rows (tests on further data sets), the first counts, the run's own test.
+    There is one column, or one per layer or block if the field holds several numbers. Where a round has
+    several such rows (tests on further data sets), the first counts, the run's own test.
 
     Raises:
         FltrainError: if the record has no such rows.
     """
     kind, _, value = name.partition(".")
-    points: dict[int, float] = {}
+    points: dict[int, dict[str, float]] = {}
     for row in record.rows(kind):
-        if row.get(value) is not None:
-            points.setdefault(row["round"], row[value])
+        found = row.get(value)
+        if found is not None:
+            points.setdefault(row["round"], found if isinstance(found, dict) else {"": found})
     if not points and record.summary["status"] != "diverged":
         raise FltrainError(
             f"{record.run_id} has no {name!r}; does its spec ask for it (evaluation.statistics)? "
             f"(kinds of rows: {', '.join(sorted({row['kind'] for row in record.metrics}))})"
         )
-    return pd.Series(points, dtype=float)
+    return pd.DataFrame.from_dict(points, orient="index", dtype=float)
 
 
 def curves(
     sheet: Sheet, figure: Curves, panel: Panel, runs: Callable[[str], Record], where: Labels | None = None
 ) -> pd.DataFrame:
     """Curves of a panel, of the cells ``where``: rounds down, a column per (label on ``series``, seed)."""
-    columns = {
-        (cell.labels[figure.series], cell.seed): curve(runs(cell.run), panel.curve)
-        for cell in sheet.cells
-        if (where or {}).items() <= cell.labels.items()
-    }
+    columns: dict[tuple[str, int], pd.Series] = {}
+    for cell in sheet.cells:
+        if (where or {}).items() <= cell.labels.items():
+            record = runs(cell.run)
+            found = curve(record, panel.curve)
+            if figure.over == "epochs":
+                found.index = found.index * record.spec["training"]["epochs"]
+            if figure.series in cell.labels:  # a run that diverged at once has an empty curve
+                columns[cell.labels[figure.series], cell.seed] = found.get("", pd.Series(dtype=float))
+            else:
+                columns.update({(str(part), cell.seed): found[part] for part in found})
     if panel.reduction_from:
         (base,) = panel.reduction_from.values()
         # In percent of the baseline with the same seed; positive is less than the baseline.
@@ -78,7 +86,8 @@ def curves(
             for (label, seed), values in columns.items()
             if label != base
         }
-    return pd.DataFrame(columns).sort_index()
+    frame = pd.DataFrame(columns).sort_index()
+    return frame / frame.max() if panel.normalise else frame
 
 
 def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
@@ -132,9 +141,11 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
     for row, across in zip(rows, grid, strict=True):
         for (panel, column), axes in zip(columns, across, strict=True):
             where = row | column
-            _draw(axes, curves(sheet, figure, panel, results.record, where), sheet.axes[figure.series])
+            frame = curves(sheet, figure, panel, results.record, where)
+            labels = sheet.axes.get(figure.series) or list(dict.fromkeys(frame.columns.get_level_values(0)))
+            _draw(axes, frame, labels)
             axes.set_title(", ".join([*where.values(), panel.label]), loc="left")
-            axes.set_xlabel("communication round")
+            axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if panel.reduction_from:
                 axes.axhline(0, color="#5b6675", linewidth=0.8)

@@ -53,6 +53,8 @@ class Measured(Settings):
         reported: value of the column ``metric`` in the file of published values.
         gain_over: adds the difference to the cell with these labels, paired over seeds.
         relative_to: shows multiples of the cell with these labels.
+        target_of: for ``rounds_to_target``: the target is the best accuracy of the cell with these labels,
+            the least over seeds, rounded down to whole per cent.
     """
 
     measure: str
@@ -60,6 +62,7 @@ class Measured(Settings):
     reported: str | None = None
     gain_over: Labels = {}
     relative_to: Labels = {}
+    target_of: Labels = {}
 
 
 class Table(Settings):
@@ -83,32 +86,52 @@ class Table(Settings):
                 raise FltrainError(f"{item}: the measure {name!r} is shown twice; tell them apart by 'label'")
         for measured in self.measures:
             try:
-                dimension = measure(measured.measure).dimension
+                what = measure(measured.measure)
             except FltrainError as error:
                 raise FltrainError(f"{item}: {error}") from None
+            if what.targeted != bool(measured.target_of):
+                raise FltrainError(
+                    f"{item}: 'target_of' goes with the measure 'rounds_to_target', and only with it"
+                )
+            dimension = what.dimension
             known = [*axes, *filter(None, [dimension])]
             for place in places:
                 _check_axis(item, "the table's layout", place, known)
-            for what in ("gain_over", "relative_to"):
-                _check_labels(item, what, getattr(measured, what), axes)
+            for reference in ("gain_over", "relative_to", "target_of"):
+                _check_labels(item, reference, getattr(measured, reference), axes)
             _check_shown(item, [*_varied(axes), *filter(None, [dimension])], places)
 
 
 class Panel(Settings):
-    """One panel of a figure of curves: ``curve`` is ``kind.field`` of the rows in ``metrics.jsonl``."""
+    """One panel of a figure of curves.
+
+    Attributes:
+        curve: ``kind.field`` of the rows in ``metrics.jsonl``.
+        label: heading of the panel.
+        reduction_from: shows the reduction, in per cent, from the curve with these labels and the same seed.
+        normalise: divides each curve by its own maximum.
+    """
 
     curve: str
     label: str
     reduction_from: Labels = {}
+    normalise: bool = False
+
+
+PARTS = ("layers", "blocks")
+"""Fields of the rows that hold one number per layer or block of the network."""
 
 
 class Curves(Settings):
     """Curves over rounds: panels side by side, one line per point of the axis ``series``.
 
     The panels are repeated across for each point of the axis ``columns`` and down for each of ``rows``.
+    Instead of an axis, ``series`` can name a field that holds several numbers: ``layers`` or ``blocks``. The
+    curves run over rounds, or over local ``epochs`` (rounds times the local epochs of a round).
     """
 
     kind: Literal["curves"]
+    over: Literal["rounds", "epochs"] = "rounds"
     series: str
     columns: str | None = None
     rows: str | None = None
@@ -122,7 +145,8 @@ class Curves(Settings):
         """
         places = [place for place in (self.series, self.columns, self.rows) if place is not None]
         for place in places:
-            _check_axis(item, "the figure's layout", place, axes)
+            if place not in PARTS:
+                _check_axis(item, "the figure's layout", place, axes)
             if places.count(place) > 1:
                 raise FltrainError(f"{item}: the figure's layout names the axis {place!r} twice")
         _check_shown(item, _varied(axes), places)

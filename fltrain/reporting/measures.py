@@ -17,12 +17,18 @@ WARM_UP_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Measure:
-    """A number, or one number per label of a ``dimension``, read off a record; None if the run has none."""
+    """A number, or one number per label of a ``dimension``, read off a record; None if the run has none.
+
+    ``targeted`` measures are also handed a target accuracy. ``median`` ones are summarised by their median
+    over seeds, as they can be infinite.
+    """
 
     label: str
     decimals: int
-    of: Callable[[Record], Mapping[str, float] | None]
+    of: Callable[..., Mapping[str, float] | None]
     dimension: str | None = None
+    targeted: bool = False
+    median: bool = False
 
 
 def _percent(name: str) -> Callable[[Record], Mapping[str, float] | None]:
@@ -39,6 +45,22 @@ def _round_seconds(record: Record) -> Mapping[str, float] | None:
     return {"": sum(timed) / len(timed)} if timed else None
 
 
+def best_accuracy(record: Record) -> float:
+    """Highest accuracy of any round, 0 if there is none."""
+    return float(record.summary["accuracy"]["best"] or 0.0)
+
+
+def _rounds_to_target(record: Record, target: float) -> Mapping[str, float]:
+    """First round (from 1) whose accuracy is at least the target; infinite if none is."""
+    split = "local_test" if record.spec["local_test"] else "test"
+    rounds = (
+        row["round"]
+        for row in record.rows("evaluation")
+        if row["split"] == split and row["accuracy"] >= target
+    )
+    return {"": min(rounds, default=math.inf)}
+
+
 def _selection_share(record: Record) -> Mapping[str, float] | None:
     """Share of selections that fall into each block, in percent (FLFA, table 13)."""
     selected = Counter(name.partition(".")[0] for row in record.rows("flfa") for name in row["selected"])
@@ -51,6 +73,7 @@ MEASURES = {
     "final_accuracy": Measure("accuracy, %", 2, _percent("final")),
     "best_accuracy": Measure("best accuracy, %", 2, _percent("best")),
     "last_accuracy": Measure("last accuracy, %", 2, _percent("last")),
+    "rounds_to_target": Measure("rounds to target", 0, _rounds_to_target, targeted=True, median=True),
     "round_seconds": Measure("seconds per round", 3, _round_seconds),
     "selection_share": Measure("share of selections, %", 2, _selection_share, dimension="block"),
 }

@@ -16,7 +16,7 @@ from fltrain.errors import FltrainError
 from fltrain.files import write_text
 from fltrain.records import Record
 from fltrain.reporting.layout import Labels, Measured, Sheet, Table
-from fltrain.reporting.measures import measure
+from fltrain.reporting.measures import best_accuracy, measure
 
 TEMPLATES = Environment(
     loader=PackageLoader("fltrain.reporting"),
@@ -36,17 +36,21 @@ class Statistic:
     n: int
 
     @classmethod
-    def of(cls, values: pd.Series) -> Statistic | None:
-        """Summarise the values that are there; None if there are none."""
+    def of(cls, values: pd.Series, median: bool = False) -> Statistic | None:
+        """Summarise the values that are there, possibly by their median alone; None if there are none."""
         present = values.dropna()
         if present.empty:
             return None
+        if median:
+            return cls(float(present.median()), None, len(present))
         return cls(
             float(present.mean()), float(present.std(ddof=1)) if len(present) > 1 else None, len(present)
         )
 
     def text(self, decimals: int, sign: str = "") -> str:
-        """For example ``67.34 ± 0.52``."""
+        """For example ``67.34 ± 0.52``; ``never`` for an infinite number of rounds."""
+        if math.isinf(self.mean):
+            return "never"
         spread = "" if self.std is None else f" ± {self.std:.{decimals}f}"
         return f"{self.mean:{sign}.{decimals}f}{spread}"
 
@@ -121,11 +125,13 @@ def _table(sheet: Sheet) -> Table:
 def _values(sheet: Sheet, runs: Callable[[str], Record], measured: Measured) -> pd.DataFrame:
     """One line per run (and label of the measure's dimension): labels, seed, value, what it is called."""
     what = measure(measured.measure)
+    targets = _targets(sheet, runs, measured.target_of) if what.targeted else {}
     lines: list[dict[str, Any]] = []
     for cell in sheet.cells:
         record = runs(cell.run)
         diverged = record.summary["status"] == "diverged"
-        for label, value in (what.of(record) or {"": math.nan}).items():
+        target = [targets[_key({**cell.labels, **measured.target_of})]] if what.targeted else []
+        for label, value in (what.of(record, *target) or {"": math.nan}).items():
             dimension = {what.dimension: label} if what.dimension else {}
             reported = {key: text.format(**dimension) for key, text in cell.reported.items()}
             place = {**cell.labels, **dimension}
@@ -144,6 +150,21 @@ def _values(sheet: Sheet, runs: Callable[[str], Record], measured: Measured) -> 
         frame["value"] = frame["value"] / _baseline(frame, measured.relative_to)
     frame["gain"] = frame["value"] - _baseline(frame, measured.gain_over) if measured.gain_over else math.nan
     return frame
+
+
+def _key(labels: Labels) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
+
+
+def _targets(
+    sheet: Sheet, runs: Callable[[str], Record], labels: Labels
+) -> dict[tuple[tuple[str, str], ...], float]:
+    """Target accuracy by the labels of the cell that sets it (FedImpro, table 2)."""
+    best: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for cell in sheet.cells:
+        if labels.items() <= cell.labels.items():
+            best.setdefault(_key(cell.labels), []).append(best_accuracy(runs(cell.run)))
+    return {key: math.floor(100 * min(values)) / 100 for key, values in best.items()}
 
 
 def _places(frame: pd.DataFrame) -> list[str]:
@@ -178,7 +199,7 @@ def _cells_of(table: Table, measured: Measured, values: pd.DataFrame, reported: 
                 measure=measured.measure,
                 label=measured.label or what.label,
                 decimals=2 if measured.relative_to else what.decimals,
-                value=Statistic.of(group["value"]),
+                value=Statistic.of(group["value"], what.median),
                 diverged=int(group["diverged"].sum()),
                 gain=None if is_baseline else Statistic.of(group["gain"]),
                 published=value,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.local import LoopExecutor, Trained
-from fltrain.engine.rounds import Row, Simulation
+from fltrain.engine.rounds import Simulation
+from fltrain.engine.statistics import Row
 from fltrain.methods import METHODS
 from fltrain.methods.base import Local, Method, Task, Update
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model

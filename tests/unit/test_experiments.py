@@ -192,7 +192,7 @@ def test_seeds_are_the_items_or_the_papers_and_at_most_the_scales(config: Config
 
 
 def test_a_scale_reduces_one_item_further(config: Config) -> None:
-    """Settings come after the scale's and before the points', axes replace, seeds are limited, others stay."""
+    """Its settings come after the scale's and before the points', its axes replace, its seeds are limits."""
 
     def edit(data: Yaml) -> None:
         put(0.5, "settings", "training", "lr")(data)

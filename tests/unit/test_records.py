@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fltrain import records
-from fltrain.engine.rounds import Diverged, Row, Simulation
+from fltrain.engine.rounds import Diverged, Simulation
+from fltrain.engine.statistics import Row
 from fltrain.errors import FltrainError
 from fltrain.records import RECORD_FILES, Record, Results, summarise, write_record
 

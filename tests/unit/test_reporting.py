@@ -212,7 +212,35 @@ def selections(*layers: str) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("measure", MEASURES)
+def accuracy_rows(*accuracies: float) -> list[Row]:
+    return [
+        {"round": number, "kind": "evaluation", "split": "test", "view": "global", "accuracy": accuracy}
+        for number, accuracy in enumerate(accuracies, start=1)
+    ]
+
+
+def test_rounds_to_target(runs: Runs) -> None:
+    """The target is FedAvg's best of its worst seed, in whole per cent; the first round with it counts."""
+    for method, curves in (
+        ("FedAvg", ((0.50, 0.609, 0.59), (0.3, 0.7, 0.8), (0.60, 0.65, 0.62))),
+        ("FedProx", ((0.50, 0.61, 0.59, 0.63), (0.60, 0.2, 0.2, 0.2), (0.1, 0.2, 0.6, 0.1))),
+        ("MOON", ((0.1, 0.59), (0.1, 0.5), (0.7, 0.7))),
+    ):
+        for accuracies in curves:
+            runs.add({"method": method}, max(accuracies), rows=accuracy_rows(*accuracies))
+    sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
+    shown = {row: cell.text for (row,), cell in runs.shown(sheet).items()}
+    assert shown == {"FedAvg": "2", "FedProx": "2", "MOON": "never"}
+
+
+def test_a_target_belongs_to_rounds_and_the_other_way_round(runs: Runs) -> None:
+    runs.add({"method": "FedAvg"}, 0.5)
+    for measure in ({"measure": "rounds_to_target"}, {**ACCURACY, "target_of": {"method": "FedAvg"}}):
+        with pytest.raises(FltrainError, match="toy/table: 'target_of' goes with"):
+            runs.shown(runs.table(measure))
+
+
+@pytest.mark.parametrize("measure", [name for name, measure in MEASURES.items() if not measure.targeted])
 def test_a_diverged_run_is_shown_and_left_out_of_the_mean(runs: Runs, measure: str) -> None:
     for accuracy, rows, seconds in (
         (0.8, selections("stem.0", "classifier"), 1.0),
@@ -708,7 +736,32 @@ def drift(*values: float | None) -> list[Row]:
 
 def test_a_curve_is_read_off_a_record(runs: Runs) -> None:
     run = runs.add({"method": "BP"}, 0.5, rows=drift(2.0, None, 4.0))
-    assert figures.curve(runs.results.record(run), "updates.drift").to_dict() == {1: 2.0, 3: 4.0}
+    assert figures.curve(runs.results.record(run), "updates.drift")[""].to_dict() == {1: 2.0, 3: 4.0}
+
+
+def test_curves_of_layers_or_blocks(runs: Runs) -> None:
+    """A field of several numbers has one line for each, here divided by its own maximum."""
+    rows = [
+        {"round": number, "kind": "divergence", "blocks": {"stem": value, "head": 2 * value}}
+        for number, value in enumerate((4.0, 2.0, 1.0), start=1)
+    ]
+    runs.add({"method": "BP"}, 0.5, rows=rows)
+    panel = {"curve": "divergence.blocks", "label": "Divergence", "normalise": True}
+    sheet = runs.figure(panel, series="blocks")
+    sheet.figure.check(sheet.id, sheet.axes)
+    assert {name: values.tolist() for name, values in frame(runs, sheet).items()} == {
+        ("stem", 0): [1.0, 0.5, 0.25],
+        ("head", 0): [1.0, 0.5, 0.25],
+    }
+    canvas, _ = figures._draw_curves(sheet, sheet.figure, runs.results)
+    assert [line.get_label() for line in canvas.axes[0].get_lines()] == ["stem", "head"]
+
+
+def test_curves_over_local_epochs(runs: Runs) -> None:
+    runs.add({"method": "BP"}, 0.5, rows=drift(1.0, 2.0))
+    epochs = tiny().training.epochs
+    layout = {"kind": "curves", "series": "method", "panels": [DRIFT], "over": "epochs"}
+    assert frame(runs, runs.sheet(figure=layout)).index.tolist() == [epochs, 2 * epochs]
 
 
 @pytest.mark.parametrize("name", ["updates.skewness", "separability.ratio", "updates"])
@@ -869,7 +922,7 @@ def test_an_axis_has_one_place_in_a_figure(runs: Runs) -> None:
     for method in ("BP", "FLFA"):
         runs.add({"method": method}, 0.5, rows=drift(1.0))
     sheet = runs.figure(DRIFT, columns="method")
-    with pytest.raises(FltrainError, match="toy/table.*'method' twice"):
+    with pytest.raises(FltrainError, match=r"toy/table.*'method' twice"):
         sheet.figure.check(sheet.id, sheet.axes)
 
 
@@ -880,7 +933,7 @@ def test_accuracy_curves_are_those_of_the_run_s_own_test(runs: Runs) -> None:
         for split, accuracy in zip(("test", "cifar10_1"), both, strict=True)
     ]
     run = runs.add({"method": "BP"}, 0.5, rows=rows)
-    assert figures.curve(runs.results.record(run), "evaluation.accuracy").tolist() == [0.5, 0.7]
+    assert figures.curve(runs.results.record(run), "evaluation.accuracy")[""].tolist() == [0.5, 0.7]
 
 
 # ---------------------------------------------------------------- images of each class at each client
@@ -971,7 +1024,7 @@ def test_records_of_real_runs_are_understood(tmp_path: Path) -> None:
     statistics = {"statistics": ["drift", "similarity", "separability"]}
     record: Record = trained(tiny(plugins=["flfa"], evaluation=statistics), tmp_path)
     for name, measure in MEASURES.items():
-        values = measure.of(record)
+        values = measure.of(record, *([0.05] if measure.targeted else []))
         assert values and all(value >= 0 for value in values.values()), name
     for name in ("updates.drift", "separability.ratio", "evaluation.accuracy"):
         assert figures.curve(record, name).index.tolist() == [1, 2, 3]

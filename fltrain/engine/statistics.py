@@ -1,0 +1,114 @@
+"""What is measured of a round beside accuracy; ``evaluation.statistics`` of a run names what it wants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fltrain.engine.flat import Layout, Slot
+from fltrain.methods.base import Server, Update
+from fltrain.metrics.updates import (
+    gradient_variance,
+    layer_similarity,
+    local_drift,
+    skewness,
+    weight_divergence,
+)
+
+Row = dict[str, Any]
+"""One line of the record: ``round``, ``kind`` and values."""
+
+
+@dataclass(frozen=True)
+class FinishedRound:
+    """A round that is over: the server afterwards, what clients sent, and what else they can be asked for.
+
+    ``gradients`` returns the gradient of each client's mean loss at the weights it received, ``[m, P]``.
+    """
+
+    layout: Layout
+    updates: Sequence[Update]
+    after: Server
+    gradients: Callable[[], Tensor]
+
+    @cached_property
+    def displacements(self) -> Tensor:
+        """What went up relative to what was received, ``[m, P]``."""
+        return torch.stack([update.displacement for update in self.updates])
+
+
+def _grouped(slots: Iterable[Slot], name_of: Callable[[str], str]) -> dict[str, list[Slot]]:
+    """Slots by a part of their names, in order."""
+    groups: dict[str, list[Slot]] = {}
+    for slot in slots:
+        groups.setdefault(name_of(slot.name), []).append(slot)
+    return groups
+
+
+def _layers(layout: Layout) -> dict[str, list[Slot]]:
+    """Parameters of each Conv2d and Linear module."""
+    modules = _grouped(layout.parameters, lambda name: name.rpartition(".")[0])
+    return {layer.name: modules[layer.name] for layer in layout.layers}
+
+
+def _blocks(layout: Layout) -> dict[str, list[Slot]]:
+    """Parameters of each top-level block (stem, stage1, ...)."""
+    return _grouped(layout.parameters, lambda name: name.partition(".")[0])
+
+
+def _drift(round: FinishedRound) -> Row:
+    return {"updates": {"drift": local_drift(round.displacements)}}
+
+
+def _similarity(round: FinishedRound) -> Row:
+    similarity = layer_similarity(round.displacements, round.layout.weights)
+    names = [layer.name for layer in round.layout.layers]
+    shown = {name: _or_none(value) for name, value in zip(names, similarity, strict=True)}
+    return {"updates": {"similarity": shown, "skewness": skewness(similarity)}}
+
+
+def _divergence(round: FinishedRound) -> Row:
+    """Distance of the clients' weights from the new global ones, for all weights, per layer and block."""
+    rows = torch.stack([update.trained for update in round.updates])
+
+    def of(groups: Mapping[str, Sequence[Slot]]) -> dict[str, float]:
+        return {name: weight_divergence(rows, round.after.weights, slots) for name, slots in groups.items()}
+
+    layout = round.layout
+    whole = weight_divergence(rows, round.after.weights, layout.parameters)
+    return {"divergence": {"weights": whole, "layers": of(_layers(layout)), "blocks": of(_blocks(layout))}}
+
+
+def _dissimilarity(round: FinishedRound) -> Row:
+    """Variance of the clients' gradients per block: of the parts below and above a cut, take the sums."""
+    rows = round.gradients()
+    blocks = {name: gradient_variance(rows, slots) for name, slots in _blocks(round.layout).items()}
+    return {"dissimilarity": {"blocks": blocks, "all": sum(blocks.values())}}
+
+
+STATISTICS: dict[str, Callable[[FinishedRound], Row]] = {
+    "drift": _drift,
+    "similarity": _similarity,
+    "divergence": _divergence,
+    "dissimilarity": _dissimilarity,
+}
+
+
+def measure(wanted: Iterable[str], round: FinishedRound) -> list[Row]:
+    """Rows of the wanted statistics of a round, one per kind."""
+    rows: dict[str, Row] = {}
+    for name in wanted:
+        if name in STATISTICS:
+            for kind, values in STATISTICS[name](round).items():
+                rows.setdefault(kind, {}).update(values)
+    return [{"kind": kind, **values} for kind, values in rows.items()]
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,309 @@
+"""FedImpro: the upper part also trains on features sampled from distributions that all clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fltrain.errors import FltrainError
+from fltrain.methods.base import Footprint, Local, Method, Outputs, Server, State, Step, Task, Update
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from fltrain.models.network import Network
+
+
+class FedImpro(Method):
+    """Features at a cut of the network are modelled by one Gaussian per class, as a plug-in on any base.
+
+    Clients estimate mean and spread of their features in training, the server averages the estimates, and in
+    the next round clients feed samples of them, with their labels, to the part above the cut.
+
+    Attributes:
+        split: the cut, as the number of the last convolution below it; null is the middle one of those that
+            the network has (after stage 2 of a ResNet).
+        shape: Gaussians per feature map ``element`` or per ``channel``.
+        labels: of the samples: ``balanced`` over the classes with an estimate; those of the ``batch``; or
+            ``tiled``, C (B // C + 1) samples of all classes in turn (the authors' code).
+        n_hat: samples per step; null is as many as the batch has images, 0 is the base method.
+        source: samples come from the received ``global`` estimates, or from the client's ``running`` ones
+            (the authors' code).
+        beta_client: weight of the old estimate when a batch's is added; ``count`` gives the batch the share
+            of the client's images of the class that it holds.
+        beta_server: weight of the old global estimate.
+        aggregation: mean of the uploads over the sampled clients, where those without images of a class
+            return what they received (``uniform_carry``); over those that have some (``holders_only``); or
+            by their number of images, with the pooled variance (``label_size``).
+        moment: what is tracked beside the mean, standard deviation ``std`` or variance ``var``.
+        sigma_cap: upper limit of what is tracked, or null.
+        initial: classes without an estimate yield no samples (``masked``), or start from a mean drawn from
+            U(0, 1) and spread 0.1 (``uniform``, the authors' code).
+        weight: w of the samples' loss in round r (from 0): ``ramp`` is min(1, r / ramp_rounds);
+            ``ramp_unclipped`` r E / ramp_rounds; ``constant`` 1; ``half_half`` weighs real images by
+            1 - w/2 and samples by w/2 with the ramp's w; ``mean_concat`` takes one mean over both.
+        ramp_rounds: rounds until the ramp reaches 1; null is half of all rounds.
+        noise: standard deviation of the noise that clients add to the estimates that they upload.
+    """
+
+    name: Literal["fedimpro"] = "fedimpro"
+    plugin: ClassVar[bool] = True
+    citation: ClassVar[str] = (
+        "Tang et al., FedImpro: measuring and improving client update in federated learning, ICLR 2024"
+    )
+    neutral: ClassVar = {"n_hat": 0}
+    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, server=None, step=None)
+
+    split: int | None = Field(default=None, ge=1)
+    shape: Literal["element", "channel"] = "element"
+    labels: Literal["balanced", "batch", "tiled"] = "balanced"
+    n_hat: int | None = Field(default=None, ge=0)
+    source: Literal["global", "running"] = "global"
+    beta_client: Annotated[float, Field(ge=0, lt=1)] | Literal["count"] = 0.9
+    beta_server: float = Field(default=0.0, ge=0, lt=1)
+    aggregation: Literal["uniform_carry", "holders_only", "label_size"] = "uniform_carry"
+    moment: Literal["std", "var"] = "std"
+    sigma_cap: float | None = Field(default=0.1, gt=0)
+    initial: Literal["masked", "uniform"] = "masked"
+    weight: Literal["ramp", "ramp_unclipped", "constant", "half_half", "mean_concat"] = "ramp"
+    ramp_rounds: int | None = Field(default=None, ge=1)
+    noise: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _labels_say_how_many(self) -> Self:
+        if self.labels != "balanced" and self.n_hat:
+            raise ValueError(f"n_hat: labels {self.labels!r} decide how many samples there are")
+        return self
+
+    # ---------------------------------------------------------------- the cut
+    def _cut(self, network: Network) -> int:
+        """The cut's number.
+
+        Raises:
+            FltrainError: if the network has no such cut.
+        """
+        cuts = sorted(network.splits)
+        if not cuts or (self.split is not None and self.split not in cuts):
+            known = ", ".join(map(str, cuts)) or "none"
+            raise FltrainError(
+                f"plugins.fedimpro.split: {self.split} is no cut of this network (cuts: {known})"
+            )
+        return cuts[(len(cuts) - 1) // 2] if self.split is None else self.split
+
+    def _maps(self, task: Task) -> tuple[int, ...]:
+        """Shape of an image's maps at the cut."""
+        return task.map_shape(self._cut(task.network))
+
+    # ---------------------------------------------------------------- estimates
+    # Per class: "mean" and "spread" [C, *shape], and whether there are such, "seen" and "spread_seen" [C].
+    # The shape is that of the maps, or [channels, 1, 1] for estimates per channel.
+    def init_server(self, task: Task, start: Tensor) -> State:
+        import torch
+
+        maps = self._maps(task)
+        shape = maps if self.shape == "element" else (maps[0], *[1] * (len(maps) - 1))
+        seen = start.new_zeros(task.classes)
+        if self.initial == "masked":
+            mean, spread = (start.new_zeros((task.classes, *shape)) for _ in range(2))
+        else:
+            drawn = self.random(task).uniform(0, 1, (task.classes, *shape))
+            mean = torch.from_numpy(drawn).to(start)
+            spread = torch.full_like(mean, 0.1 if self.moment == "std" else 0.01)
+            seen = seen + 1
+        return {"mean": mean, "spread": spread, "seen": seen, "spread_seen": seen}
+
+    def payload(self, state: State) -> State:
+        return state
+
+    def begin(self, local: Local) -> State:
+        import torch
+
+        carry = {**local.payload, "step": torch.zeros((), dtype=torch.int64, device=local.start.device)}
+        seen = local.payload["seen"].nonzero().flatten().cpu().numpy()
+        if self.n_hat != 0 and len(seen):
+            random = self.random(local.task, round=local.round, client=local.client)
+            carry["key"] = carry["step"] + int(random.integers(2**63))
+            drawn = self._draw_labels(seen, local, random)
+            carry["labels"] = torch.from_numpy(drawn).to(local.start.device)
+        return carry
+
+    def _draw_labels(
+        self, seen: NDArray[np.int64], local: Local, random: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Labels of the samples of every step ``[steps, n]``."""
+        import numpy as np
+
+        classes, batch = local.task.classes, local.task.training.batch_size
+        if self.labels == "tiled":
+            return np.tile(seen, (local.steps, batch // classes + 1))
+        count = batch if self.n_hat is None else self.n_hat
+        rows = np.empty((local.steps, count), np.int64)
+        for row in rows:
+            rest = random.choice(seen, count % len(seen), replace=False)
+            row[:] = random.permutation(np.concatenate([np.tile(seen, count // len(seen)), rest]))
+        return rows
+
+    # ---------------------------------------------------------------- local steps
+    def forward(self, network: Network, step: Step, local: Local, carry: State) -> Outputs:
+        """One joint pass of the upper part on real and sampled maps."""
+        import torch
+
+        cut, count = self._cut(network), len(step.images)
+        maps = network.lower(step.images, cut)
+        own: State = {"maps": maps.detach()}
+        if "labels" in carry:
+            own["labels"], sampled = self._sample(maps, step.labels, local, carry)
+            maps = torch.cat([maps, sampled])
+        features = network.upper_features(maps, cut)
+        logits = network.classifier(features)
+        if "labels" in carry:
+            own["logits"] = logits[count:]
+        return Outputs(features[:count], logits[:count], own)
+
+    def _sample(self, maps: Tensor, labels: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
+        """Labels and maps of this step's samples."""
+        from fltrain.noise import standard_normal
+
+        source = local.payload if self.source == "global" else carry
+        chosen = carry["labels"].index_select(0, carry["step"].view(1))[0]
+        if self.labels != "tiled" and self.n_hat is None:
+            chosen = chosen[: len(labels)]
+        if self.labels == "batch":  # a class without an estimate is replaced by a drawn one
+            chosen = labels.where(source["seen"].index_select(0, labels) > 0, chosen)
+        mean, spread = (source[name].index_select(0, chosen) for name in ("mean", "spread"))
+        deviation = spread if self.moment == "std" else spread.sqrt()
+        noise = standard_normal((len(chosen), *maps.shape[1:]), carry["key"], carry["step"])
+        return chosen, mean + deviation * noise
+
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        if "logits" not in outputs.own:
+            return loss
+        real, sampled = self._weights(local, len(step.labels), len(outputs.own["labels"]))
+        return real * loss + sampled * cross_entropy(outputs.own["logits"], outputs.own["labels"])
+
+    def _weights(self, local: Local, images: int, samples: int) -> tuple[float, float]:
+        """Weights of the losses on images and on samples."""
+        if self.weight == "constant":
+            return 1.0, 1.0
+        if self.weight == "mean_concat":
+            return images / (images + samples), samples / (images + samples)
+        ramp = local.round / (self.ramp_rounds or max(1, local.task.rounds / 2))
+        if self.weight == "ramp_unclipped":
+            return 1.0, ramp * local.task.training.epochs
+        ramp = min(1.0, ramp)
+        return (1.0, ramp) if self.weight == "ramp" else (1 - ramp / 2, ramp / 2)
+
+    def observe(self, outputs: Outputs, step: Step, local: Local, carry: State) -> State:
+        """Renew the estimates of the classes in the batch."""
+        counts, mean, variance = class_moments(
+            outputs.own["maps"], step.labels, local.task.classes, carry["mean"].shape[1:]
+        )
+        spread = variance.sqrt() if self.moment == "std" else variance
+        if self.beta_client == "count":
+            keep = 1 - (counts / local.class_counts.clamp(min=1)).clamp(max=1)
+        else:
+            keep = counts.new_full(counts.shape, self.beta_client)
+        renewed = {**carry, "step": carry["step"] + 1}
+        for name, flag, fresh, found in (
+            ("mean", "seen", mean, counts >= 1),
+            ("spread", "spread_seen", spread, counts >= 2),
+        ):
+            old = _per_class(keep * carry[flag], fresh)
+            mixed = old * carry[name] + (1 - old) * fresh
+            renewed[name] = mixed.where(_per_class(found, fresh), carry[name])
+            renewed[flag] = carry[flag].maximum(found.to(carry[flag]))
+        renewed["spread"] = self._capped(renewed["spread"])
+        return renewed
+
+    def _capped(self, spread: Tensor) -> Tensor:
+        return spread.clamp(0, self.sigma_cap)
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        """Upload the estimates, with noise, and which classes the client has."""
+        import torch
+
+        sent = {name: carry[name] for name in ("mean", "spread", "seen", "spread_seen")}
+        if self.noise:
+            random = self.random(local.task, round=local.round, client=local.client, use="noise")
+            for name in ("mean", "spread"):
+                noise = random.standard_normal(tuple(sent[name].shape), "float32")
+                sent[name] = sent[name] + self.noise * torch.from_numpy(noise).to(sent[name])
+        if self.aggregation == "holders_only":
+            sent["counts"] = (local.class_counts > 0).to(local.class_counts)
+        elif self.aggregation == "label_size":
+            sent["counts"] = local.class_counts
+        return replace(update, extras={**update.extras, self.name: sent}), local.state
+
+    # ---------------------------------------------------------------- server
+    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
+        """Average the estimates (equation 7); classes that nobody has an estimate of stay as they were."""
+        import torch
+
+        sent = [update.extras[self.name] for update in updates]
+        means, spreads = (torch.stack([one[name] for one in sent]) for name in ("mean", "spread"))
+        spreads = self._capped(spreads)
+        weights = torch.stack([one.get("counts", torch.ones_like(one["seen"])) for one in sent])
+        seen, spread_seen = (torch.stack([one[name] for one in sent]) for name in ("seen", "spread_seen"))
+        mean = _mean(means, weights * seen)
+        if self.aggregation == "label_size":
+            variances = spreads**2 if self.moment == "std" else spreads
+            spread = _mean(variances + (means - mean) ** 2, weights * spread_seen)
+            spread = self._capped(spread.sqrt() if self.moment == "std" else spread)
+        else:
+            spread = _mean(spreads, weights * spread_seen)
+        renewed: State = {}
+        for name, flag, fresh, found in (
+            ("mean", "seen", mean, seen),
+            ("spread", "spread_seen", spread, spread_seen),
+        ):
+            known = (weights * found).sum(0) > 0
+            old = _per_class(self.beta_server * state[flag], fresh)
+            mixed = old * state[name] + (1 - old) * fresh
+            renewed[name] = mixed.where(_per_class(known, fresh), state[name])
+            renewed[flag] = state[flag].maximum(known.to(state[flag]))
+        return renewed
+
+    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
+        """Number of classes that samples were drawn of."""
+        return {"known_classes": int(state["seen"].sum())}
+
+
+def class_moments(
+    maps: Tensor, labels: Tensor, classes: int, shape: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Images of each class ``[C]``, mean and unbiased variance of their maps ``[C, *shape]``.
+
+    Where ``shape`` is 1 and the maps are not, pixels are pooled. Zero where there are too few images.
+    """
+    import torch
+
+    own = (labels[:, None] == torch.arange(classes, device=labels.device)).to(maps)  # [n, C]
+    pooled = [dim for dim, size in enumerate(shape, start=1) if size != maps.shape[dim]]
+
+    def total(values: Tensor) -> Tensor:
+        reduced = values.sum(pooled, keepdim=True) if pooled else values
+        return torch.unflatten(own.T @ reduced.flatten(1), 1, tuple(shape))
+
+    counts = own.sum(0)
+    values = _per_class(counts, maps) * (maps[0].numel() / torch.Size(shape).numel())
+    mean = total(maps) / values.clamp(min=1)
+    deviations = maps - mean.index_select(0, labels)
+    return counts, mean, total(deviations**2) / (values - 1).clamp(min=1)
+
+
+def _per_class(values: Tensor, like: Tensor) -> Tensor:
+    """Numbers ``[C]``, shaped so that they apply to ``[C, ...]``."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _mean(stacked: Tensor, weights: Tensor) -> Tensor:
+    """Mean over clients of ``[m, C, ...]`` with weights ``[m, C]``; zero where they are all zero."""
+    weights = weights.view(*weights.shape, *[1] * (stacked.dim() - 2))
+    return (stacked * weights).sum(0).div(weights.sum(0).clamp(min=1e-12))

@@ -1,0 +1,86 @@
+"""Trained models of a run: what a record keeps of them, and how they are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fltrain.data.prepared import load_partition, load_prepared
+from fltrain.engine.rounds import Simulation
+from fltrain.errors import FltrainError
+from fltrain.files import read_arrays
+from fltrain.models.network import Network
+from fltrain.records import MODELS_FILE, Record, Results
+from fltrain.spec import RunSpec
+
+
+def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
+    """What the run's record shall keep of its models, None if nothing.
+
+    ``weights`` ``[P]``, ``buffers`` ``[B]`` and ``counters`` of the global model; for ``clients`` also those
+    of the last round's ``clients`` after local training, ``client_weights`` ``[m, P]``, ``client_buffers``.
+    """
+    keep, server, updates = simulation.spec.evaluation.keep, simulation.server, simulation.last_updates
+    if keep == "nothing":
+        return None
+    kept = {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}
+    if keep == "clients":
+        kept["clients"] = torch.tensor([update.client for update in updates])
+        kept["client_weights"] = torch.stack([update.trained for update in updates])
+        kept["client_buffers"] = torch.stack([update.buffers for update in updates])
+    return {name: tensor.cpu().numpy() for name, tensor in kept.items()}
+
+
+class TrainedRun:
+    """A finished run with its data, ready to be looked into; its network holds the global model."""
+
+    def __init__(self, record: Record, results: Results, device: torch.device) -> None:
+        """Build the network and load what the record keeps.
+
+        Raises:
+            FltrainError: if the record keeps no models.
+        """
+        spec = {key: value for key, value in record.spec.items() if key != "revisions"}
+        self.spec = RunSpec.parse(spec, str(record.folder))
+        if self.spec.evaluation.keep == "nothing":
+            raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")
+        data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
+        divided = load_partition(
+            self.spec.partition, self.spec.local_test, data, self.spec.seed, results.partition(self.spec)
+        )
+        simulation = Simulation(self.spec, data, divided, device)
+        arrays, _ = read_arrays(record.folder / MODELS_FILE, "file of models")
+        self.arrays: dict[str, Tensor] = {
+            name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()
+        }
+        self.data, self.model, self.task = simulation.data, simulation.model, simulation.task
+        self.load_global()
+
+    @property
+    def network(self) -> Network:
+        """The network, in evaluation mode."""
+        network = self.model.network
+        network.eval()
+        return network
+
+    def load_global(self) -> None:
+        """Put the global model into the network."""
+        self.model.load(self.arrays["weights"], self.arrays["buffers"], self.arrays["counters"])
+
+    def each_client(self) -> Iterator[int]:
+        """Put the model of one client of the last round after the other into the network.
+
+        Raises:
+            FltrainError: if the record does not keep them.
+        """
+        if "clients" not in self.arrays:
+            raise FltrainError("the record keeps no clients' models; set evaluation.keep to clients")
+        for place, client in enumerate(self.arrays["clients"].tolist()):
+            weights, buffers = (self.arrays[f"client_{part}"][place] for part in ("weights", "buffers"))
+            self.model.load(weights, buffers, self.arrays["counters"])
+            yield client

@@ -1,0 +1,420 @@
+"""Several methods acting as one: the order of their hooks, what they see of each other, what is refused."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from fltrain.errors import FltrainError
+from fltrain.methods import METHODS
+from fltrain.methods.base import Method, Outputs, Recording, Server, Update
+from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition, LocalHooks
+from fltrain.methods.ecgr import Ecgr
+from fltrain.methods.fedacg import FedACG
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fednova import FedNova
+from fltrain.methods.fedprox import FedProx
+from fltrain.methods.fedsol import FedSOL
+from fltrain.methods.flfa import Flfa
+from fltrain.methods.scaffold import Scaffold
+from fltrain.metrics.updates import layer_similarity
+from fltrain.spec import RunSpec
+
+from .helpers import (
+    BASES,
+    PLUGINS,
+    Tracing,
+    assert_same_model,
+    by_name,
+    local_of,
+    rows_of,
+    simulation,
+    task_of,
+    trained,
+    update_of,
+)
+
+SPEC = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, "model": "mobilenet_tiny"}
+
+
+# ------------------------------------------------------------------------------------ the order of hooks
+class Changing(Method):
+    """Changes everything that passes through its hooks: times ``factor``, plus ``summand``.
+
+    Two of them give different results in different orders. What ``finish`` was handed is kept in the
+    statistics of the update.
+    """
+
+    factor: float = 1.0
+    summand: float = 0.0
+
+    def _changed(self, tensor: Tensor) -> Tensor:
+        return self.factor * tensor + self.summand
+
+    def broadcast(self, weights, state):
+        return self._changed(weights)
+
+    def logits(self, logits, local, carry):
+        return self._changed(logits).square()  # a summand alone would change no loss
+
+    def correct(self, gradient, weights, local, carry):
+        return self._changed(gradient)
+
+    def settle(self, weights, local, carry):
+        return self._changed(weights)
+
+    def finish(self, update: Update, local, carry):
+        seen = {self.name: {"weights": update.weights, "others": torch.tensor(len(update.statistics))}}
+        changed = self._changed(update.weights)
+        return replace(update, weights=changed, statistics={**update.statistics, **seen}), {}
+
+
+class Base(Changing):
+    name: Literal["base"] = "base"
+
+
+class Doubling(Changing):
+    name: Literal["doubling"] = "doubling"
+    factor: float = 2.0
+
+
+class Adding(Changing):
+    name: Literal["adding"] = "adding"
+    summand: float = 1.0
+
+
+def hooks_of(*methods: Method, start: Tensor) -> LocalHooks:
+    nothing = {method.name: {} for method in methods}
+    return Composition(methods).begin(local_of(start), nothing, nothing)
+
+
+def check_plugins_finish_in_order_and_the_base_last(hooks: type[LocalHooks]) -> None:
+    """The base sees what will go up, and beside it what was trained; what it returns goes up."""
+    weights = torch.tensor([1.0, 5.0])
+    for plugins, expected in (
+        ((), [1.0, 5.0]),
+        ((Doubling(), Adding()), [3.0, 11.0]),
+        ((Adding(), Doubling()), [4.0, 12.0]),
+    ):
+        bound = hooks_of(Base(factor=10.0), *plugins, start=torch.zeros(2))
+        bound = hooks(bound.composition, bound.locals_, bound.carries)
+        update, states = bound.finish(update_of(torch.zeros(2), weights))
+        assert update.statistics["base"]["weights"].tolist() == expected
+        assert update.weights.tolist() == [10 * value for value in expected]
+        assert torch.equal(update.trained, weights)
+        assert [int(update.statistics[p.name]["others"]) for p in plugins] == list(range(len(plugins)))
+        assert states.keys() == {"base", *(plugin.name for plugin in plugins)}
+
+
+def test_plugins_finish_in_order_and_the_base_last() -> None:
+    check_plugins_finish_in_order_and_the_base_last(LocalHooks)
+
+
+def test_everything_else_runs_base_first_and_then_the_plugins_in_order() -> None:
+    value = torch.tensor([1.0, 5.0])
+    base = Base(factor=10.0)
+    for plugins, expected in (
+        ((), [10.0, 50.0]),
+        ((Doubling(), Adding()), [21.0, 101.0]),
+        ((Adding(), Doubling()), [22.0, 102.0]),
+    ):
+        hooks = hooks_of(base, *plugins, start=torch.zeros(2))
+        assert hooks.correct(value, value).tolist() == expected
+        moved = value.clone()
+        hooks.settle(moved)
+        assert moved.tolist() == expected
+        states = {method.name: {} for method in (base, *plugins)}
+        empty = torch.zeros(0)
+        server = Server(value, empty, empty.long(), states)
+        assert hooks.composition.broadcast(server).tolist() == expected
+
+
+def test_logits_pass_through_all_methods_before_the_loss() -> None:
+    low, high = 0.1, 0.3
+    labels = torch.tensor([1])
+
+    def loss(*plugins: Method) -> float:
+        hooks = hooks_of(Base(), *plugins, start=torch.zeros(2))
+        logits = torch.tensor([[low, high]])
+        return hooks.loss(Outputs(logits, logits), SimpleNamespace(labels=labels)).item()
+
+    def expected(change: Callable[[float], float]) -> float:
+        """The cross entropy of the second of two classes."""
+        return math.log1p(math.exp(change(low) - change(high)))
+
+    assert loss() == pytest.approx(expected(lambda x: x**2), rel=1e-5)
+    assert loss(Doubling(), Adding()) == pytest.approx(expected(lambda x: (4 * x**4 + 1) ** 2), rel=1e-5)
+    assert loss(Adding(), Doubling()) == pytest.approx(expected(lambda x: 4 * (x**2 + 1) ** 4), rel=1e-5)
+
+
+def test_the_name_tells_the_order() -> None:
+    assert Composition((FedProx(), Flfa(), Ecgr())).name == "fedprox+flfa+ecgr"
+    assert Composition((FedProx(), Ecgr(), Flfa())).name == "fedprox+ecgr+flfa"
+
+
+def test_recordings_do_not_leave_the_client() -> None:
+    rows = torch.ones(3, 2)
+    update = replace(update_of(torch.zeros(2), -rows.sum(0)), steps=3, trajectory=rows)
+    finished, _ = hooks_of(FedAvg(), Ecgr(), start=torch.zeros(2)).finish(update)
+    assert finished.trajectory is None
+
+
+# ------------------------------------------------------------------------------------ FLFA and ECGR together
+SEVERAL = [FedAvg(), FedProx(), FedNova(), Scaffold(), FedACG(), FedSOL()]
+
+
+@pytest.mark.parametrize("base", SEVERAL, ids=by_name)
+def test_the_order_of_flfa_and_ecgr_does_not_matter_bit_for_bit(base: Method) -> None:
+    """One changes local steps, the other what becomes of them."""
+    settings = {"rounds": 3, "epochs": 2, "statistics": ("drift", "similarity")}
+    one = trained(base, Flfa(n_fa=2), Ecgr(), **settings)
+    other = trained(base, Ecgr(), Flfa(n_fa=2), **settings)
+    assert_same_model(one, other)
+    assert_same_rows(one.rows, other.rows)
+    assert len(rows_of(one, "flfa")) == len(rows_of(one, "ecgr")) == 3
+    plain = trained(base, Ecgr(), **settings)
+    assert not torch.equal(one.server.weights, plain.server.weights)
+
+
+def assert_same_rows(first: Sequence[dict], second: Sequence[dict]) -> None:
+    """The rows agree but for the order of those of one round."""
+
+    def ordered(rows: Sequence[dict]) -> list[dict]:
+        return sorted(rows, key=lambda row: (row["round"], row["kind"], row.get("split", "")))
+
+    assert len(first) == len(second)
+    for one, other in zip(ordered(first), ordered(second), strict=True):
+        assert one == other
+
+
+@pytest.mark.parametrize("base", SEVERAL, ids=by_name)
+def test_neutral_flfa_and_ecgr_together_are_the_base_bit_for_bit(base: Method) -> None:
+    neutral = [plugin(**plugin.neutral) for plugin in (Flfa, Ecgr)]
+    settings = {"rounds": 2, "epochs": 2, "fraction": 0.34}
+    plain = trained(base, **settings)
+    for plugins in (neutral, neutral[::-1]):
+        assert_same_model(trained(base, *plugins, **settings), plain)
+
+
+def test_flfa_selects_by_what_went_up_and_reports_what_was_trained() -> None:
+    """Similarities are those of the re-aggregated updates, scale and cosine of B those of trained weights."""
+    federation = simulation(Flfa(n_fa=2), Ecgr(beta=0.0), epochs=3, executor=Tracing)
+    federation.round(0)
+    updates = federation.executor.updates
+    assert not any(torch.equal(update.trained, update.weights) for update in updates)
+    slots = federation.model.layout.weights
+    sent = layer_similarity(torch.stack([update.displacement for update in updates]), slots)
+    lowest = sorted(range(len(sent)), key=lambda layer: sent[layer])[:2]
+    assert federation.server.states["flfa"]["selected"].tolist() == lowest
+    pinned = {"rounds": 1, "epochs": 3}
+    everywhere = Flfa(strategy="fixed", layers="all")
+    (alone,), (together,) = (
+        rows_of(trained(*plugins, **pinned), "flfa") for plugins in ((everywhere,), (everywhere, Ecgr()))
+    )
+    assert together == alone
+
+
+# ------------------------------------------------------------------------------------ what FLFA's B is
+class Misled(Flfa):
+    """B is not what was received but half of it and half of the zero vector: another length, unscaled."""
+
+    name: Literal["misled"] = "misled"
+
+    def begin(self, local):
+        return super().begin(replace(local, start=0.5 * local.start))
+
+
+class LookingBack(Flfa):
+    """B is the global weight before the server's lookahead."""
+
+    name: Literal["looking_back"] = "looking_back"
+
+    def init_server(self, task, start):
+        return {**super().init_server(task, start), "weights": start}
+
+    def payload(self, state):
+        return {"selected": state["selected"], "weights": state["weights"]}
+
+    def server_step(self, task, state, before, updates):
+        mean = sum(update.samples * update.weights for update in updates) / sum(u.samples for u in updates)
+        return {**super().server_step(task, state, before, updates), "weights": mean}
+
+    def begin(self, local):
+        return super().begin(replace(local, start=local.payload["weights"]))
+
+
+def check_feedback_is_what_was_received(method: type[Flfa], base: Method) -> None:
+    """In rounds 1 and 2, in every step: B is r, which is not the server's weight if there is a lookahead."""
+    flfa = method(strategy="fixed", layers="all", scale="none")
+    federation = simulation(base, flfa, epochs=2, executor=Tracing)
+    for number in range(2):
+        server = federation.server
+        received = federation.composition.broadcast(server)
+        federation.round(number)
+        for update in federation.executor.updates:
+            assert torch.equal(update.start, received)
+            for step in federation.executor.of(update.client, number):
+                for index, slot in enumerate(federation.model.layout.weights):
+                    tensor = step.carries[by_name(method)][f"feedback.{index}"]
+                    assert torch.equal(tensor, slot.of(received))
+    looks_ahead = isinstance(base, FedACG)
+    assert torch.equal(received, server.weights) != looks_ahead
+
+
+@pytest.mark.parametrize("base", [FedAvg(), FedACG(), Scaffold(), FedSOL()], ids=by_name)
+def test_feedback_is_what_the_client_received(base: Method) -> None:
+    check_feedback_is_what_was_received(Flfa, base)
+
+
+@pytest.mark.parametrize("mutant", [Misled, LookingBack], ids=by_name)
+def test_other_feedback_is_noticed(mutant: type[Flfa]) -> None:
+    with pytest.raises(AssertionError):
+        check_feedback_is_what_was_received(mutant, FedACG())
+
+
+# ------------------------------------------------------------------------------------ what is refused
+class First(Method):
+    name: Literal["first"] = "first"
+
+
+class Second(Method):
+    name: Literal["second"] = "second"
+    plugin: ClassVar[bool] = True
+
+
+def claim(hook: str, monkeypatch: pytest.MonkeyPatch, *methods: type[Method]) -> None:
+    """Let methods define a hook of their own, which does what the default does."""
+    default = getattr(Method, hook)
+    for method in methods:
+        own = (
+            property(default.fget)
+            if isinstance(default, property)
+            else lambda self, *args: default(self, *args)
+        )
+        monkeypatch.setattr(method, hook, own)
+
+
+def test_what_has_one_result_only_is_exclusive() -> None:
+    results = {"aggregate", "aggregate_buffers", "criterion", "gradient", "recording"}
+    assert results <= set(EXCLUSIVE_HOOKS)
+
+
+@pytest.mark.parametrize("hook", EXCLUSIVE_HOOKS)
+def test_exclusive_hooks_have_one_owner(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Composition((First(), Second())).name == "first+second"
+    claim(hook, monkeypatch, First)
+    assert Composition((First(), Second())).name == "first+second"
+    claim(hook, monkeypatch, Second)
+    with pytest.raises(ValueError, match=f"^'first' and 'second' cannot be combined: both define '{hook}'$"):
+        Composition((First(), Second()))
+    with pytest.raises(ValueError, match=f"both define '{hook}'"):
+        Composition((FedAvg(), Second(), First()))
+    assert Composition((FedAvg(), Second())).name == "fedavg+second"
+
+
+@pytest.mark.parametrize(
+    "hook", ["broadcast", "route", "logits", "correct", "settle", "after_step", "finish"]
+)
+def test_other_hooks_are_shared(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim(hook, monkeypatch, First, Second)
+    assert Composition((First(), Second())).name == "first+second"
+
+
+class OtherRecorder(Method):
+    name: Literal["other_recorder"] = "other_recorder"
+
+    @property
+    def recording(self) -> Recording:
+        return Recording("gradient", "float32")
+
+
+class Aggregating(Method):
+    """A plug-in that takes the first client's weights."""
+
+    name: Literal["aggregating"] = "aggregating"
+    plugin: ClassVar[bool] = True
+
+    def aggregate(self, task, state, before, updates):
+        return updates[0].weights, state
+
+
+def test_two_methods_cannot_both_have_the_steps_recorded() -> None:
+    with pytest.raises(ValueError, match="'other_recorder' and 'ecgr' cannot be combined: both define 'rec"):
+        Composition((OtherRecorder(), Ecgr()))
+    assert Composition((FedAvg(), Ecgr(vector="gradient"))).recording == Recording("gradient", "float32")
+    assert Composition((FedAvg(), Flfa())).recording is None
+
+
+def test_a_plugin_may_own_what_the_base_leaves_to_the_default() -> None:
+    with pytest.raises(ValueError, match="'scaffold' and 'aggregating' cannot be combined: both define 'agg"):
+        Composition((Scaffold(), Aggregating()))
+    start, weights = torch.zeros(2), torch.tensor([1.0, 2.0])
+    updates = [update_of(start, weights), update_of(start, 3 * weights)]
+    composition = Composition((FedProx(), Aggregating()))
+    empty = torch.zeros(0)
+    before = Server(start, empty, empty.long(), {"fedprox": {}, "aggregating": {}})
+    assert torch.equal(composition.aggregate(task_of(), before, updates)[0], weights)
+
+
+@pytest.mark.parametrize("written", [str, lambda name: {"name": name}], ids=["name", "mapping"])
+@pytest.mark.parametrize("base", BASES, ids=by_name)
+def test_a_base_method_is_no_plugin(base: type[Method], written: Callable[[str], object]) -> None:
+    name = by_name(base)
+    message = refusal(method="fedavg", plugins=["flfa", written(name)])
+    assert message.startswith("plugins.1: ")
+    assert all(word in message for word in (repr(name), "is no plug-in", "'method'"))
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("written", [str, lambda name: {"name": name}], ids=["name", "mapping"])
+@pytest.mark.parametrize("plugin", PLUGINS, ids=by_name)
+def test_a_plugin_is_no_base_method(plugin: type[Method], written: Callable[[str], object]) -> None:
+    name = by_name(plugin)
+    message = refusal(method=written(name))
+    assert message.startswith("method: ")
+    assert all(word in message for word in (repr(name), "plug-in", "'plugins'"))
+    assert "\n" not in message
+
+
+def refusal(**changes: object) -> str:
+    """What is said about a spec with these changes, after where it was read from."""
+    with pytest.raises(FltrainError) as raised:
+        RunSpec.parse({**SPEC, **changes}, "run.yaml")
+    return str(raised.value).removeprefix("run.yaml: ")
+
+
+def test_every_method_is_one_or_the_other() -> None:
+    assert {*BASES, *PLUGINS} == set(METHODS.values())
+    assert not {*BASES} & {*PLUGINS}
+
+
+# ------------------------------------------------------------------------------------ mutations
+class BaseFirst(LocalHooks):
+    """The base finishes before the plug-ins: it does not see what they send."""
+
+    def finish(self, update):
+        states = {}
+        for method in self.composition.methods:
+            update, states[method.name] = method.finish(update, *self._of(method))
+        return replace(update, trajectory=None), states
+
+
+class PluginsReversed(LocalHooks):
+    """The last plug-in finishes first."""
+
+    def finish(self, update):
+        states = {}
+        for method in self.composition.methods[::-1]:
+            update, states[method.name] = method.finish(update, *self._of(method))
+        return replace(update, trajectory=None), states
+
+
+@pytest.mark.parametrize("mutant", [BaseFirst, PluginsReversed])
+def test_another_order_of_finishing_is_noticed(mutant: type[LocalHooks]) -> None:
+    with pytest.raises(AssertionError):
+        check_plugins_finish_in_order_and_the_base_last(mutant)

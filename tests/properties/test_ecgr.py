@@ -1,0 +1,563 @@
+"""ECGR: which local steps are selected, and what goes up instead of the client's displacement."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fltrain.engine.rounds import Simulation
+from fltrain.methods import ecgr
+from fltrain.methods.base import Method
+from fltrain.methods.ecgr import Ecgr, gram, herd
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fednova import FedNova
+from fltrain.methods.fedprox import FedProx
+from fltrain.methods.scaffold import Scaffold
+from fltrain.models.catalogue import LeNet5
+from fltrain.vectors import accumulated_steps
+
+from .helpers import (
+    FULL_BATCH,
+    Tracing,
+    assert_same_model,
+    by_name,
+    local_of,
+    rows_of,
+    simulation,
+    trained,
+    update_of,
+)
+
+GOLDEN = [[3.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 2.0]]
+AFTER_STEP = {"correction": "after_step", "normaliser": "plain"}
+PUBLISHED = [FedAvg(), FedProx(mu=0.1), FedNova(normaliser="tau"), Scaffold(**AFTER_STEP)]
+"""The base methods of the paper, as its code has them."""
+
+bases = pytest.mark.parametrize("base", PUBLISHED, ids=by_name)
+
+
+def drawn(steps: int, size: int = 30, seed: int = 0, decay: float = 1.0) -> Tensor:
+    """Random steps, each ``decay`` times as long as the one before on average."""
+    rows = torch.randn(steps, size, generator=torch.Generator().manual_seed(seed))
+    return rows * decay ** torch.arange(steps)[:, None]
+
+
+def finish(
+    method: Ecgr, steps: Tensor, *, lr: float = 0.1, round: int = 0, client: int = 0, seed: int = 0
+) -> tuple[Tensor, list[int]]:
+    """What ``finish`` makes of the steps: the displacement that goes up (downwards), the selected ones."""
+    start = drawn(1, steps.shape[1], seed=99)[0]
+    local = local_of(start, steps=len(steps), lr=lr)
+    local = replace(local, round=round, client=client, task=replace(local.task, seed=seed))
+    # From zero, so that the sum of the steps is not rounded away.
+    moved = update_of(torch.zeros_like(start), -steps.sum(0), client=client)
+    update = replace(moved, steps=len(steps), trajectory=steps)
+    finished, state = method.finish(update, local, {})
+    assert state == local.state
+    return update.start - finished.weights, finished.statistics[method.name]["selected"].tolist()
+
+
+# ------------------------------------------------------------------------------------ the naive algorithm
+def greedy(steps: np.ndarray, count: int, centred: bool = False) -> list[int]:
+    """Steps in the order in which they are picked: each time the one that keeps the sum shortest."""
+    rows = np.asarray(steps, dtype=np.float64)
+    if centred:
+        rows = rows - rows.mean(0)
+    total, picked = np.zeros(rows.shape[1]), []
+    for _ in range(count):
+        lengths = [np.inf if j in picked else np.linalg.norm(total + row) for j, row in enumerate(rows)]
+        picked.append(lengths.index(min(lengths)))
+        total = total + rows[picked[-1]]
+    return picked
+
+
+def combine(steps: np.ndarray, picked: list[int], beta: float) -> np.ndarray:
+    """alpha (the picked + beta times the others), as long as all of them together."""
+    rows = np.asarray(steps, dtype=np.float64)
+    combined = sum(row if j in picked else beta * row for j, row in enumerate(rows))
+    return np.linalg.norm(rows.sum(0)) / np.linalg.norm(combined) * combined
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_golden_numbers(method: type[Ecgr]) -> None:
+    """Four steps in the plane, kappa 0.5, beta 0.2: c = (1.6, 1.4), alpha = 2.351802."""
+    uploaded, selected = finish(method(), torch.tensor(GOLDEN))
+    assert selected == [1, 2]
+    np.testing.assert_allclose(uploaded, [3.762883, 3.292523], atol=2e-6)
+    np.testing.assert_allclose(uploaded / torch.tensor([1.6, 1.4]), 2.351802, atol=2e-6)
+    assert uploaded.norm().item() == pytest.approx(5, abs=1e-5)
+
+
+def check_picks_are_those_of_the_naive_algorithm(method: type[Ecgr]) -> None:
+    for centred in (False, True):
+        for decay in (1.0, 0.7, 1.1):
+            for steps, seed in ((2, 0), (3, 1), (9, 2), (16, 3), (31, 4)):
+                rows = drawn(steps, seed=seed, decay=decay)
+                _, selected = finish(method(centred=centred), rows)
+                assert selected == sorted(greedy(rows, max(1, steps // 2), centred)), (centred, decay, steps)
+
+
+def check_length_is_that_of_all_steps_together(method: type[Ecgr]) -> None:
+    rows = drawn(13)
+    for beta in (0.0, 0.2, 0.5, 0.8, 1.0):
+        for rule in ("herd", "closest", "aligned", "last", "random"):
+            uploaded, _ = finish(method(beta=beta, rule=rule), rows)
+            assert uploaded.norm().item() == pytest.approx(rows.sum(0).norm().item(), rel=1e-5), (beta, rule)
+
+
+# ------------------------------------------------------------------------------------ by hand
+def test_golden_numbers() -> None:
+    check_golden_numbers(Ecgr)
+
+
+def test_steps_are_picked_in_the_order_of_the_running_sum() -> None:
+    def order(rows: list[list[float]], count: int) -> list[int]:
+        return herd(gram(torch.tensor(rows), torch.device("cpu")), count)
+
+    assert order(GOLDEN, 2) == [1, 2]  # of two steps of length 1 the first
+    assert order(GOLDEN, 4) == [1, 2, 3, 0]
+    # (0, 1) is the shortest; then (1, -2) gives (1, -1), shorter than (0, 2) and (3, 1).
+    assert order([[3.0, 0.0], [1.0, -2.0], [0.0, 1.0], [0.0, 1.0]], 2) == [2, 1]
+
+
+@pytest.mark.parametrize("rule", ["herd", "closest", "aligned"])
+@pytest.mark.parametrize("centred", [False, True])
+def test_of_equal_steps_the_first_are_selected(rule: str, centred: bool) -> None:
+    same = torch.ones(7, 3)
+    assert finish(Ecgr(rule=rule, centred=centred), same)[1] == [0, 1, 2]
+
+
+RULES = {
+    # Lengths 6.7, 4, 2, 3.6; from (0, 2) on, the sum is (6, 5), (4, 2) or (2, 5).
+    "herd": [1, 2],
+    # From the mean (3, 2): squared distances 10, 5, 9, 2.
+    "closest": [1, 3],
+    # Cosine with the mean times its length: 3.58, 3, 2, 3.33.
+    "aligned": [0, 3],
+    "last": [2, 3],
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_by_hand(rule: str) -> None:
+    rows = torch.tensor([[6.0, 3.0], [4.0, 0.0], [0.0, 2.0], [2.0, 3.0]])
+    for beta in (0.0, 0.2):
+        uploaded, selected = finish(Ecgr(rule=rule, beta=beta), rows)
+        assert selected == RULES[rule]
+        np.testing.assert_allclose(uploaded, combine(rows, RULES[rule], beta), rtol=1e-5)
+
+
+def test_herding_can_be_centred() -> None:
+    # Minus the mean (3, 2): (3, 1), (1, -2), (-3, 0), (-1, 1); from the last on, (1, -2) gives (0, -1).
+    rows = torch.tensor([[6.0, 3.0], [4.0, 0.0], [0.0, 2.0], [2.0, 3.0]])
+    assert finish(Ecgr(centred=True), rows)[1] == [1, 3]
+
+
+def test_a_step_of_length_zero_has_no_direction() -> None:
+    rows = torch.tensor([[0.0, 0.0], [3.0, 1.0], [1.0, 1.0], [-1.0, 0.0]])
+    assert finish(Ecgr(rule="aligned"), rows)[1] == [1, 2]
+    assert finish(Ecgr(rule="aligned", kappa=0.75), rows)[1] == [0, 1, 2]  # before the one that points back
+
+
+@pytest.mark.parametrize(
+    ("kappa", "steps", "count"),
+    [
+        (0.5, 1, 1),
+        (0.5, 2, 1),
+        (0.5, 3, 1),
+        (0.5, 4, 2),
+        (0.5, 5, 2),
+        (0.1, 9, 1),
+        (0.25, 11, 2),
+        (1.0, 5, 5),
+    ],
+)
+def test_the_share_is_rounded_down_but_one_step_is_selected(kappa: float, steps: int, count: int) -> None:
+    for rule in ("herd", "closest", "aligned", "last", "random"):
+        assert len(finish(Ecgr(kappa=kappa, rule=rule), drawn(steps))[1]) == count
+
+
+def test_a_share_is_the_decimal_number_that_was_written() -> None:
+    """0.29 of 100 steps are 29, although the product of the floating-point numbers is below 29."""
+    for hundredths in range(1, 101):
+        expected = math.floor(Fraction(hundredths, 100) * 100)
+        selected = finish(Ecgr(kappa=hundredths / 100, rule="last"), drawn(100, size=2))[1]
+        assert len(selected) == expected, hundredths
+
+
+def test_steps_that_cancel_out_leave_the_displacement_as_it_is() -> None:
+    cancelling = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0], [5.0, 1.0]])
+    resting = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
+    for rows, selected in ((cancelling, [0, 1]), (resting, [0, 2])):
+        uploaded, picked = finish(Ecgr(beta=0.0), rows)
+        assert picked == selected
+        assert torch.equal(uploaded, rows.sum(0))
+    assert finish(Ecgr(), torch.zeros(4, 3))[0].tolist() == [0.0, 0.0, 0.0]
+
+
+# ------------------------------------------------------------------------------------ selection
+def test_picks_are_those_of_the_naive_algorithm() -> None:
+    check_picks_are_those_of_the_naive_algorithm(Ecgr)
+
+
+@pytest.mark.parametrize("rule", ["herd", "closest", "aligned", "last", "random"])
+@pytest.mark.parametrize("vector", ["displacement", "gradient"])
+def test_picks_do_not_depend_on_a_common_scale(rule: str, vector: str) -> None:
+    rows = drawn(15, decay=0.9)
+    method = Ecgr(rule=rule, vector=vector)
+    picks = finish(method, rows)[1]
+    for scale in (1e-6, 0.3, 7.0, 1e6):
+        uploaded, selected = finish(method, scale * rows)
+        assert selected == picks
+        torch.testing.assert_close(uploaded, scale * finish(method, rows)[0], rtol=1e-4, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 30, 1000])
+def test_inner_products_are_the_same_by_columns(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    rows = drawn(8)
+    monkeypatch.setattr(ecgr, "COLUMNS", columns)
+    for stored in (rows, rows.bfloat16()):
+        products = gram(stored, torch.device("cpu"))
+        assert products.dtype == np.float64
+        exact = stored.double().numpy()
+        np.testing.assert_allclose(products, exact @ exact.T, rtol=1e-5, atol=1e-5)
+
+
+def test_random_steps_are_drawn_by_seed_round_and_client() -> None:
+    rows = drawn(40, size=2)
+
+    def picks(**where: int) -> list[int]:
+        return finish(Ecgr(rule="random"), rows, **where)[1]
+
+    places = [dict(round=r, client=k, seed=s) for r in range(3) for k in range(3) for s in range(2)]
+    found = [tuple(picks(**place)) for place in places]
+    assert [tuple(picks(**place)) for place in places] == found
+    assert len(set(found)) == len(places)
+    assert all(len(set(selected)) == 20 and selected == tuple(sorted(selected)) for selected in found)
+    # Every step is as likely as any other: 20 of 40 in 200 draws, give or take 5 standard deviations.
+    counts = np.bincount(np.concatenate([picks(round=r) for r in range(200)]), minlength=40)
+    assert np.all(np.abs(counts - 100) < 5 * np.sqrt(200 / 4))
+
+
+# ------------------------------------------------------------------------------------ re-aggregation
+def test_length_is_that_of_all_steps_together() -> None:
+    check_length_is_that_of_all_steps_together(Ecgr)
+
+
+@pytest.mark.parametrize("method", [Ecgr(beta=1.0), Ecgr(kappa=1.0), Ecgr(kappa=1.0, beta=0.0)], ids=str)
+def test_without_damping_the_displacement_is_left_alone(method: Ecgr) -> None:
+    rows = drawn(7)
+    uploaded, selected = finish(method, rows)
+    assert torch.equal(uploaded, rows.sum(0))
+    assert len(selected) == max(1, int(7 * method.kappa))
+
+
+def test_raw_gradients_are_multiplied_by_the_learning_rate() -> None:
+    """With ``gradient`` the rows are gradients: what goes up has the length of plain SGD's displacement."""
+    rows = drawn(9)
+    picked = greedy(rows, 4)
+    for lr in (0.5, 0.01):
+        uploaded, selected = finish(Ecgr(vector="gradient"), rows, lr=lr)
+        assert selected == sorted(picked)
+        np.testing.assert_allclose(uploaded, lr * combine(rows, picked, 0.2), rtol=1e-4, atol=1e-7)
+
+
+def test_what_other_plugins_hold_in_the_update_is_kept() -> None:
+    rows, other = drawn(4), {"other": {"length": torch.ones(1)}}
+    start = torch.zeros(30)
+    update = replace(update_of(start, -rows.sum(0)), trajectory=rows, statistics=other, extras=other)
+    finished, _ = Ecgr().finish(update, local_of(start, steps=4), {})
+    assert finished.statistics == {**other, "ecgr": finished.statistics["ecgr"]}
+    assert finished.extras == other
+    assert torch.equal(finished.trained, update.trained)
+    assert not torch.equal(finished.weights, update.weights)
+
+
+# ------------------------------------------------------------------------------------ in the real loop
+@bases
+def test_without_damping_it_is_the_base_bit_for_bit(base: Method) -> None:
+    short = {"rounds": 2, "epochs": 2, "fraction": 0.34}
+    plain = trained(base, **short)
+    for settings in ({"beta": 1.0, "rule": "random"}, {"kappa": 1.0}, {"beta": 1.0, "vector": "gradient"}):
+        assert_same_model(trained(base, Ecgr(**settings), **short), plain)
+    assert not torch.equal(trained(base, Ecgr(), **short).server.weights, plain.server.weights)
+
+
+@bases
+def test_with_one_local_step_it_is_the_base_bit_for_bit(base: Method) -> None:
+    plain = trained(base, rounds=3, batch_size=FULL_BATCH)
+    for settings in ({"beta": 0.0}, {"rule": "random"}, {"vector": "gradient", "beta": 0.0}):
+        damped = trained(base, Ecgr(**settings), rounds=3, batch_size=FULL_BATCH)
+        assert_same_model(damped, plain)
+        assert all(row["position"] is None for row in rows_of(damped, "ecgr"))
+
+
+def displacements(federation: Simulation, client: int, round: int, received: Tensor) -> np.ndarray:
+    """Weights before minus weights after every local step, ``[steps, P]``."""
+    visited = [step.weights for step in federation.executor.of(client, round)]
+    return (torch.stack([received, *visited[:-1]]) - torch.stack(visited)).double().numpy()
+
+
+def second_round(*methods: Method, **settings: object) -> tuple[Simulation, Tensor, list[np.ndarray]]:
+    """A federation after two rounds, what its clients received in the second, and their displacements."""
+    federation = simulation(
+        *methods, **{"batch_size": 8, "epochs": 2, "fraction": 0.5, "executor": Tracing, **settings}
+    )
+    federation.round(0)
+    received = federation.server.weights.clone()
+    federation.rows = federation.round(1)
+    updates = federation.executor.updates
+    return federation, received, [displacements(federation, u.client, 1, received) for u in updates]
+
+
+@bases
+@pytest.mark.parametrize("centred", [False, True])
+def test_what_clients_send_is_made_of_their_steps_with_all_corrections(base: Method, centred: bool) -> None:
+    """Momentum, weight decay, proximal pull and what SCAFFOLD adds after a step are in the displacements."""
+    federation, received, clients = second_round(base, Ecgr(centred=centred))
+    for update, moves in zip(federation.executor.updates, clients, strict=True):
+        np.testing.assert_allclose(moves.sum(0), received - update.trained, atol=1e-5)
+        picked = greedy(moves, len(moves) // 2, centred)
+        assert update.statistics["ecgr"]["selected"].tolist() == sorted(picked)
+        expected = combine(moves, picked, 0.2)
+        assert np.linalg.norm(expected - moves.sum(0)) > 0.02 * np.linalg.norm(expected)
+        np.testing.assert_allclose(-update.displacement, expected, rtol=1e-3, atol=2e-6)
+
+
+def test_the_server_averages_what_was_sent_by_data_size() -> None:
+    federation, received, clients = second_round(Ecgr(beta=0.0))
+    samples = np.array([update.samples for update in federation.executor.updates])
+    sent = np.stack([combine(moves, greedy(moves, len(moves) // 2), 0.0) for moves in clients])
+    expected = received.double().numpy() - samples / samples.sum() @ sent
+    np.testing.assert_allclose(federation.server.weights, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("normaliser", ["tau", "momentum"])
+def test_fednova_divides_what_was_sent_by_its_normaliser(normaliser: str) -> None:
+    """w <- w - (sum p_k a_k) sum p_k g_k / a_k, with a_k = T_k or what momentum makes of it."""
+    federation, received, clients = second_round(FedNova(normaliser=normaliser), Ecgr())
+    updates = federation.executor.updates
+    shares = np.array([update.samples for update in updates]) / sum(update.samples for update in updates)
+    steps = [len(moves) for moves in clients]
+    assert len(set(steps)) > 1
+    a = np.array(steps if normaliser == "tau" else [accumulated_steps(count, 0.9) for count in steps])
+    sent = np.stack([combine(moves, greedy(moves, len(moves) // 2), 0.2) for moves in clients])
+    expected = received.double().numpy() - (shares @ a) * ((shares / a) @ sent)
+    np.testing.assert_allclose(federation.server.weights, expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("source", ["raw", "uploaded"])
+@pytest.mark.parametrize("settings", [{}, AFTER_STEP], ids=["gradient", "after_step"])
+def test_scaffold_renews_its_controls_from_what_it_is_told_to(settings: dict[str, str], source: str) -> None:
+    """c_k <- c_k - c + (r - w_k) / (lr Q) with the trained weights, or with those that were sent."""
+    methods = Scaffold(displacement=source, **settings), Ecgr()
+    before = trained(*methods, rounds=1, batch_size=8, epochs=2, fraction=0.5)
+    control = before.server.states["scaffold"]["control"]
+    own = {client: torch.zeros_like(control) for client in range(6)}
+    own |= {client: states["scaffold"]["control"] for client, states in before.clients.items()}
+    federation, _, clients = second_round(*methods)
+    assert before.clients.keys() & {update.client for update in federation.executor.updates}
+    for update, moves in zip(federation.executor.updates, clients, strict=True):
+        count = len(moves) if settings else accumulated_steps(len(moves), 0.9)
+        sent = combine(moves, greedy(moves, len(moves) // 2), 0.2)
+        moved = {"raw": moves.sum(0), "uploaded": sent}[source]
+        expected = (own[update.client] - control).double().numpy() + moved / (0.05 * count)
+        renewed = federation.clients[update.client]["scaffold"]["control"]
+        np.testing.assert_allclose(renewed, expected, rtol=1e-3, atol=2e-4)
+        assert np.linalg.norm(moves.sum(0) - sent) > 0.02 * np.linalg.norm(sent), "the two hardly differ"
+
+
+def test_controls_come_from_the_raw_steps_by_default() -> None:
+    base, told = (second_round(method, Ecgr())[0] for method in (Scaffold(), Scaffold(displacement="raw")))
+    assert_same_model(base, told)
+
+
+def test_raw_gradients_are_those_that_the_base_method_hands_to_the_optimiser() -> None:
+    """With FedProx: the gradient of the loss and of the proximal term, without weight decay and momentum."""
+    federation, received, _ = second_round(FedProx(mu=0.5), Ecgr(vector="gradient"), model=LeNet5())
+    model, server = federation.model, federation.server
+    for update in federation.executor.updates:
+        steps = federation.executor.of(update.client, 1)
+        gradients, here = [], received
+        for step in steps:
+            model.load(here, server.buffers, server.counters)
+            images, labels = federation.data.train.batch(step.chosen)
+            loss = functional.cross_entropy(model.network(images), labels)
+            parts = torch.autograd.grad(loss, list(model.network.parameters()))
+            gradients.append(torch.cat([part.flatten() for part in parts]) + 0.5 * (here - received))
+            here = step.weights
+        rows = torch.stack(gradients).double().numpy()
+        picked = greedy(rows, len(rows) // 2)
+        assert update.statistics["ecgr"]["selected"].tolist() == sorted(picked)
+        np.testing.assert_allclose(
+            -update.displacement, 0.05 * combine(rows, picked, 0.2), rtol=1e-3, atol=2e-6
+        )
+
+
+@pytest.mark.parametrize("vector", ["displacement", "gradient"])
+def test_half_precision_is_close(vector: str) -> None:
+    """Eight bits of mantissa: each step is off by at most 1/256 of it, the length stays."""
+    settings = {"rounds": 1, "epochs": 2, "executor": Tracing}
+    full, half = (
+        trained(Ecgr(vector=vector, rule="last", storage=storage), **settings).executor.updates
+        for storage in ("float32", "bfloat16")
+    )
+    for one, other in zip(full, half, strict=True):
+        assert torch.equal(one.trained, other.trained)
+        assert not torch.equal(one.weights, other.weights)
+        assert (one.weights - other.weights).norm() < 0.005 * one.displacement.norm()
+        assert abs(other.displacement.norm() / one.displacement.norm() - 1) < 0.005
+
+
+@bases
+def test_buffers_are_those_after_training(base: Method) -> None:
+    """Running statistics and counters go up as the base method would send them, and are averaged by size."""
+    plain, damped = (
+        trained(*methods, rounds=1, epochs=2, executor=Tracing) for methods in ((base,), (base, Ecgr()))
+    )
+    for one, other in zip(plain.executor.updates, damped.executor.updates, strict=True):
+        assert torch.equal(one.buffers, other.buffers)
+        assert torch.equal(one.counters, other.counters)
+        assert torch.equal(one.trained, other.trained)
+    assert torch.equal(plain.server.buffers, damped.server.buffers)
+    assert torch.equal(plain.server.counters, damped.server.counters)
+    assert not torch.equal(plain.server.weights, damped.server.weights)
+
+
+# ------------------------------------------------------------------------------------ the record
+def test_the_record_has_the_selected_steps_and_their_mean_position() -> None:
+    federation, _, clients = second_round(Ecgr())
+    (row,) = rows_of(federation, "ecgr")
+    sampled = [str(update.client) for update in federation.executor.updates]
+    picked = [sorted(greedy(moves, len(moves) // 2)) for moves in clients]
+    assert row["selected"] == dict(zip(sampled, picked, strict=True))
+    assert row["steps"] == dict(zip(sampled, map(len, clients), strict=True))
+    positions = [np.mean(chosen) / (len(moves) - 1) for chosen, moves in zip(picked, clients, strict=True)]
+    assert row["position"] == pytest.approx(np.mean(positions), rel=1e-9)
+    assert set(row) == {"round", "kind", "selected", "steps", "position"}
+
+
+def test_positions_go_from_the_first_to_the_last_step() -> None:
+    def position(picks: dict[int, list[int]], steps: dict[int, int]) -> float | None:
+        updates = [
+            replace(
+                update_of(torch.zeros(1), torch.zeros(1), client=client),
+                steps=steps[client],
+                statistics={"ecgr": {"selected": torch.tensor(picked)}},
+            )
+            for client, picked in picks.items()
+        ]
+        return Ecgr().report(simulation().task, {}, updates)["position"]
+
+    assert position({0: [0]}, {0: 5}) == 0.0
+    assert position({0: [4]}, {0: 5}) == 1.0
+    assert position({0: [0, 3], 1: [1, 2]}, {0: 4, 1: 3}) == pytest.approx((0.5 + 0.75) / 2)
+    assert position({0: [0], 1: [1]}, {0: 1, 1: 2}) == 1.0  # a single step has no position
+    assert position({0: [0]}, {0: 1}) is None
+
+
+# ------------------------------------------------------------------------------------ mutations
+class Unscaled(Ecgr):
+    """alpha = 1."""
+
+    name: Literal["unscaled"] = "unscaled"
+
+    def _reaggregated(self, steps, picked, update, local):
+        return self.beta * steps.sum(0) + (1 - self.beta) * steps[picked].sum(0)
+
+
+class SquaredScale(Ecgr):
+    """alpha is the ratio of the squared lengths."""
+
+    name: Literal["squared_scale"] = "squared_scale"
+
+    def _reaggregated(self, steps, picked, update, local):
+        combined = self.beta * steps.sum(0) + (1 - self.beta) * steps[picked].sum(0)
+        return (steps.sum(0).norm() / combined.norm()) ** 2 * combined
+
+
+class DampingTheSelected(Ecgr):
+    """beta on the wrong side."""
+
+    name: Literal["damping_the_selected"] = "damping_the_selected"
+
+    def _reaggregated(self, steps, picked, update, local):
+        others = [step for step in range(len(steps)) if step not in picked]
+        return super()._reaggregated(steps, others, update, local)
+
+
+class Longest(Ecgr):
+    """Picks what makes the sum longest."""
+
+    name: Literal["longest"] = "longest"
+
+    def _select(self, steps, count, local):
+        total, picked = torch.zeros_like(steps[0]), []
+        for _ in range(count):
+            lengths = (total + steps).norm(dim=1)
+            lengths[picked] = -1
+            picked.append(int(lengths.argmax()))
+            total = total + steps[picked[-1]]
+        return picked
+
+
+class WithoutRunningSum(Ecgr):
+    """Takes the shortest steps, whatever was picked before."""
+
+    name: Literal["without_running_sum"] = "without_running_sum"
+
+    def _select(self, steps, count, local):
+        return steps.norm(dim=1).argsort(stable=True)[:count].tolist()
+
+
+class HalfTheCrossTerm(Ecgr):
+    """||s||^2 + <s, x> + ||x||^2."""
+
+    name: Literal["half_the_cross_term"] = "half_the_cross_term"
+
+    def _select(self, steps, count, local):
+        products = gram(steps, steps.device)
+        np.fill_diagonal(products, 2 * products.diagonal())
+        return herd(products, count)
+
+
+class NeverCentred(Ecgr):
+    name: Literal["never_centred"] = "never_centred"
+
+    def _select(self, steps, count, local):
+        return herd(gram(steps, steps.device), count)
+
+
+class RoundingUp(Ecgr):
+    """One step more than the share, of odd numbers."""
+
+    name: Literal["rounding_up"] = "rounding_up"
+
+    def _select(self, steps, count, local):
+        return super()._select(steps, math.ceil(self.kappa * len(steps)), local)
+
+
+@pytest.mark.parametrize("mutant", [Unscaled, SquaredScale, DampingTheSelected, Longest], ids=by_name)
+def test_wrong_uploads_are_noticed(mutant: type[Ecgr]) -> None:
+    with pytest.raises(AssertionError):
+        check_golden_numbers(mutant)
+
+
+@pytest.mark.parametrize("mutant", [Unscaled, SquaredScale], ids=by_name)
+def test_wrong_lengths_are_noticed(mutant: type[Ecgr]) -> None:
+    with pytest.raises(AssertionError):
+        check_length_is_that_of_all_steps_together(mutant)
+
+
+@pytest.mark.parametrize(
+    "mutant", [Longest, WithoutRunningSum, HalfTheCrossTerm, NeverCentred, RoundingUp], ids=by_name
+)
+def test_wrong_picks_are_noticed(mutant: type[Ecgr]) -> None:
+    with pytest.raises(AssertionError):
+        check_picks_are_those_of_the_naive_algorithm(mutant)

@@ -1,0 +1,512 @@
+"""FedDyn: clients' objectives f_k(w) - <lam_k, w> + (alpha_k / 2) ||w - r||^2, corrected by h on the server.
+
+The method keeps the displacements that the server has collected in place of h, which is -alpha times them.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from fltrain.data.prepared import Partition
+from fltrain.engine.rounds import Diverged, Simulation
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.feddyn import FedDyn
+from fltrain.spec import Participation
+from fltrain.vectors import clip_norm
+
+from . import quadratics
+from .helpers import Tracing, assert_same_model, local_of, simulation, trained
+from .quadratics import SIZE, TWO_CLIENTS, Quadratics, weights_after
+
+FOUR_CLIENTS = Quadratics(
+    np.concatenate([TWO_CLIENTS.curvatures, TWO_CLIENTS.curvatures[:, ::-1]]),
+    np.concatenate([TWO_CLIENTS.minima, TWO_CLIENTS.minima[::-1] + 0.5]),
+)
+COPIES = np.array([3, 1])
+"""How often the images of each client are repeated where sizes differ."""
+
+
+def half_of(federation: Simulation) -> Simulation:
+    """The federation with half of its clients in each round."""
+    participation = Participation(fraction=0.5)
+    federation.spec = federation.spec.model_copy(update={"participation": participation})
+    return federation
+
+
+def unequal(method: FedDyn | FedAvg, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Simulation:
+    """Two clients that pull apart, one with more images: copies, so that its objective is the same."""
+    images = [np.tile(SIZE * client + np.arange(SIZE), count) for client, count in enumerate(COPIES)]
+    changes = {"partition": Partition(images, digest=""), "batch_size": max(map(len, images))}
+    with monkeypatch.context() as patch:
+        patch.setattr(quadratics, "simulation", lambda *args, **given: simulation(*args, **given | changes))
+        return TWO_CLIENTS.federation(method, monkeypatch, **settings)
+
+
+def equally_divided() -> Partition:
+    return Partition(list(np.arange(120).reshape(20, 6).T.copy()), digest="")
+
+
+def weighted_optimum(problem: Quadratics, sizes: np.ndarray) -> np.ndarray:
+    """Where the mean of the clients' objectives by data size is least."""
+    curvatures = sizes[:, None] * problem.curvatures
+    return (curvatures * problem.minima).sum(0) / curvatures.sum(0)
+
+
+def locally(
+    problem: Quadratics,
+    client: int,
+    received: np.ndarray,
+    linear: np.ndarray,
+    alpha: float,
+    steps: int,
+    momentum: float,
+) -> np.ndarray:
+    """SGD with rate 0.1 on f_k(w) - <linear, w> + (alpha / 2) ||w - received||^2."""
+    weights, velocity = received, np.zeros(SIZE)
+    for _ in range(steps):
+        gradient = problem.curvatures[client] * (weights - problem.minima[client])
+        gradient = gradient - linear + alpha * (weights - received)
+        velocity = momentum * velocity + gradient
+        weights = weights - 0.1 * velocity
+    return weights
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_h_is_the_mean_of_all_duals(method: FedDyn) -> None:
+    """h = -alpha collected = (1/N) sum over ALL clients of lam_k, zero for those that never took part."""
+    federation = simulation(method, fraction=0.34)
+    participants = set()
+    for number in range(4):
+        federation.round(number)
+        participants |= set(federation.sample(number))
+        zero = torch.zeros_like(federation.server.weights)
+        duals = [
+            federation.clients[client][method.name]["dual"] if client in participants else zero
+            for client in range(6)
+        ]
+        collected = federation.server.states[method.name]["collected"].double()
+        assert collected.norm() > 0.01
+        difference = -method.alpha * collected - torch.stack(duals).double().mean(0)
+        assert difference.norm() < 1e-5 * method.alpha * collected.norm()
+    assert len(participants) > len(federation.sample(0)), "the same clients in every round show nothing"
+
+
+def check_published_form(method: FedDyn, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0) -> None:
+    """Half of the clients per round, against the paper's letters: duals lam_k, h, and -h / alpha."""
+    problem, alpha, steps, rounds = FOUR_CLIENTS, method.alpha, 5, 8
+    federation = half_of(problem.federation(method, monkeypatch, steps=steps, momentum=momentum))
+    sampled = [federation.sample(number) for number in range(rounds)]
+    assert len(set(map(tuple, sampled))) > 2
+    weights, h, duals = np.zeros(SIZE), np.zeros(SIZE), np.zeros((problem.clients, SIZE))
+    for clients in sampled:
+        ends = [locally(problem, k, weights, duals[k], alpha, steps, momentum) for k in clients]
+        for client, end in zip(clients, ends, strict=True):
+            duals[client] -= alpha * (end - weights)
+            h = h - alpha / problem.clients * (end - weights)
+        weights = np.mean(ends, axis=0) - h / alpha
+    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
+
+
+def check_data_mode(method: FedDyn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of different size, in the form without h: a_k = -lam_k / alpha_k collects displacements."""
+    federation = unequal(method, monkeypatch, steps=5)
+    alphas = method.alpha / (COPIES / COPIES.mean())
+    weights, collected = np.zeros(SIZE), np.zeros((2, SIZE))
+    for _ in range(8):
+        ends = np.array(
+            [locally(TWO_CLIENTS, k, weights, -alphas[k] * collected[k], alphas[k], 5, 0.0) for k in (0, 1)]
+        )
+        collected += ends - weights
+        weights = ends.mean(0) + collected.mean(0)
+    np.testing.assert_allclose(weights_after(federation, 8), weights, atol=1e-5)
+
+
+def check_reaches_the_optimum(method: FedDyn, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0) -> None:
+    """Two clients that pull apart, many local steps: still the optimum of the mean objective."""
+    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=10, momentum=momentum)
+    np.testing.assert_allclose(weights_after(federation, 30), TWO_CLIENTS.optimum, atol=1e-4)
+
+
+def check_first_step_of_the_server(method: FedDyn) -> None:
+    """w^1 - w^0 = (1 + m/N) mean_k D_k, clients counting alike."""
+    federation = simulation(method, fraction=0.34, executor=Tracing)
+    start = federation.server.weights
+    federation.round(0)
+    displacements = [update.displacement for update in federation.executor.updates]
+    assert len(displacements) == 2
+    expected = (1 + 2 / 6) * torch.stack(displacements).double().mean(0)
+    moved = (federation.server.weights - start).double()
+    torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-7)
+
+
+def check_gradient(method: FedDyn) -> None:
+    """What is added to the gradient is the derivative of the linear and the quadratic term."""
+    received, weights, gradient, dual = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    variable = weights.clone().requires_grad_()
+    terms = method.alpha / 2 * (variable - received).square().sum() - dual @ variable
+    (expected,) = torch.autograd.grad(terms, variable)
+    local = local_of(received, state={"dual": dual})
+    corrected = method.correct(gradient, weights, local, method.begin(local))
+    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def check_clip(method: FedDyn) -> None:
+    """The regularised gradient is scaled to the norm ``clip`` if it is longer, else left bit for bit."""
+    received, weights, gradient, dual = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    local = local_of(received, state={"dual": dual})
+    free = method.model_copy(update={"clip": None})
+    for scale in (1e-3, 1.0, 1e3):
+        arguments = scale * gradient, received + scale * (weights - received)
+        local = local_of(received, state={"dual": scale * dual})
+        wanted = free.correct(*arguments, local, {})
+        clipped = method.correct(*arguments, local, {})
+        if wanted.norm() <= method.clip:
+            assert torch.equal(clipped, wanted)
+        else:
+            torch.testing.assert_close(clipped, method.clip / wanted.norm() * wanted, rtol=1e-5, atol=1e-7)
+    assert wanted.norm() > method.clip
+
+
+# ------------------------------------------------------------------------------------ state identities
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0])
+def test_h_is_the_mean_of_all_duals(alpha: float) -> None:
+    check_h_is_the_mean_of_all_duals(FedDyn(alpha=alpha))
+
+
+def test_clients_that_are_not_sampled_keep_their_duals() -> None:
+    federation = simulation(FedDyn(), fraction=0.34)
+    federation.round(0)
+    kept = {client: states["feddyn"]["dual"].clone() for client, states in federation.clients.items()}
+    federation.round(1)
+    absent = set(kept) - set(federation.sample(1))
+    assert absent
+    assert all(torch.equal(federation.clients[client]["feddyn"]["dual"], kept[client]) for client in absent)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+def test_first_step_of_the_server(alpha: float) -> None:
+    check_first_step_of_the_server(FedDyn(alpha=alpha))
+
+
+def test_buffers_are_averaged_by_size_and_not_shifted() -> None:
+    federation = trained(FedDyn(), rounds=3, executor=Tracing)
+    samples = torch.tensor([update.samples for update in federation.executor.updates]).double()
+    buffers = torch.stack([update.buffers for update in federation.executor.updates]).double()
+    torch.testing.assert_close(
+        federation.server.buffers.double(), (samples / samples.sum()) @ buffers, rtol=1e-6, atol=1e-7
+    )
+    assert federation.server.states["feddyn"]["collected"].shape == federation.server.weights.shape
+
+
+# ------------------------------------------------------------------------------------ local training
+@pytest.mark.parametrize("alpha", [0.01, 1.0])
+def test_gradient(alpha: float) -> None:
+    check_gradient(FedDyn(alpha=alpha, clip=None))
+
+
+@pytest.mark.parametrize("clip", [10.0, 0.5, 1e-4])
+def test_clip_bounds_the_gradient_and_nothing_else(clip: float) -> None:
+    check_clip(FedDyn(clip=clip))
+
+
+def test_clip_bounds_the_steps() -> None:
+    federation = simulation(FedDyn(clip=0.01), executor=Tracing, momentum=0.0, weight_decay=0.0, lr=0.05)
+    start = federation.server.weights
+    federation.round(0)
+    for client in federation.sample(0):
+        path = torch.stack([start, *(step.weights for step in federation.executor.of(client))])
+        lengths = path.diff(dim=0).norm(dim=1)
+        assert (lengths <= 0.05 * 0.01 * 1.001).all()
+        assert lengths.max() > 0.05 * 0.01 * 0.99
+
+
+@pytest.mark.parametrize("clip", [None, 10.0])
+def test_first_round_without_alpha_trains_locally_as_federated_averaging_bit_for_bit(
+    clip: float | None,
+) -> None:
+    """Also with the default clip, which none of these gradients reaches."""
+    dynamic, plain = (
+        trained(method, rounds=1, epochs=2, executor=Tracing)
+        for method in (FedDyn(alpha=0.0, clip=clip), FedAvg())
+    )
+    pairs = list(zip(dynamic.executor.steps, plain.executor.steps, strict=True))
+    assert len(pairs) > 6
+    assert all(torch.equal(one.weights, other.weights) for one, other in pairs)
+    assert torch.equal(dynamic.server.buffers, plain.server.buffers)
+
+
+def test_first_local_step_does_not_depend_on_alpha() -> None:
+    """Duals start from zero, and the centre is where clients start."""
+    first, second = (
+        trained(FedDyn(alpha=alpha), rounds=1, epochs=2, executor=Tracing) for alpha in (0.01, 1.0)
+    )
+    for client in first.sample(0):
+        steps = [federation.executor.of(client) for federation in (first, second)]
+        assert torch.equal(steps[0][0].weights, steps[1][0].weights)
+        assert not torch.equal(steps[0][-1].weights, steps[1][-1].weights)
+
+
+# ------------------------------------------------------------------------------------ quadratics
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_published_form(alpha: float, momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_published_form(FedDyn(alpha=alpha), monkeypatch, momentum)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_two_clients_reach_the_common_optimum(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_reaches_the_optimum(FedDyn(alpha=1.0), monkeypatch, momentum)
+    federation = TWO_CLIENTS.federation(FedAvg(), monkeypatch, steps=10, momentum=momentum)
+    assert np.abs(weights_after(federation, 20) - TWO_CLIENTS.optimum).max() > 0.05
+
+
+def test_clients_that_take_turns_reach_the_common_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the clients per round; federated averaging wanders about, and without alpha even more so."""
+    spread = []
+    for method in (FedDyn(alpha=1.0), FedAvg(), FedDyn(alpha=1e-6)):
+        federation = half_of(FOUR_CLIENTS.federation(method, monkeypatch, steps=5))
+        weights_after(federation, 40)
+        path = []
+        for number in range(40, 70):
+            federation.round(number)
+            path.append(federation.server.weights.numpy() - FOUR_CLIENTS.optimum)
+        if not spread:
+            np.testing.assert_allclose(path[-1], 0, atol=1e-4)
+        spread.append(np.std(path, axis=0).max())
+    dynamic, averaging, without_alpha = spread
+    assert dynamic < 0.01 < 0.1 < averaging
+    assert without_alpha > 1.5 * averaging
+
+
+def test_at_rest_nothing_is_collected_and_duals_are_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = TWO_CLIENTS.federation(FedDyn(alpha=1.0), monkeypatch, steps=10)
+    weights = weights_after(federation, 30)
+    np.testing.assert_allclose(federation.server.states["feddyn"]["collected"].numpy(), 0, atol=1e-4)
+    for client in (0, 1):
+        gradient = TWO_CLIENTS.curvatures[client] * (weights - TWO_CLIENTS.minima[client])
+        dual = federation.clients[client]["feddyn"]["dual"].numpy()
+        np.testing.assert_allclose(dual, gradient, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------ by data size
+def test_data_mode_against_the_form_without_h(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_data_mode(FedDyn(alpha=0.5, alpha_mode="data"), monkeypatch)
+
+
+def test_data_mode_targets_the_objective_weighted_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighted = weighted_optimum(TWO_CLIENTS, COPIES)
+    assert np.abs(weighted - TWO_CLIENTS.optimum).max() > 0.2
+    for mode, target in (("data", weighted), ("uniform", TWO_CLIENTS.optimum)):
+        federation = unequal(FedDyn(alpha=1.0, alpha_mode=mode), monkeypatch, steps=5)
+        np.testing.assert_allclose(weights_after(federation, 40), target, atol=1e-4)
+
+
+def test_modes_agree_among_clients_of_equal_size_bit_for_bit() -> None:
+    by_size, alike = (
+        trained(FedDyn(alpha_mode=mode), rounds=3, partition=equally_divided())
+        for mode in ("data", "uniform")
+    )
+    assert_same_model(by_size, alike)
+    assert all(
+        torch.equal(by_size.clients[client]["feddyn"]["dual"], alike.clients[client]["feddyn"]["dual"])
+        for client in by_size.clients
+    )
+
+
+def test_modes_differ_among_clients_of_different_sizes() -> None:
+    by_size, alike = (trained(FedDyn(alpha_mode=mode), rounds=1) for mode in ("data", "uniform"))
+    assert not torch.equal(by_size.server.weights, alike.server.weights)
+
+
+# ------------------------------------------------------------------------------------ alpha = 0
+def test_small_alpha_is_not_federated_averaging() -> None:
+    """The server goes on integrating: its first step is (1 + m/N) times that of FedAvg for any alpha."""
+    settings = {"rounds": 1, "partition": equally_divided()}
+    start = simulation(FedAvg()).server.weights
+    dynamic, plain = (
+        trained(method, **settings).server.weights - start
+        for method in (FedDyn(alpha=1e-8, clip=None), FedAvg())
+    )
+    torch.testing.assert_close(dynamic, 1.5 * plain, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-7])
+def test_without_alpha_the_server_is_a_second_order_recursion(
+    alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients: e <- 2 (1 - g) e - (1 - g) e_before around FedAvg's limit, g the share that it moves."""
+    steps, lr = 10, 0.1
+    limit = TWO_CLIENTS.fedavg_limit(lr, steps)
+    share = (1 - (1 - lr * TWO_CLIENTS.curvatures) ** steps).mean(0)
+    before, error = -limit, (1 - 2 * share) * -limit  # from zero, a first step of twice FedAvg's
+    federation = TWO_CLIENTS.federation(FedDyn(alpha=alpha), monkeypatch, steps=steps, lr=lr)
+    for number in range(6):
+        federation.round(number)
+        np.testing.assert_allclose(federation.server.weights.numpy() - limit, error, atol=1e-5)
+        error, before = 2 * (1 - share) * error - (1 - share) * before, error
+
+
+def test_clients_that_overshoot_diverge_with_small_alpha_but_not_with_a_large_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The recursion without alpha is stable for g < 4/3 only; momentum goes farther, past the minimum."""
+    with pytest.raises(Diverged):
+        small = FedDyn(alpha=0.01, clip=None)
+        federation = TWO_CLIENTS.federation(small, monkeypatch, steps=10, momentum=0.9)
+        for number in range(30):
+            federation.round(number)
+            if federation.server.weights.norm() > 1e3:
+                raise Diverged
+    check_reaches_the_optimum(FedDyn(alpha=1.0, clip=None), monkeypatch, momentum=0.9)
+
+
+def test_without_alpha_and_server_correction_it_is_the_uniform_mean() -> None:
+    """Federated averaging if all clients have as many images."""
+    bare = FedDyn(alpha=0.0, server_correction=False, clip=None)
+    federation = simulation(bare, executor=Tracing)
+    for number in range(3):
+        federation.round(number)
+        expected = torch.stack([update.weights for update in federation.executor.updates]).mean(0)
+        torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
+    equal = {"rounds": 1, "partition": equally_divided()}
+    server, plain = trained(bare, **equal).server, trained(FedAvg(), **equal).server
+    torch.testing.assert_close(server.weights, plain.weights, rtol=1e-6, atol=1e-6)
+
+
+def test_server_correction_is_all_that_the_switch_concerns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off, clients still have duals, and their displacements are still collected."""
+    off = simulation(FedDyn(server_correction=False), executor=Tracing)
+    on = simulation(FedDyn(), executor=Tracing)
+    for federation in (on, off):
+        federation.round(0)
+    pairs = list(zip(on.executor.steps, off.executor.steps, strict=True))
+    assert all(torch.equal(one.weights, other.weights) for one, other in pairs)
+    collected = [run.server.states["feddyn"]["collected"] for run in (on, off)]
+    assert torch.equal(*collected)
+    difference = on.server.weights - off.server.weights
+    torch.testing.assert_close(difference, collected[0], rtol=1e-4, atol=1e-7)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class MeanOverTheSampled(FedDyn):
+    """h moves by the mean over the m sampled clients, 1/m instead of 1/N."""
+
+    name: Literal["mean_over_the_sampled"] = "mean_over_the_sampled"
+
+    def aggregate(self, task, state, before, updates):
+        return super().aggregate(replace(task, clients=len(updates)), state, before, updates)
+
+
+class FlippedDual(FedDyn):
+    name: Literal["flipped_dual"] = "flipped_dual"
+
+    def finish(self, update, local, carry):
+        update, state = super().finish(update, local, carry)
+        return update, {"dual": 2 * local.state["dual"] - state["dual"]}
+
+
+class Forgetful(FedDyn):
+    """Clients keep the last displacement's part only."""
+
+    name: Literal["forgetful"] = "forgetful"
+
+    def finish(self, update, local, carry):
+        update, state = super().finish(update, local, carry)
+        return update, {"dual": state["dual"] - local.state["dual"]}
+
+
+class AddsTheDual(FedDyn):
+    name: Literal["adds_the_dual"] = "adds_the_dual"
+
+    def correct(self, gradient, weights, local, carry):
+        return super().correct(gradient, weights, local, carry) + 2 * local.state["dual"]
+
+
+class WithoutTheSquare(FedDyn):
+    """The quadratic term is missing."""
+
+    name: Literal["without_the_square"] = "without_the_square"
+
+    def correct(self, gradient, weights, local, carry):
+        return gradient - local.state["dual"]
+
+
+class Unsquared(FedDyn):
+    """The gradient of alpha ||w - r||."""
+
+    name: Literal["unsquared"] = "unsquared"
+
+    def correct(self, gradient, weights, local, carry):
+        offset = weights - local.start
+        return gradient - local.state["dual"] + self.alpha * offset / offset.norm().clamp(min=1e-12)
+
+
+class OneAlpha(FedDyn):
+    """Weighs the regulariser by size, but not the dual's step."""
+
+    name: Literal["one_alpha"] = "one_alpha"
+
+    def finish(self, update, local, carry):
+        uniform = self.model_copy(update={"alpha_mode": "uniform"})
+        return FedDyn.finish(uniform, update, local, carry)
+
+
+class AlphaTimesSize(FedDyn):
+    """Multiplies by the relative size instead of dividing."""
+
+    name: Literal["alpha_times_size"] = "alpha_times_size"
+
+    def _alpha(self, local):
+        return self.alpha * local.relative_size
+
+
+class ClipsThePartOfTheLoss(FedDyn):
+    """Clips the gradient, and adds the regulariser to what is left."""
+
+    name: Literal["clips_a_part"] = "clips_a_part"
+
+    def correct(self, gradient, weights, local, carry):
+        free = self.model_copy(update={"clip": None})
+        pull = FedDyn.correct(free, torch.zeros_like(gradient), weights, local, carry)
+        return (gradient if self.clip is None else clip_norm(gradient, self.clip)) + pull
+
+
+@pytest.mark.parametrize("mutant", [MeanOverTheSampled, FlippedDual, Forgetful])
+def test_wrong_bookkeeping_is_noticed(mutant: type[FedDyn], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_h_is_the_mean_of_all_duals(mutant())
+    with pytest.raises((AssertionError, Diverged)):
+        check_published_form(mutant(alpha=1.0), monkeypatch)
+
+
+def test_wrong_denominator_is_noticed_in_the_first_round() -> None:
+    with pytest.raises(AssertionError):
+        check_first_step_of_the_server(MeanOverTheSampled())
+
+
+@pytest.mark.parametrize("mutant", [AddsTheDual, WithoutTheSquare, Unsquared])
+def test_wrong_gradients_are_noticed(mutant: type[FedDyn], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_gradient(mutant(alpha=1.0, clip=None))
+    with pytest.raises((AssertionError, Diverged)):
+        check_published_form(mutant(alpha=1.0), monkeypatch)
+
+
+@pytest.mark.parametrize("mutant", [FlippedDual, AddsTheDual])
+def test_missed_optima_are_noticed(mutant: type[FedDyn], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((AssertionError, Diverged)):
+        check_reaches_the_optimum(mutant(alpha=1.0), monkeypatch)
+
+
+@pytest.mark.parametrize("mutant", [OneAlpha, AlphaTimesSize])
+def test_wrong_sizes_are_noticed(mutant: type[FedDyn], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_data_mode(mutant(alpha=0.5, alpha_mode="data"), monkeypatch)
+
+
+def test_clipping_a_part_only_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_clip(ClipsThePartOfTheLoss(clip=0.5))

@@ -1,0 +1,465 @@
+"""FedNova: displacements are divided by the steps behind them, a_k, before they are averaged."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fltrain.data.prepared import Partition
+from fltrain.engine.rounds import Diverged, Simulation
+from fltrain.methods.base import Method, Server, Update
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fednova import FedNova
+from fltrain.methods.fedprox import FedProx
+
+from . import quadratics
+from .helpers import FULL_BATCH, Tracing, local_of, simulation, task_of, trained, update_of
+from .quadratics import SIZE, TWO_CLIENTS, Quadratics, weights_after
+
+ONE_IN_SIX = 0.17
+
+# Clients with 24, 8 and 4 copies of one image each, in batches of 4: the same gradient in 6, 2 and 1 steps.
+STEPS = np.array([6, 2, 1])
+SHARES = STEPS / STEPS.sum()
+CURVATURES = np.array([1.0, 0.25, 1.0])
+MINIMA = np.array([1.0, -2.0, 6.0])
+
+
+def uneven(method: Method, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Simulation:
+    """The three clients; weights other than the first stay zero."""
+    unused = np.ones((len(STEPS), SIZE - 1))
+    problem = Quadratics(  # without its other images, a client's objective is SIZE times as steep
+        np.hstack([CURVATURES[:, None] / SIZE, unused]), np.hstack([MINIMA[:, None], unused])
+    )
+    images = [np.full(4 * steps, SIZE * client) for client, steps in enumerate(STEPS)]
+    changes = {"partition": Partition(images, digest=""), "batch_size": 4}
+    with monkeypatch.context() as patch:
+        patch.setattr(quadratics, "simulation", lambda *args, **given: simulation(*args, **given | changes))
+        return problem.federation(method, monkeypatch, steps=1, **settings)
+
+
+def optimum(weights: np.ndarray) -> float:
+    """Where the mean of the three clients' objectives with these weights is least."""
+    return float((weights * CURVATURES * MINIMA).sum() / (weights * CURVATURES).sum())
+
+
+def moved(steps: int, momentum: float = 0.0, pull: float = 0.0, steepness: float = 0.0) -> float:
+    """Where SGD with learning rate 1 gets from zero under the gradient -1 + (pull + steepness) w.
+
+    That is a_k if the gradient is constant but for the proximal term.
+    """
+    weight = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity - 1 + (pull + steepness) * weight
+        weight -= velocity
+    return weight
+
+
+def finished(
+    method: FedNova,
+    updates: Sequence[Update],
+    steps: Sequence[int],
+    *,
+    momentum: float = 0.0,
+    lr: float = 0.1,
+) -> list[Update]:
+    """The updates as clients with so many steps send them."""
+    sent = []
+    for update, count in zip(updates, steps, strict=True):
+        local = local_of(update.start, lr=lr, steps=count, samples=update.samples, momentum=momentum)
+        sent.append(method.finish(replace(update, steps=count), local, method.begin(local))[0])
+    return sent
+
+
+def normaliser(
+    method: FedNova, steps: int, *, momentum: float = 0.0, pull: float = 0.0, lr: float = 0.1
+) -> float:
+    """The a_k that a client sends; ``pull`` is eta mu."""
+    method = method.model_copy(update={"mu": pull / lr})
+    (update,) = finished(method, [update_of(*torch.zeros(2, 3))], [steps], momentum=momentum, lr=lr)
+    return float(update.extras[method.name]["normaliser"])
+
+
+def implicit_weights(
+    method: FedNova, samples: Sequence[int], steps: Sequence[int], momentum: float = 0.0
+) -> Tensor:
+    """What each client's displacement counts: the server's move if client k moves coordinate k by one."""
+    count = len(samples)
+    start = torch.zeros(count)
+    updates = [update_of(start, torch.eye(count)[k], k, samples[k]) for k in range(count)]
+    state = method.init_server(task_of(), start)
+    server = Server(start, torch.zeros(0), torch.zeros(0), {method.name: state})
+    return method.aggregate(task_of(), state, server, finished(method, updates, steps, momentum=momentum))[0]
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_constant_gradient(
+    method: FedNova, monkeypatch: pytest.MonkeyPatch, momentum: float, lr: float = 0.1
+) -> None:
+    """Under a constant gradient g, r - w_k = eta a_k g exactly."""
+    slopes = torch.linspace(-2, 3, 2 * SIZE)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (slopes[labels] * outputs[:, 0]).mean()
+
+    federation = TWO_CLIENTS.federation(
+        method, monkeypatch, steps=7, momentum=momentum, lr=lr, executor=Tracing
+    )
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", loss)
+    federation.round(0)
+    pixels = torch.tensor(np.sqrt(TWO_CLIENTS.curvatures * SIZE), dtype=torch.float32)
+    for update in federation.executor.updates:
+        gradient = pixels[update.client] * slopes.view(2, SIZE)[update.client] / SIZE
+        divided = (update.start - update.trained) / (lr * update.extras[method.name]["normaliser"])
+        torch.testing.assert_close(divided, gradient, rtol=1e-5, atol=1e-6)
+
+
+def check_implicit_weights(method: FedNova) -> None:
+    """p_k tau_eff / a_k of very uneven clients, by hand: tau_eff = 70.7; their sum is 4.4."""
+    weights = implicit_weights(method, (60, 30, 5, 5), (94, 47, 2, 2))
+    expected = torch.tensor([0.6 * 70.7 / 94, 0.3 * 70.7 / 47, 0.05 * 70.7 / 2, 0.05 * 70.7 / 2])
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    rounded = torch.tensor([0.4513, 0.4513, 1.7675, 1.7675])
+    torch.testing.assert_close(weights, rounded, rtol=0, atol=1e-4)
+
+
+def check_reaches_the_objective(
+    method: Method, target: float, monkeypatch: pytest.MonkeyPatch, momentum: float
+) -> None:
+    """Where it ends differs from the target by a multiple of the learning rate."""
+    distances = []
+    for halvings, rounds in ((0, 30), (1, 60)):
+        lr = (0.04 if momentum else 0.08) / 2**halvings
+        federation = uneven(method, monkeypatch, momentum=momentum, lr=lr)
+        distances.append(weights_after(federation, rounds)[0] - target)
+    assert np.abs(distances).max() < 0.1
+    assert distances[0] / distances[1] == pytest.approx(2, abs=0.15)
+
+
+def check_trajectory(
+    method: FedNova, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0, lr: float = 0.2
+) -> None:
+    """Clients with 6, 2 and 1 steps, from the definitions of a_k, tau_eff and the server's step."""
+    pull = lr * method.mu
+    counts = STEPS
+    if method.normaliser == "momentum":
+        counts = np.array([moved(steps, momentum, pull) for steps in STEPS])
+    effective = (SHARES * (counts if method.tau_eff == "normalisers" else STEPS)).sum()
+    # From r, a client ends at r + share (minimum - r): moved() under its own steepness.
+    shares = np.array(
+        [h * lr * moved(steps, momentum, pull, lr * h) for steps, h in zip(STEPS, CURVATURES, strict=True)]
+    )
+    weight = velocity = 0.0
+    for _ in range(6):
+        direction = (SHARES * shares * (MINIMA - weight) / counts).sum()
+        velocity = method.server_momentum * velocity + effective * direction
+        weight += velocity
+    federation = uneven(method, monkeypatch, momentum=momentum, lr=lr)
+    assert weights_after(federation, 6)[0] == pytest.approx(weight, abs=1e-5)
+    assert abs(weight) > 0.1
+
+
+def check_is_federated_averaging_if_all_take_as_many_steps(method: FedNova, **training: object) -> None:
+    """In every round up to rounding, given what the clients sent; buffers bit for bit."""
+    settings = {"epochs": 3, "batch_size": FULL_BATCH, **training}
+    federation = simulation(method, executor=Tracing, **settings)
+    for number in range(3):
+        before = federation.server
+        federation.round(number)
+        updates = federation.executor.updates
+        assert len({update.steps for update in updates}) == 1
+        expected, _ = FedAvg().aggregate(federation.task, {}, before, updates)
+        torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(federation.server.buffers, FedAvg().aggregate_buffers(before, updates))
+
+
+# ------------------------------------------------------------------------------------ the normaliser
+def test_golden_normalisers() -> None:
+    assert normaliser(FedNova(), 5, momentum=0.9) == pytest.approx(13.1441, abs=1e-5)
+    assert normaliser(FedNova(), 2, momentum=0.5) == pytest.approx(2.5, abs=1e-6)
+    assert normaliser(FedNova(), 30, pull=0.01) == pytest.approx(26.0300, abs=1e-4)
+    assert normaliser(FedNova(), 30) == 30
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 60])
+def test_normalisers_in_closed_form(steps: int) -> None:
+    """With momentum only, and with the proximal term only."""
+    for rho in (0.0, 0.5, 0.9):
+        expected = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        assert normaliser(FedNova(), steps, momentum=rho) == pytest.approx(expected, rel=1e-6)
+    for pull in (0.001, 0.01, 0.5):
+        expected = (1 - (1 - pull) ** steps) / pull
+        assert normaliser(FedNova(), steps, pull=pull) == pytest.approx(expected, rel=1e-6)
+    both = normaliser(FedNova(), steps, momentum=0.9, pull=0.01)
+    assert both == pytest.approx(moved(steps, 0.9, 0.01), rel=1e-6)
+
+
+def test_plain_normaliser_counts_the_steps() -> None:
+    assert normaliser(FedNova(normaliser="tau"), 7, momentum=0.9, pull=0.01) == 7
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("mu", [0.0, 0.1, 2.0])
+def test_constant_gradients_are_recovered_exactly(
+    momentum: float, mu: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_constant_gradient(FedNova(mu=mu), monkeypatch, momentum)
+
+
+# ------------------------------------------------------------------------------------ local training
+def test_clients_train_as_in_federated_averaging_or_fedprox_bit_for_bit() -> None:
+    for method, same in ((FedNova(), FedAvg()), (FedNova(mu=0.5), FedProx(mu=0.5))):
+        normalised, plain = (trained(one, rounds=1, epochs=2, executor=Tracing) for one in (method, same))
+        pairs = list(zip(normalised.executor.steps, plain.executor.steps, strict=True))
+        assert len(pairs) > 6
+        assert all(torch.equal(one.weights, other.weights) for one, other in pairs)
+        assert torch.equal(normalised.server.buffers, plain.server.buffers)
+
+
+# ------------------------------------------------------------------------------------ implicit weights
+def test_implicit_weights() -> None:
+    check_implicit_weights(FedNova())
+
+
+def test_implicit_weights_sum_to_at_least_one() -> None:
+    """As the mean of 1 / a is at least 1 / the mean of a; they sum to one if all a are equal."""
+    random = np.random.default_rng(0)
+    for momentum in (0.0, 0.9):
+        for _ in range(20):
+            samples, steps = random.integers(1, 100, 4).tolist(), random.integers(1, 50, 4).tolist()
+            total = float(implicit_weights(FedNova(), samples, steps, momentum).sum())
+            assert total > 1 + 1e-4 or len(set(steps)) == 1
+            total = float(implicit_weights(FedNova(), samples, [steps[0]] * 4, momentum).sum())
+            assert total == pytest.approx(1, abs=1e-6)
+
+
+def test_effective_steps_scale_the_mean_direction_only() -> None:
+    """With momentum, sum p_k T_k is smaller than sum p_k a_k, and so is the server's step."""
+    samples, steps, momentum = (3, 1), (8, 2), 0.9
+    by_steps, by_normalisers = (
+        implicit_weights(FedNova(tau_eff=tau_eff), samples, steps, momentum)
+        for tau_eff in ("steps", "normalisers")
+    )
+    counts = [moved(count, momentum) for count in steps]
+    ratio = (0.75 * 8 + 0.25 * 2) / (0.75 * counts[0] + 0.25 * counts[1])
+    torch.testing.assert_close(by_steps, ratio * by_normalisers, rtol=1e-5, atol=1e-6)
+    assert ratio < 0.5
+    plain = [
+        implicit_weights(FedNova(tau_eff=tau_eff), samples, steps) for tau_eff in ("steps", "normalisers")
+    ]
+    torch.testing.assert_close(*plain)
+
+
+# ------------------------------------------------------------------------------------ federated averaging
+@pytest.mark.parametrize("mu", [0.0, 0.1])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_clients_with_equal_steps_are_averaged_plainly(momentum: float, mu: float) -> None:
+    check_is_federated_averaging_if_all_take_as_many_steps(FedNova(mu=mu), momentum=momentum)
+
+
+def test_one_client_is_averaged_plainly() -> None:
+    one = {"fraction": ONE_IN_SIX, "epochs": 2, "batch_size": 4}
+    check_is_federated_averaging_if_all_take_as_many_steps(FedNova(), **one)
+
+
+def test_clients_with_equal_steps_end_where_federated_averaging_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    normalised, plain = (
+        weights_after(TWO_CLIENTS.federation(method, monkeypatch, steps=5, momentum=0.5), 8)
+        for method in (FedNova(), FedAvg())
+    )
+    np.testing.assert_allclose(normalised, plain, atol=1e-6)
+
+
+def test_clients_with_unequal_steps_are_not_averaged_plainly() -> None:
+    normalised, plain = (trained(method, rounds=1, batch_size=4) for method in (FedNova(), FedAvg()))
+    assert (normalised.server.weights - plain.server.weights).norm() > 0.01
+    assert torch.equal(normalised.server.buffers, plain.server.buffers)
+
+
+# ------------------------------------------------------------------------------------ quadratics
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"mu": 1.0},
+        {"normaliser": "tau"},
+        {"tau_eff": "steps"},
+        {"mu": 1.0, "tau_eff": "steps", "server_momentum": 0.5},
+        {"server_momentum": 0.5},
+    ],
+    ids=str,
+)
+def test_trajectory(settings: dict[str, object], momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_trajectory(FedNova(**settings), monkeypatch, momentum)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_clients_with_unequal_steps_reach_the_objective_weighted_by_size(
+    momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the learning rate goes to zero. Federated averaging weights clients by p_k a_k instead."""
+    check_reaches_the_objective(FedNova(), optimum(SHARES), monkeypatch, momentum)
+    biased = optimum(SHARES * [moved(steps, momentum) for steps in STEPS])
+    check_reaches_the_objective(FedAvg(), biased, monkeypatch, momentum)
+    assert optimum(SHARES) - biased > 0.3
+
+
+def test_plain_normaliser_reaches_another_objective_with_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that weights clients by p_k a_k / T_k."""
+    biased = optimum(SHARES * [moved(steps, 0.9) / steps for steps in STEPS])
+    check_reaches_the_objective(FedNova(normaliser="tau"), biased, monkeypatch, momentum=0.9)
+    assert optimum(SHARES) - biased > 0.15
+
+
+# ------------------------------------------------------------------------------------ buffers
+def very_uneven(method: FedNova, **settings: object) -> Simulation:
+    """A client with 40 local steps, and ten with 4, on a network with BatchNorm."""
+    partition = Partition([np.arange(40), *np.arange(40, 80).reshape(10, 4)], digest="")
+    return simulation(method, partition=partition, fraction=1.0, batch_size=4, epochs=4, lr=0.01, **settings)
+
+
+def variances_after_a_round(method: FedNova) -> Tensor:
+    federation = very_uneven(method, evaluate_every=100)
+    federation.round(0)
+    federation.model.load(federation.server.weights, federation.server.buffers, federation.server.counters)
+    named = federation.network.named_buffers()
+    return torch.cat([buffer for name, buffer in named if name.endswith("running_var")])
+
+
+def test_normalised_buffers_have_negative_variances_and_averaged_ones_have_not() -> None:
+    """Weights that sum to more than one extrapolate; what is left of a variance can be less than nothing."""
+    assert variances_after_a_round(FedNova(buffers="normalised")).min() < 0
+    assert variances_after_a_round(FedNova()).min() > 0.1
+
+
+def test_negative_variances_end_the_run() -> None:
+    with pytest.raises(Diverged):
+        very_uneven(FedNova(buffers="normalised")).round(0)
+    rows = very_uneven(FedNova()).round(0)
+    assert [row["kind"] for row in rows] == ["train", "evaluation"]
+
+
+@pytest.mark.parametrize("buffers", ["averaged", "normalised"])
+def test_buffers(buffers: str) -> None:
+    """The plain mean by size, or moved with the implicit weights."""
+    method = FedNova(buffers=buffers)
+    samples, steps = (60, 30, 5, 5), (94, 47, 2, 2)
+    random = torch.Generator().manual_seed(0)
+    before, *after = torch.randn(5, 20, generator=random)
+    updates = [replace(update_of(*torch.zeros(2, 3), k, samples[k]), buffers=after[k]) for k in range(4)]
+    server = Server(torch.zeros(3), before, torch.zeros(0), {})
+    weights = torch.tensor([0.6, 0.3, 0.05, 0.05])
+    if buffers == "normalised":
+        weights = weights * 70.7 / torch.tensor(steps)
+    expected = before + weights @ (torch.stack(after) - before)
+    new = method.aggregate_buffers(server, finished(method, updates, steps))
+    torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class ForgetsThePull(FedNova):
+    """a_k as if there were no proximal term."""
+
+    name: Literal["forgets_the_pull"] = "forgets_the_pull"
+
+    def finish(self, update, local, carry):
+        return super().finish(update, replace(local, lr=0.0), carry)
+
+
+class ForgetsTheRate(FedNova):
+    """mu in place of eta mu."""
+
+    name: Literal["forgets_the_rate"] = "forgets_the_rate"
+
+    def finish(self, update, local, carry):
+        return super().finish(update, replace(local, lr=1.0), carry)
+
+
+class ForgetsTheMomentum(FedNova):
+    name: Literal["forgets_the_momentum"] = "forgets_the_momentum"
+
+    def finish(self, update, local, carry):
+        update, state = super().finish(update, local, carry)
+        steps = moved(local.steps, 0.0, local.lr * self.mu)
+        extras = {self.name: {"normaliser": update.weights.new_full((), steps)}}
+        return replace(update, extras=extras), state
+
+
+class Multiplies(FedNova):
+    """By a_k / tau_eff where it should divide."""
+
+    name: Literal["multiplies"] = "multiplies"
+
+    def _shares(self, updates):
+        total = sum(update.samples for update in updates)
+        shares = [update.samples / total for update in updates]
+        return [p * p / weight for p, weight in zip(shares, super()._shares(updates), strict=True)]
+
+
+class MostSteps(FedNova):
+    """tau_eff is the largest a_k."""
+
+    name: Literal["most_steps"] = "most_steps"
+
+    def _shares(self, updates):
+        counts = [float(update.extras[self.name]["normaliser"]) for update in updates]
+        total = sum(update.samples for update in updates)
+        return [
+            update.samples / total * max(counts) / count
+            for update, count in zip(updates, counts, strict=True)
+        ]
+
+
+class AlikeInTheMean(FedNova):
+    """Clients count alike, whatever their size."""
+
+    name: Literal["alike_in_the_mean"] = "alike_in_the_mean"
+
+    def _shares(self, updates):
+        return super()._shares([replace(update, samples=1) for update in updates])
+
+
+class NormalisesToOne(FedNova):
+    """Weights are scaled so that they sum to one, as those of a mean."""
+
+    name: Literal["normalises_to_one"] = "normalises_to_one"
+
+    def _shares(self, updates):
+        weights = super()._shares(updates)
+        return [weight / sum(weights) for weight in weights]
+
+
+@pytest.mark.parametrize("mutant", [ForgetsThePull, ForgetsTheRate, ForgetsTheMomentum])
+def test_wrong_normalisers_are_noticed(mutant: type[FedNova], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_constant_gradient(mutant(mu=2.0), monkeypatch, momentum=0.9)
+    with pytest.raises(AssertionError):
+        check_trajectory(mutant(mu=1.0), monkeypatch, momentum=0.9)
+
+
+def test_missing_momentum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_constant_gradient(FedNova(normaliser="tau"), monkeypatch, momentum=0.9)
+
+
+@pytest.mark.parametrize("mutant", [Multiplies, MostSteps, AlikeInTheMean, NormalisesToOne])
+def test_wrong_weights_are_noticed(mutant: type[FedNova], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_implicit_weights(mutant())
+    with pytest.raises(AssertionError):
+        check_trajectory(mutant(), monkeypatch)
+
+
+def test_wrong_objectives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_reaches_the_objective(AlikeInTheMean(), optimum(SHARES), monkeypatch, momentum=0.0)
+
+
+def test_wrong_means_of_clients_with_equal_steps_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_is_federated_averaging_if_all_take_as_many_steps(AlikeInTheMean())

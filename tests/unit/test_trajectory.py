@@ -1,0 +1,310 @@
+"""Recordings of local steps: what a row is, how much memory they take, and where the user may put them."""
+
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from torch.nn import functional
+from typer.testing import CliRunner
+
+from fltrain import train as training
+from fltrain.cli import app, main
+from fltrain.data.prepared import PreparedData
+from fltrain.engine.local import LoopExecutor
+from fltrain.engine.rounds import Simulation
+from fltrain.engine.trajectory import Trajectory
+from fltrain.methods.base import Local, Method, Place, Recording, State, Update
+from fltrain.methods.ecgr import Ecgr
+from fltrain.methods.scaffold import Scaffold
+from fltrain.records import RECORD_FILES, Results
+from fltrain.spec import RunSpec
+
+from .helpers import TINY, federation, tiny
+
+STEPS, SIZE = 7, 40
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def recorded(
+    what: str, storage: str = "float32", place: Place = "auto", kind: type[Trajectory] = Trajectory
+) -> tuple[Trajectory, Tensor, Tensor]:
+    """A recording, and the gradients and weights (those at the start first) that were recorded."""
+    gradients, weights = drawn(STEPS, SIZE), drawn(STEPS + 1, SIZE).cumsum(0)
+    live, gradient = weights[0].clone(), torch.empty(SIZE)
+    trajectory = kind(Recording(what, storage), STEPS, live, place)
+    for step in range(STEPS):
+        # As in training, the same two vectors in every step.
+        gradient.copy_(gradients[step])
+        live.copy_(weights[step + 1])
+        trajectory.record(gradient, live)
+    live.zero_()
+    gradient.zero_()
+    return trajectory, gradients, weights
+
+
+def check_displacements(kind: type[Trajectory]) -> None:
+    """Weights before minus weights after the step, exactly; together they are the whole way."""
+    trajectory, _, weights = recorded("displacement", kind=kind)
+    assert torch.equal(trajectory.rows, weights[:-1] - weights[1:])
+    total = trajectory.rows.double().sum(0)
+    torch.testing.assert_close(total, (weights[0] - weights[-1]).double(), rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------- rows
+def test_displacements() -> None:
+    check_displacements(Trajectory)
+
+
+def test_gradients() -> None:
+    trajectory, gradients, _ = recorded("gradient")
+    assert torch.equal(trajectory.rows, gradients)
+
+
+@pytest.mark.parametrize("what", ["displacement", "gradient"])
+def test_half_precision_is_the_rounded_row(what: str) -> None:
+    """A row is computed in single precision and rounded once."""
+    half, full = recorded(what, "bfloat16")[0].rows, recorded(what)[0].rows
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, full.to(torch.bfloat16))
+    assert not torch.equal(half.float(), full)
+
+
+# ---------------------------------------------------------------- memory
+@pytest.mark.parametrize("place", ["auto", "device", "host"])
+@pytest.mark.parametrize(("storage", "bytes_each"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize(("what", "vectors"), [("displacement", 2), ("gradient", 0)])
+def test_memory(place: Place, storage: str, bytes_each: int, what: str, vectors: int) -> None:
+    """A matrix of steps by parameters, for displacements two vectors beside it, and nothing else."""
+    trajectory, *_ = recorded(what, storage, place)
+    assert trajectory.rows.shape == (STEPS, SIZE)
+    assert trajectory.rows.untyped_storage().nbytes() == STEPS * SIZE * bytes_each
+    assert trajectory.rows.device.type == "cpu"
+    kept = [value for value in vars(trajectory).values() if isinstance(value, Tensor)]
+    others = [tensor for tensor in kept if tensor is not trajectory.rows]
+    assert [tensor.shape for tensor in others] == [(SIZE,)] * vectors
+
+
+# ---------------------------------------------------------------- in local training
+class Keeping(Method):
+    """Has local steps recorded, and puts the recording where the test finds it."""
+
+    name: Literal["keeping"] = "keeping"
+    what: Literal["displacement", "gradient"] = "displacement"
+    storage: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def recording(self) -> Recording:
+        return Recording(self.what, self.storage)
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return gradient + 0.5 * (weights - local.start)
+
+    def settle(self, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return 0.999 * weights
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        assert update.trajectory is not None
+        return replace(update, statistics={self.name: {"rows": update.trajectory}}), {}
+
+
+class Watching(LoopExecutor):
+    """Keeps the weights before and after every step, the images in it, and what clients send."""
+
+    def train(self, round: Any, clients: Any, states: Any) -> Any:
+        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.results = super().train(round, clients, states)
+        return self.results
+
+    def _step(self, images: Any, chosen: Tensor, how: Any, hooks: Any, optimiser: Any) -> Any:
+        before = self.model.weights.clone()
+        result = super()._step(images, chosen, how, hooks, optimiser)
+        self.steps.append((chosen, before, self.model.weights.clone()))
+        return result
+
+
+@cache
+def lenet() -> RunSpec:
+    """Two clients of a network without BatchNorm take several steps each."""
+    return tiny(
+        dataset={"name": "digits", "image_size": 16},
+        model="lenet5",
+        training={"epochs": 1, "batch_size": 32, "lr": 0.05, "weight_decay": 0.01},
+    )
+
+
+def trained(method: Method, data: PreparedData, *plugins: Method, spec: RunSpec | None = None) -> Simulation:
+    """A federation after one round with methods that need not be registered."""
+    spec = spec or lenet()
+    settings = {name: getattr(spec, name) for name in RunSpec.model_fields}
+    made = RunSpec.model_construct(**{**settings, "method": method, "plugins": plugins})
+    simulation = federation(made, data, Watching)
+    simulation.round(0)
+    return simulation
+
+
+@pytest.fixture(scope="module")
+def images(digits: PreparedData) -> PreparedData:
+    """The digits in 16 x 16 pixels."""
+    larger = {
+        f"{split}_images": getattr(digits, f"{split}_images").repeat(2, axis=2).repeat(2, axis=3)
+        for split in ("train", "test")
+    }
+    return replace(digits, **larger)
+
+
+def test_displacements_hold_all_that_moves_the_weights(images: PreparedData) -> None:
+    """Momentum, weight decay, corrections of the gradient, and what moves the weights after the optimiser."""
+    simulation = trained(Keeping(), images)
+    steps = iter(simulation.executor.steps)
+    for result in simulation.executor.results:
+        update = result.update
+        rows = update.statistics["keeping"]["rows"]
+        assert len(rows) == update.steps > 2
+        for row in rows:
+            _, before, after = next(steps)
+            assert torch.equal(row, before - after)
+        torch.testing.assert_close(rows.sum(0), update.start - update.weights, rtol=1e-4, atol=1e-6)
+        assert update.trajectory is None, "recordings do not leave the client"
+    assert next(steps, None) is None
+
+
+def test_gradients_are_those_that_the_optimiser_gets(images: PreparedData) -> None:
+    """Of the loss on the batch, corrected, without weight decay and momentum."""
+    simulation = trained(Keeping(what="gradient"), images)
+    model, steps = simulation.model, iter(simulation.executor.steps)
+    for result in simulation.executor.results:
+        update = result.update
+        for row in update.statistics["keeping"]["rows"]:
+            chosen, before, _ = next(steps)
+            model.weights.copy_(before)
+            inputs, labels = simulation.data.train.batch(chosen)
+            loss = functional.cross_entropy(model.network(inputs), labels)
+            parts = torch.autograd.grad(loss, list(model.network.parameters()))
+            gradient = torch.cat([part.flatten() for part in parts])
+            expected = gradient + 0.5 * (before - update.start)
+            torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("storage", "bytes_each"), [("float32", 4), ("bfloat16", 2)])
+def test_a_client_keeps_steps_times_parameters(images: PreparedData, storage: str, bytes_each: int) -> None:
+    simulation = trained(Keeping(storage=storage), images)
+    for result in simulation.executor.results:
+        rows = result.update.statistics["keeping"]["rows"]
+        size = result.update.steps * simulation.model.layout.size * bytes_each
+        assert rows.untyped_storage().nbytes() == size
+
+
+def test_nothing_of_a_recording_is_kept_between_rounds(digits: PreparedData) -> None:
+    """What clients and server keep, and what goes up, is as large with ECGR as without."""
+
+    def sizes(*plugins: Method) -> tuple[object, ...]:
+        simulation = trained(Scaffold(), digits, *plugins, spec=tiny())
+        assert all(result.update.trajectory is None for result in simulation.executor.results)
+        states = [tensor for result in simulation.executor.results for tensor in held(result.states)]
+        return simulation.bytes_up, simulation.bytes_down, sum(states), sum(held(simulation.server.states))
+
+    assert sizes(Ecgr()) == sizes()
+
+
+def held(states: Any) -> list[int]:
+    return [tensor.numel() for state in states.values() for tensor in state.values()]
+
+
+def test_recording_changes_nothing_else(digits: PreparedData) -> None:
+    plain, recorded = (
+        trained(Scaffold(), digits, *plugins, spec=tiny()).executor.results
+        for plugins in ((), (Ecgr(beta=1.0, storage="bfloat16"),))
+    )
+    for one, other in zip(plain, recorded, strict=True):
+        assert torch.equal(one.update.weights, other.update.weights)
+        assert torch.equal(one.update.loss, other.update.loss)
+
+
+# ---------------------------------------------------------------- the command line
+ECGR = {**TINY, "rounds": 2, "plugins": [{"name": "ecgr", "storage": "bfloat16"}]}
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
+    """Where the executors of the command line are told to put recordings, as they are made."""
+    told: list[Place] = []
+
+    class Telling(LoopExecutor):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            told.append(self.recordings)
+
+    monkeypatch.setattr(training, "LoopExecutor", Telling)
+    return told
+
+
+def test_the_place_is_chosen_on_the_command_line(tmp_path: Path, places: list[Place]) -> None:
+    """It decides nothing about the numbers: the records agree."""
+    files: list[dict[str, bytes]] = []
+    for number, chosen in enumerate(([], ["--recordings", "host"], ["--recordings", "device"])):
+        root = tmp_path / str(number)
+        told = ["train", "-", "--results", str(root), "--device", "cpu", "--quiet", *chosen]
+        result = CliRunner().invoke(app, told, input=yaml.safe_dump(ECGR), catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        folder = Results(root).record(RunSpec.parse(ECGR, "test").run_id).folder
+        names = [name for name in RECORD_FILES if name in ("spec.json", "metrics.jsonl", "summary.json")]
+        files.append({name: (folder / name).read_bytes() for name in names})
+    assert places == ["auto", "host", "device"]
+    assert len(files[0]) == 3
+    assert files[0] == files[1] == files[2]
+    assert b'"ecgr"' in files[0]["metrics.jsonl"]
+
+
+def test_other_places_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(yaml.safe_dump(ECGR))
+    monkeypatch.setattr(sys, "argv", ["fltrain", "train", str(spec), "--recordings", "disk"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    message = capsys.readouterr().err
+    assert "--recordings" in message
+    assert all(place in message for place in ("auto", "device", "host"))
+
+
+# ---------------------------------------------------------------- mutations
+class FromTheStart(Trajectory):
+    """Displacements from the start instead of from the step before."""
+
+    def record(self, gradient: Tensor, weights: Tensor) -> None:
+        before = self.before.clone()
+        super().record(gradient, weights)
+        self.before.copy_(before)
+
+
+class Upwards(Trajectory):
+    """Weights after minus weights before."""
+
+    def record(self, gradient: Tensor, weights: Tensor) -> None:
+        super().record(gradient, weights)
+        self.rows[self.taken - 1].neg_()
+
+
+class Aliasing(Trajectory):
+    """The weights before are the live ones."""
+
+    def record(self, gradient: Tensor, weights: Tensor) -> None:
+        super().record(gradient, weights)
+        self.before = weights
+
+
+@pytest.mark.parametrize("mutant", [FromTheStart, Upwards, Aliasing])
+def test_wrong_displacements_are_noticed(mutant: type[Trajectory]) -> None:
+    with pytest.raises(AssertionError):
+        check_displacements(mutant)
