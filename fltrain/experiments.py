@@ -3,7 +3,7 @@
 A paper file declares its tables and figures (*items*) as grids: named axes, each a few labelled points, each
 point a patch on the settings. A scale file says how far the papers' protocol is reduced, for all items or for
 one. Settings are merged in this order, later ones winning: the paper's, the item's, the scale's, the scale's
-for this item, the points' of the axes, the seed.
+for this item, the points' of the axes, exceptions, the seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, Strict, model_validator
 from pydantic_core import CoreSchema
 
 from fltrain.component import Settings, suggest
@@ -82,6 +82,13 @@ def _axes(value: Any) -> Any:
     return value
 
 
+class Special(Settings):
+    """Cells that differ from their grid: those with the labels ``when`` are also patched by ``set``."""
+
+    when: Labels = Field(min_length=1)
+    set: Patch
+
+
 class Item(Settings):
     """A table or figure of a paper: the grid of runs behind it, and how it is laid out."""
 
@@ -89,6 +96,7 @@ class Item(Settings):
     caption: str = ""
     settings: Patch = {}
     axes: dict[str, Axis]
+    exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: int | None = Field(default=None, ge=1)
     table: Table | None = None
     figure: Figure | None = None
@@ -100,6 +108,10 @@ class Item(Settings):
     def _one_layout(self) -> Self:
         if (self.table is None) == (self.figure is None):
             raise ValueError("an item needs either a 'table' or a 'figure'")
+        for special in self.exceptions:
+            for axis, label in special.when.items():
+                if axis not in self.axes or label not in self.axes[axis].points:
+                    raise ValueError(f"exceptions: there is no {label!r} on an axis {axis!r}")
         return self
 
 
@@ -380,6 +392,9 @@ def _expand(paper: Paper, name: str, scale: Scale) -> PlannedItem:
         for _, point in combination:
             settings = merge(settings, point.set)
             reported.update(point.reported)
+        for special in item.exceptions:
+            if special.when.items() <= labels.items():
+                settings = merge(settings, special.set)
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
         specs = (RunSpec.parse({**settings, "seed": seed}, where) for seed in range(seeds))
         entries += [Entry(labels, reported, spec.seed, spec) for spec in specs]

@@ -53,7 +53,7 @@ class FedLC(Method):
         return logits - carry["offset"] if carry else logits
 
     def criterion(self, logits: Tensor, labels: Tensor, local: Local, carry: State) -> Tensor:
-        if self.denominator == "full":
+        if self.denominator == "full" or not carry:
             return super().criterion(logits, labels, local, carry)
         own = labels[:, None]
         others = logits.scatter(1, own, float("-inf")).logsumexp(1)

@@ -214,6 +214,15 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
     assert [each.sheet.scale for each in (table, figure)] == ["a shorter trial", "a trial"]
 
 
+def test_exceptions_patch_the_cells_that_they_name(config: Config) -> None:
+    exceptions = [{"when": {"method": "scaffold", "plugin": "FLFA"}, "set": {"training": {"lr": 0.125}}}]
+    table, _ = config.plan(put(exceptions, *TABLE, "exceptions")).items
+    rates = {tuple(entry.labels.values()): entry.spec.training.lr for entry in table.entries}
+    assert [cell for cell, rate in rates.items() if rate == 0.125] == [("scaffold", "FLFA")]
+    message = config.error(put([{"when": {"method": "fedavgg"}, "set": {}}], *TABLE, "exceptions"))
+    assert "items.table" in message and "'fedavgg'" in message
+
+
 def test_yaml_numbers_without_a_point_are_numbers(config: Config) -> None:
     config.plan()
     paper = config.folder / "papers" / "toy.yaml"

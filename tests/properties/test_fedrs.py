@@ -1,0 +1,285 @@
+"""FedRS: the logits of classes that a client lacks are restricted, in training only and by its own counts."""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fltrain.data.prepared import Partition
+from fltrain.engine.local import LoopStep
+from fltrain.engine.rounds import Simulation
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedrs import FedRS
+from fltrain.models.network import Network
+
+from .helpers import Tracing, assert_same_model, by_name, digits, local_of, rows_of, simulation, trained
+from .test_step import check_round, replica, step_of
+
+POOR = 0
+"""A client of the small federation that has images of classes 0, 1 and 2 only."""
+
+
+def everyone_has_all_classes() -> Partition:
+    """Three clients with images of each class, in different numbers."""
+    labels = digits().train_labels
+    by_label = np.argsort(labels, kind="stable")
+    clients = [by_label[0::4], by_label[1::4], np.concatenate([by_label[2::4], by_label[3::4]])]
+    assert all(len(set(labels[own])) == 10 for own in clients)
+    return Partition(clients, digest="")
+
+
+def factors(federation: Simulation, alpha: float) -> list[Tensor]:
+    """Of each client: 1 for the classes that it has training images of, else alpha."""
+    labels = federation.data.train.labels.tolist()
+    owned = [{labels[image] for image in images.tolist()} for images in federation.data.clients]
+    return [torch.tensor([1.0 if label in own else alpha for label in range(10)]) for own in owned]
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_local_training(method: FedRS) -> None:
+    """Two rounds of cross entropy on restricted logits, bias included, against an ordinary loop."""
+    federation = simulation(method, executor=Tracing)
+    factor = factors(federation, method.alpha)
+    assert len({tuple(own.tolist()) for own in factor}) > 2
+
+    def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(factor[client] * network(images), labels)
+
+    for number in range(2):
+        check_round(federation, number, loss)
+
+
+def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, LoopStep, Simulation]:
+    """Gradient of the classifier's weight and bias in a step of the client that lacks classes."""
+    federation = trained(method, rounds=1)
+    step = step_of(federation, client=POOR)
+    gradient, _ = step.differentiate()
+    slots = {slot.name: slot for slot in federation.model.layout.parameters}
+    rows = [slots[f"classifier.{name}"].of(gradient).clone() for name in ("weight", "bias")]
+    return *rows, step, federation
+
+
+def check_rows_of_missing_classes(method: FedRS) -> None:
+    """alpha mean(prob'_c h), and alpha mean(prob'_c) for the bias, where prob' are restricted predictions."""
+    weight, bias, step, federation = gradient_of_the_classifier(method)
+    server, (factor, *_) = federation.server, factors(federation, method.alpha)
+    network = replica(federation, server.weights, server.buffers)
+    with torch.no_grad():
+        seen = network.features(step.images)
+        restricted = factor * (seen @ network.classifier.weight.T + network.classifier.bias)
+        probabilities = restricted.exp() / restricted.exp().sum(1, keepdim=True)
+    missing = [label for label in range(10) if label not in (0, 1, 2)]
+    for label in missing:
+        pushed = probabilities[:, label]
+        expected = method.alpha * (pushed[:, None] * seen).mean(0)
+        torch.testing.assert_close(weight[label], expected, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(bias[label], method.alpha * pushed.mean(), rtol=1e-4, atol=1e-7)
+        assert weight[label].any() == (method.alpha > 0)
+        assert bias[label].any() == (method.alpha > 0)
+    for label in (0, 1, 2):
+        assert weight[label].any()
+
+
+def check_factors(method: type[FedRS]) -> None:
+    """By hand, for 4, 2, 1 and no images of a class."""
+    counts = torch.tensor([4.0, 2.0, 1.0, 0.0])
+    logits = torch.tensor([[1.0, -2.0, 3.0, -4.0]])
+    for mode, expected in (
+        ("binary", [1.0, -2.0, 3.0, -1.0]),
+        # 1/4 + 3/4 n / 4: 1, 5/8, 7/16, 1/4
+        ("frequency", [1.0, -1.25, 1.3125, -1.0]),
+    ):
+        restricted = method(alpha=0.25, mode=mode)
+        local = local_of(torch.zeros(1), counts=counts)
+        assert restricted.logits(logits, local, restricted.begin(local)).tolist() == [expected]
+
+
+def check_counts(method: FedRS) -> None:
+    """They are those of the client's own training images, not of its test images, nor of other clients."""
+    data = digits()
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    # Client k trains on classes 3k to 3k + 3 and sets aside images of all classes; class 9 is with all.
+    groups = [np.flatnonzero(np.isin(labels, [3 * k, 3 * k + 1, 3 * k + 2, 9])) for k in range(3)]
+    clients = [group[::2] for group in groups]
+    tests = [np.concatenate([group[1::2], np.arange(k, 160, 9)]) for k, group in enumerate(groups)]
+    assert all(len(set(labels[own])) > 4 for own in tests)
+    federation = simulation(
+        method, partition=Partition(clients, digest="", tests=tests), fraction=1.0, executor=Tracing
+    )
+    federation.round(0)
+    for client in range(3):
+        own = {3 * client, 3 * client + 1, 3 * client + 2, 9}
+        expected = [1.0 if label in own else method.alpha for label in range(10)]
+        steps = federation.executor.of(client)
+        assert steps
+        for step in steps:
+            assert step.carries[method.name]["factor"].tolist() == expected
+
+
+def check_testing(method: FedRS) -> None:
+    """Accuracy and loss of a test are those of the logits as they are."""
+    federation = trained(method, rounds=2, fraction=1.0)
+    server, data = federation.server, federation.data.test
+    network = replica(federation, server.weights, server.buffers).eval()
+    with torch.no_grad():
+        seen = network.features(data.batch(torch.arange(len(data)))[0])
+        logits = seen @ network.classifier.weight.T + network.classifier.bias
+    row = rows_of(federation, "evaluation")[-1]
+    assert row["accuracy"] == pytest.approx((logits.argmax(1) == data.labels).double().mean().item())
+    assert row["loss"] == pytest.approx(functional.cross_entropy(logits, data.labels).item(), rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------ tests
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.9])
+def test_local_training_is_cross_entropy_of_restricted_logits(alpha: float) -> None:
+    check_local_training(FedRS(alpha=alpha))
+
+
+@pytest.mark.parametrize("mode", ["binary", "frequency"])
+def test_without_restriction_it_is_federated_averaging_bit_for_bit(mode: str) -> None:
+    assert_same_model(trained(FedRS(alpha=1.0, mode=mode), rounds=3), trained(FedAvg(), rounds=3))
+
+
+def test_without_restriction_all_factors_are_one_bit_for_bit() -> None:
+    """Whatever the counts, also where 1 - n / max n is rounded."""
+    counts = torch.arange(4097, dtype=torch.float32)
+    for mode in ("binary", "frequency"):
+        carry = FedRS(alpha=1.0, mode=mode).begin(local_of(torch.zeros(1), counts=counts))
+        assert torch.equal(carry["factor"], torch.ones(4097))
+
+
+def test_clients_with_all_classes_are_federated_averaging_bit_for_bit_in_binary_mode() -> None:
+    settings = {"partition": everyone_has_all_classes(), "rounds": 3, "fraction": 1.0}
+    plain = trained(FedAvg(), **settings)
+    for alpha in (0.0, 0.5):
+        assert_same_model(trained(FedRS(alpha=alpha), **settings), plain)
+    by_frequency = trained(FedRS(mode="frequency"), **settings)
+    assert not torch.equal(by_frequency.server.weights, plain.server.weights)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
+def test_rows_of_missing_classes_are_pushed_by_alpha(alpha: float) -> None:
+    check_rows_of_missing_classes(FedRS(alpha=alpha))
+
+
+def test_full_restriction_leaves_rows_of_missing_classes_alone_but_for_weight_decay() -> None:
+    """A gradient of exactly zero from the loss; weight decay still shrinks the rows."""
+    settings = {"fraction": 1.0, "executor": Tracing}
+    for decay, shrunk in ((0.0, 1.0), (0.1, 1 - 0.05 * 0.1)):
+        federation = simulation(FedRS(alpha=0.0), weight_decay=decay, momentum=0.0, **settings)
+        start = federation.server.weights
+        federation.round(0)
+        step = federation.executor.of(POOR)[0]
+        for slot in federation.model.layout.parameters[-2:]:
+            rows, before = slot.of(step.weights), slot.of(start)
+            if not decay:
+                assert torch.equal(rows[3:], before[3:])
+            torch.testing.assert_close(rows[3:], shrunk * before[3:], rtol=1e-6, atol=0)
+            assert not torch.equal(rows[:3], before[:3])
+
+
+def test_factors() -> None:
+    check_factors(FedRS)
+
+
+def test_counts_are_those_of_the_clients_own_training_images() -> None:
+    check_counts(FedRS(alpha=0.25))
+
+
+@pytest.mark.parametrize("method", [FedRS(alpha=0.0), FedRS(alpha=0.1), FedRS(mode="frequency")], ids=str)
+def test_predictions_in_testing_do_not_depend_on_alpha(method: FedRS) -> None:
+    check_testing(method)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class OthersRestricted(FedRS):
+    """The classes that the client has are restricted."""
+
+    name: Literal["others_restricted"] = "others_restricted"
+
+    def begin(self, local):
+        missing = (local.class_counts == 0).to(local.class_counts)
+        return super().begin(replace(local, class_counts=missing))
+
+
+class WithoutBias(FedRS):
+    """Restricts what varies over the batch, as a restriction of w h alone would, and leaves the rest."""
+
+    name: Literal["without_bias"] = "without_bias"
+
+    def logits(self, logits, local, carry):
+        bias = logits.mean(0, keepdim=True)
+        return (logits - bias) * carry["factor"] + bias
+
+
+class Rescaled(FedRS):
+    """Divides by the factor."""
+
+    name: Literal["rescaled"] = "rescaled"
+
+    def logits(self, logits, local, carry):
+        return logits / carry["factor"].clamp(min=0.1)
+
+
+class GlobalCounts(FedRS):
+    """Every client has all classes."""
+
+    name: Literal["global_counts"] = "global_counts"
+
+    def begin(self, local):
+        return super().begin(replace(local, class_counts=torch.ones_like(local.class_counts)))
+
+
+class ShareOfAll(FedRS):
+    """Frequencies relative to all images of the client."""
+
+    name: Literal["share_of_all"] = "share_of_all"
+
+    def begin(self, local):
+        share = local.class_counts / local.class_counts.sum()
+        if self.mode == "binary":
+            return super().begin(local)
+        return {"factor": share + self.alpha * (1 - share)}
+
+
+class InTesting(FedRS):
+    """Logits are restricted whenever the network does not train."""
+
+    name: Literal["in_testing"] = "in_testing"
+
+    def adapt(self, network, classes):
+        network.classifier.register_forward_hook(
+            lambda module, _args, logits: logits if module.training else logits * self.alpha
+        )
+        return network
+
+
+@pytest.mark.parametrize(
+    "mutant", [OthersRestricted(), WithoutBias(), Rescaled(), GlobalCounts()], ids=by_name
+)
+def test_wrong_restrictions_are_noticed(mutant: FedRS) -> None:
+    with pytest.raises(AssertionError):
+        check_local_training(mutant)
+    with pytest.raises(AssertionError):
+        check_rows_of_missing_classes(mutant)
+
+
+@pytest.mark.parametrize("mutant", [OthersRestricted, ShareOfAll, GlobalCounts], ids=by_name)
+def test_wrong_factors_are_noticed(mutant: type[FedRS]) -> None:
+    with pytest.raises(AssertionError):
+        check_factors(mutant)
+
+
+@pytest.mark.parametrize("mutant", [OthersRestricted(alpha=0.25), GlobalCounts(alpha=0.25)], ids=by_name)
+def test_wrong_counts_are_noticed(mutant: FedRS) -> None:
+    with pytest.raises(AssertionError):
+        check_counts(mutant)
+
+
+def test_a_restriction_in_testing_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_testing(InTesting())

@@ -1,0 +1,535 @@
+"""FedSOL: the gradient is found uphill of the proximal loss, and applied where the weights were."""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
+
+from fltrain.engine.local import LoopStep
+from fltrain.engine.rounds import Simulation
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedsol import FedSOL
+from fltrain.methods.flfa import Flfa
+from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.feedback import feedback
+from fltrain.models.network import Network
+from fltrain.models.parts import mean_pool
+
+from .helpers import FULL_BATCH, Tracing, assert_same_model, by_name, simulation, trained
+from .test_step import elsewhere, flat, gradient_of, replica, running, step_of
+
+models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
+SETTINGS = [
+    {},
+    {"rho": 2.0, "temperature": 1.0},
+    {"perturbation": "fixed", "rho": 0.5},
+    {"part": "head"},
+    {"part": "body"},
+    {"perturbation": "fixed", "part": "body"},
+    {"teacher": "train"},
+    {"perturbation": "fixed", "teacher": "train"},
+    {"proximal": "l2"},
+    {"proximal": "l2", "perturbation": "fixed", "part": "head"},
+]
+
+
+# ------------------------------------------------------------------------------------ a smooth network
+class SmoothModel(Model):
+    """Two convolutions and hyperbolic tangents: without kinks, rounding errors stay what they are."""
+
+    name: Literal["smooth"] = "smooth"
+    normed: bool = True
+
+    def network(self, channels: int, side: int, classes: int) -> Network:
+        def block(inputs: int, width: int, stride: int) -> nn.Sequential:
+            norm = nn.BatchNorm2d(width) if self.normed else nn.Identity()
+            return nn.Sequential(nn.Conv2d(inputs, width, 3, stride, padding=1), norm, nn.Tanh())
+
+        blocks = {"stem": block(channels, 6, stride=2), "body": block(6, 8, stride=1)}
+        return Network(**blocks, pool=mean_pool(), classifier=nn.Linear(8, classes))
+
+
+# ------------------------------------------------------------------------------------ one step, naively
+def divergence(network: Network, teacher: Network, images: Tensor, temperature: float) -> Tensor:
+    """KL(teacher || network) of softened predictions, mean over the batch."""
+    with torch.no_grad():
+        target = (teacher(images) / temperature).softmax(1)
+    own = (network(images) / temperature).log_softmax(1)
+    return (target * (target.log() - own)).sum(1).mean()
+
+
+def proximal_gradient(method: FedSOL, network: Network, teacher: Network, images: Tensor) -> list[Tensor]:
+    """Gradient of the proximal loss, one tensor per parameter, zero where nothing is to be moved."""
+    received = list(teacher.parameters())
+    if method.proximal == "kl":
+        loss = divergence(network, teacher, images, method.temperature)
+    else:
+        pairs = zip(network.parameters(), received, strict=True)
+        loss = sum((own - other.detach()).square().sum() for own, other in pairs) / 2
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    names = [name for name, _ in network.named_parameters()]
+    moved = {"all": ("head", "body"), "head": ("head",), "body": ("body",)}[method.part]
+    return [
+        gradient if ("head" if name.startswith("classifier.") else "body") in moved else 0 * gradient
+        for name, gradient in zip(names, gradients, strict=True)
+    ]
+
+
+def naive_move(method: FedSOL, network: Network, teacher: Network, images: Tensor) -> Tensor:
+    """rho Lambda g / ||g|| as one vector."""
+    gradients = proximal_gradient(method, network, teacher, images)
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    if method.perturbation == "fixed" and norm < 1e-5:
+        return torch.zeros_like(flat(gradients))
+    moves = []
+    for own, other, gradient in zip(network.parameters(), teacher.parameters(), gradients, strict=True):
+        move = method.rho * gradient / (norm + 1e-12)
+        if method.perturbation == "adaptive":
+            move = move * functional.normalize((own - other).abs(), dim=0)
+        moves.append(move)
+    return flat(moves)
+
+
+def naive_gradient(
+    method: FedSOL, federation: Simulation, network: Network, teacher: Network, images: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradient and loss at the perturbed weights, taken on a copy; ``network`` sees the batch once."""
+    here, buffers = flat(network.parameters()), running(network)
+    move = naive_move(method, network, teacher, images)
+    perturbed = replica(federation, here + move, buffers)
+    loss = functional.cross_entropy(perturbed(images), labels)
+    if method.proximal == "l2":  # the only forward pass
+        for own, other in zip(network.buffers(), perturbed.buffers(), strict=True):
+            own.copy_(other)
+    return gradient_of(loss, perturbed), loss.detach()
+
+
+# ------------------------------------------------------------------------------------ a watched step
+@dataclass(frozen=True)
+class Asked:
+    """What a method asked of a step: where the gradient was to be taken, and with which options."""
+
+    at: Tensor | None
+    options: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Watched(LoopStep):
+    """A step that keeps what it is asked."""
+
+    asked: list[Asked] = field(default_factory=list)
+
+    def differentiate(self, loss=None, *, at=None, **options):
+        self.asked.append(Asked(None if at is None else at.clone(), options))
+        return super().differentiate(loss, at=at, **options)
+
+
+def move_of(method: FedSOL, federation: Simulation, weights: Tensor) -> Tensor:
+    """How far from ``weights`` the method takes the gradient, in a step of a client that is there."""
+    step = step_of(federation, kind=Watched, weights=weights)
+    here = federation.model.weights
+    method.gradient(step, here, step.hooks.locals_["fedsol"], {})
+    assert torch.equal(here, weights), "the weights are not what they were"
+    return step.asked[-1].at - weights
+
+
+@cache
+def after_a_round() -> Simulation:
+    """A federation whose running statistics are not those of a new network; nobody trains it further."""
+    return trained(FedSOL(), rounds=1)
+
+
+def teacher_of(method: FedSOL, federation: Simulation) -> Network:
+    server = federation.server
+    return replica(federation, server.weights, server.buffers).train(method.teacher == "train")
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_steps(method: FedSOL, normed: bool = True) -> None:
+    """Every step of two rounds is the naive one, and so are the running statistics."""
+    settings = {"epochs": 2, "momentum": 0.0, "fraction": 0.5}
+    federation = simulation(method, model=SmoothModel(normed=normed), executor=Tracing, **settings)
+    for number in range(2):
+        received = federation.server
+        federation.round(number)
+        for update in federation.executor.updates:
+            network, losses = replica(federation, received.weights, received.buffers), []
+            teacher = replica(federation, received.weights, received.buffers).train(method.teacher == "train")
+            steps = federation.executor.of(update.client, number)
+            for step in steps:
+                batch = federation.data.train.batch(step.chosen)
+                here = flat(network.parameters())
+                gradient, loss = naive_gradient(method, federation, network, teacher, *batch)
+                expected = here - 0.05 * (gradient + 1e-3 * here)
+                torch.testing.assert_close(step.weights, expected, rtol=0, atol=1e-6)
+                vector_to_parameters(step.weights.clone(), network.parameters())
+                losses.append(loss.item())
+            torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
+            assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+            # Each batch was counted once, whatever the number of passes.
+            assert ((update.counters - received.counters) == len(steps)).all()
+
+
+def check_neutral(method: type[FedSOL], **settings: str) -> None:
+    """rho = 0 is federated averaging bit for bit, running statistics and counters included."""
+    assert_same_model(trained(method(rho=0.0, **settings), rounds=2), trained(FedAvg(), rounds=2))
+
+
+def check_uphill(method: FedSOL) -> None:
+    """A small move raises the proximal loss, by as much as its gradient says."""
+    federation = after_a_round()
+    weights, _ = elsewhere(federation, seed=1, distance=0.02)
+    images = step_of(federation, weights=weights).images.double()
+    teacher = teacher_of(method, federation).double()
+    move = move_of(method, federation, weights)
+    buffers = federation.server.buffers
+
+    def loss(at: Tensor) -> float:
+        network = replica(federation, at, buffers).double()
+        vector_to_parameters(at.double(), network.parameters())
+        if method.proximal == "kl":
+            return divergence(network, teacher, images, method.temperature).item()
+        pairs = zip(network.parameters(), teacher.parameters(), strict=True)
+        return sum((own - other).square().sum().item() for own, other in pairs) / 2
+
+    network = replica(federation, weights, buffers).double()
+    slope = (
+        torch.cat([g.flatten() for g in proximal_gradient(method, network, teacher, images)]) @ move.double()
+    )
+    raised = loss(weights.double() + move.double()) - loss(weights)
+    assert slope > 0
+    assert raised == pytest.approx(slope.item(), rel=0.2)
+
+
+def check_length_of_the_fixed_move(method: type[FedSOL]) -> None:
+    """||eps|| = rho to 1e-5, over whichever parameters are moved; the others stay."""
+    federation = after_a_round()
+    weights, _ = elsewhere(federation, seed=1)
+    head = federation.model.layout.head
+    for rho in (0.5, 1.0, 2.0):
+        for part in ("all", "head", "body"):
+            move = move_of(method(rho=rho, perturbation="fixed", part=part), federation, weights).double()
+            assert abs(move.norm().item() - rho) < 1e-5 * rho
+            assert move[:head].any() == (part != "head")
+            assert move[head:].any() == (part != "body")
+
+
+def check_move(method: FedSOL) -> None:
+    """eps is rho Lambda g / ||g||."""
+    federation = after_a_round()
+    weights, _ = elsewhere(federation, seed=1)
+    network = replica(federation, weights, federation.server.buffers)
+    images = step_of(federation).images
+    expected = naive_move(method, network, teacher_of(method, federation), images)
+    move = move_of(method, federation, weights)
+    assert expected.norm() > 0.01
+    torch.testing.assert_close(move, expected, rtol=1e-3, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------ tests
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_step_is_that_of_copies_of_the_network(settings: dict) -> None:
+    check_steps(FedSOL(**settings))
+
+
+def test_a_step_without_batch_norm_is_that_of_copies_of_the_network() -> None:
+    check_steps(FedSOL(), normed=False)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_move(settings: dict) -> None:
+    check_move(FedSOL(**settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"perturbation": "fixed"}, {"teacher": "train"}, {"part": "head"}, {"proximal": "l2"}],
+    ids=str,
+)
+def test_without_a_move_it_is_federated_averaging_bit_for_bit(settings: dict) -> None:
+    check_neutral(FedSOL, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"teacher": "train"}, {"part": "body"}, {"proximal": "l2"}], ids=str
+)
+@models
+def test_one_adaptive_step_is_federated_averaging_bit_for_bit(model: Model, settings: dict) -> None:
+    """At the received weights nothing is moved."""
+    one = {"model": model, "rounds": 3, "batch_size": FULL_BATCH}
+    assert_same_model(trained(FedSOL(rho=2.0, **settings), **one), trained(FedAvg(), **one))
+
+
+def test_two_adaptive_steps_are_not() -> None:
+    two = {"rounds": 1, "batch_size": FULL_BATCH, "epochs": 2}
+    assert not torch.equal(trained(FedSOL(), **two).server.weights, trained(FedAvg(), **two).server.weights)
+
+
+def test_the_first_adaptive_move_is_zero_and_later_ones_are_not() -> None:
+    federation = after_a_round()
+    received = federation.server.weights
+    assert not move_of(FedSOL(), federation, received).any()
+    assert move_of(FedSOL(), federation, elsewhere(federation)[0]).any()
+
+
+def test_parameters_that_have_not_moved_are_not_perturbed() -> None:
+    """Columns of |w - r| that are zero stay zero; no division by zero."""
+    federation = after_a_round()
+    weights = federation.server.weights.clone()
+    slot = federation.model.layout.weights[-1]
+    slot.of(weights)[:, 3] += 0.1  # one input of the classifier
+    move = move_of(FedSOL(), federation, weights)
+    assert move.isfinite().all()
+    touched = slot.of(move).clone()
+    assert touched[:, 3].any()
+    touched[:, 3] = 0
+    assert not touched.any()
+    slot.of(move).zero_()
+    assert not move.any()
+
+
+def test_rounding_noise_is_not_blown_up_to_a_fixed_move() -> None:
+    """Student and teacher agree at the received weights if both use batch statistics."""
+    fixed = FedSOL(perturbation="fixed", teacher="train")
+    federation = after_a_round()
+    assert not move_of(fixed, federation, federation.server.weights).any()
+    one = {"rounds": 3, "batch_size": FULL_BATCH}
+    assert_same_model(trained(fixed, **one), trained(FedAvg(), **one))
+    # A teacher in evaluation mode does not agree, and that is no noise.
+    evaluating = FedSOL(perturbation="fixed")
+    assert move_of(evaluating, federation, federation.server.weights).norm() == pytest.approx(1, rel=1e-5)
+
+
+def test_length_of_the_fixed_move() -> None:
+    check_length_of_the_fixed_move(FedSOL)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"perturbation": "fixed"}, {"perturbation": "adaptive"}, {"proximal": "l2"}, {"temperature": 1.0}],
+    ids=str,
+)
+def test_the_move_is_uphill_on_the_proximal_loss(settings: dict) -> None:
+    check_uphill(FedSOL(rho=1e-3, **settings))
+
+
+def test_gradients_are_taken_twice_and_the_batch_is_tracked_once() -> None:
+    federation = after_a_round()
+    step = step_of(federation, kind=Watched, weights=elsewhere(federation)[0])
+    server, model = federation.server, federation.model
+    network = replica(federation, model.weights, server.buffers)
+    step.hooks.gradient(step, model.weights)
+    network(step.images)  # pass 1, at the weights themselves
+    torch.testing.assert_close(model.buffers, running(network), rtol=1e-5, atol=1e-6)
+    assert torch.equal(model.counters, server.counters + 1)
+    first, second = step.asked
+    assert first.at is None
+    assert second.at is not None
+    assert second.options["track"] is False
+
+
+def test_the_frozen_model_is_the_received_one_and_does_not_change() -> None:
+    for teacher in ("eval", "train"):
+        federation = trained(FedSOL(teacher=teacher), rounds=1)
+        server = federation.server
+        received = [server.weights.clone(), server.buffers.clone(), server.counters.clone()]
+        federation.round(1)
+        ((weights, twin),) = federation.executor.frozen.twins
+        assert weights is server.weights
+        for vectors in (twin, server):
+            for name, before in zip(("weights", "buffers", "counters"), received, strict=True):
+                assert torch.equal(getattr(vectors, name), before), name
+
+
+# ------------------------------------------------------------------------------------ feedback alignment
+def rerouted(federation: Simulation, step: LoopStep, network: Network) -> dict[Network, Tensor]:
+    """Feedback tensors of FLFA by module of another network."""
+    names = [layer.name for layer in federation.model.layout.layers]
+    return {
+        network.get_submodule(names[int(key.partition(".")[2])]): tensor
+        for key, tensor in step.hooks.carries["flfa"].items()
+        if key.startswith("feedback.")
+    }
+
+
+@pytest.mark.parametrize("passes", ["both", "loss"])
+def test_feedback_alignment_acts_in_both_passes_or_in_that_of_the_loss(passes: str) -> None:
+    method = FedSOL(perturbation="fixed", feedback=passes)
+    flfa = Flfa(strategy="fixed", layers=("stage1.project", "head_conv1.0"), feedback="random", scale="none")
+    federation = trained(method, flfa, rounds=1)
+    here, _ = elsewhere(federation, seed=1)
+    step = step_of(federation, kind=Watched, weights=here)
+    found, _ = step.hooks.gradient(step, federation.model.weights)
+    found = found.clone()
+
+    buffers, teacher = federation.server.buffers, teacher_of(method, federation)
+    moves = {}
+    for aligned in (True, False):
+        network = replica(federation, here, buffers)
+        with feedback(rerouted(federation, step, network) if aligned else {}):
+            moves[aligned] = naive_move(method, network, teacher, step.images)
+    assert (moves[True] - moves[False]).norm() > 0.1, "alignment makes no difference"
+    move = step.asked[-1].at - here
+    torch.testing.assert_close(move, moves[passes == "both"], rtol=1e-3, atol=1e-6)
+
+    network = replica(federation, step.asked[-1].at, buffers)
+    with feedback(rerouted(federation, step, network)):
+        expected = gradient_of(functional.cross_entropy(network(step.images), step.labels), network)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_feedback_is_rescaled_to_the_weights_and_not_to_the_perturbed_ones() -> None:
+    flfa = Flfa(strategy="fixed", layers="all")
+    federation = trained(FedSOL(rho=2.0), flfa, rounds=1, epochs=2, executor=Tracing)
+    for step in federation.executor.steps:
+        for index, slot in enumerate(federation.model.layout.weights):
+            tensor = step.carries["flfa"][f"feedback.{index}"]
+            assert tensor.norm().item() == pytest.approx(slot.of(step.weights).norm().item(), rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class Descending(FedSOL):
+    name: Literal["descending"] = "descending"
+
+    def _uphill(self, step, weights, local):
+        return -super()._uphill(step, weights, local)
+
+
+class OfTheLocalLoss(FedSOL):
+    """Sharpness-aware minimisation: uphill on the local loss itself."""
+
+    name: Literal["of_the_local_loss"] = "of_the_local_loss"
+
+    def _uphill(self, step, weights, local):
+        return step.differentiate()[0]
+
+
+class UnitPerTensor(FedSOL):
+    """Each tensor of |w - r| has unit norm as a whole."""
+
+    name: Literal["unit_per_tensor"] = "unit_per_tensor"
+
+    def _scale(self, weights, local):
+        distance = (weights - local.start).abs()
+        parts = [slot.of(distance) for slot in local.task.layout.parameters]
+        return torch.cat([(part / part.norm().clamp(min=1e-12)).flatten() for part in parts])
+
+
+class UnitPerRow(FedSOL):
+    """Normalised along the inputs instead of the outputs."""
+
+    name: Literal["unit_per_row"] = "unit_per_row"
+
+    def _scale(self, weights, local):
+        distance = (weights - local.start).abs()
+        parts = [
+            slot.of(distance).flatten(1) if len(slot.shape) > 1 else slot.of(distance)[None]
+            for slot in local.task.layout.parameters
+        ]
+        return torch.cat([functional.normalize(part, dim=1).flatten() for part in parts])
+
+
+class Signed(FedSOL):
+    """w - r instead of its absolute value."""
+
+    name: Literal["signed"] = "signed"
+
+    def _scale(self, weights, local):
+        return super()._scale(weights, local) * (weights - local.start).sign()
+
+
+class Untempered(FedSOL):
+    name: Literal["untempered"] = "untempered"
+
+    def gradient(self, step, weights, local, carry):
+        return FedSOL(temperature=1.0, **self.model_dump(exclude={"name", "temperature"})).gradient(
+            step, weights, local, carry
+        )
+
+
+class TracksTwice(FedSOL):
+    """The perturbed pass updates the running statistics, too."""
+
+    name: Literal["tracks_twice"] = "tracks_twice"
+
+    def gradient(self, step, weights, local, carry):
+        return super().gradient(Tracked(step), weights, local, carry)
+
+
+class NormOfAll(FedSOL):
+    """The gradient of what is not moved counts for the length, too."""
+
+    name: Literal["norm_of_all"] = "norm_of_all"
+
+    def _uphill(self, step, weights, local):
+        whole = FedSOL(**self.model_dump(exclude={"name", "part"}))._uphill(step, weights, local).norm()
+        own = super()._uphill(step, weights, local)
+        return own / own.norm() * (own.norm() / whole)
+
+    def gradient(self, step, weights, local, carry):
+        move = self.rho * self._uphill(step, weights, local)
+        return step.differentiate(at=weights + move, track=False)
+
+
+class AtTheWeights(FedSOL):
+    """Federated averaging with more work."""
+
+    name: Literal["at_the_weights"] = "at_the_weights"
+
+    def gradient(self, step, weights, local, carry):
+        return super().gradient(step, weights, replace(local, start=weights.clone()), carry)
+
+
+@dataclass
+class Tracked:
+    """A step that always tracks."""
+
+    step: LoopStep
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.step, name)
+
+    def differentiate(self, *args, track=True, **options):
+        return self.step.differentiate(*args, **options)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [Descending(), OfTheLocalLoss(), UnitPerTensor(), UnitPerRow(), Signed(), Untempered(), TracksTwice(),
+     AtTheWeights()],
+    ids=by_name,
+)  # fmt: skip
+def test_wrong_steps_are_noticed(mutant: FedSOL) -> None:
+    with pytest.raises(AssertionError):
+        check_steps(mutant)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [Descending(), OfTheLocalLoss(), UnitPerTensor(), UnitPerRow(), Signed(), Untempered()],
+    ids=by_name,
+)
+def test_wrong_moves_are_noticed(mutant: FedSOL) -> None:
+    with pytest.raises(AssertionError):
+        check_move(mutant)
+
+
+def test_a_move_downhill_is_noticed() -> None:
+    for perturbation in ("fixed", "adaptive"):
+        with pytest.raises(AssertionError):
+            check_uphill(Descending(rho=1e-3, perturbation=perturbation))
+
+
+def test_a_wrong_length_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_length_of_the_fixed_move(NormOfAll)
+
+
+def test_statistics_of_the_perturbed_pass_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_neutral(TracksTwice)

@@ -1,0 +1,606 @@
+"""The local step as methods see it: gradients of any loss at any weights, and models that stay frozen."""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
+
+from fltrain.engine.local import FrozenModels, LoopStep
+from fltrain.engine.rounds import Simulation
+from fltrain.methods.base import Method, Outputs, Part
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedrs import FedRS
+from fltrain.methods.flfa import Flfa
+from fltrain.methods.moon import Moon
+from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.network import Network
+
+from .helpers import FORWARD_ORDER, by_name, changed_parameters, local_of, trained
+
+models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
+FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("global", "random", "direct")]
+
+
+# ------------------------------------------------------------------------------------ an ordinary loop
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """The tensors one after the other."""
+    return torch.cat([*(tensor.detach().flatten() for tensor in tensors), torch.zeros(0)])
+
+
+def running(network: Network) -> Tensor:
+    """Running statistics of a network."""
+    return flat(buffer for buffer in network.buffers() if buffer.is_floating_point())
+
+
+def replica(federation: Simulation, weights: Tensor, buffers: Tensor) -> Network:
+    """An ordinary network of its own, in training mode, that holds copies of the weights and buffers."""
+    network = copy.deepcopy(federation.network).train()
+    vector_to_parameters(weights.clone(), network.parameters())
+    taken = 0
+    for buffer in network.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(buffers[taken : taken + buffer.numel()].view_as(buffer))
+            taken += buffer.numel()
+    assert taken == len(buffers)
+    return network
+
+
+def features(network: Network, images: Tensor) -> Tensor:
+    """What the classifier is given."""
+    for name, block in network.named_children():
+        if name != "classifier":
+            images = block(images)
+    return images
+
+
+def gradient_of(loss: Tensor, network: Network) -> Tensor:
+    """Gradient of a loss in all parameters of a network, in which some may not be."""
+    parameters = list(network.parameters())
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return flat(
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, found, strict=True)
+    )
+
+
+def check_round(
+    federation: Simulation, number: int, loss: Callable[[int, Network, Tensor, Tensor], Tensor]
+) -> None:
+    """Run a round; clients take the steps of an ordinary loop with this loss of client, network and batch.
+
+    The federation must be traced. Every step starts where the traced one did: a rounding error can move an
+    activation over the kink of a ReLU, from where trajectories part.
+    """
+    received, training = federation.server, federation.spec.training
+    federation.round(number)
+    for update in federation.executor.updates:
+        network, losses = replica(federation, received.weights, received.buffers), []
+        settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+        optimiser = torch.optim.SGD(network.parameters(), lr=training.lr, **settings)
+        steps = federation.executor.of(update.client, number)
+        assert len(steps) == update.steps
+        for step in steps:
+            optimiser.zero_grad()
+            value = loss(update.client, network, *federation.data.train.batch(step.chosen))
+            value.backward()
+            optimiser.step()
+            losses.append(value.item())
+            torch.testing.assert_close(step.weights, flat(network.parameters()), rtol=1e-5, atol=1e-6)
+            vector_to_parameters(step.weights.clone(), network.parameters())
+        torch.testing.assert_close(update.weights, step.weights, rtol=0, atol=0)
+        torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
+        assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------ a single step
+def federation_of(*methods: Method, model: Model | None = None) -> Simulation:
+    """A federation after one round, so that running statistics are not those of a new network."""
+    return trained(*methods, model=model, rounds=1)
+
+
+def step_of(
+    federation: Simulation,
+    *,
+    kind: type[LoopStep] = LoopStep,
+    twins: type[FrozenModels] = FrozenModels,
+    frozen: int = 2,
+    client: int = 0,
+    weights: Tensor | None = None,
+) -> LoopStep:
+    """A step of a client, who has received the global model and is at ``weights`` by now."""
+    composition, server, data = federation.composition, federation.server, federation.data
+    local = local_of(server.weights, task=federation.task, counts=data.class_counts[client])
+    hooks = composition.begin(
+        replace(local, round=1, buffers=server.buffers),
+        composition.payload(server.states),
+        composition.init_client(federation.task, server.weights),
+    )
+    here = server.weights if weights is None else weights
+    federation.model.load(here, server.buffers, server.counters)
+    federation.network.train()
+    batch = data.train.batch(data.clients[client])
+    return kind(federation.model, twins(federation.model, frozen), hooks, *batch)
+
+
+def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:
+    """Other weights and buffers than the global ones; each weight is off by about the distance."""
+    random = torch.Generator().manual_seed(seed)
+    weights, buffers = federation.server.weights, federation.server.buffers
+    factors = torch.rand(len(buffers), generator=random) + 0.5
+    return weights + distance * torch.randn(len(weights), generator=random), buffers * factors
+
+
+def cross_entropy(network: Network, step: LoopStep) -> Tensor:
+    return functional.cross_entropy(network(step.images), step.labels)
+
+
+def entropy(outputs: Outputs) -> Tensor:
+    """A loss that no client has, of features and logits."""
+    logs = outputs.logits.log_softmax(1)
+    return outputs.features.square().mean() - (logs.exp() * logs).sum(1).mean()
+
+
+class Doubling(FedAvg):
+    """A forward pass of its own, with twice the logits."""
+
+    name: Literal["doubling"] = "doubling"
+
+    def forward(self, network, step, local, carry):
+        said = super().forward(network, step, local, carry)
+        return replace(said, logits=2 * said.logits)
+
+
+# ------------------------------------------------------------------------------------ checks of a step
+def check_gradient(kind: type[LoopStep], model: Model) -> None:
+    """It is that of the client's own loss, or of the one given, on the batch, twice in a row."""
+    federation = federation_of(model=model)
+    step, server = step_of(federation, kind=kind), federation.server
+    network = replica(federation, server.weights, server.buffers)
+    for _ in range(2):
+        for loss, same in (
+            (None, cross_entropy(network, step)),
+            (entropy, entropy(Outputs(features(network, step.images), network(step.images)))),
+        ):
+            gradient, value = step.differentiate(loss)
+            torch.testing.assert_close(gradient, gradient_of(same, network), rtol=1e-4, atol=1e-6)
+            assert float(value) == pytest.approx(same.item(), rel=1e-6)
+            assert not value.requires_grad
+            assert gradient.norm() > 1e-3
+
+
+def check_gradient_at_other_weights(kind: type[LoopStep]) -> None:
+    """It is taken there, and the weights are what they were, to the last bit."""
+    federation = federation_of()
+    step, server = step_of(federation, kind=kind), federation.server
+    here, memory = federation.model.weights.clone(), federation.model.weights.data_ptr()
+    for seed in range(3):
+        there, _ = elsewhere(federation, seed)
+        given = there.clone()
+        gradient, value = step.differentiate(at=there, track=False)
+        network = replica(federation, there, server.buffers)
+        loss = cross_entropy(network, step)
+        torch.testing.assert_close(gradient, gradient_of(loss, network), rtol=1e-4, atol=1e-6)
+        assert float(value) == pytest.approx(loss.item(), rel=1e-6)
+        assert torch.equal(there, given)
+        assert torch.equal(federation.model.weights, here)
+        assert torch.equal(flat(federation.network.parameters()), here)
+        assert federation.model.weights.data_ptr() == memory
+    again = step.differentiate(track=False)[0].clone()
+    untouched = step_of(federation).differentiate(track=False)[0]
+    assert torch.equal(again, untouched)
+
+
+def check_gradient_in_a_part(kind: type[LoopStep], model: Model) -> None:
+    """Bit for bit the whole gradient in the part, zero in all other parameters; statistics alike."""
+    federation = federation_of(model=model)
+    slots = federation.model.layout.parameters
+
+    def found(part: Part) -> tuple[Tensor, Tensor]:
+        step = step_of(federation, kind=kind)
+        return step.differentiate(part=part)[0].clone(), federation.model.buffers.clone()
+
+    whole, tracked = found("all")
+    head = {slot.name for slot in slots if slot.name.startswith("classifier.")}
+    assert head == {"classifier.weight", "classifier.bias"}
+    for part, own in (("head", head), ("body", {slot.name for slot in slots} - head)):
+        gradient, statistics = found(part)
+        for slot in slots:
+            expected = slot.of(whole) if slot.name in own else torch.zeros(slot.shape)
+            assert torch.equal(slot.of(gradient), expected), slot.name
+        assert torch.equal(statistics, tracked)
+
+
+def check_tracking(kind: type[LoopStep]) -> None:
+    """With ``track`` a pass is one batch to the running statistics, without it is none."""
+    federation = federation_of()
+    step, server, model = step_of(federation, kind=kind), federation.server, federation.model
+    network = replica(federation, server.weights, server.buffers)
+    gradient = step.differentiate(track=False)[0].clone()
+    assert torch.equal(model.buffers, server.buffers)
+    assert torch.equal(model.counters, server.counters)
+    for batches in (1, 2):
+        assert torch.equal(step.differentiate()[0], gradient)
+        network(step.images)
+        torch.testing.assert_close(model.buffers, running(network), rtol=1e-5, atol=1e-6)
+        assert torch.equal(model.counters, server.counters + batches)
+        # Elsewhere, untracked, in between.
+        step.differentiate(at=elsewhere(federation)[0], track=False)
+
+
+def check_routing(kind: type[LoopStep], flfa: Flfa) -> None:
+    """Without ``route`` errors travel as in a network that no plug-in has changed."""
+    federation, plain = federation_of(flfa), federation_of()
+    plain.server = replace(plain.server, weights=federation.server.weights, buffers=federation.server.buffers)
+    here, _ = elsewhere(federation)
+    ordinary = step_of(plain, weights=here).differentiate()[0]
+    step = step_of(federation, kind=kind, weights=here)
+    assert torch.equal(step.differentiate(route=False)[0], ordinary)
+    changed = changed_parameters(federation, step.differentiate()[0], ordinary)
+    upstream = {name.rpartition(".")[0] for name in changed}
+    assert upstream == set(FORWARD_ORDER[:-1])
+    assert torch.equal(step.differentiate(route=False)[0], ordinary)
+
+
+def check_frozen(kind: type[LoopStep], model: Model, twins: type[FrozenModels] = FrozenModels) -> None:
+    """Frozen models say what a network with their weights says; neither they nor the trained one change."""
+    federation = federation_of(model=model)
+    step, trained_model = step_of(federation, kind=kind, twins=twins), federation.model
+    vectors = ("weights", "buffers", "counters", "gradient")
+    step.differentiate()
+    before = [getattr(trained_model, name).clone() for name in vectors]
+    others = [elsewhere(federation, seed) for seed in range(2)]
+    given = [tensor.clone() for other in others for tensor in other]
+    for training in (False, True, True, False):
+        for weights, buffers in others:
+            network = replica(federation, weights, buffers).train(training)
+            said = step.frozen(weights, buffers, training=training)
+            with torch.no_grad():
+                seen = features(network, step.images)
+                torch.testing.assert_close(said.features, seen, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(said.logits, network.classifier(seen), rtol=1e-5, atol=1e-6)
+            assert not said.features.requires_grad and not said.logits.requires_grad
+    for (held, twin), (weights, buffers) in zip(step.others.twins, others, strict=True):
+        assert held is weights
+        assert torch.equal(twin.weights, weights)
+        assert torch.equal(twin.buffers, buffers)
+        assert torch.equal(twin.counters, trained_model.counters)
+        assert not twin.gradient.any()
+    for name, old in zip(vectors, before, strict=True):
+        assert torch.equal(getattr(trained_model, name), old), name
+    assert federation.network.training
+    for tensor, old in zip([tensor for other in others for tensor in other], given, strict=True):
+        assert torch.equal(tensor, old)
+
+
+def check_frozen_models_are_told_apart(twins: type[FrozenModels], count: int) -> None:
+    """Whatever is asked for, in whatever order and however often, the answer is that of these weights."""
+    federation = federation_of(model=LeNet5())
+    step = step_of(federation, twins=twins, frozen=count)
+    others = [elsewhere(federation, seed) for seed in range(3)]
+
+    def check(weights: Tensor, buffers: Tensor) -> None:
+        with torch.no_grad():
+            expected = replica(federation, weights, buffers)(step.images)
+        torch.testing.assert_close(step.frozen(weights, buffers).logits, expected, rtol=1e-5, atol=1e-6)
+
+    for which in (0, 1, 0, 0, 2, 1, 2, 0, 1, 1):
+        check(*others[which])
+    for seed in range(6):  # new tensors, which may lie where those before them were
+        check(*elsewhere(federation, seed))
+    check(others[0][0].clone(), others[0][1])
+
+
+def check_plugins_leave_frozen_models_alone(twins: type[FrozenModels], flfa: Flfa) -> None:
+    """Within the pass in which errors are rerouted, a frozen model is an ordinary network of its own."""
+    federation = federation_of(Moon(first="initial"), flfa)
+    here, _ = elsewhere(federation, seed=7)
+    step = step_of(federation, twins=twins, weights=here)
+    start, buffers = federation.server.weights, federation.server.buffers
+    said: list[tuple[Tensor, Tensor]] = []
+
+    def loss(outputs: Outputs) -> Tensor:
+        assert any("forward" in module.__dict__ for module in federation.network.modules())
+        for weights in (start, here):
+            said.append((weights, step.frozen(weights, buffers).features))
+        for _, twin in step.others.twins:
+            assert not any("forward" in module.__dict__ for module in twin.network.modules())
+            assert not any(module._forward_hooks for module in twin.network.modules())
+        return step.hooks.loss(outputs, step)
+
+    step.differentiate(loss)
+    for weights, seen in said:
+        network = replica(federation, weights, buffers).eval()
+        torch.testing.assert_close(seen, features(network, step.images), rtol=1e-5, atol=1e-6)
+    assert len(said) == 2
+    assert not any("forward" in module.__dict__ for module in federation.network.modules())
+
+
+# ------------------------------------------------------------------------------------ tests
+@models
+def test_gradient_is_that_of_an_ordinary_network(model: Model) -> None:
+    check_gradient(LoopStep, model)
+
+
+def test_gradient_at_other_weights_leaves_the_weights_as_they_were() -> None:
+    check_gradient_at_other_weights(LoopStep)
+
+
+@models
+def test_gradient_in_a_part_of_the_parameters(model: Model) -> None:
+    check_gradient_in_a_part(LoopStep, model)
+
+
+def test_options_act_together() -> None:
+    """Head only, elsewhere, untracked: the values that each option has alone."""
+    federation = federation_of()
+    step, (there, _) = step_of(federation), elsewhere(federation)
+    whole = step.differentiate(entropy, at=there, track=False)[0].clone()
+    head = step.differentiate(entropy, at=there, track=False, part="head")[0]
+    first = federation.model.layout.head
+    assert torch.equal(head[first:], whole[first:])
+    assert not head[:first].any()
+    assert torch.equal(federation.model.buffers, federation.server.buffers)
+    assert torch.equal(federation.model.weights, federation.server.weights)
+
+
+def test_one_pass_is_one_batch_to_the_running_statistics() -> None:
+    check_tracking(LoopStep)
+
+
+@pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
+def test_plugins_change_how_errors_travel_only_where_asked(flfa: Flfa) -> None:
+    check_routing(LoopStep, flfa)
+
+
+def test_the_clients_own_loss_is_that_of_its_methods() -> None:
+    """Without a loss it is the hooks' one, of changed logits here; with one, hooks have no say."""
+    federation = federation_of(FedRS(alpha=0.3))
+    step, server = step_of(federation), federation.server
+    network = replica(federation, server.weights, server.buffers)
+    factor = torch.where(federation.data.class_counts[0] > 0, 1.0, 0.3)
+    assert 0 < (factor < 1).sum() < 10
+    restricted = functional.cross_entropy(network(step.images) * factor, step.labels)
+    gradient, value = step.differentiate()
+    torch.testing.assert_close(gradient, gradient_of(restricted, network), rtol=1e-4, atol=1e-6)
+    assert float(value) == pytest.approx(restricted.item(), rel=1e-6)
+    plain = cross_entropy(network, step)
+    gradient, value = step.differentiate(
+        lambda outputs: functional.cross_entropy(outputs.logits, step.labels)
+    )
+    torch.testing.assert_close(gradient, gradient_of(plain, network), rtol=1e-4, atol=1e-6)
+    assert float(value) == pytest.approx(plain.item(), rel=1e-6)
+
+
+def test_outputs_of_the_clients_own_loss_are_kept_and_no_others() -> None:
+    federation = federation_of()
+    step, (there, _) = step_of(federation), elsewhere(federation)
+    network = replica(federation, there, federation.server.buffers)
+    step.differentiate(entropy)
+    assert not step.outputs
+    step.differentiate(at=there, track=False)
+    (kept,) = step.outputs
+    torch.testing.assert_close(kept.features, features(network, step.images), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(kept.logits, network(step.images), rtol=1e-5, atol=1e-6)
+
+
+def test_a_methods_own_forward_pass_is_that_of_the_trained_network_only() -> None:
+    federation = federation_of(Doubling())
+    step, server = step_of(federation), federation.server
+    network = replica(federation, server.weights, server.buffers)
+    doubled = functional.cross_entropy(2 * network(step.images), step.labels)
+    gradient, value = step.differentiate()
+    torch.testing.assert_close(gradient, gradient_of(doubled, network), rtol=1e-4, atol=1e-6)
+    assert float(value) == pytest.approx(doubled.item(), rel=1e-6)
+    said = step.frozen(server.weights, server.buffers)
+    with torch.no_grad():
+        expected = replica(federation, server.weights, server.buffers).eval()(step.images)
+    torch.testing.assert_close(said.logits, expected, rtol=1e-5, atol=1e-6)
+
+
+@models
+def test_frozen_models_say_what_their_weights_say_and_never_change(model: Model) -> None:
+    check_frozen(LoopStep, model)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_frozen_models_are_told_apart(count: int) -> None:
+    check_frozen_models_are_told_apart(FrozenModels, count)
+
+
+def test_a_frozen_model_that_is_asked_again_is_not_loaded_again() -> None:
+    """It stays in its twin until others have been asked for as often as there are twins."""
+    federation = federation_of(model=LeNet5())
+    twins = FrozenModels(federation.model, 2)
+    (first, buffers), (second, _), (third, _) = (elsewhere(federation, seed) for seed in range(3))
+    one, two = twins.holding(first, buffers), twins.holding(second, buffers)
+    assert one is not two
+    one.weights.zero_()  # a load would show
+    assert twins.holding(first, buffers) is one
+    assert not one.weights.any()
+    assert twins.holding(third, buffers) is two
+    assert torch.equal(two.weights, third)
+    assert twins.holding(first, buffers) is one
+    assert not one.weights.any()
+    assert twins.holding(second, buffers) is two
+    assert torch.equal(two.weights, second)
+    assert not torch.equal(federation.model.weights, second)
+
+
+def test_frozen_models_share_no_memory_with_the_trained_one() -> None:
+    federation = federation_of()
+    weights, buffers = elsewhere(federation)
+    (twin,) = (FrozenModels(federation.model, 1).holding(weights, buffers),)
+    for name in ("weights", "buffers", "counters", "gradient"):
+        storages = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in (getattr(twin, name), getattr(federation.model, name), weights, buffers)
+        }
+        assert len(storages) == 4, name
+
+
+@pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
+def test_plugins_leave_frozen_models_alone(flfa: Flfa) -> None:
+    check_plugins_leave_frozen_models_alone(FrozenModels, flfa)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class Accumulating(LoopStep):
+    """The gradient of the pass before is still in place."""
+
+    def differentiate(self, *args, **options):
+        before = self.model.gradient.clone()
+        gradient, value = super().differentiate(*args, **options)
+        return gradient.add_(before), value
+
+
+class Subtracting(LoopStep):
+    """Goes back by subtracting what was added."""
+
+    def differentiate(self, loss=None, *, at=None, **options):
+        if at is None:
+            return super().differentiate(loss, **options)
+        weights = self.model.weights
+        move = at - weights
+        weights.add_(move)
+        result = super().differentiate(loss, **options)
+        weights.sub_(move)
+        return result
+
+
+class Staying(LoopStep):
+    """Takes the gradient at the current weights, whatever it is asked."""
+
+    def differentiate(self, loss=None, *, at=None, **options):
+        return super().differentiate(loss, **options)
+
+
+class WholeGradient(LoopStep):
+    def differentiate(self, *args, part="all", **options):
+        return super().differentiate(*args, **options)
+
+
+class AlwaysTracking(LoopStep):
+    def differentiate(self, *args, track=True, **options):
+        return super().differentiate(*args, **options)
+
+
+class NeverTracking(LoopStep):
+    def differentiate(self, *args, track=True, **options):
+        return super().differentiate(*args, track=False, **options)
+
+
+class AlwaysRouting(LoopStep):
+    def differentiate(self, *args, route=True, **options):
+        return super().differentiate(*args, **options)
+
+
+class NeverRouting(LoopStep):
+    def differentiate(self, *args, route=True, **options):
+        return super().differentiate(*args, route=False, **options)
+
+
+class Thawed(LoopStep):
+    """Frozen models in training mode keep track of what they see."""
+
+    def frozen(self, weights, buffers, *, training=False):
+        model = self.others.holding(weights, buffers)
+        network = model.network.train(training)
+        with torch.no_grad():
+            seen = network.features(self.images)
+            return Outputs(seen, network.classifier(seen))
+
+
+class AlwaysEvaluating(LoopStep):
+    def frozen(self, weights, buffers, *, training=False):
+        return super().frozen(weights, buffers)
+
+
+class WithGradient(LoopStep):
+    """The frozen models' answers carry a graph."""
+
+    def frozen(self, weights, buffers, *, training=False):
+        model = self.others.holding(weights, buffers)
+        with model.untracked():
+            network = model.network.train(training)
+            seen = network.features(self.images)
+            return Outputs(seen, network.classifier(seen))
+
+
+class NeverLoadedAgain(FrozenModels):
+    """A twin keeps the first weights that it was given."""
+
+    def holding(self, weights, buffers):
+        held, twin = self.twins.pop(0)
+        if held is None:
+            twin.load(weights, buffers, self.model.counters)
+        self.twins.append((weights, twin))
+        return twin
+
+
+class WithoutBuffers(FrozenModels):
+    """Twins keep the running statistics of the network they were copied from."""
+
+    def holding(self, weights, buffers):
+        _, twin = self.twins[0]
+        return super().holding(weights, twin.buffers.clone())
+
+
+class MadeWhenAskedFor(FrozenModels):
+    """Copies the trained network in the middle of a pass, rerouted as it is then."""
+
+    def holding(self, weights, buffers):
+        self.twins[0] = (None, self.model.twin())
+        return super().holding(weights, buffers)
+
+
+def test_gradients_that_add_up_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_gradient(Accumulating, LeNet5())
+
+
+@pytest.mark.parametrize("mutant", [Subtracting, Staying], ids=lambda kind: kind.__name__)
+def test_gradients_at_wrong_weights_are_noticed(mutant: type[LoopStep]) -> None:
+    with pytest.raises(AssertionError):
+        check_gradient_at_other_weights(mutant)
+
+
+def test_gradients_in_the_wrong_part_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_gradient_in_a_part(WholeGradient, LeNet5())
+
+
+@pytest.mark.parametrize("mutant", [AlwaysTracking, NeverTracking], ids=lambda kind: kind.__name__)
+def test_wrong_tracking_is_noticed(mutant: type[LoopStep]) -> None:
+    with pytest.raises(AssertionError):
+        check_tracking(mutant)
+
+
+@pytest.mark.parametrize("mutant", [AlwaysRouting, NeverRouting], ids=lambda kind: kind.__name__)
+def test_wrong_routing_is_noticed(mutant: type[LoopStep]) -> None:
+    with pytest.raises(AssertionError):
+        check_routing(mutant, FEEDBACK[1])
+
+
+@pytest.mark.parametrize("mutant", [Thawed, AlwaysEvaluating, WithGradient], ids=lambda kind: kind.__name__)
+def test_models_that_are_not_frozen_are_noticed(mutant: type[LoopStep]) -> None:
+    with pytest.raises(AssertionError):
+        check_frozen(mutant, MobileNetTiny())
+
+
+def test_twins_that_keep_the_wrong_values_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_frozen_models_are_told_apart(NeverLoadedAgain, 2)
+    with pytest.raises(AssertionError):
+        check_frozen(LoopStep, MobileNetTiny(), WithoutBuffers)
+
+
+def test_rerouted_twins_are_noticed() -> None:
+    for flfa in FEEDBACK:
+        with pytest.raises(AssertionError):
+            check_plugins_leave_frozen_models_alone(MadeWhenAskedFor, flfa)
