@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import itertools
 import statistics
 import sys
 import tokenize
@@ -59,9 +60,9 @@ base method, bit for bit.
 
 {defaults}
 
-The order of `flfa` and `ecgr` does not matter: FLFA acts in the backward passes, ECGR on what goes up. In
-general, hooks run in the order base method, then plug-ins as written. Only `finish` starts with the plug-ins,
-so that a base method sees what will go up (see `fltrain/methods/base.py`).
+The order of the plug-ins does not matter: FLFA acts in the backward passes, FedImpro in the forward pass and
+the loss, ECGR on what goes up. In general, hooks run in the order base method, then plug-ins as written. Only
+`finish` starts with the plug-ins, so that a base method sees what will go up (see `fltrain/methods/base.py`).
 
 ## When a plug-in changes nothing
 
@@ -72,8 +73,8 @@ so that a base method sees what will go up (see `fltrain/methods/base.py`).
 ## What is refused
 
 {refusals}
-* Two methods that define the same exclusive hook (`aggregate`, `aggregate_buffers`, `criterion`, `gradient`,
-  `recording`). No two of the methods above do.
+* Two methods that define the same exclusive hook (`aggregate`, `aggregate_buffers`, `criterion`, `forward`,
+  `gradient`, `recording`). No two of the methods above do.
 """
 
 
@@ -129,15 +130,21 @@ class Column:
 
 
 ONE_STEP = {"batch_size": 64}
+MODELS = {"fedma": ("lenet5", 16, "conv1.0")}
+"""Model, side of the images and first layer for methods that do not go with the usual one."""
+USUAL = ("mobilenet_tiny", 8, "stem.0")
+FIRST = "the first layer"
+
 COLUMNS = [
     *(Column(name, [name]) for name in PLUGINS),
-    *(Column(f"{one}, {other}", [one, other]) for one in PLUGINS for other in PLUGINS if one != other),
+    *(Column(", ".join(pair), [*pair]) for pair in itertools.combinations(PLUGINS, 2)),
+    Column("all", PLUGINS),
 ]
 NEUTRAL = [
     Column("flfa, `n_fa: 0`", [{"name": "flfa", "n_fa": 0}], "no layer is selected"),
     Column(
         "flfa on the first layer",
-        [{"name": "flfa", "strategy": "fixed", "layers": ["stem.0"]}],
+        [{"name": "flfa", "strategy": "fixed", "layers": [FIRST]}],
         "only images come in there, so no error goes on",
     ),
     Column(
@@ -151,6 +158,7 @@ NEUTRAL = [
         "in the first step the received weights are the current ones",
         ONE_STEP,
     ),
+    Column("fedimpro, `n_hat: 0`", [{"name": "fedimpro", "n_hat": 0}], "there are no samples"),
     Column("ecgr, `beta: 1`", [{"name": "ecgr", "beta": 1.0}], "all steps count fully"),
     Column("ecgr, `kappa: 1`", [{"name": "ecgr", "kappa": 1.0}], "all steps are selected"),
     Column("ecgr, one local step", ["ecgr"], "the only step is selected", ONE_STEP),
@@ -161,17 +169,22 @@ WORKS, SAME = "works", "= base"
 
 def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -> Simulation:
     """Four clients with 40 random images each after two rounds of local training."""
+    model, side, first = MODELS.get(base, USUAL)
+    plugins = [dict(one) if isinstance(one, dict) else {"name": one} for one in plugins]
+    for plugin in plugins:
+        if plugin.get("layers") == [FIRST]:
+            plugin["layers"] = [first]
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (200, 1, 8, 8), np.uint8)
+    images = random.integers(0, 256, (200, 1, side, side), np.uint8)
     labels = random.integers(0, 10, 200)
     data = PreparedData(images[:160], labels[:160], images[160:], labels[160:], 10, (0.5,), (0.3,), digest="")
     spec = RunSpec.parse(
         {
-            "dataset": "digits",
+            "dataset": {"name": "digits", "image_size": side},
             "partition": {"name": "iid", "clients": 4},
-            "model": "mobilenet_tiny",
+            "model": model,
             "method": base,
-            "plugins": list(plugins),
+            "plugins": plugins,
             "training": {"epochs": 1, "batch_size": 8, "lr": 0.05, **training},
             "participation": {"fraction": 1.0},
             "rounds": 2,

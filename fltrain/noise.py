@@ -32,11 +32,11 @@ def standard_normal(shape: Sequence[int], key: Tensor, counter: Tensor) -> Tenso
     Args:
         shape: of the result.
         key: int64 scalar that names the stream.
-        counter: int64 scalar; each value gives other numbers for the same key and shape.
+        counter: int64 scalar below 2**31; each value gives other numbers, up to 2**33 of them.
     """
     size = math.prod(shape)
     pairs = (size + 1) // 2
-    index = torch.arange(pairs, device=key.device) + counter * pairs
+    index = torch.arange(pairs, device=key.device) + (counter << 32)
     bits = (index + 1) * _GOLDEN + key
     bits = (bits ^ _shifted(bits, 30)) * _FIRST
     bits = (bits ^ _shifted(bits, 27)) * _SECOND
@@ -44,4 +44,4 @@ def standard_normal(shape: Sequence[int], key: Tensor, counter: Tensor) -> Tenso
     # Two uniform numbers from the upper and the lower bits; the first is never zero.
     radius = ((_shifted(bits, 64 - _BITS) + 0.5) * 2**-_BITS).log().mul(-2).sqrt()
     angle = (bits & ((1 << _BITS) - 1)) * (2 * math.pi * 2**-_BITS)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size].view(*shape)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size].view(tuple(shape))

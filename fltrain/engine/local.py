@@ -92,7 +92,8 @@ class LoopExecutor:
         for client in clients:
             self.model.load(round.weights, round.buffers, round.counters)
             self.model.network.train()
-            rows.append(self._mean_gradient(self.data.clients[client], round.training.batch_size))
+            with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
+                rows.append(self._mean_gradient(self.data.clients[client], round.training.batch_size))
         return torch.stack(rows)
 
     def _train(self, round: Round, images: Augmented, client: int, states: Mapping[str, State]) -> Trained:

@@ -144,8 +144,9 @@ class FedImpro(Method):
         count = batch if self.n_hat is None else self.n_hat
         rows = np.empty((local.steps, count), np.int64)
         for row in rows:
-            rest = random.choice(seen, count % len(seen), replace=False)
-            row[:] = random.permutation(np.concatenate([np.tile(seen, count // len(seen)), rest]))
+            # Class after class in a new order each time: batches that are not full are balanced, too.
+            turns = [random.permutation(seen) for _ in range(-(-count // len(seen)))]
+            row[:] = np.concatenate(turns)[:count]
         return rows
 
     # ---------------------------------------------------------------- local steps
@@ -171,7 +172,10 @@ class FedImpro(Method):
 
         source = local.payload if self.source == "global" else carry
         chosen = carry["labels"].index_select(0, carry["step"].view(1))[0]
-        if self.labels != "tiled" and self.n_hat is None:
+        if self.labels == "tiled":
+            full = local.task.training.batch_size // local.task.classes + 1
+            chosen = chosen[: len(chosen) // full * (len(labels) // local.task.classes + 1)]
+        elif self.n_hat is None:
             chosen = chosen[: len(labels)]
         if self.labels == "batch":  # a class without an estimate is replaced by a drawn one
             chosen = labels.where(source["seen"].index_select(0, labels) > 0, chosen)
@@ -271,7 +275,7 @@ class FedImpro(Method):
         return renewed
 
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Number of classes that samples were drawn of."""
+        """Number of classes of which there was an estimate."""
         return {"known_classes": int(state["seen"].sum())}
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.models.decoupled import GroupedClassifier
 from fltrain.models.network import Network
 
 Transport = Callable[[Tensor, Tensor], Tensor]
@@ -40,6 +41,26 @@ class _Linear:
     def own_gradients(self, error: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         # Written as autograd does it, so that the result is the same to the last bit.
         return error.T @ input, error.sum(0) if self.module.bias is not None else None
+
+
+class _Grouped:
+    """The operation of a grouped classifier: a linear map, most of whose weights are fixed at zero."""
+
+    def __init__(self, module: GroupedClassifier) -> None:
+        self.module = module
+
+    def prepare(self, input: Tensor) -> Tensor:
+        return input
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(input, self.module.whole(weight), bias)
+
+    def input_gradient(self, error: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+        return error @ self.module.whole(weight)
+
+    def own_gradients(self, error: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        whole = functional.pad(error.T @ input, (0, 1))
+        return whole.gather(1, self.module.columns), error.sum(0) if self.module.bias is not None else None
 
 
 class _Conv2d:
@@ -80,7 +101,12 @@ class _Conv2d:
         return grad_weight, grad_bias if has_bias else None
 
 
-def _operation(module: nn.Module) -> _Linear | _Conv2d:
+_Operation = _Linear | _Grouped | _Conv2d
+
+
+def _operation(module: nn.Module) -> _Operation:
+    if isinstance(module, GroupedClassifier):
+        return _Grouped(module)
     if isinstance(module, nn.Conv2d):
         return _Conv2d(module)
     if isinstance(module, nn.Linear):
@@ -97,7 +123,7 @@ class _Rerouted(torch.autograd.Function):
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        operation: _Linear | _Conv2d,
+        operation: _Operation,
         transport: Transport,
     ) -> Tensor:
         ctx.save_for_backward(input, weight)
@@ -112,10 +138,10 @@ class _Rerouted(torch.autograd.Function):
 
 
 @contextmanager
-def _rerouted(transports: Mapping[nn.Module, Callable[[_Linear | _Conv2d], Transport]]) -> Iterator[None]:
+def _rerouted(transports: Mapping[nn.Module, Callable[[_Operation], Transport]]) -> Iterator[None]:
     """Within the context the modules compute with rerouted errors; afterwards they are as before."""
 
-    def forward_of(operation: _Linear | _Conv2d, transport: Transport) -> Callable[[Tensor], Tensor]:
+    def forward_of(operation: _Operation, transport: Transport) -> Callable[[Tensor], Tensor]:
         module = operation.module
 
         def forward(input: Tensor) -> Tensor:
@@ -141,7 +167,7 @@ def _rerouted(transports: Mapping[nn.Module, Callable[[_Linear | _Conv2d], Trans
 def feedback(modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
     """Send errors of the given Conv2d and Linear modules back through the given tensors (weight-shaped)."""
 
-    def through(tensor: Tensor) -> Callable[[_Linear | _Conv2d], Transport]:
+    def through(tensor: Tensor) -> Callable[[_Operation], Transport]:
         return lambda operation: lambda input, error: operation.input_gradient(error, input, tensor)
 
     with _rerouted({module: through(tensor) for module, tensor in modules.items()}):
@@ -161,7 +187,7 @@ def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> It
         if logits.requires_grad:
             logits.register_hook(lambda error: output_error.__setitem__(slice(None), [error]))
 
-    def from_output(projection: Tensor) -> Callable[[_Linear | _Conv2d], Transport]:
+    def from_output(projection: Tensor) -> Callable[[_Operation], Transport]:
         def transport(input: Tensor, error: Tensor) -> Tensor:
             projected = output_error[0] @ projection.T
             if input.dim() == 2:

@@ -50,7 +50,7 @@ class Network(nn.Module):
         last_blocks: dict[int, str] = {}
         count = 0
         for name, block in self.named_children():
-            if any(isinstance(module, nn.Linear) for module in block.modules()):
+            if name == "classifier" or any(isinstance(module, nn.Linear) for module in block.modules()):
                 break
             count += sum(
                 isinstance(module, nn.Conv2d) and SHORTCUTS.isdisjoint(path.split("."))
@@ -134,7 +134,9 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
         example: a batch of images that the network accepts.
     """
     modules = {
-        name: module for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Conv2d) or hasattr(module, "in_features")
     }
     names = list(modules)
     inputs: dict[str, Node | None] = {}

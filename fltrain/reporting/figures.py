@@ -17,12 +17,15 @@ from matplotlib.ticker import MaxNLocator
 from fltrain.errors import FltrainError
 from fltrain.files import read_arrays, replacing
 from fltrain.records import Record, Results
-from fltrain.reporting.layout import Bubbles, Curves, Labels, Panel, Sheet
+from fltrain.reporting.inversions import Inversion, draw
+from fltrain.reporting.layout import Bubbles, Curves, Labels, Panel, Preference, Sheet, Variance
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, with a line style each for print.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MILLIMETRE = 1 / 25.4
+PANEL = 75
+"""Width of a panel in millimetres."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -116,7 +119,18 @@ def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
                 canvas, panels = _draw_curves(sheet, sheet.figure, results)
             case Bubbles():
                 canvas, panels = _draw_bubbles(sheet, sheet.figure, results)
-        note = "\n".join(textwrap.wrap(sheet.scale_note, width=55 * panels))
+            # The others look into trained models; their drawers load torch.
+            case Preference():
+                from fltrain.reporting.preferences import draw_preferences
+
+                canvas, panels = draw_preferences(sheet, sheet.figure, results)
+            case Variance():
+                from fltrain.reporting.preferences import draw_variances
+
+                canvas, panels = draw_variances(sheet, sheet.figure, results)
+            case Inversion():
+                canvas, panels = draw(sheet, sheet.figure, results), 2
+        note = "\n".join(textwrap.wrap(sheet.scale_note, width=50 * panels))
         canvas.supxlabel(note, fontsize=7.5, color="#5b6675", x=0.01, ha="left")
         for path in outputs:
             with replacing(path) as temporary:
@@ -126,7 +140,7 @@ def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
 
 
 def _canvas(columns: int, rows: int = 1) -> tuple[Canvas, Sequence[Sequence[Axes]]]:
-    canvas = Canvas(figsize=(75 * columns * MILLIMETRE, 68 * rows * MILLIMETRE), layout="constrained")
+    canvas = Canvas(figsize=(PANEL * columns * MILLIMETRE, 68 * rows * MILLIMETRE), layout="constrained")
     grid: Sequence[Sequence[Axes]] = canvas.subplots(rows, columns, squeeze=False).tolist()
     return canvas, grid
 
@@ -150,7 +164,9 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
             if panel.reduction_from:
                 axes.axhline(0, color="#5b6675", linewidth=0.8)
     handles, names = grid[0][0].get_legend_handles_labels()
-    canvas.legend(handles, names, loc="outside upper right", ncols=len(names))
+    # As many in a line as fit: about 14 mm for the stroke and gaps and 2 mm for each character.
+    fitting = int(PANEL * len(columns) / (14 + 2 * max(map(len, names), default=1)))
+    canvas.legend(handles, names, loc="outside upper right", ncols=max(1, min(len(names), fitting)))
     return canvas, len(columns)
 
 

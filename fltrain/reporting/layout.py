@@ -9,6 +9,7 @@ from pydantic import Field, Strict
 
 from fltrain.component import Settings, suggest
 from fltrain.errors import FltrainError
+from fltrain.reporting.inversions import Inversion
 from fltrain.reporting.measures import measure
 
 Labels = dict[str, str]
@@ -178,7 +179,54 @@ class Bubbles(Settings):
         _check_shown(item, _varied(axes), [self.panels])
 
 
-Figure = Annotated[Curves | Bubbles, Field(discriminator="kind")]
+class Preference(Settings):
+    """Top class of every neuron at every client of the last round: a column for each point of an axis.
+
+    The grid's runs (those with the first seed are shown) have to keep their clients' models.
+
+    Attributes:
+        columns: axis whose points stand side by side.
+        layers: how many of the last layers before the classifier are shown below one another.
+        images: of each class, taken from the test images.
+    """
+
+    kind: Literal["preference"]
+    columns: str
+    layers: int = Field(default=3, ge=1)
+    images: int = Field(default=50, ge=1)
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        _check_axis(item, "columns", self.columns, axes)
+        _check_shown(item, _varied(axes), [self.columns])
+
+
+class Variance(Settings):
+    """How much the neurons of each layer differ in the class they prefer: a panel for each point of an axis.
+
+    The grid's runs (those with the first seed are shown) have to keep their model. ``images`` of each class
+    are taken from the test images.
+    """
+
+    kind: Literal["variance"]
+    columns: str
+    images: int = Field(default=50, ge=1)
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        _check_axis(item, "columns", self.columns, axes)
+        _check_shown(item, _varied(axes), [self.columns])
+
+
+Figure = Annotated[Curves | Bubbles | Preference | Variance | Inversion, Field(discriminator="kind")]
 
 
 class Cell(Settings):

@@ -33,14 +33,16 @@ FORWARD_ORDER = [
 ]
 LAYERS = [name for name in FORWARD_ORDER if not name.endswith((".1", "_norm"))]
 
+MODEL_FOR = {"fedma": LeNet5()}
+"""Methods that do not go with ``mobilenet_tiny``, and the model that they are tested with instead."""
+
 BASES = [method for method in METHODS.values() if not method.plugin]
 PLUGINS = [method for method in METHODS.values() if method.plugin]
 COMBINATIONS = [
-    (base(), *plugins)
-    for base in BASES
-    for plugins in [(), *((plugin(),) for plugin in PLUGINS), tuple(plugin() for plugin in PLUGINS)]
+    *((base(), *plugins) for base in BASES for plugins in [(), *((plugin(),) for plugin in PLUGINS)]),
+    *((METHODS[base](), *(plugin() for plugin in PLUGINS)) for base in ("fedavg", "scaffold", "fedsol")),
 ]
-"""Every base method alone, with every plug-in and with all of them, as their defaults are."""
+"""Every base method alone and with every plug-in, and some with all of them, as their defaults are."""
 
 
 def by_name(component: object) -> str:
@@ -48,6 +50,11 @@ def by_name(component: object) -> str:
     if isinstance(component, tuple):
         return "+".join(map(by_name, component))
     return component.model_fields["name"].default if isinstance(component, type) else component.name
+
+
+def fit_together(base: type[Method] | Method, model: Model) -> bool:
+    """Whether the base method trains the model."""
+    return model.name == MODEL_FOR.get(by_name(base), model).name
 
 
 @cache
@@ -90,7 +97,7 @@ def simulation(
     """
     if not methods or methods[0].plugin:
         methods = (METHODS["fedavg"](), *methods)
-    model = model or MobileNetTiny()
+    model = model or MODEL_FOR.get(methods[0].name, MobileNetTiny())
     data = data or digits(16 if isinstance(model, LeNet5) else 8)
     settings = {"epochs": 1, "batch_size": 16, "lr": 0.05, **training}
     spec = RunSpec.model_construct(

@@ -52,7 +52,9 @@ def test_the_order_in_which_clients_are_processed_does_not_matter(methods: tuple
 @combinations
 def test_what_server_and_clients_keep_is_all_that_a_run_needs_to_go_on(methods: tuple[Method, ...]) -> None:
     whole = trained(*methods, rounds=4)
-    stopped = trained(*methods, rounds=2)
+    stopped = simulation(*methods, rounds=4)
+    for number in (0, 1):
+        stopped.round(number)
     resumed = simulation(*methods, rounds=4)
     resumed.server, resumed.clients = stopped.server, dict(stopped.clients)
     rows = [row for number in (2, 3) for row in resumed.round(number)]

@@ -4,16 +4,25 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 
-from .helpers import BASES, COMBINATIONS, PLUGINS, assert_same_model, by_name, rows_of, trained
+from .helpers import (
+    BASES,
+    COMBINATIONS,
+    MODEL_FOR,
+    PLUGINS,
+    assert_same_model,
+    by_name,
+    rows_of,
+    trained,
+)
 
 ROUNDS, CLIENTS = 3, 4
-A_FEW_NUMBERS = 16
-"""Bytes per client and round."""
+A_FEW_NUMBERS = 64
+"""Bytes per client and round: indices, normalisers, counts of ten classes."""
 
 
 @pytest.mark.parametrize("methods", COMBINATIONS, ids=by_name)
@@ -41,29 +50,32 @@ def test_three_rounds(methods: tuple[Method, ...]) -> None:
     weights = 4 * sum(parameter.numel() for parameter in federation.network.parameters())
     buffers = 4 * sum(b.numel() for b in federation.network.buffers() if b.is_floating_point())
     trips = ROUNDS * CLIENTS
+    declared = [method.footprint for method in methods]
     for way, measured in (("down", federation.bytes_down), ("up", federation.bytes_up)):
-        vectors = 1 + sum(getattr(method.footprint, way) for method in methods)
-        assert 0 <= measured / trips - buffers - vectors * weights <= A_FEW_NUMBERS
+        vectors = [getattr(footprint, way) for footprint in declared]
+        if None not in vectors:
+            assert 0 <= measured / trips - buffers - (1 + sum(vectors)) * weights <= A_FEW_NUMBERS, way
     client_state = [tensor for kept in federation.clients.values() for tensor in tensors_of(kept)]
-    declared = sum(method.footprint.client for method in methods)
-    assert sum(t.numel() for t in client_state if t.numel() >= weights / 4) == (
-        declared * weights / 4 * len(federation.clients)
-    )
-    server_state = [
-        tensor for tensor in tensors_of(federation.server.states) if tensor.numel() >= weights / 4
-    ]
-    assert len(server_state) == sum(method.footprint.server for method in methods)
+    if None not in (vectors := [footprint.client for footprint in declared]):
+        kept = sum(tensor.numel() for tensor in client_state if tensor.numel() >= weights / 4)
+        assert kept == sum(vectors) * weights / 4 * len(federation.clients)
+    if None not in (vectors := [footprint.server for footprint in declared]):
+        server_state = tensors_of(federation.server.states)
+        assert sum(tensor.numel() >= weights / 4 for tensor in server_state) == sum(vectors)
 
 
 def tensors_of(states: dict[str, dict[str, Tensor]]) -> list[Tensor]:
     return [tensor for state in states.values() for tensor in state.values()]
 
 
-@pytest.mark.parametrize("methods", COMBINATIONS, ids=by_name)
+@pytest.mark.parametrize(
+    "methods", [combined for combined in COMBINATIONS if combined[0].name not in MODEL_FOR], ids=by_name
+)
 def test_running_variances_stay_positive(methods: tuple[Method, ...]) -> None:
     federation = trained(*methods, rounds=20, fraction=0.34)
     variances = [b for name, b in federation.network.named_buffers() if name.endswith("running_var")]
-    assert len(variances) == 8
+    norms = [module for module in federation.network.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(variances) == len(norms)
     assert all((variance > 0).all() for variance in variances)
 
 
@@ -81,6 +93,6 @@ def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type
 
 
 def test_methods_of_the_specification_are_registered() -> None:
-    bases = "fedavg fedprox fedavgm fednova scaffold feddyn fedacg moon fedsol fedrs fedlc"
+    bases = "fedavg fedprox fedavgm fednova scaffold feddyn fedacg moon fedsol fedrs fedlc fedma fed2"
     assert {*bases.split()} <= {by_name(base) for base in BASES}
-    assert {"flfa", "ecgr"} <= {by_name(plugin) for plugin in PLUGINS}
+    assert {"flfa", "ecgr", "fedimpro"} <= {by_name(plugin) for plugin in PLUGINS}

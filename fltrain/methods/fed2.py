@@ -1,0 +1,118 @@
+"""Fed2: a network in groups, one for each group of classes, and an average of the clients that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Local, Method, Server, State, Task, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fltrain.models.network import Network
+
+
+class Fed2(Method):
+    """The last layers are cut into groups, each with classes of its own; a group is averaged by its holders.
+
+    Attributes:
+        groups: number of groups G; as many as there are classes if that is less.
+        decoupled: number of last layers that are cut into groups (all, if the network has fewer).
+        class_map: which classes belong together: ``contiguous`` blocks, or the same of a ``random`` order
+            that is drawn once per run.
+        width: what becomes of decoupled widths that G does not divide: the next multiple (``round_up``,
+            ``round_down``), or ``uneven`` groups.
+        entry: whether in the first decoupled layer each group reads its share of the shared maps
+            (``grouped``) or all of them (``dense``).
+        count: whether a depthwise-separable block is one layer (``blocks``) or as many as it has weights.
+        norm: behind every convolution: GroupNorm, which in decoupled layers has the groups of the structure,
+            BatchNorm, nothing, or what the network has (``keep``).
+        pair: who holds a group: clients with images of ``any`` or of ``all`` of its classes; ``off``:
+            everybody.
+        weighting: clients count by data ``size`` or alike (``uniform``, the formulas of the paper).
+        mask_absent: leave logits of classes that the client lacks out of its training loss.
+    """
+
+    name: Literal["fed2"] = "fed2"
+    citation: ClassVar[str] = "Yu et al., Fed2: feature-aligned federated learning, KDD 2021"
+    neutral: ClassVar = {"groups": 1, "norm": "keep"}
+
+    groups: int = Field(default=10, ge=1)
+    decoupled: int = Field(default=6, ge=0)
+    class_map: Literal["contiguous", "random"] = "contiguous"
+    width: Literal["round_up", "round_down", "uneven"] = "round_up"
+    entry: Literal["grouped", "dense"] = "grouped"
+    count: Literal["blocks", "weight_layers"] = "blocks"
+    norm: Literal["gn", "bn", "none", "keep"] = "gn"
+    pair: Literal["any", "all", "off"] = "any"
+    weighting: Literal["size", "uniform"] = "size"
+    mask_absent: bool = False
+
+    def adapt(self, network: Network, classes: int) -> Network:
+        import torch
+
+        from fltrain.models.decoupled import decouple, depth, nearly_equal
+
+        order = torch.randperm(classes) if self.class_map == "random" else torch.arange(classes)
+        sizes = torch.tensor(nearly_equal(classes, min(self.groups, classes)))
+        class_groups = torch.empty_like(order)
+        class_groups[order] = torch.arange(len(sizes)).repeat_interleave(sizes)
+        return decouple(
+            network,
+            max(depth(network, self.count) - self.decoupled, 0),
+            class_groups.tolist(),
+            width=self.width,
+            entry=self.entry,
+            norm=self.norm,
+            count=self.count,
+        )
+
+    def begin(self, local: Local) -> State:
+        return {"absent": local.class_counts == 0} if self.mask_absent else {}
+
+    def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
+        return logits.masked_fill(carry["absent"], float("-inf")) if self.mask_absent else logits
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        """Say which groups the client holds, in a byte for each."""
+        import torch
+
+        class_groups = getattr(local.task.network, "class_groups", ())
+        if self.pair == "off" or not class_groups:
+            return update, local.state
+        members = torch.nn.functional.one_hot(torch.tensor(class_groups, device=update.weights.device))
+        present = (local.class_counts > 0).float() @ members.float()
+        held = present > 0 if self.pair == "any" else present == members.sum(0)
+        return replace(update, extras={**update.extras, self.name: {"held": held}}), local.state
+
+    def aggregate(
+        self, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, State]:
+        """Average each group over the clients that hold it, and keep it if there are none."""
+        import torch
+
+        from fltrain.vectors import data_shares, mean
+
+        weights = [update.weights for update in updates]
+        shares = data_shares(updates) if self.weighting == "size" else [1 / len(updates)] * len(updates)
+        structure = getattr(task.network, "structure_groups", {})
+        if self.pair == "off" or not structure:
+            return mean(weights, shares), state
+
+        # Group of each weight. Those in none find, at -1, the last column below: everybody holds them.
+        index = torch.full_like(before.weights, -1, dtype=torch.int64)
+        for slot in task.layout.parameters:
+            if slot.name in structure:
+                rows = index.new_tensor(structure[slot.name])
+                slot.of(index).copy_(rows.view(-1, *[1] * (len(slot.shape) - 1)))
+        held = torch.stack([update.extras[self.name]["held"] for update in updates]).double()
+        counted = torch.nn.functional.pad(held, (0, 1), value=1.0) * held.new_tensor(shares)[:, None]
+        total = counted.sum(0)
+        paired = torch.zeros_like(before.weights, dtype=torch.float64)
+        for vector, share in zip(weights, counted / total.where(total > 0, 1.0), strict=True):
+            paired.addcmul_(vector.double(), share[index])
+        return paired.where((total > 0)[index], before.weights.double()).to(before.weights.dtype), state

@@ -1,0 +1,199 @@
+"""FedMA: neurons are matched across clients before they are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.errors import FltrainError
+from fltrain.methods.base import Local, Method, Server, State, Task, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fltrain.matching import Chain
+    from fltrain.models.network import Network
+
+
+class FedMA(Method):
+    """Hidden neurons may stand in any order: clients' networks are put in one before they are averaged.
+
+    For plain chains of convolutions and linear layers. The row of a class in the last layer is averaged by
+    the clients' numbers of images of the class.
+
+    Attributes:
+        mode: ``hungarian_fixed`` assigns neurons by least squared distance to the previous global model's (in
+            the first round to the largest client's), and widths stay. ``bbp_map`` (the authors') may open
+            new neurons, and fixes one layer per round: clients train what lies above. N layers take N
+            rounds, for which all clients must take part.
+        sweeps: how many times neurons are reassigned; ``hungarian_fixed`` stops when assignments repeat.
+        sigma: variance of clients' neurons around the global ones; this and the following for ``bbp_map``.
+        sigma0: variance of global neurons around the prior mean, which is 0 (0.1 for biases).
+        gamma: how readily new neurons are opened.
+        growth: how much wider hidden layers may become.
+    """
+
+    name: Literal["fedma"] = "fedma"
+    citation: ClassVar[str] = "Wang et al., Federated learning with matched averaging, ICLR 2020"
+
+    mode: Literal["hungarian_fixed", "bbp_map"] = "hungarian_fixed"
+    sweeps: int = Field(default=5, ge=1)
+    sigma: float = Field(default=1.0, gt=0)
+    sigma0: float = Field(default=1.0, gt=0)
+    gamma: float = Field(default=7.0, gt=0)
+    growth: float = Field(default=1.25, gt=1)
+
+    @property
+    def _grows(self) -> bool:
+        return self.mode == "bbp_map"
+
+    def adapt(self, network: Network, classes: int) -> Network:
+        from fltrain.matching import chained, widened
+
+        chained(network)
+        return widened(network, self.growth) if self._grows else network
+
+    def init_server(self, task: Task, start: Tensor) -> State:
+        """The number of rounds; for ``bbp_map``, also who has which neurons.
+
+        ``sources`` ``[clients, neurons]`` says of every neuron of the global model, all hidden layers in a
+        row, which of a client's neurons it was made from, -1 for none.
+        """
+        import torch
+
+        state = {"rounds": torch.zeros((), dtype=torch.int64)}
+        if self._grows:
+            chain = _chain(task)
+            sources = []
+            for layer, width in enumerate(chain.widths):
+                used = chain.neurons(start, layer).any(1)  # spare neurons are zero
+                sources.append(torch.arange(width, device=used.device).where(used, -1))
+            state["sources"] = torch.cat(sources).int().expand(task.clients, -1).clone()
+        return state
+
+    # ---------------------------------------------------------------- client
+    def payload(self, state: State) -> State:
+        return state if self._grows else {}
+
+    def receive(self, weights: Tensor, local: Local) -> Tensor:
+        """With growth: the layers that are fixed from the server, those above the client's own."""
+        if not self._grows:
+            return weights
+        chain = _chain(local.task)
+        sources = local.payload["sources"][local.client].long().split(chain.widths)
+        fixed = int(local.payload["rounds"]) % len(chain)
+        if not fixed:  # a new pass begins, with the client's share of the global model
+            return chain.restricted(weights, [source >= 0 for source in sources])
+        own = local.state["weights"].clone()
+        chain.reorder_inputs(own, fixed, sources[fixed - 1])
+        own[: chain.start(fixed)] = weights[: chain.start(fixed)]
+        return own
+
+    def begin(self, local: Local) -> State:
+        """Which weights are trained, if not all are."""
+        import torch
+
+        chain = _chain(local.task)
+        fixed = int(local.payload["rounds"]) % len(chain) if self._grows else 0
+        if not fixed:
+            return {}
+        places = torch.arange(len(local.start), device=local.start.device)
+        return {"trained": places >= chain.start(fixed)}
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        return gradient * carry["trained"] if carry else gradient
+
+    def settle(self, weights: Tensor, local: Local, carry: State) -> Tensor:
+        """Undo what weight decay, which is added after ``correct``, did to fixed layers."""
+        return weights.where(carry["trained"], local.start) if carry else weights
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        extras = {**update.extras, self.name: {"classes": local.class_counts}}
+        # A client goes on from what it sent, which is what others' neurons were matched with.
+        return replace(update, extras=extras), {"weights": update.weights} if self._grows else {}
+
+    # ---------------------------------------------------------------- server
+    def aggregate(
+        self, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, State]:
+        import torch
+
+        from fltrain.matching import row_weights
+        from fltrain.vectors import data_shares
+
+        chain = _chain(task)
+        counts = torch.stack([update.extras[self.name]["classes"] for update in updates])
+        rows = row_weights(counts, data_shares(updates))
+        merge = self._merge_and_grow if self._grows else self._merge
+        vectors, merged, state = merge(chain, task, state, before, updates)
+        chain.set_rows(merged, vectors, rows)
+        return merged, {**state, "rounds": state["rounds"] + 1}
+
+    def _merge(
+        self, chain: Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[list[Tensor], Tensor, State]:
+        """Clients' networks in one order, and their mean."""
+        from fltrain.matching import align
+        from fltrain.vectors import data_shares, data_weighted_mean
+
+        sizes = [update.samples for update in updates]
+        reference = before.weights if state["rounds"] else sizes.index(max(sizes))
+        vectors = [update.weights for update in updates]
+        aligned = align(chain, vectors, reference, data_shares(updates), self.sweeps)
+        return aligned, data_weighted_mean(updates, aligned), state
+
+    def _merge_and_grow(
+        self, chain: Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[list[Tensor], Tensor, State]:
+        """Clients' networks in one order, and the global model made of them.
+
+        The lowest layer that is not fixed is from now on. The layers above it are matched as well, to have a
+        global model to test, but every client keeps its own.
+        """
+        import torch
+
+        from fltrain.matching import Pool, grow
+
+        if len(updates) < task.clients:
+            raise FltrainError(
+                "method.mode: 'bbp_map' needs all clients in every round; set participation.fraction to 1"
+            )
+        fixed = int(state["rounds"]) % len(chain)
+        random = self.random(task, round=int(state["rounds"]))
+        vectors, merged = [update.weights.clone() for update in updates], before.weights.clone()
+        sources = state["sources"].clone()
+        held, kept = (state["sources"] >= 0).split(chain.widths, 1), sources.split(chain.widths, 1)
+        for layer in range(fixed, chain.last):
+            places = [own.nonzero()[:, 0] for own in held[layer]]
+            neurons = [
+                chain.neurons(vector, layer)[place] for vector, place in zip(vectors, places, strict=True)
+            ]
+            prior = chain.prior(merged, layer)
+            pool = Pool(len(vectors), chain.widths[layer], prior, self.sigma, self.sigma0, self.gamma)
+            grow(pool, neurons, self.sweeps, random)
+            chain.write(merged, layer, pool.means)
+            for client, (vector, place) in enumerate(zip(vectors, places, strict=True)):
+                source = torch.full_like(kept[layer][client], -1, dtype=torch.int64)
+                source[pool.members[client]] = place
+                chain.reorder_inputs(vector, layer + 1, source)
+                if layer == fixed:
+                    kept[layer][client] = source
+        return vectors, merged, {**state, "sources": sources}
+
+    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
+        """With growth: how many layers were fixed in the round, and how wide hidden layers were before."""
+        if not self._grows:
+            return None
+        chain = _chain(task)
+        used = (state["sources"] >= 0).any(0).split(chain.widths)
+        return {"fixed": int(state["rounds"]) % len(chain), "widths": [int(layer.sum()) for layer in used]}
+
+
+def _chain(task: Task) -> Chain:
+    """The structure of the network that is trained."""
+    from fltrain.matching import Chain
+
+    return Chain.of(task.network, task.layout)

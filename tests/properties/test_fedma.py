@@ -1,0 +1,789 @@
+"""FedMA: hidden neurons are put in one order across clients before weights are averaged."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from fltrain.engine.rounds import Simulation
+from fltrain.errors import FltrainError
+from fltrain.methods.base import Update
+from fltrain.methods.ecgr import Ecgr
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedma import FedMA
+from fltrain.models.catalogue import LeNet5, Mlp, MobileNetTiny, Model, Vgg9
+from fltrain.models.network import Network
+
+from .helpers import (
+    FULL_BATCH,
+    Reversing,
+    Tracing,
+    assert_same_model,
+    changed_parameters,
+    rows_of,
+    simulation,
+    trained,
+    update_of,
+)
+
+CLASSES = 10
+LAYERS = ["conv1.0", "conv2.0", "fc1.0", "classifier"]
+WIDTHS, CAPACITIES = (4, 6, 10), (5, 7, 12)
+"""Of the hidden layers below, and with room for a quarter more, at least for one."""
+
+
+class Small(Model):
+    """Four layers; 8 x 8 images are maps of 2 x 2 where they are flattened."""
+
+    name: Literal["small"] = "small"
+
+    def network(self, channels: int, side: int, classes: int) -> Network:
+        first, second, third = WIDTHS
+        return Network(
+            conv1=nn.Sequential(nn.Conv2d(channels, first, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            conv2=nn.Sequential(nn.Conv2d(first, second, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            flatten=nn.Flatten(),
+            fc1=nn.Sequential(nn.Linear(second * (side // 4) ** 2, third), nn.ReLU()),
+            classifier=nn.Linear(third, classes),
+        )
+
+
+SETTINGS = {"model": Small(), "batch_size": 32, "momentum": 0.9, "weight_decay": 1e-2}
+
+MODELS = pytest.mark.parametrize("model", [LeNet5(), Vgg9()], ids=["lenet5", "vgg9"])
+
+
+# ------------------------------------------------------------------------------------ by hand
+Parts = dict[str, np.ndarray]
+
+
+def parts_of(federation: Simulation, weights: Tensor) -> Parts:
+    """Weights and biases by name, in double precision."""
+    slots = federation.model.layout.parameters
+    return {slot.name: slot.of(weights).double().numpy().copy() for slot in slots}
+
+
+def layer_names(federation: Simulation) -> list[str]:
+    return [layer.name for layer in federation.model.layout.layers]
+
+
+def as_vector(parts: Parts) -> Tensor:
+    return torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts.values()]))
+
+
+def with_inputs(weight: np.ndarray, order: Sequence[int]) -> np.ndarray:
+    """A layer's weights with its inputs, or with blocks of consecutive inputs, in another order."""
+    each = weight.shape[1] // len(order)
+    return weight[:, [each * source + pixel for source in order for pixel in range(each)]]
+
+
+def by_hand(
+    federation: Simulation, clients: list[Parts], reference: Parts, shares: list[float], counts: np.ndarray
+) -> Parts:
+    """FedMA's merge of networks with biases, as its pseudo-code has it, five sweeps at most."""
+    names = layer_names(federation)
+    clients = [dict(parts) for parts in clients]
+    merged: Parts = {}
+    for name, following in pairwise(names):
+        vectors = [
+            np.hstack([parts[f"{name}.weight"].reshape(len(parts[f"{name}.bias"]), -1), bias[:, None]])
+            for parts in clients
+            for bias in [parts[f"{name}.bias"]]
+        ]
+        target = np.hstack(
+            [
+                reference[f"{name}.weight"].reshape(len(reference[f"{name}.bias"]), -1),
+                reference[f"{name}.bias"][:, None],
+            ]
+        )
+        orders: list[list[int]] = []
+        for _ in range(5):
+            found = []
+            for vector in vectors:
+                cost = np.array([[((own - one) ** 2).sum() for one in target] for own in vector])
+                rows, columns = linear_sum_assignment(cost)
+                position = dict(zip(columns.tolist(), rows.tolist(), strict=True))
+                found.append([position[place] for place in range(len(vector))])
+            if found == orders:
+                break
+            orders = found
+            target = sum(
+                share * vector[order] for share, vector, order in zip(shares, vectors, orders, strict=True)
+            )
+        for parts, order in zip(clients, orders, strict=True):
+            for kind in ("weight", "bias"):
+                parts[f"{name}.{kind}"] = parts[f"{name}.{kind}"][order]
+            parts[f"{following}.weight"] = with_inputs(parts[f"{following}.weight"], order)
+        for kind in ("weight", "bias"):
+            merged[f"{name}.{kind}"] = sum(
+                share * parts[f"{name}.{kind}"] for share, parts in zip(shares, clients, strict=True)
+            )
+    for kind in ("weight", "bias"):
+        rows = []
+        for label in range(CLASSES):
+            total = counts[:, label].sum()
+            weights = counts[:, label] / total if total else shares
+            rows.append(
+                sum(w * parts[f"classifier.{kind}"][label] for w, parts in zip(weights, clients, strict=True))
+            )
+        merged[f"classifier.{kind}"] = np.stack(rows)
+    return merged
+
+
+# ------------------------------------------------------------------------------------ merges without training
+def sent(method: FedMA, weights: Sequence[Tensor], samples: Sequence[int], counts: Tensor) -> list[Update]:
+    """What clients with these weights send."""
+    return [
+        update_of(torch.zeros_like(own), own, number, size, extras={method.name: {"classes": counts[number]}})
+        for number, (own, size) in enumerate(zip(weights, samples, strict=True))
+    ]
+
+
+def merged(
+    federation: Simulation,
+    weights: Sequence[Tensor],
+    samples: Sequence[int] | None = None,
+    counts: Tensor | None = None,
+    rounds: int = 0,
+) -> Tensor:
+    """The new global weights."""
+    method = federation.composition.methods[0]
+    counts = torch.ones(len(weights), CLASSES) if counts is None else counts
+    updates = sent(method, weights, samples or [1] * len(weights), counts)
+    state = {**federation.server.states[method.name], "rounds": torch.tensor(rounds)}
+    result, _ = method.aggregate(federation.task, state, federation.server, updates)
+    assert result.dtype == torch.float32
+    return result
+
+
+def logits(federation: Simulation, weights: Tensor) -> Tensor:
+    """What the network with these weights says of the training images."""
+    model, split = federation.model, federation.data.train
+    model.load(weights, federation.server.buffers, federation.server.counters)
+    model.network.eval()
+    with torch.no_grad():
+        said = model.network(split.batch(torch.arange(40))[0])
+    return said / said.std()
+
+
+def shuffled(federation: Simulation, weights: Tensor, seed: int) -> Tensor:
+    """The same function with its hidden neurons in a random order."""
+    random = np.random.default_rng(seed)
+    parts, names = parts_of(federation, weights), layer_names(federation)
+    for name, following in pairwise(names):
+        order = random.permutation(len(parts[f"{name}.bias"]))
+        for kind in ("weight", "bias"):
+            parts[f"{name}.{kind}"] = parts[f"{name}.{kind}"][order]
+        parts[f"{following}.weight"] = with_inputs(parts[f"{following}.weight"], order)
+    return as_vector(parts).float()
+
+
+def noisy(federation: Simulation, size: float, seed: int) -> Tensor:
+    """The weights that the run starts from and noise, of so many times their own size."""
+    start = federation.server.weights
+    noise = torch.randn(len(start), generator=torch.Generator().manual_seed(seed))
+    return start + size * start.std() * noise
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_shuffled_copies_average_to_the_same_function(method: FedMA, model: Model) -> None:
+    federation = simulation(method, model=model)
+    weights = federation.server.weights
+    copies = [shuffled(federation, weights, seed) for seed in range(3)]
+    said = logits(federation, weights)
+    for rounds in (0, 1):
+        matched = merged(federation, copies, samples=[5, 2, 3], rounds=rounds)
+        torch.testing.assert_close(logits(federation, matched), said, rtol=0, atol=1e-5)
+    plain = torch.stack(copies).mean(0)
+    assert (logits(federation, plain) - said).abs().max() > 0.5
+
+
+def check_merge_by_hand(method: FedMA) -> None:
+    """Different networks, sizes, class counts with a class that nobody holds; first and later rounds."""
+    federation = simulation(method, model=Mlp(hidden=12))
+    shares, counts = [0.2, 0.5, 0.3], torch.tensor([[3.0] * CLASSES, [1.0] * CLASSES, [0.0] * CLASSES])
+    counts[0, 4] = counts[1, 4] = 0
+    counts[0, 7] = 0
+    clients = [shuffled(federation, noisy(federation, 2.0, seed), seed) for seed in range(3)]
+    parts = [parts_of(federation, own) for own in clients]
+    for rounds in (0, 1):
+        reference = parts_of(federation, federation.server.weights) if rounds else parts[1]
+        expected = as_vector(by_hand(federation, parts, reference, shares, counts.numpy()))
+        found = merged(federation, clients, [20, 50, 30], counts, rounds)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def check_strangers_by_hand(method: FedMA) -> None:
+    """Ten networks with little in common, whose first assignments are not their last."""
+    federation = simulation(method, model=Small())
+    clients = [noisy(federation, 4.0, seed) for seed in range(10)]
+    parts = [parts_of(federation, own) for own in clients]
+    reference = parts_of(federation, federation.server.weights)
+    expected = as_vector(by_hand(federation, parts, reference, [0.1] * 10, np.ones((10, CLASSES))))
+    found = merged(federation, clients, rounds=1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def check_rounds_by_hand(method: FedMA) -> None:
+    """Two rounds of training with all six clients: what is merged is what they sent."""
+    federation = simulation(method, executor=Tracing, fraction=1.0, **SETTINGS)
+    counts = federation.data.class_counts.numpy()
+    for number in range(2):
+        before = federation.server.weights
+        federation.round(number)
+        updates = federation.executor.updates
+        parts = [parts_of(federation, update.weights) for update in updates]
+        sizes = [update.samples for update in updates]
+        reference = parts_of(federation, before) if number else parts[sizes.index(max(sizes))]
+        shares = [size / sum(sizes) for size in sizes]
+        expected = as_vector(by_hand(federation, parts, reference, shares, counts))
+        torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------ fixed width
+@MODELS
+def test_shuffled_copies_average_to_the_same_function(model: Model) -> None:
+    check_shuffled_copies_average_to_the_same_function(FedMA(), model)
+
+
+def test_merge_by_hand() -> None:
+    check_merge_by_hand(FedMA())
+
+
+def test_strangers_by_hand() -> None:
+    check_strangers_by_hand(FedMA())
+
+
+def test_rounds_by_hand() -> None:
+    check_rounds_by_hand(FedMA())
+
+
+@MODELS
+def test_one_client_is_not_changed(model: Model) -> None:
+    federation = simulation(FedMA(), model=model)
+    counts = torch.zeros(1, CLASSES)
+    counts[0, :4] = 3
+    client = noisy(federation, 0.5, seed=0)
+    assert torch.equal(merged(federation, [client], counts=counts), client)
+    # Later it takes the order of the previous global model.
+    other = shuffled(federation, client, seed=1)
+    said = logits(federation, client)
+    found = merged(federation, [other], counts=counts, rounds=1)
+    torch.testing.assert_close(logits(federation, found), said, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_identical_clients_average_as_in_federated_averaging(rounds: int) -> None:
+    federation = simulation(FedMA(), model=LeNet5())
+    client = noisy(federation, 0.3, seed=0)
+    counts = torch.randint(4, (3, CLASSES), generator=torch.Generator().manual_seed(0)).float()
+    found = merged(federation, [client] * 3, [3, 1, 2], counts, rounds)
+    torch.testing.assert_close(found, client, rtol=0, atol=1e-6)
+
+
+def test_clients_that_stay_in_order_and_have_the_same_classes_are_averaged_by_size() -> None:
+    """One step of a small learning rate from the same weights moves no neuron past another."""
+    settings = {"fraction": 1.0, "lr": 1e-3, "batch_size": FULL_BATCH}
+    matched, plain = (trained(method, model=LeNet5(), rounds=2, **settings) for method in (FedMA(), FedAvg()))
+    head = plain.model.layout.head
+    first, second = matched.server.weights, plain.server.weights
+    torch.testing.assert_close(first[:head], second[:head], rtol=0, atol=1e-6)
+    assert (first[head:] - second[head:]).abs().max() > 1e-5
+
+
+def test_classes_of_one_client_come_from_it_alone() -> None:
+    federation = simulation(FedMA(), model=Mlp(hidden=6))
+    clients = [noisy(federation, 0.01, seed) for seed in range(2)]
+    counts = torch.zeros(2, CLASSES)
+    counts[1, 3] = 2
+    found, own = (
+        parts_of(federation, one) for one in (merged(federation, clients, [9, 1], counts), clients[1])
+    )
+    for kind in ("weight", "bias"):
+        np.testing.assert_allclose(found[f"classifier.{kind}"][3], own[f"classifier.{kind}"][3], atol=1e-7)
+
+
+def test_a_run_learns() -> None:
+    federation = trained(FedMA(), rounds=8, fraction=1.0, epochs=3, **{**SETTINGS, "batch_size": 8})
+    accuracies = [row["accuracy"] for row in rows_of(federation, "evaluation")]
+    assert accuracies[-1] > 0.4
+
+
+def test_class_counts_are_all_that_goes_up_beside_the_model() -> None:
+    federation = trained(FedMA(), model=LeNet5(), rounds=2)
+    weights = 4 * federation.model.layout.size
+    assert federation.bytes_down == 2 * 3 * weights
+    assert federation.bytes_up == 2 * 3 * (weights + 4 * CLASSES)
+    assert all(kept == {"fedma": {}} for kept in federation.clients.values())
+    assert federation.server.states["fedma"].keys() == {"rounds"}
+
+
+@pytest.mark.parametrize("mode", ["hungarian_fixed", "bbp_map"])
+def test_networks_with_norm_layers_are_refused(mode: str) -> None:
+    for model in (MobileNetTiny(), Vgg9(norm="gn")):
+        with pytest.raises(FltrainError, match=r"method 'fedma' matches .* without norm layers, branches"):
+            simulation(FedMA(mode=mode), model=model)
+
+
+# ------------------------------------------------------------------------------------ growing width
+PASS = len(LAYERS)
+"""A pass takes a round for every layer; in the n-th of them, counted from 0, n layers are fixed."""
+
+
+def growing(method: FedMA | None = None, *plugins: object, **settings: object) -> Simulation:
+    return simulation(
+        method or FedMA(mode="bbp_map"),
+        *plugins,
+        **{"fraction": 1.0, "executor": Tracing, **SETTINGS, **settings},
+    )
+
+
+def spare_at_start(federation: Simulation) -> Tensor:
+    """Which weights are of spare neurons."""
+    parts = {
+        slot.name: torch.ones(slot.shape, dtype=torch.bool) for slot in federation.model.layout.parameters
+    }
+    for index, name in enumerate(LAYERS):
+        outputs = (*WIDTHS, CLASSES)[index]
+        inputs, wide = (WIDTHS[index - 1], CAPACITIES[index - 1]) if index else (1, 1)
+        each = parts[f"{name}.weight"].shape[1] // wide
+        parts[f"{name}.weight"][:outputs, : inputs * each] = False
+        parts[f"{name}.bias"][:outputs] = False
+    return torch.cat([part.flatten() for part in parts.values()])
+
+
+def check_spare_neurons_stay_dead(method: FedMA) -> None:
+    """Momentum and weight decay included, all weights of spare neurons are zero after every local step."""
+    federation = growing(method, epochs=4)
+    spare = spare_at_start(federation)
+    assert 0 < spare.sum() < len(spare)
+    start = federation.server.weights
+    federation.round(0)
+    steps = federation.executor.steps
+    assert len(steps) >= 6 * 4
+    for step in steps:
+        assert not step.weights[spare].any()
+        assert (step.weights[~spare] != start[~spare]).double().mean() > 0.5
+
+
+def check_layers_are_fixed_one_by_one(method: FedMA, *plugins: object) -> None:
+    federation = growing(method, *plugins, clip_norm=0.5)
+    slots = {slot.name: slot for slot in federation.model.layout.parameters}
+    for number in range(PASS + 2):
+        before, fixed = federation.server.weights, number % PASS
+        (report,) = (row for row in federation.round(number) if row["kind"] == method.name)
+        assert report["fixed"] == fixed
+        trained_names = {f"{name}.{kind}" for name in LAYERS[fixed:] for kind in ("weight", "bias")}
+        for update in federation.executor.updates:
+            for weights in (update.trained, update.weights):
+                assert changed_parameters(federation, update.start, weights) == trained_names
+        after = federation.server.weights
+        start = slots[f"{LAYERS[fixed]}.weight"].start
+        assert torch.equal(after[:start], before[:start])
+        assert changed_parameters(federation, before, after) == trained_names
+
+
+def sources_of(federation: Simulation, layer: int) -> Tensor:
+    """Which of each client's neurons those of a layer were made from, ``[clients, width]``."""
+    (state,) = (state for state in federation.server.states.values() if "sources" in state)
+    return state["sources"].split(CAPACITIES, 1)[layer]
+
+
+def check_what_clients_start_from(method: FedMA) -> None:
+    """Fixed layers of the server and own layers above; in a new pass own neurons of the global model."""
+    federation = growing(method, lr=0.2, epochs=2)
+    clients = range(6)
+    last: list[Parts] = []
+    for number in range(2 * PASS + 1):
+        fixed, server = number % PASS, parts_of(federation, federation.server.weights)
+        sources = [sources_of(federation, layer).numpy() for layer in range(len(WIDTHS))]
+        federation.round(number)
+        starts = [parts_of(federation, update.start) for update in federation.executor.updates]
+        for client in clients:
+            for index, name in enumerate(LAYERS):
+                weight, bias = (starts[client][f"{name}.{kind}"] for kind in ("weight", "bias"))
+                theirs, their_bias = (server[f"{name}.{kind}"] for kind in ("weight", "bias"))
+                if index < fixed:
+                    expected, expected_bias = theirs, their_bias
+                elif fixed:
+                    expected, expected_bias = (last[client][f"{name}.{kind}"] for kind in ("weight", "bias"))
+                    if index == fixed:
+                        own = sources[index - 1][client]
+                        expected = with_inputs(expected, own.clip(0)) * widely(own >= 0, expected)
+                else:
+                    expected, expected_bias = theirs.copy(), their_bias.copy()
+                    if index < len(WIDTHS):
+                        expected[sources[index][client] < 0] = 0
+                        expected_bias[sources[index][client] < 0] = 0
+                    if index:
+                        expected = expected * widely(sources[index - 1][client] >= 0, expected)
+                np.testing.assert_array_equal(weight, expected)
+                np.testing.assert_array_equal(bias, expected_bias)
+        last = [parts_of(federation, update.weights) for update in federation.executor.updates]
+        for client in clients:  # neurons that a client does not have stay dead in its training
+            for index, name in list(enumerate(LAYERS))[fixed : len(WIDTHS)]:
+                lacking = sources[index][client] < 0
+                assert lacking.any()
+                assert not last[client][f"{name}.weight"][lacking].any()
+                assert not last[client][f"{name}.bias"][lacking].any()
+                ahead = last[client][f"{LAYERS[index + 1]}.weight"]
+                assert not (ahead * widely(lacking, ahead)).any()
+    grown = [int((source >= 0).any(0).sum()) for source in sources]
+    assert all(low <= width for low, width in zip(WIDTHS, grown, strict=True))
+    assert sum(grown) > sum(WIDTHS), "no layer has grown, so that nobody's neurons are left out"
+
+
+def widely(kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Which inputs are kept, of those that come in blocks."""
+    mask = kept.repeat(weight.shape[1] // len(kept))
+    return mask.reshape(1, -1, *[1] * (weight.ndim - 2))
+
+
+def check_fixed_layers_are_posterior_means(method: FedMA) -> None:
+    """(s0 mu0 + s sum v) / (s0 + m s) of the members that ``sources`` names; no neuron is missing."""
+    federation = growing(method)
+    s, s0 = 1 / method.sigma, 1 / method.sigma0
+    for number in range(PASS - 1):
+        federation.round(number)
+        name, sources = LAYERS[number], sources_of(federation, number).tolist()
+        server = parts_of(federation, federation.server.weights)
+        sums = s0 * np.zeros_like(server[f"{name}.weight"])
+        biases = s0 * np.full_like(server[f"{name}.bias"], 0.1)
+        members = np.zeros(len(biases))
+        for update in federation.executor.updates:
+            own = parts_of(federation, update.weights)
+            assert sorted(source for source in sources[update.client] if source >= 0) == list(
+                range(WIDTHS[number])
+            )
+            for place, source in enumerate(sources[update.client]):
+                if source >= 0:
+                    sums[place] += s * own[f"{name}.weight"][source]
+                    biases[place] += s * own[f"{name}.bias"][source]
+                    members[place] += 1
+        used = members > 0
+        precision = s0 + s * members[used]
+        weights = server[f"{name}.weight"]
+        expected = sums[used] / precision.reshape(-1, *[1] * (weights.ndim - 1))
+        np.testing.assert_allclose(weights[used], expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            server[f"{name}.bias"][used], biases[used] / precision, rtol=1e-5, atol=1e-7
+        )
+        assert not weights[~used].any() and not server[f"{name}.bias"][~used].any()
+
+
+def test_spare_neurons_stay_dead() -> None:
+    check_spare_neurons_stay_dead(FedMA(mode="bbp_map"))
+
+
+@pytest.mark.parametrize("plugins", [(), (Ecgr(),)], ids=["alone", "ecgr"])
+def test_layers_are_fixed_one_by_one(plugins: tuple) -> None:
+    check_layers_are_fixed_one_by_one(FedMA(mode="bbp_map"), *plugins)
+
+
+def test_what_clients_start_from() -> None:
+    check_what_clients_start_from(FedMA(mode="bbp_map", gamma=50.0))
+
+
+def test_fixed_layers_are_posterior_means() -> None:
+    check_fixed_layers_are_posterior_means(FedMA(mode="bbp_map", sigma=0.5, sigma0=4.0))
+
+
+def test_the_last_layer_is_averaged_by_class_counts() -> None:
+    federation = growing()
+    for number in range(PASS):
+        federation.round(number)
+    updates = federation.executor.updates
+    counts = federation.data.class_counts.double()
+    found = parts_of(federation, federation.server.weights)
+    for kind in ("weight", "bias"):
+        own = np.stack([parts_of(federation, update.weights)[f"classifier.{kind}"] for update in updates])
+        weights = (counts / counts.sum(0)).numpy()
+        expected = np.einsum("jc,jc...->c...", weights, own)
+        np.testing.assert_allclose(found[f"classifier.{kind}"], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_first_round_trains_as_federated_averaging() -> None:
+    """Room for more neurons changes neither the start nor the steps, up to rounding."""
+    federation, plain = growing(), simulation(FedAvg(), fraction=1.0, executor=Tracing, **SETTINGS)
+    federation.round(0)
+    plain.round(0)
+    spare = spare_at_start(federation)
+    for wide, narrow in zip(federation.executor.updates, plain.executor.updates, strict=True):
+        torch.testing.assert_close(wide.weights[~spare], narrow.weights, rtol=1e-4, atol=1e-6)
+
+
+def test_growth_is_reported_and_bounded() -> None:
+    federation = trained(FedMA(mode="bbp_map", gamma=1e9), rounds=PASS + 1, fraction=1.0, **SETTINGS)
+    first, *_, last = rows_of(federation, "fedma")
+    assert (first["fixed"], first["widths"]) == (0, [*WIDTHS])
+    assert (last["fixed"], last["widths"]) == (0, [*CAPACITIES])
+
+
+def test_a_growing_run_learns() -> None:
+    settings = {**SETTINGS, "batch_size": 8, "weight_decay": 0.0}
+    federation = trained(FedMA(mode="bbp_map"), rounds=3 * PASS, fraction=1.0, epochs=3, **settings)
+    first, *_, last = rows_of(federation, "evaluation")
+    assert first["accuracy"] < 0.25
+    assert last["accuracy"] > 0.3
+
+
+def test_growing_can_stop_and_go_on() -> None:
+    whole, stopped = (growing(executor=Reversing) for _ in range(2))
+    rows = [whole.round(number) for number in range(PASS + 2)]
+    for number in range(3):
+        stopped.round(number)
+    resumed = growing()
+    resumed.server, resumed.clients = stopped.server, dict(stopped.clients)
+    assert [resumed.round(number) for number in range(3, PASS + 2)] == rows[3:]
+    assert_same_model(resumed, whole)
+
+
+def test_growing_needs_all_clients() -> None:
+    with pytest.raises(
+        FltrainError, match=r"'bbp_map' needs all clients .*; set participation.fraction to 1"
+    ):
+        trained(FedMA(mode="bbp_map"), model=LeNet5(), rounds=1, fraction=0.5)
+
+
+def test_what_growing_sends_and_keeps() -> None:
+    federation = trained(FedMA(mode="bbp_map"), rounds=2, fraction=1.0, **SETTINGS)
+    weights = 4 * federation.model.layout.size
+    sources = 4 * 6 * sum(CAPACITIES)
+    assert federation.bytes_down == 2 * 6 * (weights + sources + 8)
+    assert federation.bytes_up == 2 * 6 * (weights + 4 * CLASSES)
+    for kept in federation.clients.values():
+        assert kept["fedma"].keys() == {"weights"}
+        assert len(kept["fedma"]["weights"]) == federation.model.layout.size
+
+
+# ------------------------------------------------------------------------------------ mutations
+class Unmatched(FedMA):
+    """Neurons are averaged as they come."""
+
+    name: Literal["unmatched"] = "unmatched"
+
+    def _merge(self, chain, task, state, before, updates):
+        from fltrain.vectors import data_weighted_mean
+
+        vectors = [update.weights for update in updates]
+        return vectors, data_weighted_mean(updates, vectors), state
+
+
+class NextLayerForgotten(FedMA):
+    """Neurons are put in order, but the next layer takes them in the old one."""
+
+    name: Literal["next_layer_forgotten"] = "next_layer_forgotten"
+
+    def aggregate(self, task, state, before, updates):
+        from fltrain.matching import Chain
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Chain, "reorder_inputs", lambda self, vector, layer, sources: None)
+            return super().aggregate(task, state, before, updates)
+
+
+class BlocksInterleaved(FedMA):
+    """As if maps were flattened pixel by pixel instead of channel by channel."""
+
+    name: Literal["blocks_interleaved"] = "blocks_interleaved"
+
+    def aggregate(self, task, state, before, updates):
+        from fltrain.matching import Chain
+
+        right = Chain.incoming
+
+        def wrong(self, vector, layer):
+            view = right(self, vector, layer)
+            return view.view(len(view), view.shape[2], view.shape[1]).transpose(1, 2)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Chain, "incoming", wrong)
+            return super().aggregate(task, state, before, updates)
+
+
+class FirstClientsOrder(FedMA):
+    """The first client instead of the largest one, and in all rounds."""
+
+    name: Literal["first_clients_order"] = "first_clients_order"
+
+    def _merge(self, chain, task, state, before, updates):
+        before = replace(before, weights=updates[0].weights)
+        return super()._merge(chain, task, {**state, "rounds": torch.tensor(1)}, before, updates)
+
+
+class OneSweep(FedMA):
+    name: Literal["one_sweep"] = "one_sweep"
+    sweeps: int = 1
+
+
+class RowsBySize(FedMA):
+    """The last layer is averaged like the others."""
+
+    name: Literal["rows_by_size"] = "rows_by_size"
+
+    def aggregate(self, task, state, before, updates):
+        from fltrain.vectors import data_shares
+
+        shares = data_shares(updates)
+        updates = [
+            replace(update, extras={self.name: {"classes": torch.full((CLASSES,), share)}})
+            for update, share in zip(updates, shares, strict=True)
+        ]
+        return super().aggregate(task, state, before, updates)
+
+
+class RowsOfHoldersAlike(FedMA):
+    """Clients that hold a class count alike."""
+
+    name: Literal["rows_of_holders_alike"] = "rows_of_holders_alike"
+
+    def aggregate(self, task, state, before, updates):
+        updates = [
+            replace(update, extras={self.name: {"classes": update.extras[self.name]["classes"].sign()}})
+            for update in updates
+        ]
+        return super().aggregate(task, state, before, updates)
+
+
+@pytest.mark.parametrize("mutant", [Unmatched, NextLayerForgotten, BlocksInterleaved])
+def test_wrong_orders_are_noticed(mutant: type[FedMA]) -> None:
+    with pytest.raises(AssertionError):
+        check_shuffled_copies_average_to_the_same_function(mutant(), LeNet5())
+
+
+@pytest.mark.parametrize(
+    "mutant", [Unmatched, NextLayerForgotten, FirstClientsOrder, RowsBySize, RowsOfHoldersAlike]
+)
+def test_wrong_merges_are_noticed(mutant: type[FedMA]) -> None:
+    with pytest.raises(AssertionError):
+        check_merge_by_hand(mutant())
+
+
+@pytest.mark.parametrize("mutant", [OneSweep, Unmatched])
+def test_too_little_matching_is_noticed(mutant: type[FedMA]) -> None:
+    with pytest.raises(AssertionError):
+        check_strangers_by_hand(mutant())
+
+
+@pytest.mark.parametrize("mutant", [RowsBySize, RowsOfHoldersAlike])
+def test_wrong_rows_are_noticed_in_a_run(mutant: type[FedMA]) -> None:
+    with pytest.raises(AssertionError):
+        check_rounds_by_hand(mutant())
+
+
+class SpareNeuronsLookOut(FedMA):
+    """Only what leaves a spare neuron is zero, so that it is trained in the second step."""
+
+    name: Literal["spare_neurons_look_out"] = "spare_neurons_look_out"
+
+    def adapt(self, network, classes):
+        network = super().adapt(network, classes)
+        nn.init.ones_(network.get_submodule("conv1.0").weight.data[WIDTHS[0] :])
+        return network
+
+
+class Thawed(FedMA):
+    """Fixed layers are trained on."""
+
+    name: Literal["thawed"] = "thawed"
+
+    def begin(self, local):
+        return {}
+
+
+class Decaying(FedMA):
+    """Fixed layers get no gradient, but weight decay."""
+
+    name: Literal["decaying"] = "decaying"
+
+    def settle(self, weights, local, carry):
+        return weights
+
+
+class OneLayerTooMany(FedMA):
+    """Fixes the layer that is yet to be trained and matched."""
+
+    name: Literal["one_layer_too_many"] = "one_layer_too_many"
+
+    def begin(self, local):
+        return super().begin(replace(local, payload={"rounds": local.payload["rounds"] + 1}))
+
+
+class AllFromTheServer(FedMA):
+    """Clients forget the layers that were not matched yet."""
+
+    name: Literal["all_from_the_server"] = "all_from_the_server"
+
+    def receive(self, weights, local):
+        return weights
+
+
+class OthersNeurons(FedMA):
+    """In a new pass clients start from everybody's neurons."""
+
+    name: Literal["others_neurons"] = "others_neurons"
+
+    def receive(self, weights, local):
+        started = super().receive(weights, local)
+        return started if int(local.payload["rounds"]) % PASS else weights
+
+
+class InputsAsTheyWere(FedMA):
+    """Own layers read the inputs in the order of the client's former neurons."""
+
+    name: Literal["inputs_as_they_were"] = "inputs_as_they_were"
+
+    def receive(self, weights, local):
+        from fltrain.matching import Chain
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Chain, "reorder_inputs", lambda self, vector, layer, sources: None)
+            return super().receive(weights, local)
+
+
+class PlainMeans(FedMA):
+    """No shrinkage towards the prior mean."""
+
+    name: Literal["plain_means"] = "plain_means"
+
+    def aggregate(self, task, state, before, updates):
+        from fltrain.matching import Pool
+
+        with pytest.MonkeyPatch.context() as patch:
+            means = property(lambda pool: pool.sums * pool.sigma / pool.counts[:, None])
+            patch.setattr(Pool, "means", means)
+            return super().aggregate(task, state, before, updates)
+
+
+def test_spare_neurons_that_look_out_wake_up() -> None:
+    """Zeros on the way out are not enough: they get a gradient, which nothing else keeps away."""
+    federation = growing(SpareNeuronsLookOut(mode="bbp_map"))
+    federation.round(0)
+    for step in federation.executor.steps:
+        seen = federation.model.layout.weights[1].of(step.weights)[: WIDTHS[1], WIDTHS[0] :]
+        assert seen.any()
+    with pytest.raises(AssertionError):
+        check_spare_neurons_stay_dead(SpareNeuronsLookOut(mode="bbp_map"))
+
+
+@pytest.mark.parametrize("mutant", [Thawed, Decaying, OneLayerTooMany])
+def test_layers_that_are_not_fixed_are_noticed(mutant: type[FedMA]) -> None:
+    with pytest.raises(AssertionError):
+        check_layers_are_fixed_one_by_one(mutant(mode="bbp_map"))
+
+
+@pytest.mark.parametrize("mutant", [AllFromTheServer, OthersNeurons, InputsAsTheyWere])
+def test_wrong_starts_are_noticed(mutant: type[FedMA]) -> None:
+    with pytest.raises(AssertionError):
+        check_what_clients_start_from(mutant(mode="bbp_map", gamma=50.0))
+
+
+def test_wrong_means_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_fixed_layers_are_posterior_means(PlainMeans(mode="bbp_map", sigma=0.5, sigma0=4.0))

@@ -1,0 +1,288 @@
+"""What is measured of a round: distance of the clients' weights, dissimilarity of their gradients."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.engine.flat import Slot
+from fltrain.engine.statistics import STATISTICS
+from fltrain.errors import FltrainError
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedprox import FedProx
+from fltrain.methods.scaffold import Scaffold
+from fltrain.metrics.updates import gradient_variance, weight_divergence
+from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.network import Network
+from fltrain.spec import RunSpec, Statistic
+
+from .helpers import Tracing, assert_same_model, by_name, layer_names, rows_of, simulation, trained
+from .quadratics import TWO_CLIENTS
+
+BOTH = ("divergence", "dissimilarity")
+SLOTS = [Slot("a.weight", torch.Size([2, 3]), 0), Slot("a.bias", torch.Size([2]), 6)]
+OTHERS = [Slot("b.weight", torch.Size([4]), 8)]
+
+Divergence = Callable[[Tensor, Tensor, Sequence[Slot]], float]
+Variance = Callable[[Tensor, Sequence[Slot]], float]
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ------------------------------------------------------------------------------------ divergence of weights
+def check_divergence(measure: Divergence) -> None:
+    """The mean over clients of the distance ||w_k - w|| over all slots taken as one vector."""
+    mean, vector = drawn(12), drawn(12, seed=1)
+    assert measure(mean.expand(4, 12), mean, SLOTS + OTHERS) == 0
+    opposite = torch.stack([mean + vector, mean - vector])
+    assert measure(opposite, mean, SLOTS + OTHERS) == pytest.approx(float(vector.norm()), rel=1e-6)
+    # Distances 5 and 13 (3, 4 and 5, 12 in the two slots) and 0 elsewhere.
+    rows = torch.zeros(2, 12)
+    rows[0, 1], rows[0, 7], rows[1, 2], rows[1, 6] = 3.0, -4.0, -5.0, 12.0
+    assert measure(rows, torch.zeros(12), SLOTS) == pytest.approx(9, rel=1e-12)
+    assert measure(rows, torch.zeros(12), SLOTS[:1]) == pytest.approx(4, rel=1e-12)
+    assert measure(rows, torch.zeros(12), OTHERS) == 0
+
+
+def root_mean_square(weights: Tensor, mean: Tensor, slots: Sequence[Slot]) -> float:
+    """The root of the mean square of the distances."""
+    squares = [weight_divergence(row[None], mean, slots) ** 2 for row in weights]
+    return (sum(squares) / len(squares)) ** 0.5
+
+
+def sum_over_tensors(weights: Tensor, mean: Tensor, slots: Sequence[Slot]) -> float:
+    return sum(weight_divergence(weights, mean, [slot]) for slot in slots)
+
+
+def summed(weights: Tensor, mean: Tensor, slots: Sequence[Slot]) -> float:
+    return len(weights) * weight_divergence(weights, mean, slots)
+
+
+def from_their_own_mean(weights: Tensor, mean: Tensor, slots: Sequence[Slot]) -> float:
+    return weight_divergence(weights, weights.mean(0), slots)
+
+
+def test_divergence_of_weights() -> None:
+    check_divergence(weight_divergence)
+
+
+@pytest.mark.parametrize("wrong", [root_mean_square, sum_over_tensors, summed, from_their_own_mean])
+def test_wrong_divergences_are_noticed(wrong: Divergence) -> None:
+    with pytest.raises(AssertionError):
+        check_divergence(wrong)
+
+
+def test_parts_of_one_client_add_up_in_squares() -> None:
+    weights, mean = drawn(1, 12), drawn(12, seed=1)
+    parts = [weight_divergence(weights, mean, [slot]) for slot in SLOTS + OTHERS]
+    whole = weight_divergence(weights, mean, SLOTS + OTHERS)
+    assert whole**2 == pytest.approx(sum(part**2 for part in parts), rel=1e-12)
+
+
+def test_divergence_accumulates_in_double_precision() -> None:
+    # In single precision the squares underflow, or overflow.
+    for scale in (1e-30, 1e30):
+        rows = scale * torch.eye(2, 12)
+        assert weight_divergence(rows, torch.zeros(12), SLOTS) == pytest.approx(scale, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------ variance of gradients
+def check_variance(measure: Variance) -> None:
+    """The mean over clients of ||g_k - mean g||^2."""
+    common, vector = drawn(12), drawn(12, seed=1)
+    assert measure(common.expand(4, 12), SLOTS + OTHERS) == pytest.approx(0, abs=1e-12)
+    opposite = torch.stack([common + vector, common - vector])
+    assert measure(opposite, SLOTS + OTHERS) == pytest.approx(float(vector.square().sum()), rel=1e-5)
+    # From the mean (2, ...): deviations -2, -1, 3 in one place, 0 elsewhere.
+    rows = torch.zeros(3, 12)
+    rows[:, 7] = torch.tensor([0.0, 1.0, 5.0])
+    assert measure(rows, SLOTS) == pytest.approx((4 + 1 + 9) / 3, rel=1e-12)
+    assert measure(rows, SLOTS[:1]) == measure(rows, OTHERS) == 0
+
+
+def uncentred(gradients: Tensor, slots: Sequence[Slot]) -> float:
+    return gradient_variance(torch.cat([gradients, -gradients]), slots)
+
+
+def unbiased(gradients: Tensor, slots: Sequence[Slot]) -> float:
+    clients = len(gradients)
+    return gradient_variance(gradients, slots) * clients / (clients - 1)
+
+
+def test_variance_of_gradients() -> None:
+    check_variance(gradient_variance)
+
+
+@pytest.mark.parametrize("wrong", [uncentred, unbiased])
+def test_wrong_variances_are_noticed(wrong: Variance) -> None:
+    with pytest.raises(AssertionError):
+        check_variance(wrong)
+
+
+def test_variance_of_two_parts_is_that_of_the_whole() -> None:
+    rows = drawn(5, 12)
+    whole = gradient_variance(rows, SLOTS + OTHERS)
+    assert gradient_variance(rows, SLOTS) + gradient_variance(rows, OTHERS) == pytest.approx(whole, rel=1e-12)
+    deviations = rows.double() - rows.double().mean(0)
+    assert whole == pytest.approx(float(deviations.norm(dim=1).square().mean()), rel=1e-9)
+
+
+# ------------------------------------------------------------------------------------ in a run
+def block_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def layer_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def norms(vectors: Tensor, network: Network, group: Callable[[str], str], *wanted: str) -> Tensor:
+    """Norm of each vector ``[m, P]`` over the parameters in the wanted groups."""
+    named = network.named_parameters()
+    marks = [torch.full((parameter.numel(),), group(name) in wanted) for name, parameter in named]
+    return vectors.double()[:, torch.cat(marks)].norm(dim=1)
+
+
+models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
+
+
+@models
+def test_divergence_in_a_run(model: Model) -> None:
+    """From the new global weights, buffers left out: as one vector, by layer (with its bias), by block."""
+    federation = trained(Scaffold(), model=model, rounds=2, statistics=["divergence"], executor=Tracing)
+    _, row = rows_of(federation, "divergence")
+    sent = torch.stack([update.weights for update in federation.executor.updates])
+    distances = sent - federation.server.weights
+    network, everything = federation.network, distances.double().norm(dim=1)
+    assert row["weights"] == pytest.approx(float(everything.mean()), rel=1e-6)
+    assert row["weights"] > 0.01
+
+    assert list(row["layers"]) == layer_names(model)
+    for layer, value in row["layers"].items():
+        expected = norms(distances, network, layer_of, layer)
+        assert value == pytest.approx(float(expected.mean()), rel=1e-6), layer
+    with_weights = [name for name, _ in network.named_parameters()]
+    assert list(row["blocks"]) == list(dict.fromkeys(map(block_of, with_weights)))
+    squares = torch.zeros(len(sent), dtype=torch.float64)
+    for block, value in row["blocks"].items():
+        expected = norms(distances, network, block_of, block)
+        assert value == pytest.approx(float(expected.mean()), rel=1e-6), block
+        squares += expected.square()
+    torch.testing.assert_close(squares, everything.square())
+
+
+def test_a_single_client_does_not_diverge() -> None:
+    federation = trained(FedAvg(), rounds=1, fraction=1 / 6, statistics=BOTH)
+    (divergence,), (dissimilarity,) = (rows_of(federation, kind) for kind in BOTH)
+    everything = [divergence["weights"], *divergence["layers"].values(), *divergence["blocks"].values()]
+    assert {*everything, dissimilarity["all"], *dissimilarity["blocks"].values()} == {0.0}
+
+
+def test_dissimilarity_of_quadratics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients h (w - a) at the weights that the round started from, w = 0 in the first one."""
+    settings = {"steps": 3, "lr": 0.2, "statistics": BOTH}
+    federation = TWO_CLIENTS.federation(FedProx(mu=0.5), monkeypatch, **settings)
+    for number in range(3):
+        before = federation.server.weights.double().numpy()
+        gradients = TWO_CLIENTS.curvatures * (before - TWO_CLIENTS.minima)
+        expected = np.square(gradients - gradients.mean(0)).sum(1).mean()
+        rows = {row["kind"]: row for row in federation.round(number)}
+        assert rows["dissimilarity"]["all"] == pytest.approx(expected, rel=1e-5)
+        assert rows["dissimilarity"]["blocks"] == {"classifier": rows["dissimilarity"]["all"]}
+    assert (before != 0).all()
+
+
+def test_dissimilarity_of_a_network() -> None:
+    """Gradients of the mean loss over all images of a client, by autograd on all of them at once."""
+    federation = simulation(model=LeNet5(), statistics=["dissimilarity"])
+    sampled, start = federation.sample(0), federation.server.weights.clone()
+    (row,) = (row for row in federation.round(0) if row["kind"] == "dissimilarity")
+
+    federation.model.load(start, federation.server.buffers, federation.server.counters)
+    network, gradients = federation.network, []
+    for client in sampled:
+        images, labels = federation.data.train.batch(federation.data.clients[client])
+        loss = functional.cross_entropy(network(images), labels)
+        parts = torch.autograd.grad(loss, list(network.parameters()))
+        gradients.append(torch.cat([part.flatten() for part in parts]))
+    deviations = torch.stack(gradients).double() - torch.stack(gradients).double().mean(0)
+
+    def expected(*blocks: str) -> float:
+        return float(norms(deviations, network, block_of, *blocks).square().mean())
+
+    assert row["all"] == pytest.approx(float(deviations.norm(dim=1).square().mean()), rel=1e-4)
+    for block, value in row["blocks"].items():
+        assert value == pytest.approx(expected(block), rel=1e-4), block
+    names = [name for name, _ in network.named_children()]
+    for cut, last in network.splits.items():
+        below = names[: names.index(last) + 1]
+        low = sum(value for block, value in row["blocks"].items() if block in below)
+        high = sum(value for block, value in row["blocks"].items() if block not in below)
+        assert low + high == pytest.approx(row["all"], rel=1e-9), cut
+        assert low == pytest.approx(expected(*below), rel=1e-4), cut
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Scaffold()], ids=by_name)
+@models
+def test_measuring_changes_nothing(model: Model, method: FedAvg | Scaffold) -> None:
+    """Asking for gradients runs the network in training mode, which must not show, bit for bit."""
+    measured, plain = (
+        trained(method, model=model, rounds=2, statistics=statistics) for statistics in (BOTH, ())
+    )
+    assert_same_model(measured, plain)
+    for kind in BOTH:
+        assert [row["round"] for row in rows_of(measured, kind)] == [1, 2]
+        assert not rows_of(plain, kind)
+    for row, other in zip(rows_of(measured, "evaluation"), rows_of(plain, "evaluation"), strict=True):
+        assert row == other
+
+
+class DroppingModel(Model):
+    name: Literal["dropping"] = "dropping"
+
+    def network(self, channels: int, side: int, classes: int) -> Network:
+        return Network(
+            flatten=nn.Flatten(),
+            hidden=nn.Sequential(nn.Linear(channels * side**2, 32), nn.ReLU(), nn.Dropout(0.5)),
+            classifier=nn.Linear(32, classes),
+        )
+
+
+def test_dropout_in_the_gradients_is_reproducible() -> None:
+    """No number of a run may depend on the state of PyTorch's generator, nor change it."""
+    rows, states = [], []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            federation = trained(model=DroppingModel(), rounds=2, statistics=["dissimilarity"])
+            rows.append(rows_of(federation, "dissimilarity"))
+            states.append(torch.equal(torch.get_rng_state(), before))
+    assert rows[0] == rows[1]
+    assert all(states)
+
+
+# ------------------------------------------------------------------------------------ in a spec
+RUN = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, "model": "lenet5", "method": "fedavg"}
+
+
+def test_statistics_are_named_in_the_spec() -> None:
+    for name in STATISTICS:
+        spec = RunSpec.parse({**RUN, "dataset": {"name": "digits", "image_size": 16}, **asking(name)}, "run")
+        assert spec.evaluation.statistics == (name,)
+    assert {*STATISTICS, "separability"} == set(Statistic.__args__)
+
+
+def test_unknown_statistics_are_refused() -> None:
+    with pytest.raises(FltrainError, match=r"evaluation\.statistics.*'divergence'.*got 'divergences'"):
+        RunSpec.parse({**RUN, **asking("divergences")}, "run")
+
+
+def asking(name: str) -> dict[str, object]:
+    return {"evaluation": {"statistics": [name]}}

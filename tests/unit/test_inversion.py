@@ -1,0 +1,683 @@
+"""Images recovered from features: likeness measures, attacks, what is attacked, and the figure of it."""
+
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fltrain import inversion
+from fltrain.data.partition import class_counts
+from fltrain.engine.data import FederatedData, Split
+from fltrain.errors import FltrainError
+from fltrain.files import write_json
+from fltrain.inversion import (
+    Inverted,
+    Recovered,
+    cut_of,
+    invert,
+    private_images,
+    psnr,
+    recover,
+    ssim,
+    total_variation,
+)
+from fltrain.models.catalogue import MODELS
+from fltrain.records import Record, Results
+from fltrain.reporting.inversions import Attack, Inversion, attack, draw, draw_recovered, measurements
+from fltrain.reporting.layout import Sheet
+from fltrain.spec import RunSpec
+from fltrain.trained import TrainedRun
+
+from .conftest import Register
+from .helpers import CPU, TINY, tiny, trained, write_npz
+
+ROOT = Path(__file__).parents[2]
+PIXELS = {"kind": "pixels", "steps": 200}
+PRIOR = {"kind": "prior", "steps": 150, "lr": 0.01, "ema": 0.9, "channels": 8}
+
+
+def layout(**settings: Any) -> Inversion:
+    """A figure's layout as it is written in a config; one step of the cheapest attack if none is named."""
+    return Inversion.parse(
+        {"kind": "inversion", "attack": {"kind": "pixels", "steps": 1}, **settings}, "test"
+    )
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------- how alike two images are
+def naive_ssim(image: NDArray[np.float64], other: NDArray[np.float64], side: int) -> float:
+    """Wang et al. (2004), equation 13, window by window; images ``[channels, height, width]``."""
+    line = np.exp(-((np.arange(side) - side // 2) ** 2) / (2 * 1.5**2))
+    window = np.outer(line, line) / line.sum() ** 2
+    values = []
+    for x, y in zip(image, other, strict=True):
+        for top in range(x.shape[0] - side + 1):
+            for left in range(x.shape[1] - side + 1):
+                a, b = (plane[top : top + side, left : left + side] for plane in (x, y))
+                ma, mb = (window * a).sum(), (window * b).sum()
+                va, vb = (window * (a - ma) ** 2).sum(), (window * (b - mb) ** 2).sum()
+                cov = (window * (a - ma) * (b - mb)).sum()
+                c1, c2 = 0.01**2, 0.03**2
+                values.append((2 * ma * mb + c1) * (2 * cov + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2)))
+    return float(np.mean(values))
+
+
+def check_ssim(channels: int, height: int, width: int, window: int) -> None:
+    images, others = (random(2, channels, height, width, seed=seed) for seed in (1, 2))
+    others[1] = 0.8 * images[1] + 0.2 * others[1]
+    expected = [naive_ssim(*both, window) for both in zip(images.numpy(), others.numpy(), strict=True)]
+    assert expected[1] > 0.5 > expected[0]
+    assert ssim(images, others).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "case", [(1, 11, 13, 11), (3, 14, 14, 11), (1, 8, 8, 7), (3, 10, 10, 7), (1, 6, 7, 5)]
+)
+def test_structural_similarity_is_that_of_a_naive_loop(case: tuple[int, int, int, int]) -> None:
+    check_ssim(*case)
+
+
+def test_equal_images_are_perfectly_alike() -> None:
+    images = random(2, 3, 12, 12)
+    assert psnr(images, images).tolist() == [math.inf, math.inf]
+    assert ssim(images, images).tolist() == [1.0, 1.0]
+
+
+def test_psnr_of_known_errors() -> None:
+    """10 log10(1 / mean square): errors of 0.1 everywhere are 20 dB, of 1 in a quarter of the pixels 6 dB."""
+    images = torch.zeros(2, 1, 4, 4)
+    others = torch.stack([torch.full((1, 4, 4), 0.1), torch.zeros(1, 4, 4)])
+    others[1, 0, 0] = 1
+    assert psnr(images, others).tolist() == pytest.approx([20, 10 * math.log10(4)])
+
+
+def test_similarity_of_flat_images_is_that_of_their_brightness() -> None:
+    dark, bright = torch.full((1, 1, 16, 16), 0.2), torch.full((1, 1, 16, 16), 0.6)
+    expected = (2 * 0.2 * 0.6 + 1e-4) / (0.2**2 + 0.6**2 + 1e-4)
+    assert ssim(dark, bright).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_total_variation_counts_neighbours_both_ways() -> None:
+    """A step of 1 across three columns: half of the horizontal differences, none of the vertical."""
+    images = torch.tensor([[[[0.0, 1.0, 1.0]] * 4], [[[0.5, 0.5, 0.5]] * 4]])
+    assert total_variation(images).tolist() == [0.5, 0.0]
+    assert total_variation(images.transpose(2, 3)).tolist() == [0.5, 0.0]
+
+
+# ---------------------------------------------------------------- the attack
+@pytest.fixture(scope="module")
+def victim() -> nn.Module:
+    """An early layer of a random network: 8 maps of a grey image."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.LeakyReLU(0.1)).requires_grad_(False)
+
+
+def smooth(count: int, channels: int = 1, side: int = 8) -> Tensor:
+    """Images with something to see: bright blobs."""
+    return nn.functional.interpolate(random(count, channels, 3, 3, seed=5), (side, side), mode="bilinear")
+
+
+@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+def test_an_image_is_recovered_from_its_features(settings: dict[str, Any], victim: nn.Module) -> None:
+    images = smooth(3)
+    targets = victim(images)
+    found = invert(victim, targets, images.shape[1:], Attack(**settings))
+    assert (found.before / found.loss).min() > 100
+    assert (psnr(found.images, images) > psnr(images.mean(0).expand_as(images), images) + 5).all()
+    mean_square = (victim(found.images) - targets).square().flatten(1).mean(1)
+    assert found.loss.tolist() == pytest.approx(mean_square.tolist(), rel=1e-4), (
+        "the loss of what is returned"
+    )
+
+
+@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+def test_equal_seeds_give_equal_images_and_no_others_random_numbers_are_touched(
+    settings: dict[str, Any], victim: nn.Module
+) -> None:
+    targets, chosen = victim(smooth(2)), Attack(**{**settings, "steps": 5})
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    first, again, other = (invert(victim, targets, (1, 8, 8), chosen, seed) for seed in (1, 1, 2))
+    assert torch.equal(first.images, again.images)
+    assert torch.equal(first.loss, again.loss)
+    assert not torch.equal(first.images, other.images)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.random.get_state()[1].tolist() == numpy_state
+
+
+@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+def test_a_target_is_attacked_as_if_it_were_alone(
+    settings: dict[str, Any], victim: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets, chosen = victim(smooth(5)), Attack(**{**settings, "steps": 4})
+    together = invert(victim, targets, (1, 8, 8), chosen)
+    monkeypatch.setattr(inversion, "TOGETHER", 2)
+    apart = invert(victim, targets, (1, 8, 8), chosen)
+    alone = invert(victim, targets[3:4], (1, 8, 8), chosen)
+    torch.testing.assert_close(apart.images, together.images, atol=1e-3, rtol=0)
+    torch.testing.assert_close(alone.images[0], together.images[3], atol=1e-3, rtol=0)
+    assert not torch.allclose(together.images[0], together.images[3], atol=1e-2)
+    assert together.before.shape == together.loss.shape == (5,)
+
+
+@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+@pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 8), (3, 13), (1, 28), (3, 32), (1, 4)])
+def test_images_of_any_size_and_colour(settings: dict[str, Any], channels: int, side: int) -> None:
+    images = smooth(2, channels, side)
+    found = invert(lambda given: 2 * given, 2 * images, images.shape[1:], Attack(**{**settings, "steps": 12}))
+    assert found.images.shape == images.shape
+    assert 0 <= found.images.min() < found.images.max() <= 1
+    assert (found.loss < found.before).all()
+
+
+def test_pixels_are_what_adam_and_total_variation_make_of_noise(victim: nn.Module) -> None:
+    """A loop over images, with everything written out."""
+    targets, settings = victim(smooth(2)), Attack(kind="pixels", steps=6, lr=0.05, tv=0.3)
+    found = invert(victim, targets, (1, 8, 8), settings, seed=3)
+    start = torch.rand((1, 1, 8, 8), generator=inversion._generator(3, "attack"))
+    for place, target in enumerate(targets):
+        image = start.clone().requires_grad_()
+        optimiser = torch.optim.Adam([image], lr=0.05)
+        made: list[tuple[float, Tensor]] = []
+        for _ in range(7):
+            loss = ((victim(image)[0] - target) ** 2).mean() / (target**2).mean()
+            down = (image[..., 1:, :] - image[..., :-1, :]).abs().mean()
+            across = (image[..., 1:] - image[..., :-1]).abs().mean()
+            objective = loss + 0.3 * (down + across)
+            made.append((objective.item(), image.detach().clone()))
+            optimiser.zero_grad()
+            objective.backward()
+            optimiser.step()
+            image.data.clamp_(0, 1)
+        best = min(made, key=lambda pair: pair[0])[1]
+        torch.testing.assert_close(found.images[place], best[0], atol=1e-5, rtol=0)
+
+
+class Scripted(inversion._Attacker):
+    """Makes flat images of given brightness, one after the other, whatever is learnt."""
+
+    ema = 0.5
+    script = (0.0, 0.9, 0.3, 0.8)
+
+    def __init__(self, attack: Attack, targets: int, *_: Any) -> None:
+        super().__init__()
+        self.nothing, self.targets, self.step = nn.Parameter(torch.zeros(1)), targets, -1
+
+    def forward(self, random: torch.Generator) -> Tensor:
+        self.step += 1
+        return 0 * self.nothing + torch.full((self.targets, 1, 4, 4), self.script[self.step])
+
+
+def test_the_best_average_is_kept_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages weigh the images by 1, 1/2, 1/4 ... from the last back: 0, 0.6, 3/7, 46/75 here."""
+    monkeypatch.setitem(inversion.ATTACKERS, "prior", Scripted)
+    averages = [0.0, (0.9 + 0.0 / 2) / 1.5, (0.3 + 0.9 / 2 + 0.0 / 4) / 1.75]
+    averages.append((0.8 + 0.3 / 2 + 0.9 / 4 + 0.0 / 8) / 1.875)
+    wanted = torch.tensor(averages)[:, None, None, None].expand(4, 1, 4, 4)
+    found = invert(lambda images: images, wanted + 0.001, (1, 4, 4), Attack(steps=3))
+    torch.testing.assert_close(found.images, wanted, atol=1e-6, rtol=0)
+    assert found.loss.tolist() == pytest.approx([1e-6] * 4, rel=1e-2)
+    assert found.before.tolist() == pytest.approx([(value + 0.001) ** 2 for value in averages], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("side", "scales"), [(4, 1), (8, 2), (15, 2), (16, 3), (28, 3), (32, 4), (64, 5), (224, 5)]
+)
+def test_the_prior_goes_down_to_two_or_three_pixels_at_most_five_times(side: int, scales: int) -> None:
+    prior = inversion._Prior(Attack(channels=2), 1, (1, side, side), torch.Generator())
+    assert len(prior.skips) == len(prior.encoders) == len(prior.decoders) == scales
+    asked = inversion._Prior(Attack(channels=2, scales=1), 1, (1, side, side), torch.Generator())
+    assert len(asked.encoders) == 1
+
+
+def test_priors_start_alike_share_nothing_and_see_fresh_noise() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    prior = inversion._Prior(Attack(channels=4, perturbation=0.1), 2, (3, 8, 8), numbers)
+    assert 0 <= prior.input.min() < prior.input.max() <= 0.1
+    first, second = prior(numbers), prior(numbers)
+    torch.testing.assert_close(first[0], first[1])
+    assert not torch.allclose(first, second, atol=1e-4)
+    parameters = list(prior.parameters())
+    gradients = torch.autograd.grad(first[0].square().sum(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        own, others = gradient.chunk(2)
+        assert own.shape == others.shape == parameter.chunk(2)[0].shape
+        assert not others.any()
+    assert sum(gradient.chunk(2)[0].abs().sum() for gradient in gradients) > 0
+    quiet = inversion._Prior(Attack(channels=4, perturbation=0.0), 1, (3, 8, 8), numbers)
+    torch.testing.assert_close(quiet(numbers), quiet(numbers))
+
+
+# ---------------------------------------------------------------- settings
+def test_attacks_have_their_own_rates_and_weights() -> None:
+    prior, pixels = Attack(), Attack(kind="pixels")
+    assert (prior.steps, prior.ema, prior.channels, prior.perturbation) == (3000, 0.99, 128, 1 / 30)
+    assert (prior.learning_rate, prior.tv_weight) == (1e-3, 0.0)
+    assert (pixels.learning_rate, pixels.tv_weight) == (0.1, 0.01)
+    assert (Attack(lr=0.5, tv=0.0).learning_rate, Attack(kind="pixels", tv=0.0).tv_weight) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"attack": {"kind": "pixels", "channels": 64}}, "attack.*channels.*'prior'"),
+        ({"attack": {"kind": "pixels", "ema": 0.5}}, "attack.*ema.*'prior'"),
+        ({"attack": {"stepps": 3}}, "'steps'"),
+        ({"targets": ["raw", "raw"]}, "targets: 'raw' is named twice"),
+        ({"targets": []}, "targets"),
+        ({"noises": [0.1, 0.1]}, "noises: 0.1 is named twice"),
+        ({"noises": [-0.1]}, "noises"),
+        ({"targets": ["raw"], "noises": [0.1]}, "class_mean"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(FltrainError, match=told):
+        layout(**settings)
+
+
+def test_a_layout_survives_being_handed_on_as_plain_data() -> None:
+    figure = layout(attack=PIXELS, noises=[0, 0.1], split=4)
+    assert Inversion.parse(figure.model_dump(mode="json"), "again") == figure
+
+
+def test_there_is_a_row_for_every_target_and_noise() -> None:
+    figure = layout(targets=["mean", "class_mean", "raw"], noises=[0.0, 0.001])
+    assert figure.rows == [("mean", 0.0), ("class_mean", 0.0), ("class_mean", 0.001), ("raw", 0.0)]
+    assert [row.label.replace("\n", " ") for row in figure.rows] == [
+        "from the mean of all classes",
+        "from class means",
+        "from class means, noise 0.001",
+        "from raw features",
+    ]
+
+
+def test_an_axis_with_several_points_is_refused() -> None:
+    layout().check("toy/figure", {"method": ["FedAvg"], "data": ["Digits"]})
+    with pytest.raises(FltrainError, match=r"toy/figure.*'method'"):
+        layout().check("toy/figure", {"method": ["FedAvg", "FedImpro"]})
+
+
+def test_planning_a_figure_loads_no_heavy_package() -> None:
+    script = (
+        "import sys, fltrain.reporting.inversions as layouts; layouts.Inversion(kind='inversion');"
+        "print([name for name in ('torch', 'pandas', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+# ---------------------------------------------------------------- what is attacked
+def federated(labels: list[int], clients: list[list[int]]) -> FederatedData:
+    """Images of no content, divided over clients."""
+    count, classes = len(labels), max(labels) + 1
+    empty = Split(
+        torch.zeros(count, 1, 8, 8, dtype=torch.uint8), torch.tensor(labels), *[torch.ones(1, 8, 8)] * 2
+    )
+    owned = [np.array(own) for own in clients]
+    counts = torch.from_numpy(class_counts(owned, np.array(labels), classes)).float()
+    return FederatedData(empty, empty, tuple(map(torch.from_numpy, owned)), None, {}, classes, counts)
+
+
+def test_private_images_are_those_of_the_client_with_most_of_the_class() -> None:
+    labels = [0, 0, 0, 1, 1, 1, 2]
+    data = federated(labels, [[3, 0, 6], [5, 2, 4, 1]])
+    found = list(private_images(data))
+    assert [(one.label, one.client, one.image) for one in found] == [
+        (0, 1, 2),
+        (1, 1, 5),
+        (2, 0, 6),
+        (0, 1, 1),
+        (1, 1, 4),
+    ], "the first of every class, then the second, as far as there are any"
+    assert found[0].of_class.tolist() == found[3].of_class.tolist() == [2, 1]
+    assert found[2].of_class.tolist() == [6]
+    assert found[2].of_client.tolist() == [3, 0, 6]
+    assert [found[2].averaged(target) for target in ("raw", "class_mean", "mean")] == [1, 1, 3]
+
+
+def test_classes_that_no_client_has_are_left_out() -> None:
+    assert [one.label for one in islice(private_images(federated([0, 2, 2], [[0], [1, 2]])), 9)] == [0, 2, 2]
+
+
+def test_without_a_number_the_middle_cut_is_taken() -> None:
+    network = MODELS["mobilenet_tiny"]().network(1, 8, 10)
+    assert list(network.splits) == [1, 4, 7, 8]
+    assert (cut_of(network, None), cut_of(network, 7)) == (4, 7)
+    with pytest.raises(FltrainError, match=r"convolution 5 \(cuts: 1, 4, 7, 8\)"):
+        cut_of(network, 5)
+    with pytest.raises(FltrainError, match=r"cannot be cut \(cuts: none\)"):
+        cut_of(MODELS["mlp"]().network(1, 8, 10), None)
+
+
+# ---------------------------------------------------------------- a real run
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def record(results: Results) -> Record:
+    """A trained run whose record keeps its model."""
+    return trained(tiny(evaluation={"keep": "model"}), results.root)
+
+
+@pytest.fixture(scope="module")
+def run(record: Record, results: Results) -> TrainedRun:
+    return TrainedRun(record, results, CPU)
+
+
+@pytest.fixture(scope="module")
+def recovered(run: TrainedRun) -> Recovered:
+    """What a good attack finds."""
+    return recover(run, layout(attack=PIXELS, noises=[0.0, 0.5], images=4))
+
+
+def check_attack(recovered: Recovered) -> None:
+    """Raw features give the images away, means do not."""
+    raw, mean, noisy, all_classes = recovered.recoveries
+    assert (raw.before / raw.loss).min() > 100
+    assert (raw.recovered.psnr > recovered.class_means.psnr + 10).all()
+    for other in (mean, noisy, all_classes):
+        assert (other.recovered.psnr < recovered.baseline(other).psnr + 4).all()
+        assert (other.recovered.psnr < raw.recovered.psnr - 10).all()
+        assert (other.recovered.ssim < raw.recovered.ssim).all()
+    assert (noisy.loss > mean.loss).all()
+    assert not torch.equal(noisy.recovered.images, mean.recovered.images)
+
+
+def test_raw_features_give_images_away_and_means_do_not(recovered: Recovered) -> None:
+    check_attack(recovered)
+
+
+def pool(run: TrainedRun) -> NDArray[np.float64]:
+    return run.data.train.images.double().numpy() / 255
+
+
+def check_likeness(recovered: Recovered, run: TrainedRun) -> None:
+    """PSNR and SSIM are those to the nearest image that could have been meant, searched one by one."""
+    images = pool(run)
+    compared = [(one.recovered, one.row.target == "mean") for one in recovered.recoveries]
+    for found, of_client in [(recovered.class_means, False), (recovered.client_means, True), *compared]:
+        for place, one in enumerate(recovered.private):
+            image = found.images[place].double().numpy()
+            own = (one.of_client if of_client else one.of_class).tolist()
+            error, nearest = min((((images[index] - image) ** 2).mean(), index) for index in own)
+            assert found.psnr[place].item() == pytest.approx(-10 * math.log10(error), abs=1e-3)
+            assert found.ssim[place].item() == pytest.approx(naive_ssim(image, images[nearest], 7), abs=1e-4)
+
+
+def test_images_are_compared_with_the_nearest_private_one(recovered: Recovered, run: TrainedRun) -> None:
+    check_likeness(recovered, run)
+
+
+def test_mean_images_are_those_of_the_client(recovered: Recovered, run: TrainedRun) -> None:
+    images = pool(run)
+    for place, one in enumerate(recovered.private):
+        for found, own in ((recovered.class_means, one.of_class), (recovered.client_means, one.of_client)):
+            expected = images[own.numpy()].mean(0)
+            np.testing.assert_allclose(found.images[place].numpy(), expected, atol=1e-6)
+        np.testing.assert_allclose(recovered.images[place].numpy(), images[one.image], atol=1e-6)
+
+
+Spied = Callable[..., tuple[Tensor, Recovered]]
+
+
+@pytest.fixture
+def targets_of(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> Spied:
+    """Takes settings; returns the targets ``[rows, images, ...]`` that are attacked, and what was found."""
+
+    def spied(**settings: Any) -> tuple[Tensor, Recovered]:
+        seen: list[Tensor] = []
+
+        def watched(features: Any, targets: Tensor, *rest: Any) -> Inverted:
+            seen.append(targets)
+            return invert(features, targets, *rest)
+
+        monkeypatch.setattr(inversion, "invert", watched)
+        found = recover(run, layout(**settings))
+        return seen[0].unflatten(0, (len(found.recoveries), -1)), found
+
+    return spied
+
+
+def check_targets(targets_of: Spied, run: TrainedRun) -> None:
+    """Targets are features of normalised images at the cut, and their means, image by image."""
+    targets, found = targets_of(split=7, images=2)
+    network, train = run.network, run.data.train
+
+    def features(index: int) -> Tensor:
+        image = (train.images[index : index + 1].float() / 255 - 0.3053) / 0.3759  # see config/datasets.yaml
+        with torch.no_grad():
+            for name, block in network.named_children():
+                image = block(image)
+                if name == "stage2":
+                    return image[0].double()
+        raise AssertionError
+
+    for place, one in enumerate(found.private):
+        expected = [
+            features(one.image),
+            sum(features(index) for index in one.of_class.tolist()) / len(one.of_class),
+            sum(features(index) for index in one.of_client.tolist()) / len(one.of_client),
+        ]
+        for row, value in enumerate(expected):
+            torch.testing.assert_close(targets[row, place].double(), value, atol=1e-5, rtol=1e-5)
+
+
+def test_targets_are_features_at_the_cut_and_their_means(targets_of: Spied, run: TrainedRun) -> None:
+    check_targets(targets_of, run)
+
+
+def test_means_over_several_batches(
+    targets_of: Spied, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inversion, "BATCH", 7)
+    check_targets(targets_of, run)
+
+
+def test_noise_has_the_deviation_asked_for_and_is_the_same_for_all(targets_of: Spied) -> None:
+    targets, _ = targets_of(targets=["class_mean"], noises=[0.0, 0.01, 0.1], images=5)
+    clean, little, much = targets
+    assert (little - clean).std().item() == pytest.approx(0.01, rel=0.05)
+    assert (much - clean).mean().abs() < 0.01
+    torch.testing.assert_close((much - clean), 10 * (little - clean), atol=1e-5, rtol=0)
+    assert not torch.allclose(much[0] - clean[0], much[1] - clean[1]), "each image has noise of its own"
+
+
+def test_the_network_is_left_as_it_was(run: TrainedRun) -> None:
+    before = {name: tensor.clone() for name, tensor in run.network.state_dict().items()}
+    recover(run, layout(images=2))
+    for name, tensor in run.network.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.network.parameters())
+
+
+def test_more_images_than_there_are(run: TrainedRun) -> None:
+    with pytest.raises(FltrainError, match=r"100000 images asked for; the clients have \d+"):
+        recover(run, layout(images=100000))
+
+
+# --- mutations
+def test_wrong_likeness_is_noticed(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(image: Tensor, candidates: Tensor) -> Tensor:
+        return candidates[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inversion, "_nearest", first)
+        wrong = recover(run, layout(images=4))
+    with pytest.raises(AssertionError):
+        check_likeness(wrong, run)
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        patched.setattr(inversion, "WINDOW_DEVIATION", 1.0)
+        check_ssim(1, 12, 12, 11)
+
+
+def test_wrong_means_are_noticed(targets_of: Spied, run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_last_batch(parts: Any) -> Tensor:
+        return list(parts)[-1].mean(0)
+
+    monkeypatch.setattr(inversion, "BATCH", 7)
+    monkeypatch.setattr(inversion, "_mean", of_last_batch)
+    with pytest.raises(AssertionError):
+        check_targets(targets_of, run)
+
+
+def test_an_attack_that_does_not_descend_is_noticed(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient's sign is flipped on its way to the pixels."""
+
+    def uphill(self: inversion._Pixels, random: torch.Generator) -> Tensor:
+        return 2 * self.images.detach() - self.images
+
+    monkeypatch.setattr(inversion._Pixels, "forward", uphill)
+    with pytest.raises(AssertionError):
+        check_attack(recover(run, layout(attack={**PIXELS, "steps": 20}, noises=[0.0, 0.5], images=4)))
+
+
+# ---------------------------------------------------------------- the figure
+def sheet(*records: Record) -> Sheet:
+    """A sheet with one point, and a seed for each record."""
+    cells = [
+        {
+            "labels": {"method": "FedAvg"},
+            "reported": {},
+            "seed": seed,
+            "run": record.run_id,
+            "partition": "none",
+        }
+        for seed, record in reversed(list(enumerate(records)))
+    ]
+    about = {
+        "id": "toy/figure",
+        "paper": "Toy",
+        "title": "A toy",
+        "caption": "",
+        "scale": "tiny",
+        "reduced": True,
+    }
+    axes = {"method": ["FedAvg"]}
+    return Sheet.parse(
+        {**about, "axes": axes, "table": None, "figure": None, "reported": None, "cells": cells}, "test"
+    )
+
+
+def test_drawn_are_private_images_mean_images_and_a_row_per_target(recovered: Recovered) -> None:
+    canvas = draw_recovered(recovered)
+    rows = np.array(canvas.axes).reshape(6, 4)
+    assert [row[0].get_ylabel().replace("\n", " ") for row in rows] == [
+        "private images",
+        "mean image of the class",
+        "from raw features",
+        "from class means",
+        "from class means, noise 0.5",
+        "from the mean of all classes",
+    ]
+    assert [panel.get_title() for panel in rows[0]] == ["class 0", "class 1", "class 2", "class 3"]
+    for place, panel in enumerate(rows[2]):
+        found = recovered.recoveries[0].recovered
+        np.testing.assert_array_equal(panel.images[0].get_array(), found.images[place, 0].numpy())
+        assert panel.images[0].get_clim() == (0, 1)
+        assert panel.get_xlabel() == f"{found.psnr[place]:.1f} dB, {found.ssim[place]:.2f}"
+    canvas.draw_without_rendering()
+
+
+def test_the_first_seed_is_attacked(record: Record, results: Results) -> None:
+    other = trained(tiny(evaluation={"keep": "model"}, seed=1), results.root)
+    figure = layout(images=2)
+    expected = recover(TrainedRun(record, results, CPU), figure)
+    found = attack(sheet(record, other), figure, results, "cpu")
+    assert torch.equal(found.images, expected.images)
+    assert torch.equal(found.recoveries[0].recovered.images, expected.recoveries[0].recovered.images)
+    swapped = attack(sheet(other, record), figure, results, "cpu")
+    assert not torch.equal(swapped.recoveries[0].recovered.images, found.recoveries[0].recovered.images)
+
+
+def test_measurements_are_those_of_the_recovered_images(recovered: Recovered) -> None:
+    frame = measurements(recovered)
+    assert len(frame) == 4 * 4
+    assert list(frame["target"].unique()) == ["raw", "class_mean", "mean"]
+    for (target, noise), one in zip(
+        [("raw", 0.0), ("class_mean", 0.0), ("class_mean", 0.5), ("mean", 0.0)],
+        recovered.recoveries,
+        strict=True,
+    ):
+        part = frame[(frame["target"] == target) & (frame["noise"] == noise)]
+        assert part["class"].tolist() == [0, 1, 2, 3]
+        assert part["client"].tolist() == [private.client for private in recovered.private]
+        assert part["psnr"].tolist() == pytest.approx(one.recovered.psnr.tolist())
+        assert part["ssim"].tolist() == pytest.approx(one.recovered.ssim.tolist())
+        assert part["loss"].tolist() == pytest.approx(one.loss.tolist())
+        assert part["loss_before"].tolist() == pytest.approx(one.before.tolist())
+        means = recovered.client_means if target == "mean" else recovered.class_means
+        assert part["mean_image_psnr"].tolist() == pytest.approx(means.psnr.tolist())
+        assert part["averaged"].tolist() == [private.averaged(target) for private in recovered.private]
+
+
+def test_colour_images(register: Register, tmp_path: Path) -> None:
+    source = write_npz(tmp_path / "colour.npz", train=40, test=8, shape=(8, 8, 3))
+    register({"colour": {"title": "Colour", "reader": "npz", "path": str(source)}})
+    spec = tiny(
+        dataset="colour", partition={"name": "iid", "clients": 2}, evaluation={"keep": "model"}, rounds=1
+    )
+    record, results = trained(spec, tmp_path), Results(tmp_path)
+    figure = layout(targets=["raw"], attack=PRIOR | {"steps": 3}, images=3)
+    canvas = draw(sheet(record), figure, results)
+    assert len(canvas.axes) == 9
+    assert {panel.images[0].get_array().shape for panel in canvas.axes} == {(8, 8, 3)}
+
+
+def test_a_run_that_keeps_no_model_cannot_be_attacked(results: Results, tmp_path: Path) -> None:
+    record = trained(tiny(rounds=1), tmp_path)
+    with pytest.raises(
+        FltrainError, match=rf"{re.escape(record.run_id)} keeps no model; set evaluation.keep"
+    ):
+        attack(sheet(record), layout(), Results(tmp_path), "cpu")
+
+
+def test_a_run_that_diverged_cannot_be_attacked(record: Record, tmp_path: Path) -> None:
+    folder = Results(tmp_path).run(record.run_id)
+    write_json(folder / "summary.json", {**record.summary, "status": "diverged"})
+    with pytest.raises(FltrainError, match=rf"toy/figure: {re.escape(record.run_id)} diverged"):
+        attack(sheet(record), layout(), Results(tmp_path), "cpu")
+
+
+# ---------------------------------------------------------------- the page
+PAGE = ROOT / "docs" / "inversion.md"
+
+
+def test_the_page_names_every_setting_with_its_default() -> None:
+    rows = {
+        cells[0].strip().strip("`"): cells[1].strip().strip("`")
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `") and len(cells := line.strip("|").split("|")) >= 4
+    }
+    written: dict[str, str] = {}
+    for kind in (Inversion, Attack):
+        for name, field in kind.model_fields.items():
+            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            written[name] = "null" if default is None else str(default).replace("'", "")
+    written |= {"attack": "see below", "perturbation": "1/30"}
+    assert rows == written
+
+
+def test_examples_on_the_page_are_valid_layouts() -> None:
+    examples = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
+    layouts = [yaml.safe_load(example) for example in examples]
+    figures = [Inversion.parse(one["figure"], "page") for one in layouts if "figure" in one]
+    assert figures
+    for one in layouts:
+        if "figure" not in one:
+            assert RunSpec.parse({**TINY, **one}, "page").evaluation.keep == "model"

@@ -1,0 +1,605 @@
+"""Neurons that belong together: orders that keep functions, assignments by enumeration, growing pools."""
+
+from collections.abc import Sequence
+from itertools import pairwise, permutations
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fltrain.engine.flat import FlatModel
+from fltrain.errors import FltrainError
+from fltrain.matching import Chain, Pool, align, chained, grow, match, row_weights, widened
+from fltrain.models.build import build
+from fltrain.models.catalogue import (
+    EcgrCnn,
+    FedAvgCnn,
+    LeNet5,
+    Mlp,
+    MobileNetTiny,
+    MobileNetV1,
+    Model,
+    ResNet18,
+    Vgg9,
+    Vgg11,
+    Vgg16,
+)
+from fltrain.models.network import Network
+
+SIDE = 16
+"""At this size maps are 2 x 2 where LeNet-5 and VGG-9 flatten them."""
+
+
+class Unbiased(Model):
+    """Convolutions and classifier without biases, 8 x 8 pixels per channel before the classifier."""
+
+    name: Literal["unbiased"] = "unbiased"
+
+    def network(self, channels: int, side: int, classes: int) -> Network:
+        return Network(
+            conv1=nn.Sequential(nn.Conv2d(channels, 5, 3, padding=1, bias=False), nn.ReLU()),
+            conv2=nn.Sequential(nn.Conv2d(5, 7, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
+            flatten=nn.Flatten(),
+            classifier=nn.Linear(7 * (side // 2) ** 2, classes, bias=False),
+        )
+
+
+MODELS = pytest.mark.parametrize("model", [LeNet5(), Vgg9(), Unbiased()], ids=lambda model: model.name)
+
+
+# ------------------------------------------------------------------------------------ networks to work with
+def flat(model: Model, side: int = SIDE) -> FlatModel:
+    return FlatModel(build(model, 1, side, 10, seed=0).eval(), torch.zeros(1, 1, side, side))
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def logits(model: FlatModel, weights: Tensor) -> Tensor:
+    """What the network with these weights says of some random images; about 1 in size."""
+    model.load(weights, model.buffers, model.counters)
+    with torch.no_grad():
+        return model.network(random(8, 1, SIDE, SIDE, seed=1))
+
+
+def started(model: FlatModel) -> Tensor:
+    """Weights whose logits are large enough for differences to show: PyTorch's, doubled."""
+    return 2 * model.weights.clone()
+
+
+def shuffled(model: FlatModel, weights: Tensor, seed: int) -> Tensor:
+    """The same function with its hidden neurons in a random order, one neuron after the other."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = {slot.name: slot.of(weights).clone() for slot in model.layout.parameters}
+    names = [layer.name for layer in model.layout.layers]
+    for name, following in pairwise(names):
+        old, ahead = parts[f"{name}.weight"].clone(), parts[f"{following}.weight"].clone()
+        bias = parts[f"{name}.bias"].clone() if f"{name}.bias" in parts else None
+        width = len(old)
+        each = ahead.shape[1] // width
+        for new, source in enumerate(torch.randperm(width, generator=generator).tolist()):
+            parts[f"{name}.weight"][new] = old[source]
+            if bias is not None:
+                parts[f"{name}.bias"][new] = bias[source]
+            for pixel in range(each):
+                parts[f"{following}.weight"][:, new * each + pixel] = ahead[:, source * each + pixel]
+    return torch.cat([part.flatten() for part in parts.values()])
+
+
+# ------------------------------------------------------------------------------------ which networks
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [
+        (LeNet5(), 5),
+        (Mlp(), 2),
+        (FedAvgCnn(), 4),
+        (Vgg9(), 9),
+        (Vgg11(), 11),
+        (Vgg16(fc_layers=1), 14),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_networks_that_are_chains(model: Model, layers: int) -> None:
+    network = model.network(3, 32, 10)
+    assert len(chained(network)) == layers
+    found = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert list(chained(network)) == found
+
+
+class Own(Network):
+    """Whatever a network of one's own does in its forward pass, it cannot be seen from its modules."""
+
+
+@pytest.mark.parametrize(
+    ("network", "culprit"),
+    [
+        (MobileNetTiny().network(1, 8, 10), r"BatchNorm2d \(stem.1\)"),
+        (ResNet18(norm="gn").network(1, 8, 10), r"GroupNorm \(stem.1\)"),
+        (Vgg9(norm="bn").network(1, 8, 10), r"BatchNorm2d \(conv1.1\)"),
+        (EcgrCnn().network(1, 8, 10), r"BatchNorm2d \(block1.1\)"),
+        (MobileNetV1().network(1, 8, 10), r"BatchNorm2d"),
+        (Network(stem=nn.Conv2d(2, 4, 3, groups=2)), r"grouped convolution \(stem\)"),
+        (Network(stem=nn.Conv2d(1, 4, 3), unit=nn.Softmax(dim=1)), r"Softmax \(unit\)"),
+        (Own(classifier=nn.Linear(3, 2)), r"Own \(as a whole\)"),
+    ],
+)
+def test_other_networks_are_refused_in_one_line(network: Network, culprit: str) -> None:
+    with pytest.raises(FltrainError, match=culprit) as refusal:
+        chained(network)
+    assert "norm layers, branches or grouped convolutions" in str(refusal.value)
+    assert "use lenet5, fedavg_cnn or mlp, or vgg9, vgg11 or vgg16 with norm: none" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+# ------------------------------------------------------------------------------------ orders
+def check_another_order_is_the_same_function(chain_type: type[Chain], model: Model) -> None:
+    flat_model = flat(model)
+    chain, weights = chain_type.of(flat_model.network, flat_model.layout), started(flat_model)
+    other = weights.clone()
+    for layer, width in enumerate(chain.widths):
+        order = torch.randperm(width, generator=torch.Generator().manual_seed(layer))
+        chain.reorder_outputs(other, layer, order)
+        chain.reorder_inputs(other, layer + 1, order)
+    said = logits(flat_model, weights)
+    assert said.std() > 0.03
+    assert not torch.equal(other, weights)
+    torch.testing.assert_close(logits(flat_model, other), said, rtol=1e-5, atol=1e-5)
+
+
+def check_copies_in_other_orders_become_one(chain_type: type[Chain], model: Model) -> None:
+    flat_model = flat(model)
+    chain, weights = chain_type.of(flat_model.network, flat_model.layout), started(flat_model)
+    copies = [shuffled(flat_model, weights, seed) for seed in range(2)]
+    said = logits(flat_model, weights)
+    for copied in copies:
+        torch.testing.assert_close(logits(flat_model, copied), said, rtol=1e-5, atol=1e-5)
+        assert not torch.equal(copied, weights)
+    for aligned in align(chain, copies, weights, [0.3, 0.7], sweeps=5):
+        assert torch.equal(aligned, weights)
+    first, second = align(chain, copies, 0, [0.3, 0.7], sweeps=5)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(logits(flat_model, first), said, rtol=1e-5, atol=1e-5)
+
+
+@MODELS
+def test_another_order_is_the_same_function(model: Model) -> None:
+    check_another_order_is_the_same_function(Chain, model)
+
+
+@MODELS
+def test_copies_in_other_orders_become_one(model: Model) -> None:
+    check_copies_in_other_orders_become_one(Chain, model)
+
+
+def test_matching_keeps_the_function_of_every_network() -> None:
+    """Networks that have nothing to do with one another, with and without a reference of their own."""
+    model = flat(LeNet5())
+    chain = Chain.of(model.network, model.layout)
+    networks = [0.3 * random(model.layout.size, seed=seed) for seed in range(3)]
+    for reference in (networks[0].flip(0), 1):
+        aligned = align(chain, networks, reference, [0.5, 0.2, 0.3], sweeps=5)
+        assert sum(map(torch.equal, networks, aligned)) <= 1, "only the reference itself may stay as it is"
+        for before, after in zip(networks, aligned, strict=True):
+            said = logits(model, before)
+            torch.testing.assert_close(
+                logits(model, after) / said.std(), said / said.std(), atol=1e-5, rtol=0
+            )
+
+
+def test_networks_given_are_not_written_to() -> None:
+    model = flat(LeNet5())
+    networks = [random(model.layout.size, seed=seed) for seed in range(2)]
+    copies = [network.clone() for network in networks]
+    align(Chain.of(model.network, model.layout), networks, 0, [0.5, 0.5], sweeps=2)
+    assert all(map(torch.equal, networks, copies))
+
+
+def test_sources_of_minus_one_become_zeros() -> None:
+    model = flat(LeNet5())
+    chain, weights = Chain.of(model.network, model.layout), started(model)
+    before = chain.incoming(weights, 2).clone()  # 16 channels of 2 x 2 pixels to 120 units
+    sources = torch.tensor([3, -1, 0, *[-1] * 13])
+    chain.reorder_inputs(weights, 2, sources)
+    after = weights[model.layout.weights[2].start :][: 120 * 64].view(120, 16, 4)
+    assert torch.equal(after[:, 0], before[:, 3])
+    assert torch.equal(after[:, 2], before[:, 0])
+    assert not after[:, [1, *range(3, 16)]].any()
+
+
+# ------------------------------------------------------------------------------------ assignments
+def test_the_assignment_is_the_nearest_of_all() -> None:
+    """One sweep against the enumeration of all 120 orders of 5 neurons, for each of 3 clients."""
+    reference = random(5, 3, seed=9).double()
+    clients = [random(5, 3, seed=seed).double() for seed in range(3)]
+    for own, order in zip(clients, match(clients, reference, [0.2, 0.3, 0.5], sweeps=1), strict=True):
+        best = min(permutations(range(5)), key=lambda one: float((own[list(one)] - reference).square().sum()))
+        assert order.tolist() == list(best)
+
+
+def scattered(clients: Sequence[Tensor], orders: Sequence[Tensor], shares: Sequence[float]) -> float:
+    """Weighted squared distance of the ordered neurons from their mean."""
+    ordered = torch.stack([own[order] for own, order in zip(clients, orders, strict=True)])
+    weights = torch.tensor(shares).double()[:, None, None]
+    return float((weights * (ordered - (weights * ordered).sum(0)).square()).sum())
+
+
+def check_sweeps_improve(matcher) -> None:
+    shares = [0.1, 0.2, 0.3, 0.4]
+    shrank = 0
+    for seed in range(5):
+        clients = [random(12, 4, seed=10 * seed + client).double() for client in range(4)]
+        reference = random(12, 4, seed=10 * seed + 9).double()
+        costs = [
+            scattered(clients, matcher(clients, reference, shares, sweeps), shares) for sweeps in range(1, 7)
+        ]
+        assert all(later <= earlier + 1e-12 for earlier, later in pairwise(costs)), costs
+        shrank += costs[-1] < costs[0]
+    assert shrank >= 3
+
+
+def test_every_sweep_brings_neurons_closer_together() -> None:
+    check_sweeps_improve(match)
+
+
+def test_sweeps_end_when_assignments_repeat() -> None:
+    clients = [random(12, 4, seed=client).double() for client in range(4)]
+    settled = match(clients, clients[0], [0.25] * 4, sweeps=50)
+    mean = torch.stack([own[order] for own, order in zip(clients, settled, strict=True)]).mean(0)
+    assert all(map(torch.equal, settled, match(clients, mean, [0.25] * 4, sweeps=1)))
+
+
+def test_identical_networks_stay_in_their_order() -> None:
+    neurons = random(20, 7).double()
+    for order in match([neurons] * 3, neurons, [0.2, 0.3, 0.5], sweeps=5):
+        assert order.tolist() == list(range(20))
+
+
+def test_who_counts_for_a_class() -> None:
+    counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 5.0, 0.0]])
+    rows = row_weights(counts, [0.25, 0.75])
+    assert rows.tolist() == [[0.75, 0.0, 0.25], [0.25, 1.0, 0.75]]
+
+
+def test_rows_of_the_last_layer() -> None:
+    model = flat(Mlp(hidden=3), side=2)
+    chain = Chain.of(model.network, model.layout)
+    vectors = [random(model.layout.size, seed=seed) for seed in range(2)]
+    rows = torch.linspace(0, 1, 10).double()
+    merged = torch.zeros(model.layout.size)
+    chain.set_rows(merged, vectors, torch.stack([rows, 1 - rows]))
+    *hidden, weight, bias = (slot.of(merged) for slot in model.layout.parameters)
+    assert not any(values.any() for values in hidden)
+    for label in range(10):
+        first, second = ([slot.of(v)[label] for slot in model.layout.parameters[-2:]] for v in vectors)
+        share = label / 9
+        torch.testing.assert_close(weight[label], share * first[0] + (1 - share) * second[0])
+        torch.testing.assert_close(bias[label], share * first[1] + (1 - share) * second[1])
+
+
+# ------------------------------------------------------------------------------------ room for more
+@pytest.mark.parametrize("model", [LeNet5(), Vgg9(), Unbiased()], ids=lambda model: model.name)
+def test_room_for_more_neurons_changes_nothing(model: Model) -> None:
+    narrow = flat(model)
+    before = {name: value.clone() for name, value in narrow.network.state_dict().items()}
+    wide = FlatModel(widened(narrow.network, 1.25).eval(), torch.zeros(1, 1, SIDE, SIDE))
+    widths, wider = (Chain.of(one.network, one.layout).widths for one in (narrow, wide))
+    assert wider == [max(width + 1, width * 5 // 4) for width in widths]
+    torch.testing.assert_close(
+        logits(wide, wide.weights.clone()), logits(narrow, narrow.weights.clone()), rtol=1e-5, atol=1e-6
+    )
+    assert wide.weights.count_nonzero() == narrow.weights.count_nonzero()
+    for name, value in narrow.network.state_dict().items():
+        assert torch.equal(value, before[name])
+    for layer in chained(wide.network).values():
+        outputs, inputs = layer.weight.shape[:2]
+        declared = (
+            (layer.out_channels, layer.in_channels)
+            if isinstance(layer, nn.Conv2d)
+            else (layer.out_features, layer.in_features)
+        )
+        assert declared == (outputs, inputs)
+
+
+def test_without_some_neurons() -> None:
+    model = flat(LeNet5())
+    chain, weights = Chain.of(model.network, model.layout), started(model)
+    kept = [torch.arange(width) % 2 == 0 for width in chain.widths]
+    less = chain.restricted(weights, kept)
+    parts = {slot.name: (slot.of(less), slot.of(weights)) for slot in model.layout.parameters}
+    assert not parts["conv1.0.weight"][0][1::2].any() and not parts["conv1.0.bias"][0][1::2].any()
+    assert not parts["conv2.0.weight"][0][:, 1::2].any()
+    assert torch.equal(parts["conv2.0.weight"][0][::2, ::2], parts["conv2.0.weight"][1][::2, ::2])
+    behind, whole = (part.view(120, 16, 4) for part in parts["fc1.0.weight"])
+    assert not behind[:, 1::2].any() and torch.equal(behind[::2, ::2], whole[::2, ::2])
+    assert torch.equal(parts["classifier.bias"][0], parts["classifier.bias"][1])
+
+
+# ------------------------------------------------------------------------------------ growing pools
+SIZES, CLIENTS, DIMENSIONS = (3, 2, 3), 3, 4
+SETTINGS = {"sigma": 0.7, "sigma0": 1.6, "gamma": 5.0}
+
+
+def some_clients(seed: int, scale: float = 1.0) -> list[Tensor]:
+    return [scale * random(size, DIMENSIONS, seed=10 * seed + n).double() for n, size in enumerate(SIZES)]
+
+
+def pool_for(pool_type: type[Pool], capacity: int = 8, clients: int = CLIENTS, **settings: float) -> Pool:
+    prior = torch.tensor([0.0, 0.0, 0.0, 0.1]).double()
+    return pool_type(clients, capacity, prior, **{**SETTINGS, **settings})
+
+
+def energy(pool: Pool, members: Sequence[Tensor]) -> float:
+    """Sum of ||s0 mu0 + s sum v||^2 / (s0 + m s) for a global neuron with these members, by hand."""
+    s, s0 = 1 / pool.sigma, 1 / pool.sigma0
+    total = s0 * pool.prior
+    for member in members:
+        total = total + s * member
+    return float(sum(value**2 for value in total.tolist()) / (s0 + s * len(members)))
+
+
+def expected_gain(pool: Pool, groups: Sequence[Sequence[Tensor]], own: Tensor, place: int) -> float:
+    """What one neuron gains at one place, from the definition."""
+    if place < len(groups):
+        group, popular = groups[place], min(len(groups[place]), 10)
+        prior = np.log(popular / (pool.clients - popular))
+    else:
+        group, number = [], place - len(groups) + 1
+        prior = 2 * np.log(pool.gamma / pool.clients) - 2 * np.log(number)
+    return energy(pool, [*group, own]) - energy(pool, group) + prior
+
+
+def grouped(pool: Pool, clients: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The members of each global neuron."""
+    groups: list[list[Tensor]] = [[] for _ in range(len(pool.counts))]
+    for client, places in pool.members.items():
+        for own, place in zip(clients[client], places.tolist(), strict=True):
+            groups[place].append(own)
+    return groups
+
+
+def check_gains(pool_type: type[Pool]) -> None:
+    for seed in range(3):
+        clients = some_clients(seed)
+        pool = pool_for(pool_type)
+        for client in (0, 1):
+            pool.join(client, clients[client])
+        gains = pool.gains(clients[2])
+        groups = grouped(pool, clients)
+        assert gains.shape == (SIZES[2], len(groups) + min(SIZES[2], 8 - len(groups)))
+        expected = [
+            [expected_gain(pool, groups, own, place) for place in range(gains.shape[1])] for own in clients[2]
+        ]
+        np.testing.assert_allclose(gains.numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+def check_joining_is_the_best_of_all_assignments(pool_type: type[Pool]) -> None:
+    places_used = set()
+    for seed in range(8):
+        clients = some_clients(seed, scale=2.0)
+        pool = pool_for(pool_type)
+        pool.join(0, clients[0])
+        gains = torch.tensor(
+            [
+                [expected_gain(pool, grouped(pool, clients), own, place) for place in range(6)]
+                for own in clients[2]
+            ]
+        )
+        best = max(float(gains[range(3), places].sum()) for places in permutations(range(6), 3))
+        pool.join(2, clients[2])
+        found = pool.members[2].tolist()  # which of the new ones are whose makes no difference
+        assert float(gains[range(3), found].sum()) == pytest.approx(best, abs=1e-9)
+        places_used |= {place >= 3 for place in found}
+    assert places_used == {True, False}, "neurons are both matched and opened, or this shows little"
+
+
+def check_means(pool_type: type[Pool]) -> None:
+    """Posterior means (s0 mu0 + s sum v) / (s0 + m s) of the members, after clients came and went."""
+    for seed in range(3):
+        clients = some_clients(seed, scale=3.0)
+        pool = pool_for(pool_type)
+        grow(pool, clients, 5, np.random.default_rng(seed))
+        s, s0 = 1 / pool.sigma, 1 / pool.sigma0
+        groups = grouped(pool, clients)
+        assert all(groups), "global neurons that nobody has are dropped"
+        assert len(groups) <= 8
+        for members, mean in zip(groups, pool.means, strict=True):
+            expected = (s0 * pool.prior + s * torch.stack(members).sum(0)) / (s0 + s * len(members))
+            torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
+        for places, size in zip((pool.members[n] for n in range(CLIENTS)), SIZES, strict=True):
+            assert len(set(places.tolist())) == size, "a client's neurons stay apart"
+
+
+def test_gains() -> None:
+    check_gains(Pool)
+
+
+def test_joining_is_the_best_of_all_assignments() -> None:
+    check_joining_is_the_best_of_all_assignments(Pool)
+
+
+def test_posterior_means() -> None:
+    check_means(Pool)
+
+
+def test_popularity_ends_at_ten() -> None:
+    """With 12 clients, a neuron that 11 share gains as one that 10 share."""
+    pool = pool_for(Pool, clients=12, capacity=2)
+    own = random(1, DIMENSIONS).double()
+    for client in range(11):
+        pool.join(client, own)
+    assert pool.counts.tolist() == [11]
+    data = energy(pool, [own[0]] * 12) - energy(pool, [own[0]] * 11)
+    assert float(pool.gains(own)[0, 0]) - data == pytest.approx(np.log(10 / 2), abs=1e-9)
+
+
+def test_no_more_neurons_than_there_is_room_for() -> None:
+    """With a gamma that opens all it can, widths end at the capacity, and clients of that width still fit."""
+    for capacity in (3, 4, 5):
+        clients = some_clients(0)
+        pool = pool_for(Pool, capacity=capacity, gamma=1e6)
+        grow(pool, clients, 3, np.random.default_rng(0))
+        assert len(pool.counts) == capacity
+
+
+def test_leaving_undoes_joining() -> None:
+    clients = some_clients(1)
+    pool = pool_for(Pool)
+    pool.join(0, clients[0])
+    sums, members = pool.sums.clone(), pool.members[0].tolist()
+    pool.join(1, clients[1])
+    pool.leave(1, clients[1])
+    torch.testing.assert_close(pool.sums, sums)
+    assert pool.counts.tolist() == [1, 1, 1]
+    assert pool.members.keys() == {0} and pool.members[0].tolist() == members
+
+
+def test_neurons_that_all_clients_have_are_found_and_shrunk() -> None:
+    """Copies in other orders, far apart: one global neuron each, (0.1 e + J v) / (J + 1) with variances 1."""
+    neurons = 4 * random(6, DIMENSIONS, seed=3).double()
+    orders = [torch.randperm(6, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    pool = Pool(4, 8, torch.tensor([0.0, 0.0, 0.0, 0.1]).double(), 1.0, 1.0, 7.0)
+    grow(pool, [neurons[order] for order in orders], 5, np.random.default_rng(0))
+    assert pool.counts.tolist() == [4] * 6
+    for client, order in enumerate(orders):
+        # The client's neuron at its place l is neurons[order[l]].
+        expected = (4 * neurons[order] + pool.prior) / 5
+        torch.testing.assert_close(pool.means[pool.members[client]], expected)
+
+
+def test_one_client_alone_keeps_its_neurons() -> None:
+    own = random(5, DIMENSIONS).double()
+    pool = pool_for(Pool, clients=1, sigma0=1e9)
+    grow(pool, [own], 5, np.random.default_rng(0))
+    torch.testing.assert_close(pool.means[pool.members[0]], own, rtol=1e-6, atol=1e-6)
+
+
+def test_growing_depends_on_its_generator_only() -> None:
+    results = []
+    for _ in range(2):
+        pool = pool_for(Pool)
+        grow(pool, some_clients(2), 5, np.random.default_rng(7))
+        results.append(pool.means)
+        torch.manual_seed(len(results))
+        np.random.seed(len(results))
+    assert torch.equal(*results)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class NextLayerForgotten(Chain):
+    def reorder_inputs(self, vector, layer, sources):
+        pass
+
+
+class BlocksInterleaved(Chain):
+    """As if maps were flattened pixel by pixel instead of channel by channel."""
+
+    def incoming(self, vector, layer):
+        right = super().incoming(vector, layer)
+        return right.view(len(right), right.shape[2], right.shape[1]).transpose(1, 2)
+
+
+class BiasesStay(Chain):
+    def reorder_outputs(self, vector, layer, order):
+        bias = self.bias(vector, layer).clone()
+        super().reorder_outputs(vector, layer, order)
+        self.bias(vector, layer).copy_(bias)
+
+
+class OrderInverted(Chain):
+    """Takes the place where a neuron goes for that where it comes from."""
+
+    def reorder_inputs(self, vector, layer, sources):
+        super().reorder_inputs(vector, layer, sources.argsort())
+
+
+@pytest.mark.parametrize("mutant", [NextLayerForgotten, BlocksInterleaved, BiasesStay, OrderInverted])
+def test_wrong_orders_are_noticed(mutant: type[Chain]) -> None:
+    with pytest.raises(AssertionError):
+        check_another_order_is_the_same_function(mutant, LeNet5())
+    with pytest.raises(AssertionError):
+        check_copies_in_other_orders_become_one(mutant, LeNet5())
+
+
+def farthest(clients, reference, shares, sweeps):
+    """The assignment of greatest distance."""
+    return match(clients, -reference if sweeps % 2 else reference, shares, sweeps)
+
+
+def test_sweeps_in_the_wrong_direction_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_sweeps_improve(farthest)
+
+
+class PriorForgotten(Pool):
+    """The prior mean of biases is zero."""
+
+    def __post_init__(self):
+        self.prior = torch.zeros_like(self.prior)
+        super().__post_init__()
+        self.prior = torch.tensor([0.0, 0.0, 0.0, 0.1]).double()
+
+    def gains(self, own):
+        kept, self.prior = self.prior, torch.zeros_like(self.prior)
+        try:
+            return super().gains(own)
+        finally:
+            self.prior = kept
+
+
+class Unpopular(Pool):
+    """How many clients have a neuron is the same to it."""
+
+    def gains(self, own):
+        gains, popular = super().gains(own), self.counts.clamp(max=10)
+        gains[:, : len(popular)] -= (popular / (self.clients - popular)).log()
+        return gains
+
+
+class Unpenalised(Pool):
+    """The second new neuron is as good as the first."""
+
+    def gains(self, own):
+        gains = super().gains(own)
+        gains[:, len(self.counts) :] = gains[:, len(self.counts), None]
+        return gains
+
+
+class PlainMean(Pool):
+    @property
+    def means(self):
+        return self.sums * self.sigma / self.counts[:, None]
+
+
+class SquaredVariances(Pool):
+    @property
+    def means(self):
+        return (self.prior / self.sigma0 + self.sums) / (1 / self.sigma0**2 + self.counts / self.sigma)[
+            :, None
+        ]
+
+
+@pytest.mark.parametrize("mutant", [PriorForgotten, Unpopular, Unpenalised])
+def test_wrong_gains_are_noticed(mutant: type[Pool]) -> None:
+    with pytest.raises(AssertionError):
+        check_gains(mutant)
+
+
+@pytest.mark.parametrize("mutant", [PlainMean, SquaredVariances])
+def test_wrong_means_are_noticed(mutant: type[Pool]) -> None:
+    with pytest.raises(AssertionError):
+        check_means(mutant)
+
+
+class Worst(Pool):
+    """The least probable assignment."""
+
+    def gains(self, own):
+        return -super().gains(own)
+
+
+def test_wrong_assignments_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_joining_is_the_best_of_all_assignments(Worst)

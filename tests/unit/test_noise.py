@@ -1,0 +1,194 @@
+"""Normal random numbers for local steps: what they are, how they are distributed, where they differ."""
+
+import math
+from collections.abc import Iterator
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fltrain.engine.guard import no_host_sync
+from fltrain.noise import standard_normal
+
+WORD = 2**64
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+KEYS = [0, 1, -1, 2**62 + 12345, -(2**63)]
+
+every_key = pytest.mark.parametrize("key", KEYS)
+
+
+def drawn(*shape: int, key: int = 7, counter: int = 0) -> Tensor:
+    return standard_normal(shape, torch.tensor(key), torch.tensor(counter))
+
+
+def signed(word: int) -> int:
+    """The int64 with the same bits."""
+    return (word + WORD // 2) % WORD - WORD // 2
+
+
+# ---------------------------------------------------------------- the definition, in Python's integers
+def splitmix64(seed: int) -> Iterator[int]:
+    """The generator of Steele et al. (2014), word by word."""
+    state = seed % WORD
+    while True:
+        state = (state + GOLDEN) % WORD
+        word = ((state ^ (state >> 30)) * FIRST) % WORD
+        word = ((word ^ (word >> 27)) * SECOND) % WORD
+        yield word ^ (word >> 31)
+
+
+def seed_of(first: int) -> int:
+    """The seed whose first word is this one."""
+
+    def unshifted(word: int, bits: int) -> int:
+        found = word
+        for _ in range(64 // bits):
+            found = word ^ (found >> bits)
+        return found
+
+    word = unshifted(first, 31) * pow(SECOND, -1, WORD) % WORD
+    word = unshifted(word, 27) * pow(FIRST, -1, WORD) % WORD
+    return (unshifted(word, 30) - GOLDEN) % WORD
+
+
+def box_muller(words: list[int]) -> list[float]:
+    """Two numbers of each word: first all cosines, then all sines."""
+    radii = [math.sqrt(-2 * math.log(((word >> 40) + 0.5) / 2**24)) for word in words]
+    angles = [2 * math.pi * (word % 2**24) / 2**24 for word in words]
+    pairs = list(zip(radii, angles, strict=True))
+    return [r * math.cos(a) for r, a in pairs] + [r * math.sin(a) for r, a in pairs]
+
+
+def test_the_generator_written_here_is_splitmix64() -> None:
+    """Published outputs for the seed 1234567."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert list(islice(splitmix64(1234567), 4)) == published
+    assert seed_of(published[0]) == 1234567
+
+
+@every_key
+def test_numbers_are_those_of_the_definition(key: int) -> None:
+    expected = box_muller(list(islice(splitmix64(key), 50)))
+    np.testing.assert_allclose(drawn(100, key=key).numpy(), expected, atol=1e-4)
+
+
+# ---------------------------------------------------------------- distribution
+@every_key
+def test_moments(key: int) -> None:
+    """Mean, variance, skewness and excess kurtosis within four standard errors."""
+    n = 200_000
+    values = drawn(n, key=key, counter=3).double().numpy()
+    assert abs(values.mean()) < 4 / math.sqrt(n)
+    assert abs(values.var() - 1) < 4 * math.sqrt(2 / n)
+    assert abs(stats.skew(values)) < 4 * math.sqrt(6 / n)
+    assert abs(stats.kurtosis(values)) < 4 * math.sqrt(24 / n)
+
+
+@every_key
+def test_distribution_is_normal(key: int) -> None:
+    """Kolmogorov and Smirnov's test of a stream, and of each of its halves."""
+    values = drawn(100_000, key=key).double().numpy()
+    for part in (values, values[:50_000], values[50_000:]):
+        assert stats.kstest(part, "norm").pvalue > 0.01
+
+
+def test_one_position_is_normal_over_the_counters() -> None:
+    values = np.array([drawn(3, counter=counter).numpy() for counter in range(1000)])
+    for position in values.T:
+        assert stats.kstest(position, "norm").pvalue > 0.01
+
+
+def test_one_position_is_normal_over_the_keys() -> None:
+    values = np.array([drawn(3, key=key).numpy() for key in range(1000)])
+    for position in values.T:
+        assert stats.kstest(position, "norm").pvalue > 0.01
+
+
+# ---------------------------------------------------------------- independence
+def assert_uncorrelated(first: Tensor, second: Tensor) -> None:
+    """Neither the numbers nor their sizes go together, within four standard errors."""
+    for one, other in ((first, second), (first.abs(), second.abs()), (first, second.square())):
+        assert abs(np.corrcoef(one.numpy(), other.numpy())[0, 1]) < 4 / math.sqrt(len(first))
+
+
+def assert_unrelated(first: Tensor, second: Tensor) -> None:
+    """They are not correlated, and hardly any number is in both, in whatever place."""
+    assert_uncorrelated(first, second)
+    assert torch.isin(first, second).float().mean() < 0.02
+
+
+def test_counters_are_unrelated() -> None:
+    streams = [drawn(50_001, counter=counter) for counter in (0, 1, 2, 1000, 10**9)]
+    for first, second in pairwise(streams):
+        assert_unrelated(first, second)
+
+
+def test_keys_are_unrelated() -> None:
+    streams = [drawn(50_000, key=key) for key in (0, 1, 2, 2**32, 2**62, -1)]
+    for first, second in pairwise(streams):
+        assert_unrelated(first, second)
+
+
+def test_halves_and_neighbours_are_unrelated() -> None:
+    """Cosine and sine share their radius, and are independent all the same."""
+    values = drawn(100_000)
+    assert_unrelated(values[:50_000], values[50_000:])
+    for lag in (1, 2, 16, 1024):
+        assert_uncorrelated(values[:-lag], values[lag:])
+
+
+# ---------------------------------------------------------------- shapes, repetition, edges
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (7,), (3, 5), (4, 1, 3, 3), (0,), (3, 0)])
+def test_shapes(shape: tuple[int, ...]) -> None:
+    values = drawn(*shape, counter=5)
+    assert values.shape == shape
+    assert values.dtype == torch.float32
+    assert values.is_contiguous()
+    assert len(values.flatten().unique()) == values.numel()
+
+
+def test_the_shape_only_arranges_the_numbers() -> None:
+    assert torch.equal(drawn(3, 4, 5).flatten(), drawn(60))
+
+
+def test_repetition() -> None:
+    assert torch.equal(drawn(1001, key=3, counter=2), drawn(1001, key=3, counter=2))
+
+
+def test_pytorchs_generator_is_not_touched() -> None:
+    before = torch.get_rng_state()
+    drawn(1000)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_always_finite() -> None:
+    values = drawn(1_000_000)
+    assert values.isfinite().all()
+    assert values.abs().max() < math.sqrt(2 * 25 * math.log(2)) + 1e-4, "no uniform number is below 2^-25"
+
+
+@pytest.mark.parametrize("word", [0, WORD - 1, 2**40 - 1, WORD - 2**40, 2**24 - 1, WORD - 2**24])
+def test_finite_at_the_edges(word: int) -> None:
+    """Keys that are made so that all, or the upper, or the lower bits of the first word are equal."""
+    seed = seed_of(word)
+    assert next(splitmix64(seed)) == word
+    values = drawn(2, key=signed(seed))
+    np.testing.assert_allclose(values.numpy(), box_muller([word]), atol=1e-3)
+
+
+def test_nothing_is_read_on_the_host() -> None:
+    key, counter = torch.tensor(7), torch.tensor(2)
+    with no_host_sync():
+        values = standard_normal((5, 3), key, counter)
+    assert torch.equal(values, drawn(5, 3, counter=2))
+
+
+def test_clients_can_be_stacked() -> None:
+    """All clients at once get the numbers that each gets alone."""
+    keys, counters = torch.tensor(KEYS), torch.arange(len(KEYS))
+    stacked = torch.vmap(lambda key, counter: standard_normal((4, 3), key, counter))(keys, counters)
+    alone = [drawn(4, 3, key=key, counter=counter) for counter, key in enumerate(KEYS)]
+    assert torch.equal(stacked, torch.stack(alone))

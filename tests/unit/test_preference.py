@@ -1,0 +1,319 @@
+"""Class preferences of neurons against a direct computation, and what is derived from them by hand."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fltrain.data.partition import Iid
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.data import FederatedData, Split
+from fltrain.errors import FltrainError
+from fltrain.methods.fed2 import Fed2
+from fltrain.metrics.preference import (
+    alignment,
+    class_preference,
+    shared_depth,
+    top_classes,
+    total_variance,
+)
+from fltrain.models.catalogue import MODELS
+from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup
+from fltrain.models.network import Network
+
+from .helpers import CPU
+
+IMAGES = 12
+CLASSES = 4
+
+
+def network_of(name: str, side: int = 16, seed: int = 0, **options: Any) -> Network:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name].parse({"name": name, **options}, "model").network(1, side, CLASSES)
+
+
+def fed2(network: Network, **settings: Any) -> Network:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Fed2(**{"groups": 2, "decoupled": 3, **settings}).adapt(network, CLASSES)
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    """Noise of 16 x 16 pixels; the classes have 5, 4, 2 and 1 images."""
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (IMAGES, 1, 16, 16), dtype=torch.uint8, generator=random).numpy()
+    labels = torch.arange(CLASSES).repeat_interleave(torch.tensor([5, 4, 2, 1]))
+    labels = labels[torch.randperm(IMAGES, generator=random)].numpy()
+    data = PreparedData(images, labels, images, labels, CLASSES, (0.5,), (0.3,), digest="")
+    partition = Partition(Iid(clients=1).split(data.train_labels, CLASSES, seed=0), digest="")
+    return FederatedData.of(data, partition, CPU).test
+
+
+# ------------------------------------------------------------------------------------ directly
+def leaves(module: nn.Module) -> list[nn.Module]:
+    """What a chain runs, one after the other."""
+    children = [] if isinstance(module, PerGroup) else list(module.children())
+    return [leaf for child in children for leaf in leaves(child)] if children else [module]
+
+
+def cuts(network: Network) -> dict[str, int]:
+    """Where the post-activations of a chain's layers are found: behind so many of its leaves."""
+    order = leaves(network)
+    names = {module: name for name, module in network.named_modules()}
+    layers = [
+        index
+        for index, module in enumerate(order)
+        if isinstance(module, nn.Conv2d | nn.Linear | GroupedClassifier)
+        or (isinstance(module, PerGroup) and isinstance(module[0], nn.Conv2d))
+    ]
+    found = {}
+    for layer, following in pairwise([*layers, len(order)]):
+        relu = [index for index in range(layer, following) if isinstance(order[index], nn.ReLU)]
+        found[names[order[layer]]] = (relu[0] if relu else layer) + 1
+    return found
+
+
+def directly(network: Network, split: Split, spatial: str, score: str) -> dict[str, Tensor]:
+    """Image by image: run the chain up to the layer, then from there on with its maps as the variable."""
+    network = network.eval()
+    order = leaves(network)
+    preferences = {}
+    for name, cut in cuts(network).items():
+        per_class: list[list[Tensor]] = [[] for _ in range(CLASSES)]
+        for index in range(len(split)):
+            image, label = split.batch(torch.tensor([index]))
+            with torch.no_grad():
+                maps = image
+                for module in order[:cut]:
+                    maps = module(maps)
+            said = maps.clone().requires_grad_()
+            logits = said
+            for module in order[cut:]:
+                logits = module(logits)
+            value = logits.softmax(1)[0, label] if score == "prob" else logits[0, label]
+            (slope,) = torch.autograd.grad(value, said)
+            per_class[int(label)].append(
+                torch.stack(
+                    [
+                        neuron.mean() * its.mean() if spatial == "gap_product" else (neuron * its).sum()
+                        for neuron, its in zip(maps[0], slope[0], strict=True)
+                    ]
+                ).double()
+            )
+        preferences[name] = torch.stack([torch.stack(values).mean(0) for values in per_class], 1)
+    return preferences
+
+
+CHAINS: dict[str, Any] = {
+    "lenet5": lambda: network_of("lenet5"),
+    "vgg9 with dropout": lambda: network_of("vgg9"),
+    "ecgr_cnn with BatchNorm": lambda: network_of("ecgr_cnn"),
+    "mlp": lambda: network_of("mlp"),
+    "fed2": lambda: fed2(network_of("lenet5")),
+    "fed2 uneven": lambda: fed2(network_of("lenet5"), groups=3, width="uneven", decoupled=4),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_preferences_are_those_of_a_direct_computation(chain: Any, split: Split) -> None:
+    network = chain()
+    choices = [("sum_product", "logit"), ("gap_product", "prob")]
+    for spatial, score in choices if isinstance(network.classifier, nn.Linear) else choices[:1]:
+        measured = class_preference(network, split, CLASSES, spatial=spatial, score=score, batch=7)  # type: ignore[arg-type]
+        expected = directly(network, split, spatial, score)
+        assert list(measured) == list(expected)
+        for name, wanted in expected.items():
+            assert measured[name].shape == wanted.shape and measured[name].dtype == torch.float64
+            scale = float(wanted.abs().max())
+            assert scale > 0
+            torch.testing.assert_close(measured[name], wanted, rtol=1e-3, atol=1e-4 * scale, msg=name)
+
+
+def test_neurons_of_the_classifier_are_the_logits(split: Split) -> None:
+    """Of the logits, dZ_c / dZ_i is one or zero; of the probabilities, p_c (1 - p_i) or -p_c p_i."""
+    network = network_of("mlp").eval()
+    images, labels = split.batch(torch.arange(IMAGES))
+    with torch.no_grad():
+        logits = network(images).double()
+    plain = class_preference(network, split, CLASSES)["classifier"]
+    means = torch.stack([logits[labels == label].mean(0)[label] for label in range(CLASSES)])
+    torch.testing.assert_close(plain, means.diag(), rtol=1e-5, atol=1e-6)
+    probable = class_preference(network, split, CLASSES, score="prob")["classifier"]
+    shares = logits.softmax(1)
+    for label in range(CLASSES):
+        own = torch.eye(CLASSES)[label].double()
+        each = logits * shares[:, label : label + 1] * (own - shares)
+        torch.testing.assert_close(probable[:, label], each[labels == label].mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_projections_and_residual_blocks(split: Split) -> None:
+    """A layer without ReLU says what leaves its norm; what a block adds to it is not part of it."""
+    network = network_of("mobilenet_tiny").train()
+    with torch.no_grad():
+        network(split.batch(torch.arange(IMAGES))[0])  # running statistics that are not 0 and 1
+    measured = class_preference(network, split, CLASSES)
+    assert list(measured) == [
+        *("stem.0", "stage1.expand", "stage1.depthwise", "stage1.project"),
+        *("stage2.expand", "stage2.depthwise", "stage2.project", "head_conv1.0", "classifier"),
+    ]
+    network.eval()
+    images, labels = split.batch(torch.arange(IMAGES))
+    own = labels[:, None]
+
+    def preferences(maps: Tensor, rest: Any) -> Tensor:
+        said = maps.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(rest(said).gather(1, own).sum(), said)
+        each = (said * slope).sum((2, 3)).double()
+        return torch.stack([each[labels == label].mean(0) for label in range(CLASSES)], 1)
+
+    def after(block: int) -> Any:
+        return lambda maps: nn.Sequential(*list(network.children())[block:])(maps)
+
+    stem = network.get_submodule("stem")(images)
+    inside = nn.Sequential(*network.get_submodule("stage1").children())(stem)
+    second = network.get_submodule("stage2")(stem + inside)
+    head = network.get_submodule("head_conv1")(second)
+    for name, expected in {
+        "stem.0": preferences(stem, after(1)),
+        "stage1.project": preferences(inside, lambda maps: after(2)(stem.detach() + maps)),
+        "stage2.project": preferences(second, after(3)),
+        "head_conv1.0": preferences(head, after(4)),
+    }.items():
+        torch.testing.assert_close(measured[name], expected.detach(), rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_layers_of_a_residual_network(split: Split) -> None:
+    """Shortcuts have neurons, too; in-place operations do no harm."""
+    measured = class_preference(network_of("resnet18"), split, CLASSES, batch=6)
+    assert len(measured) == 21
+    assert measured["stage2.0.downsample.0"].shape == (128, CLASSES)
+    assert all(preferences.isfinite().all() for preferences in measured.values())
+    assert all(preferences.any() for preferences in measured.values())
+
+
+def test_batches_and_their_order_do_not_matter(split: Split) -> None:
+    network = network_of("ecgr_cnn")
+    whole = class_preference(network, split, CLASSES)
+    order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(1))
+    for batch in (1, 5):
+        parts = class_preference(network, split, CLASSES, order, batch=batch)
+        for name, preferences in whole.items():
+            torch.testing.assert_close(parts[name], preferences, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_some_of_the_images(split: Split) -> None:
+    network = network_of("mlp")
+    chosen = torch.tensor([int((split.labels == label).nonzero()[0]) for label in range(CLASSES)])
+    some = class_preference(network, split, CLASSES, chosen)["classifier"]
+    with torch.no_grad():
+        logits = network(split.batch(chosen)[0]).double()
+    torch.testing.assert_close(some.diag(), logits.diag(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_class_without_images_is_an_error(split: Split) -> None:
+    with pytest.raises(FltrainError, match="there are none of 4"):
+        class_preference(network_of("mlp"), split, CLASSES + 1)
+    with pytest.raises(FltrainError, match="there are none of 0"):
+        class_preference(network_of("mlp"), split, CLASSES, (split.labels > 0).nonzero()[:, 0])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_network_is_left_as_it_was(split: Split, training: bool) -> None:
+    network = network_of("ecgr_cnn").train(training)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    generator = torch.get_rng_state()
+    with torch.no_grad():
+        class_preference(network, split, CLASSES)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert {module.training for module in network.modules()} == {training}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_decoupled_neurons_have_preferences_within_their_group_only(split: Split) -> None:
+    network = fed2(network_of("lenet5"))
+    assert isinstance(network, Decoupled) and network.class_groups == (0, 0, 1, 1)
+    measured = class_preference(network, split, CLASSES)
+    for name in ("fc1.0", "fc2.0"):
+        first, second = measured[name].chunk(2)
+        assert not first[:, 2:].any() and not second[:, :2].any(), name
+        assert first.any() and second.any()
+    # Each group reads its own share of the last shared maps, but all of those before.
+    first, second = measured["conv2.0"].chunk(2)
+    assert not first[:, 2:].any() and not second[:, :2].any()
+    assert measured["conv1.0"].all(1).any()
+    dense = class_preference(fed2(network_of("lenet5"), entry="dense"), split, CLASSES)
+    assert dense["conv2.0"].all(1).any()
+
+
+# ------------------------------------------------------------------------------------ by hand
+def test_top_class() -> None:
+    preferences = torch.tensor([[0.0, 3.0, 1.0], [-1.0, -2.0, -3.0], [2.0, 5.0, 5.0], [0.0, 0.0, 0.0]])
+    assert top_classes(preferences).tolist() == [1, 0, 1, 0]
+
+
+def test_total_variance_by_hand() -> None:
+    # Mean (2, 1): squared distances 5 and 5. Scaled: (1, 0), (3/5, 4/5), mean (0.8, 0.4), 0.2 each.
+    preferences = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    expected = ((1 - 2) ** 2 + (0 - 2) ** 2 + (3 - 2) ** 2 + (4 - 2) ** 2) / 2
+    assert total_variance(preferences) == pytest.approx(expected)
+    assert total_variance(preferences, unit_norm=True) == pytest.approx(0.2)
+
+
+def test_total_variance_of_special_layers() -> None:
+    alike = torch.tensor([[1.0, 2.0, 3.0]]).expand(5, -1)
+    assert total_variance(alike) == 0
+    assert total_variance(alike, unit_norm=True) == pytest.approx(0, abs=1e-20)
+    # One neuron for each of C classes: mean 1/C everywhere.
+    assert total_variance(torch.eye(4), unit_norm=True) == pytest.approx(1 - 1 / 4)
+    scales = torch.tensor([[0.5], [4.0], [2.0], [8.0]])
+    assert total_variance(scales * torch.eye(4), unit_norm=True) == pytest.approx(1 - 1 / 4)
+    # A dead neuron stays at zero: vectors (1, 0) and (0, 0), mean (1/2, 0).
+    dead = torch.tensor([[7.0, 0.0], [0.0, 0.0]])
+    assert total_variance(dead, unit_norm=True) == pytest.approx(1 / 4)
+    assert math.isfinite(total_variance(torch.zeros(3, 2), unit_norm=True))
+
+
+@pytest.mark.parametrize(
+    ("variances", "depth"),
+    [
+        ([0.1, 0.2, 0.3, 0.8, 0.9], 3),
+        ([0.1, 0.2, 0.6, 0.2, 1.0], 2),
+        ([0.1, 0.5, 0.2, 1.0], 1),
+        ([0.9, 0.1, 0.1, 1.0], 0),
+        ([0.1, 0.2, 0.3, 1.0], 3),
+    ],
+)
+def test_shared_depth(variances: list[float], depth: int) -> None:
+    assert shared_depth(variances) == depth
+
+
+def test_shared_depth_has_bounds() -> None:
+    assert shared_depth([0.9, 0.1, 0.1, 1.0], least=2) == 2
+    assert shared_depth([0.1, 0.2, 0.3, 0.8], least=2) == 3
+    assert shared_depth([0.9, 1.0], least=4) == 2
+    assert shared_depth([0.1, 0.3, 0.6, 1.0], share=0.2) == 1
+
+
+def test_alignment_by_hand() -> None:
+    # Top classes of three neurons on four clients: alike in 6, 2 (two pairs of two) and 3 of 6 pairs.
+    tops = torch.tensor([[0, 0, 2], [0, 0, 2], [0, 1, 2], [0, 1, 1]])
+    clients = [{"layer": torch.eye(3)[client]} for client in tops]
+    assert alignment(clients)["layer"] == pytest.approx((1 + 2 / 6 + 3 / 6) / 3)
+    assert alignment(clients[:2])["layer"] == 1
+    assert alignment(clients[1:3])["layer"] == pytest.approx(2 / 3)
+
+
+def test_identical_clients_are_aligned_and_others_are_not(split: Split) -> None:
+    one = class_preference(network_of("lenet5"), split, CLASSES)
+    other = class_preference(network_of("lenet5", seed=1), split, CLASSES)
+    assert set(alignment([one, one, one]).values()) == {1.0}
+    measured = alignment([one, other])
+    assert list(measured) == list(one)
+    assert measured["conv2.0"] < 1 and measured["fc1.0"] < 0.6
