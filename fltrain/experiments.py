@@ -114,6 +114,21 @@ class Item(Settings):
                     raise ValueError(f"exceptions: there is no {label!r} on an axis {axis!r}")
         return self
 
+    def redrawn(self, patch: Patch, where: str) -> Self:
+        """Return the item with a figure whose layout is patched.
+
+        Raises:
+            FltrainError: if it is a table, or the layout is not valid then.
+        """
+        if not patch:
+            return self
+        if self.figure is None:
+            raise FltrainError(f"{where}: 'figure' patches the layout of figures; this is a table")
+        layout = type(self.figure).parse(
+            merge(self.figure.model_dump(mode="json"), patch), f"{where}: figure"
+        )
+        return self.model_copy(update={"figure": layout})
+
 
 class Paper(Settings):
     """A paper: its protocol and its items."""
@@ -129,10 +144,11 @@ class Paper(Settings):
 class Reduction(Settings):
     """Settings and axes that replace an item's own; ``seeds`` is the most that are run.
 
-    ``title`` says in a few words what is shown then.
+    ``title`` says in a few words what is shown then; ``figure`` patches the layout of a figure.
     """
 
     title: str | None = None
+    figure: Patch = {}
     settings: Patch = {}
     axes: dict[str, Axis] = {}
     seeds: int | None = Field(default=None, ge=1)
@@ -374,8 +390,8 @@ def _check_axes(who: str, reduction: Reduction, known: Set[str]) -> None:
 
 
 def _expand(paper: Paper, name: str, scale: Scale) -> PlannedItem:
-    item = paper.items[name]
     own = scale.items[f"{paper.paper}/{name}"]
+    item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
     replaced = {**scale.axes, **own.axes}
     axes = {axis: replaced.get(axis, declared).points for axis, declared in item.axes.items()}
     common = paper.settings

@@ -133,8 +133,11 @@ def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 # ---------------------------------------------------------------- what follows from preferences
 def top_classes(preferences: Tensor) -> Tensor:
-    """Return the class that each neuron prefers ``[neurons]``; the first of those that tie."""
-    return preferences.argmax(1)
+    """Return the class that each neuron prefers ``[neurons]``, the first of those that tie; -1 if silent.
+
+    Silent are neurons that speak for no class, which includes those of a group that only speak against theirs.
+    """
+    return preferences.argmax(1).where(preferences.amax(1) != 0, -1)
 
 
 def total_variance(preferences: Tensor, unit_norm: bool = False) -> float:
@@ -164,6 +167,8 @@ def shared_depth(variances: Sequence[float], share: float = 0.5, least: int = 0)
 def alignment(preferences: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return, by layer, how often two clients' neurons at the same place prefer the same class.
 
+    Neurons that are silent at every client do not count; silent at some, they agree with nobody there.
+
     Args:
         preferences: ``class_preference`` of each client's network, two or more.
     """
@@ -171,6 +176,7 @@ def alignment(preferences: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     aligned: dict[str, float] = {}
     for name, first in preferences[0].items():
         tops = torch.stack([top_classes(client[name]) for client in preferences])
-        votes = functional.one_hot(tops, first.shape[1]).sum(0)
-        aligned[name] = float((votes * (votes - 1)).sum(1).double().mean()) / pairs
+        votes = functional.one_hot(tops + 1, first.shape[1] + 1)[..., 1:].sum(0)
+        agreeing = (votes * (votes - 1)).sum(1).double()[votes.any(1)]
+        aligned[name] = float(agreeing.mean()) / pairs if len(agreeing) else float("nan")
     return aligned

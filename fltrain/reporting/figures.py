@@ -17,7 +17,8 @@ from matplotlib.ticker import MaxNLocator
 from fltrain.errors import FltrainError
 from fltrain.files import read_arrays, replacing
 from fltrain.records import Record, Results
-from fltrain.reporting.inversions import Inversion, draw
+from fltrain.reporting import inversions
+from fltrain.reporting.inversions import Inversion
 from fltrain.reporting.layout import Bubbles, Curves, Labels, Panel, Preference, Sheet, Variance
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, with a line style each for print.
@@ -107,6 +108,8 @@ def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str
 def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
     """Draw a figure and write it in the forms that the file names end in (pdf, png, svg).
 
+    A file that ends in csv gets the numbers that the figure shows.
+
     Raises:
         FltrainError: if the sheet is no figure, or a record does not hold what it shows.
     """
@@ -116,24 +119,29 @@ def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
     with matplotlib.rc_context(STYLE):
         match sheet.figure:
             case Curves():
-                canvas, panels = _draw_curves(sheet, sheet.figure, results)
+                canvas, numbers = _draw_curves(sheet, sheet.figure, results)
             case Bubbles():
-                canvas, panels = _draw_bubbles(sheet, sheet.figure, results)
+                canvas, numbers = _draw_bubbles(sheet, sheet.figure, results)
             # The others look into trained models; their drawers load torch.
             case Preference():
                 from fltrain.reporting.preferences import draw_preferences
 
-                canvas, panels = draw_preferences(sheet, sheet.figure, results)
+                canvas, numbers = draw_preferences(sheet, sheet.figure, results)
             case Variance():
                 from fltrain.reporting.preferences import draw_variances
 
-                canvas, panels = draw_variances(sheet, sheet.figure, results)
+                canvas, numbers = draw_variances(sheet, sheet.figure, results)
             case Inversion():
-                canvas, panels = draw(sheet, sheet.figure, results), 2
-        note = "\n".join(textwrap.wrap(sheet.scale_note, width=50 * panels))
+                recovered = inversions.attack(sheet, sheet.figure, results)
+                canvas, numbers = inversions.draw_recovered(recovered), inversions.measurements(recovered)
+        width = canvas.get_figwidth() / MILLIMETRE
+        note = "\n".join(textwrap.wrap(sheet.scale_note, width=int(width * 2 / 3)))
         canvas.supxlabel(note, fontsize=7.5, color="#5b6675", x=0.01, ha="left")
         for path in outputs:
             with replacing(path) as temporary:
+                if path.suffix == ".csv":
+                    numbers.to_csv(temporary, index=False)
+                    continue
                 # Without a date, equal figures are equal files.
                 metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix)
                 canvas.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=metadata)
@@ -145,20 +153,23 @@ def _canvas(columns: int, rows: int = 1) -> tuple[Canvas, Sequence[Sequence[Axes
     return canvas, grid
 
 
-def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas, int]:
+def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas, pd.DataFrame]:
     def points(axis: str | None) -> list[Labels]:
         return [{axis: label} for label in sheet.axes[axis]] if axis else [{}]
 
     rows = points(figure.rows)
     columns = [(panel, point) for point in points(figure.columns) for panel in figure.panels]
     canvas, grid = _canvas(len(columns), len(rows))
+    numbers: list[pd.DataFrame] = []
     for row, across in zip(rows, grid, strict=True):
         for (panel, column), axes in zip(columns, across, strict=True):
             where = row | column
             frame = curves(sheet, figure, panel, results.record, where)
             labels = sheet.axes.get(figure.series) or list(dict.fromkeys(frame.columns.get_level_values(0)))
             _draw(axes, frame, labels)
-            axes.set_title(", ".join([*where.values(), panel.label]), loc="left")
+            title = ", ".join([*where.values(), panel.label])
+            numbers.append(_long(frame, title, figure.over))
+            axes.set_title(title, loc="left")
             axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if panel.reduction_from:
@@ -167,10 +178,21 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
     # As many in a line as fit: about 14 mm for the stroke and gaps and 2 mm for each character.
     fitting = int(PANEL * len(columns) / (14 + 2 * max(map(len, names), default=1)))
     canvas.legend(handles, names, loc="outside upper right", ncols=max(1, min(len(names), fitting)))
-    return canvas, len(columns)
+    return canvas, pd.concat(numbers, ignore_index=True)
 
 
-def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canvas, int]:
+def _long(frame: pd.DataFrame, title: str, over: str) -> pd.DataFrame:
+    """Curves of a panel with one line per point."""
+    columns = ["panel", "series", "seed", over, "value"]
+    lines = [
+        (title, *frame.columns[column], place, value)
+        for column in range(frame.shape[1])
+        for place, value in frame.iloc[:, column].dropna().items()
+    ]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canvas, pd.DataFrame]:
     panels = class_counts(sheet, figure, results)
     canvas, (all_axes,) = _canvas(len(panels))
     largest = max(int(counts.to_numpy().max()) for counts in panels.values())
@@ -186,7 +208,12 @@ def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canv
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(0.08)
-    return canvas, len(panels)
+    lines = [
+        (label, client, class_, int(count))
+        for label, counts in panels.items()
+        for (client, class_), count in np.ndenumerate(counts.to_numpy())
+    ]
+    return canvas, pd.DataFrame(lines, columns=["panel", "client", "class", "images"])
 
 
 def _draw(axes: Axes, frame: pd.DataFrame, labels: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -44,8 +45,10 @@ def _some_of_each_class(split: Split, classes: int, count: int) -> torch.Tensor:
     return torch.cat(places)
 
 
-def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tuple[Canvas, int]:
+def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Top class of every neuron (across) at every client of the last round (down), layer by layer.
+
+    The numbers are those of every neuron: its top class, or -1 if it never speaks.
 
     Raises:
         FltrainError: if a network has fewer layers than are to be shown.
@@ -54,10 +57,15 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
     size = (75 * len(labels) * MILLIMETRE, (32 * figure.layers + 22) * MILLIMETRE)
     canvas = Canvas(figsize=size, layout="constrained")
     grid = canvas.subplots(figure.layers, len(labels), squeeze=False)
+    numbers: list[tuple[str, str, int, int, int]] = []
     for column, (label, run) in enumerate(_runs(sheet, figure.columns, results)):
         classes = run.data.classes
         chosen = _some_of_each_class(run.data.test, classes, figure.images)
-        clients = [class_preference(run.network, run.data.test, classes, chosen) for _ in run.each_client()]
+        names: list[int] = []
+        clients: list[dict[str, torch.Tensor]] = []
+        for client in run.each_client():
+            names.append(client)
+            clients.append(class_preference(run.network, run.data.test, classes, chosen))
         aligned = alignment(clients)
         hidden = [layer for layer in aligned if not layer.startswith("classifier")]
         if len(hidden) < figure.layers:
@@ -67,16 +75,26 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
         for axes, layer in zip(grid[:, column], hidden[-figure.layers :], strict=True):
             bars = torch.stack([top_classes(client[layer]) for client in clients]).numpy()
             image = _bars(axes, bars, classes)
+            numbers += [
+                (label, layer, names[place], neuron, int(top))
+                for (place, neuron), top in np.ndenumerate(bars)
+            ]
             axes.set_title(f"{label}, {layer} (agree {aligned[layer]:.2f})", loc="left", fontsize=8)
     canvas.colorbar(image, ax=grid[:, -1].tolist(), label="top class", aspect=30)
-    return canvas, len(labels)
+    return canvas, pd.DataFrame(numbers, columns=["panel", "layer", "client", "neuron", "top_class"])
 
 
 def _bars(axes: Axes, classes_of: np.ndarray[tuple[int, int], np.dtype[np.int64]], classes: int) -> AxesImage:
-    """One coloured bar per neuron, clients below one another."""
+    """One coloured bar per neuron, clients below one another; neurons that never speak stay grey."""
     colours = matplotlib.colormaps["tab10" if classes <= 10 else "viridis"].resampled(classes)
+    axes.set_facecolor("#d5dae1")
     image = axes.imshow(
-        classes_of, aspect="auto", interpolation="nearest", cmap=colours, vmin=-0.5, vmax=classes - 0.5
+        np.ma.masked_less(classes_of, 0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=colours,
+        vmin=-0.5,
+        vmax=classes - 0.5,
     )
     axes.grid(False)
     axes.set_xlabel("neuron")
@@ -86,11 +104,12 @@ def _bars(axes: Axes, classes_of: np.ndarray[tuple[int, int], np.dtype[np.int64]
     return image
 
 
-def draw_variances(sheet: Sheet, figure: Variance, results: Results) -> tuple[Canvas, int]:
+def draw_variances(sheet: Sheet, figure: Variance, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Total variance of the class preferences of the global model's layers, and the depth it suggests."""
     labels = sheet.axes[figure.columns]
     canvas = Canvas(figsize=(95 * len(labels) * MILLIMETRE, 75 * MILLIMETRE), layout="constrained")
     grid = canvas.subplots(1, len(labels), squeeze=False)
+    numbers: list[tuple[str, str, float, float]] = []
     for axes, (label, run) in zip(grid[0], _runs(sheet, figure.columns, results), strict=True):
         chosen = _some_of_each_class(run.data.test, run.data.classes, figure.images)
         preferences = class_preference(run.network, run.data.test, run.data.classes, chosen)
@@ -107,4 +126,5 @@ def draw_variances(sheet: Sheet, figure: Variance, results: Results) -> tuple[Ca
         axes.set_ylabel("total variance")
         axes.tick_params(axis="x", rotation=60, labelsize=7)
         axes.legend(fontsize=7)
-    return canvas, len(labels)
+        numbers += [(label, *values) for values in zip(names, scaled, raw, strict=True)]
+    return canvas, pd.DataFrame(numbers, columns=["panel", "layer", "unit_norm", "raw"])

@@ -255,7 +255,8 @@ def test_decoupled_neurons_have_preferences_within_their_group_only(split: Split
 # ------------------------------------------------------------------------------------ by hand
 def test_top_class() -> None:
     preferences = torch.tensor([[0.0, 3.0, 1.0], [-1.0, -2.0, -3.0], [2.0, 5.0, 5.0], [0.0, 0.0, 0.0]])
-    assert top_classes(preferences).tolist() == [1, 0, 1, 0]
+    assert top_classes(preferences).tolist() == [1, 0, 1, -1]
+    assert top_classes(torch.tensor([[0.0, -1.0, 0.0]])).tolist() == [-1]
 
 
 def test_total_variance_by_hand() -> None:

@@ -909,8 +909,9 @@ def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
         runs.add({"method": method, "data": data, "alpha": alpha}, 0.5, rows=drift(value))
     sheet = runs.figure(DRIFT, rows="data", columns="alpha")
     sheet.figure.check(sheet.id, sheet.axes)
-    canvas, columns = figures._draw_curves(sheet, sheet.figure, runs.results)
-    assert columns == 3
+    canvas, numbers = figures._draw_curves(sheet, sheet.figure, runs.results)
+    assert len(numbers) == 12
+    assert numbers.iloc[0].tolist() == ["one, 0.1, Drift", "BP", 0, 1, 1.1]
     titles = [axes.get_title(loc="left") for axes in canvas.axes]
     assert titles[:2] + titles[-1:] == ["one, 0.1, Drift", "one, 0.3, Drift", "two, 1, Drift"]
     drawn = [[line.get_ydata().tolist() for line in axes.get_lines()] for axes in canvas.axes]

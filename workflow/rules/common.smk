@@ -31,7 +31,11 @@ DATASETS = {
 PARTITIONS = {spec.partition_id: spec for spec in PLAN.specs}
 
 TABLE_FORMS = ("csv", "md", "tex", "html")
-FIGURE_FORMS = ("pdf", "png")
+FIGURE_FORMS = ("csv", "pdf", "png")
+
+# Names of tables and of figures, as wildcards of the two rules: both write CSV files.
+TABLES = sorted({item.name for item in PLAN.items if item.item.table})
+FIGURES = sorted({item.name for item in PLAN.items if item.item.figure})
 
 
 wildcard_constraints:

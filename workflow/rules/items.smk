@@ -18,6 +18,8 @@ rule table:
         f"results/logs/{SCALE}/table/{{paper}}_{{item}}.log",
     benchmark:
         f"results/benchmarks/{SCALE}/table/{{paper}}_{{item}}.tsv"
+    wildcard_constraints:
+        item="|".join(TABLES) or "-",
     localrule: True
     conda:
         "../../environment.yml"
@@ -35,6 +37,7 @@ rule figure:
         records=item_records,
     output:
         pdf=f"{OUT}/{{paper}}/{{item}}.pdf",
+        csv=f"{OUT}/{{paper}}/{{item}}.csv",
         png=report(
             f"{OUT}/{{paper}}/{{item}}.png",
             caption="../report/item.rst",
@@ -46,6 +49,8 @@ rule figure:
         f"results/logs/{SCALE}/figure/{{paper}}_{{item}}.log",
     benchmark:
         f"results/benchmarks/{SCALE}/figure/{{paper}}_{{item}}.tsv"
+    wildcard_constraints:
+        item="|".join(FIGURES) or "-",
     localrule: True
     conda:
         "../../environment.yml"
