@@ -133,9 +133,10 @@ def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 # ---------------------------------------------------------------- what follows from preferences
 def top_classes(preferences: Tensor) -> Tensor:
-    """Return the class that each neuron prefers ``[neurons]``, the first of those that tie; -1 if silent.
+    """Return the class that each neuron prefers ``[neurons]``, the first of those that tie, or -1.
 
-    Silent are neurons that speak for no class, which includes those of a group that only speak against theirs.
+    -1 is for silent neurons, which speak for no class; among them are those of a group that only speak
+    against its classes.
     """
     return preferences.argmax(1).where(preferences.amax(1) != 0, -1)
 

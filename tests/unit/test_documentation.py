@@ -5,11 +5,15 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from fltrain.data.prepared import prepare
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.spec import RunSpec
+
+from .helpers import federation, tiny
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
@@ -63,6 +67,27 @@ def test_examples_on_the_page_are_valid_runs(method: type[Method]) -> None:
         run = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, "model": "mobilenet_tiny"}
         spec = RunSpec.parse({**run, "method": "fedavg", **yaml.safe_load(example)}, name)
         assert name in spec.composition.name.split("+")
+
+
+def test_the_example_of_a_method_works(tmp_path: Path) -> None:
+    """The file of the guide is a method that trains, and is federated averaging when it is neutral."""
+    text = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    code, run = (
+        re.search(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+        for kind in ("python", "yaml")
+    )
+    namespace: dict[str, object] = {}
+    exec(code, namespace)
+    example = namespace["FedCalm"]
+    assert yaml.safe_load(run)["method"]["name"] == example.model_fields["name"].default
+    data = prepare(tiny().dataset, tmp_path / "digits.safetensors", tmp_path)
+    weights = []
+    for method in (example(), example(**example.neutral), METHODS["fedavg"]()):
+        simulation = federation(RunSpec.model_construct(**{**dict(tiny()), "method": method}), data)
+        simulation.round(0)
+        weights.append(simulation.server.weights)
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[0], weights[2])
 
 
 def test_the_index_is_up_to_date() -> None:
