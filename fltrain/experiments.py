@@ -21,7 +21,17 @@ from pydantic_core import CoreSchema
 
 from fltrain.component import Settings, suggest
 from fltrain.errors import FltrainError
-from fltrain.reporting.layout import Bubbles, Cell, Figure, Labels, Sheet, Table
+from fltrain.reporting.inversions import Inversion
+from fltrain.reporting.layout import (
+    Bubbles,
+    Cell,
+    Figure,
+    Labels,
+    Preference,
+    Sheet,
+    Table,
+    Variance,
+)
 from fltrain.spec import RunSpec
 
 Patch = dict[str, Any]
@@ -228,6 +238,11 @@ class PlannedItem:
         """Whether the item is made from run records; else partitions are enough."""
         return not isinstance(self.layout, Bubbles)
 
+    @property
+    def looks_into_models(self) -> bool:
+        """Whether the item needs the models that records keep, and the data behind them."""
+        return isinstance(self.layout, Preference | Variance | Inversion)
+
     @cached_property
     def run_ids(self) -> list[str]:
         """Distinct runs to be trained, in the order of the grid."""
@@ -418,6 +433,8 @@ def _expand(paper: Paper, name: str, scale: Scale) -> PlannedItem:
         paper, name, scale, item, {axis: list(points) for axis, points in axes.items()}, entries
     )
     planned.layout.check(planned.id, planned.axes)
+    if planned.looks_into_models and any(entry.spec.evaluation.keep == "nothing" for entry in entries):
+        raise FltrainError(f"{planned.id}: the figure looks into models; set evaluation.keep in its settings")
     return planned
 
 

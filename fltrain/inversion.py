@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from fltrain.engine.data import FederatedData
 from fltrain.errors import FltrainError
-from fltrain.models.network import Network
 from fltrain.randomness import Purpose, stream
 from fltrain.reporting.inversions import Attack, Inversion, Row, Target
 from fltrain.trained import TrainedRun
@@ -301,20 +300,6 @@ def private_images(data: FederatedData) -> Iterator[Private]:
             yield Private(label, holders[label], int(images[place]), images, own)
 
 
-def cut_of(network: Network, split: int | None) -> int:
-    """Return the number of a cut; without one, that of the middle cut, as FedImpro chooses it.
-
-    Raises:
-        FltrainError: if the network has no such cut.
-    """
-    cuts = sorted(network.splits)
-    if not cuts or (split is not None and split not in cuts):
-        known = ", ".join(map(str, cuts)) or "none"
-        asked = "" if split is None else f" at convolution {split}"
-        raise FltrainError(f"this network cannot be cut{asked} (cuts: {known})")
-    return cuts[(len(cuts) - 1) // 2] if split is None else split
-
-
 @dataclass(frozen=True)
 class Compared:
     """Images ``[n, channels, height, width]``, and how like they are to the nearest private image."""
@@ -363,7 +348,7 @@ def recover(run: TrainedRun, figure: Inversion) -> Recovered:
         FltrainError: if the network has no such cut, or the run has fewer images than are asked for.
     """
     network, train = run.network, run.data.train
-    cut = cut_of(network, figure.split)
+    cut = network.cut(figure.split)
     private = tuple(islice(private_images(run.data), figure.images))
     if len(private) < figure.images:
         raise FltrainError(f"{figure.images} images asked for; the clients have {len(private)} to show")

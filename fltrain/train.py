@@ -51,6 +51,7 @@ def pick_device(name: str) -> torch.device:
             raise FltrainError(
                 f"--device: {name!r} asked for, but this machine has {count} CUDA devices; use cpu or auto"
             )
+        torch.cuda.set_device(device)
     return device
 
 

@@ -29,7 +29,7 @@ def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
     if keep == "nothing":
         return None
     kept = {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}
-    if keep == "clients":
+    if updates:  # none, if the first round diverged
         kept["clients"] = torch.tensor([update.client for update in updates])
         kept["client_weights"] = torch.stack([update.trained for update in updates])
         kept["client_buffers"] = torch.stack([update.buffers for update in updates])
@@ -42,9 +42,12 @@ class TrainedRun:
     def __init__(self, record: Record, results: Results, device: torch.device) -> None:
         """Build the network and load what the record keeps.
 
+        From here on PyTorch computes on one thread: figures shall not depend on how many there are.
+
         Raises:
             FltrainError: if the record keeps no models.
         """
+        torch.set_num_threads(1)
         spec = {key: value for key, value in record.spec.items() if key != "revisions"}
         self.spec = RunSpec.parse(spec, str(record.folder))
         if self.spec.evaluation.keep == "nothing":

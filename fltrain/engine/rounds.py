@@ -174,7 +174,8 @@ class Simulation:
             self.clients.update(
                 {update.client: result.states for update, result in zip(updates, trained, strict=True)}
             )
-        self.last_updates = updates
+        if self.spec.evaluation.keep == "clients":
+            self.last_updates = updates
         self.costs.round_seconds.append(time.perf_counter() - server_started)
         self.costs.samples += sum(
             sum(self.spec.training.batch_sizes(update.samples)) * self.spec.training.epochs

@@ -20,6 +20,7 @@ class Trajectory:
 
     def __init__(self, recording: Recording, steps: int, start: Tensor, place: Place) -> None:
         self.recording = recording
+        self.device = start.device
         dtype = DTYPES[recording.storage]
         host = start.is_cuda and (
             place == "host" or (place == "auto" and _too_large(steps * len(start) * dtype.itemsize, start))
@@ -45,10 +46,12 @@ class Trajectory:
     def finished(self) -> Tensor:
         """Return the matrix, once all copies to the host have arrived."""
         if self.rows.is_pinned():
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         return self.rows
 
 
 def _too_large(size: int, start: Tensor) -> bool:
     free, _ = torch.cuda.mem_get_info(start.device)
-    return size > SHARE * free
+    # What PyTorch holds but does not use, such as the last client's trajectory, is free, too.
+    cached = torch.cuda.memory_reserved(start.device) - torch.cuda.memory_allocated(start.device)
+    return size > SHARE * (free + cached)

@@ -103,8 +103,8 @@ class Local:
         steps: number of local steps K.
         samples: number of the client's training images.
         class_counts: how many of them each class has, float32 ``[classes]``.
-        mean_gradient: returns the gradient ``[P]`` of the mean cross entropy over all of them at ``start``
-            (batch statistics, nothing tracked, no augmentation); costs an epoch of training.
+        mean_gradient: for ``begin`` alone: returns the gradient ``[P]`` of the mean cross entropy over all of
+            them at ``start`` (batch statistics, nothing tracked, no augmentation); costs an epoch.
         payload: what the server sent for this method.
         state: what this client kept for this method since its last participation.
     """

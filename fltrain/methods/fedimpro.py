@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fltrain.errors import FltrainError
 from fltrain.methods.base import Footprint, Local, Method, Outputs, Server, State, Step, Task, Update
 
 if TYPE_CHECKING:
@@ -81,23 +80,9 @@ class FedImpro(Method):
         return self
 
     # ---------------------------------------------------------------- the cut
-    def _cut(self, network: Network) -> int:
-        """The cut's number.
-
-        Raises:
-            FltrainError: if the network has no such cut.
-        """
-        cuts = sorted(network.splits)
-        if not cuts or (self.split is not None and self.split not in cuts):
-            known = ", ".join(map(str, cuts)) or "none"
-            raise FltrainError(
-                f"plugins.fedimpro.split: {self.split} is no cut of this network (cuts: {known})"
-            )
-        return cuts[(len(cuts) - 1) // 2] if self.split is None else self.split
-
     def _maps(self, task: Task) -> tuple[int, ...]:
         """Shape of an image's maps at the cut."""
-        return task.map_shape(self._cut(task.network))
+        return task.map_shape(task.network.cut(self.split))
 
     # ---------------------------------------------------------------- estimates
     # Per class: "mean" and "spread" [C, *shape], and whether there are such, "seen" and "spread_seen" [C].
@@ -111,7 +96,7 @@ class FedImpro(Method):
         if self.initial == "masked":
             mean, spread = (start.new_zeros((task.classes, *shape)) for _ in range(2))
         else:
-            drawn = self.random(task).uniform(0, 1, (task.classes, *shape))
+            drawn = self.random(task, use="initial").uniform(0, 1, (task.classes, *shape))
             mean = torch.from_numpy(drawn).to(start)
             spread = torch.full_like(mean, 0.1 if self.moment == "std" else 0.01)
             seen = seen + 1
@@ -124,7 +109,8 @@ class FedImpro(Method):
         import torch
 
         carry = {**local.payload, "step": torch.zeros((), dtype=torch.int64, device=local.start.device)}
-        seen = local.payload["seen"].nonzero().flatten().cpu().numpy()
+        complete = local.payload["seen"] * local.payload["spread_seen"]
+        seen = complete.nonzero().flatten().cpu().numpy()
         if self.n_hat != 0 and len(seen):
             random = self.random(local.task, round=local.round, client=local.client)
             carry["key"] = carry["step"] + int(random.integers(2**63))
@@ -154,7 +140,7 @@ class FedImpro(Method):
         """One joint pass of the upper part on real and sampled maps."""
         import torch
 
-        cut, count = self._cut(network), len(step.images)
+        cut, count = network.cut(self.split), len(step.images)
         maps = network.lower(step.images, cut)
         own: State = {"maps": maps.detach()}
         if "labels" in carry:
@@ -178,7 +164,8 @@ class FedImpro(Method):
         elif self.n_hat is None:
             chosen = chosen[: len(labels)]
         if self.labels == "batch":  # a class without an estimate is replaced by a drawn one
-            chosen = labels.where(source["seen"].index_select(0, labels) > 0, chosen)
+            complete = local.payload["seen"] * local.payload["spread_seen"]
+            chosen = labels.where(complete.index_select(0, labels) > 0, chosen)
         mean, spread = (source[name].index_select(0, chosen) for name in ("mean", "spread"))
         deviation = spread if self.moment == "std" else spread.sqrt()
         noise = standard_normal((len(chosen), *maps.shape[1:]), carry["key"], carry["step"])

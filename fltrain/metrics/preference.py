@@ -97,18 +97,23 @@ def _products(maps: Tensor, error: Tensor, spatial: Spatial) -> Tensor:
 def _post_activations(network: Network, images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """What every layer says of some images, by its name, and the logits."""
     said: dict[str, Tensor] = {}
-    speaking: list[str] = []  # the layer whose output may still go through a norm and a ReLU
+    # The layer whose output may still go through a norm and a ReLU, and the tensor that went on from it.
+    speaking: list[tuple[str, Tensor]] = []
 
-    def record(name: str, module: nn.Module, input: Tensor, output: Tensor) -> None:
+    def record(name: str, module: nn.Module, input: Tensor, output: Tensor) -> Tensor:
         kind = module[0] if isinstance(module, PerGroup) else module
-        if isinstance(kind, _LAYERS):
-            speaking[:] = [name]
-        elif not (isinstance(kind, _NORMS + _ACTIVATIONS) and speaking and input is said[speaking[0]]):
-            speaking.clear()
-            return
-        said[speaking[0]] = output
-        if isinstance(kind, _ACTIVATIONS):
-            speaking.clear()
+        if not isinstance(kind, _LAYERS):
+            # A tensor that was written to in between, a residual sum, is no longer what the layer said.
+            written = int(getattr(kind, "inplace", False))
+            follows = speaking and input is speaking[0][1] and input._version == written
+            if not (isinstance(kind, _NORMS + _ACTIVATIONS) and follows):
+                speaking.clear()
+                return output
+            name = speaking[0][0]
+        said[name] = output
+        passed_on = output.clone()  # networks may go on in place: what was said has to stay
+        speaking[:] = [] if isinstance(kind, _ACTIVATIONS) else [(name, passed_on)]
+        return passed_on
 
     def watch(name: str) -> Any:
         return lambda module, inputs, output: record(name, module, inputs[0], output)

@@ -113,12 +113,6 @@ class Decoupled(Network):
     class_groups: tuple[int, ...]
     structure_groups: dict[str, tuple[int, ...]]
 
-    @property
-    def splits(self) -> dict[int, str]:
-        """Where the network can be cut in two, see ``Network``; never behind the classifier."""
-        blocks = {name: block for name, block in self.named_children() if name != "classifier"}
-        return Network(**blocks).splits
-
 
 # ---------------------------------------------------------------- chains
 @dataclass

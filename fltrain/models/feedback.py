@@ -189,7 +189,8 @@ def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> It
 
     def from_output(projection: Tensor) -> Callable[[_Operation], Transport]:
         def transport(input: Tensor, error: Tensor) -> Tensor:
-            projected = output_error[0] @ projection.T
+            # A method may add samples to the batch above a cut; they come last.
+            projected = output_error[0][: len(input)] @ projection.T
             if input.dim() == 2:
                 return projected
             return (projected / (input.shape[2] * input.shape[3]))[:, :, None, None].expand_as(input)

@@ -60,6 +60,20 @@ class Network(nn.Module):
         last_blocks.pop(0, None)
         return last_blocks
 
+    def cut(self, split: int | None) -> int:
+        """Return the number of a cut: the one asked for, or the middle one of those that the network has.
+
+        Raises:
+            FltrainError: if there is no such cut; names those that there are.
+        """
+        cuts = sorted(self.splits)
+        if not cuts:
+            raise FltrainError("this network cannot be split: it has no convolutions below a classifier")
+        if split is not None and split not in cuts:
+            known = ", ".join(map(str, cuts))
+            raise FltrainError(f"this network cannot be split at convolution {split} (possible: {known})")
+        return cuts[(len(cuts) - 1) // 2] if split is None else split
+
     def lower(self, images: Tensor, split: int) -> Tensor:
         """Return the maps that leave the part below a cut; ``split`` is a key of ``splits``."""
         for block in self._parts(split)[0]:
@@ -79,13 +93,10 @@ class Network(nn.Module):
 
     def _parts(self, split: int) -> tuple[list[nn.Module], list[nn.Module]]:
         """Blocks below and above a cut."""
-        splits = self.splits
-        if split not in splits:
-            known = ", ".join(map(str, splits)) or "none"
-            raise FltrainError(f"this network cannot be split at convolution {split} (possible: {known})")
+        last_below = self.splits[self.cut(split)]
         names = [name for name, _ in self.named_children()]
         blocks = list(self.children())
-        above = names.index(splits[split]) + 1
+        above = names.index(last_below) + 1
         return blocks[:above], blocks[above:]
 
 

@@ -133,7 +133,7 @@ def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
                 canvas, numbers = draw_variances(sheet, sheet.figure, results)
             case Inversion():
                 recovered = inversions.attack(sheet, sheet.figure, results)
-                canvas, numbers = inversions.draw_recovered(recovered), inversions.measurements(recovered)
+                canvas, numbers = inversions.draw(recovered), inversions.measurements(recovered)
         width = canvas.get_figwidth() / MILLIMETRE
         note = "\n".join(textwrap.wrap(sheet.scale_note, width=int(width * 2 / 3)))
         canvas.supxlabel(note, fontsize=7.5, color="#5b6675", x=0.01, ha="left")

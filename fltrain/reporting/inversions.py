@@ -195,12 +195,7 @@ def measurements(recovered: Recovered) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(sheet: Sheet, figure: Inversion, results: Results) -> Canvas:
-    """Attack the run of a sheet and draw what was recovered."""
-    return draw_recovered(attack(sheet, figure, results))
-
-
-def draw_recovered(found: Recovered) -> Canvas:
+def draw(found: Recovered) -> Canvas:
     """Draw private images, the mean images of their classes, and what an attack recovered, row by row."""
     from matplotlib.figure import Figure as Canvas
 

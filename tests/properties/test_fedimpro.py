@@ -1109,7 +1109,7 @@ def test_traffic(settings: dict[str, object], numbers: int) -> None:
 
 
 def test_unknown_cuts_are_refused() -> None:
-    with pytest.raises(FltrainError, match=r"plugins\.fedimpro\.split: 3 is no cut .*cuts: 1, 4, 7, 8"):
+    with pytest.raises(FltrainError, match=r"cannot be split at convolution 3 \(possible: 1, 4, 7, 8\)"):
         simulation(FedImpro(split=3))
 
     class Flat(Model):
@@ -1119,7 +1119,7 @@ def test_unknown_cuts_are_refused() -> None:
             return Network(flatten=nn.Flatten(), classifier=nn.Linear(channels * side**2, classes))
 
     for split in (None, 1):
-        with pytest.raises(FltrainError, match="cuts: none"):
+        with pytest.raises(FltrainError, match="it has no convolutions"):
             simulation(FedImpro(split=split), model=Flat())
 
 
@@ -1398,3 +1398,12 @@ def test_a_ramp_that_starts_too_early_is_noticed() -> None:
     settings, rounds, epochs, expected = WEIGHTS[0]
     with pytest.raises(AssertionError):
         check_weights(Early(initial="uniform", **settings), rounds, epochs, expected)
+
+
+@pytest.mark.parametrize("layer", ["stage1.expand", "stage2.expand", "classifier"])
+def test_direct_feedback_reaches_layers_below_and_above_the_cut(layer: str) -> None:
+    """Above the cut there are more rows than images: the samples', which come last."""
+    direct = Flfa(strategy="fixed", layers=(layer,), feedback="direct")
+    federation = trained(FedImpro(split=4), direct, rounds=2)
+    assert federation.server.weights.isfinite().all()
+    assert not torch.equal(federation.server.weights, trained(FedImpro(split=4), rounds=2).server.weights)

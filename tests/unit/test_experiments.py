@@ -214,6 +214,28 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
     assert [each.sheet.scale for each in (table, figure)] == ["a shorter trial", "a trial"]
 
 
+def test_figures_of_models_need_runs_that_keep_them(config: Config) -> None:
+    figure = {"kind": "preference", "columns": "plugin"}
+    assert "evaluation.keep" in config.error(put(figure, "items", "figure", "figure"))
+
+    def keeping(data: Yaml) -> None:
+        put(figure, "items", "figure", "figure")(data)
+        put("clients", "items", "figure", "settings", "evaluation", "keep")(data)
+
+    table, planned = config.plan(keeping).items
+    assert planned.looks_into_models and not table.looks_into_models
+
+
+def test_a_scale_can_patch_the_layout_of_a_figure(config: Config) -> None:
+    def edit(data: Yaml) -> None:
+        item("toy/figure", figure={"over": "epochs"})(data)
+
+    assert config.plan(scale=edit).items[1].sheet.figure.over == "epochs"
+    wrong = item("toy/figure", figure={"ovr": "epochs"})
+    assert "'ovr'" in config.error(scale=wrong)
+    assert "this is a table" in config.error(scale=item("toy/table", figure={"over": "epochs"}))
+
+
 def test_exceptions_patch_the_cells_that_they_name(config: Config) -> None:
     exceptions = [{"when": {"method": "scaffold", "plugin": "FLFA"}, "set": {"training": {"lr": 0.125}}}]
     table, _ = config.plan(put(exceptions, *TABLE, "exceptions")).items

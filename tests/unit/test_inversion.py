@@ -24,7 +24,6 @@ from fltrain.files import write_json
 from fltrain.inversion import (
     Inverted,
     Recovered,
-    cut_of,
     invert,
     private_images,
     psnr,
@@ -34,7 +33,7 @@ from fltrain.inversion import (
 )
 from fltrain.models.catalogue import MODELS
 from fltrain.records import Record, Results
-from fltrain.reporting.inversions import Attack, Inversion, attack, draw, draw_recovered, measurements
+from fltrain.reporting.inversions import Attack, Inversion, attack, draw, measurements
 from fltrain.reporting.layout import Sheet
 from fltrain.spec import RunSpec
 from fltrain.trained import TrainedRun
@@ -356,11 +355,11 @@ def test_classes_that_no_client_has_are_left_out() -> None:
 def test_without_a_number_the_middle_cut_is_taken() -> None:
     network = MODELS["mobilenet_tiny"]().network(1, 8, 10)
     assert list(network.splits) == [1, 4, 7, 8]
-    assert (cut_of(network, None), cut_of(network, 7)) == (4, 7)
-    with pytest.raises(FltrainError, match=r"convolution 5 \(cuts: 1, 4, 7, 8\)"):
-        cut_of(network, 5)
-    with pytest.raises(FltrainError, match=r"cannot be cut \(cuts: none\)"):
-        cut_of(MODELS["mlp"]().network(1, 8, 10), None)
+    assert (network.cut(None), network.cut(7)) == (4, 7)
+    with pytest.raises(FltrainError, match=r"convolution 5 \(possible: 1, 4, 7, 8\)"):
+        network.cut(5)
+    with pytest.raises(FltrainError, match="cannot be split: it has no convolutions"):
+        MODELS["mlp"]().network(1, 8, 10).cut(None)
 
 
 # ---------------------------------------------------------------- a real run
@@ -575,7 +574,7 @@ def sheet(*records: Record) -> Sheet:
 
 
 def test_drawn_are_private_images_mean_images_and_a_row_per_target(recovered: Recovered) -> None:
-    canvas = draw_recovered(recovered)
+    canvas = draw(recovered)
     rows = np.array(canvas.axes).reshape(6, 4)
     assert [row[0].get_ylabel().replace("\n", " ") for row in rows] == [
         "private images",
@@ -634,7 +633,7 @@ def test_colour_images(register: Register, tmp_path: Path) -> None:
     )
     record, results = trained(spec, tmp_path), Results(tmp_path)
     figure = layout(targets=["raw"], attack=PRIOR | {"steps": 3}, images=3)
-    canvas = draw(sheet(record), figure, results)
+    canvas = draw(attack(sheet(record), figure, results))
     assert len(canvas.axes) == 9
     assert {panel.images[0].get_array().shape for panel in canvas.axes} == {(8, 8, 3)}
 

@@ -14,6 +14,7 @@ from fltrain.engine.data import FederatedData, Split
 from fltrain.errors import FltrainError
 from fltrain.methods.fed2 import Fed2
 from fltrain.metrics.preference import (
+    _post_activations,
     alignment,
     class_preference,
     shared_depth,
@@ -318,3 +319,16 @@ def test_identical_clients_are_aligned_and_others_are_not(split: Split) -> None:
     measured = alignment([one, other])
     assert list(measured) == list(one)
     assert measured["conv2.0"] < 1 and measured["fc1.0"] < 0.6
+
+
+def test_networks_that_go_on_in_place_do_not_change_what_was_said() -> None:
+    """In a ResNet, the sum and the ReLU behind it overwrite what the block's last norm returned."""
+    network = MODELS["resnet18"]().network(1, 8, 10).eval()
+    maps: list[torch.Tensor] = []
+    norm = network.get_submodule("stage1.0.bn2")
+    handle = norm.register_forward_hook(lambda _module, _inputs, output: maps.append(output.clone()))
+    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    said, _ = _post_activations(network, images.requires_grad_())
+    handle.remove()
+    assert maps[0].min() < 0
+    assert torch.equal(said["stage1.0.conv2"], maps[0])

@@ -279,3 +279,11 @@ def test_weights_that_overflow_in_the_last_step_are_a_divergence(tmp_path: Path)
 
 def test_a_completed_run_has_not_diverged(measured: Record) -> None:
     assert (measured.summary["status"], measured.summary["diverged"]) == ("completed", None)
+
+
+def test_a_run_that_diverges_at_once_keeps_a_record(tmp_path: Path) -> None:
+    """Also if it was to keep its clients' models: there are none."""
+    training = {"epochs": 1, "batch_size": 32, "lr": 1e30}
+    record = trained(tiny(training=training, evaluation={"keep": "clients"}), tmp_path)
+    assert record.summary["status"] == "diverged"
+    assert record.summary["diverged"]["round"] == 1

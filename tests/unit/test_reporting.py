@@ -233,6 +233,29 @@ def test_rounds_to_target(runs: Runs) -> None:
     assert shown == {"FedAvg": "2", "FedProx": "2", "MOON": "never"}
 
 
+def test_at_full_scale_the_published_target_counts(runs: Runs, tmp_path: Path) -> None:
+    published = tmp_path / "table.csv"
+    published.write_text(
+        "dataset,method,metric,value,note\n"
+        "cifar10,,target_acc,55.0,\n"
+        "cifar10,fedavg,rounds_to_target,3,\n"
+        "cifar10,moon,rounds_to_target,2,\n"
+    )
+    for method, accuracies in (("FedAvg", (0.5, 0.6, 0.7)), ("MOON", (0.56, 0.6, 0.65))):
+        named = {"dataset": "cifar10", "method": method.lower()}
+        runs.add({"method": method}, 0.7, rows=accuracy_rows(*accuracies), reported=named)
+    measure = {
+        "measure": "rounds_to_target",
+        "target_of": {"method": "FedAvg"},
+        "reported": "rounds_to_target",
+    }
+    at_each = {False: {"FedAvg": "2", "MOON": "1"}, True: {"FedAvg": "3", "MOON": "never"}}
+    for reduced, expected in at_each.items():
+        shown = runs.shown(runs.table(measure, reduced=reduced), published)
+        assert {row: cell.text for (row,), cell in shown.items()} == expected
+        assert [cell.published for cell in shown.values()] == [3, 2]
+
+
 def test_a_target_belongs_to_rounds_and_the_other_way_round(runs: Runs) -> None:
     runs.add({"method": "FedAvg"}, 0.5)
     for measure in ({"measure": "rounds_to_target"}, {**ACCURACY, "target_of": {"method": "FedAvg"}}):

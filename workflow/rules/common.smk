@@ -108,7 +108,12 @@ def item_records(wildcards):
     partitions = [
         str(RESULTS.partition_file(partition)) for partition in item.partition_ids
     ]
-    return records_of(item.run_ids) if item.trains else partitions
+    if not item.trains:
+        return partitions
+    if not item.looks_into_models:
+        return records_of(item.run_ids)
+    data = {str(RESULTS.data(entry.spec.dataset)) for entry in item.entries}
+    return [*records_of(item.run_ids), *partitions, *sorted(data)]
 
 
 def sheet_part(field):
