@@ -96,7 +96,7 @@ OUTPUTS = [
     "runs.csv",
     "tracked.json",
     *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html")),
-    *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in ("pdf", "png")),
+    *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in ("csv", "pdf", "png")),
 ]
 
 

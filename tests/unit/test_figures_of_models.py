@@ -1,0 +1,108 @@
+"""Figures that look into trained models: what neurons prefer, layer by layer and client by client."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from fltrain.engine.evaluation import test as evaluate
+from fltrain.errors import FltrainError
+from fltrain.records import Record, Results
+from fltrain.reporting import figures
+from fltrain.reporting.layout import Sheet
+from fltrain.trained import TrainedRun
+
+from .helpers import CPU, tiny, trained
+
+CASES = {"plain": "fedavg", "grouped": {"name": "fed2", "decoupled": 3, "groups": 5}}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    """A run without and one with Fed2, which keep their clients' models."""
+    root = tmp_path_factory.mktemp("models")
+    common: dict[str, Any] = {
+        "dataset": {"name": "digits", "image_size": 16},
+        "partition": {"name": "iid", "clients": 3},
+        "model": "lenet5",
+        "rounds": 2,
+        "participation": {"fraction": 1.0},
+        "evaluation": {"keep": "clients"},
+    }
+    return {label: trained(tiny(**common, method=method), root) for label, method in CASES.items()}
+
+
+def results_of(records: dict[str, Record]) -> Results:
+    return Results(next(iter(records.values())).folder.parents[1])
+
+
+def sheet(records: dict[str, Record], figure: dict[str, Any]) -> Sheet:
+    cells = [
+        {"labels": {"case": label}, "reported": {}, "seed": 0, "run": record.run_id, "partition": "-"}
+        for label, record in records.items()
+    ]
+    data = {"id": "toy/figure", "paper": "A toy", "title": "A toy", "caption": "", "scale": "on toy data"}
+    layout = {"reduced": True, "axes": {"case": list(records)}, "table": None, "reported": None}
+    return Sheet.parse({**data, **layout, "figure": figure, "cells": cells}, "sheet")
+
+
+def drawn(records: dict[str, Record], figure: dict[str, Any], folder: Path) -> pd.DataFrame:
+    """The numbers of a figure, after it was written."""
+    outputs = [folder / name for name in ("figure.pdf", "figure.png", "figure.csv")]
+    figures.write(sheet(records, figure), results_of(records), outputs)
+    assert all(path.stat().st_size > 0 for path in outputs)
+    return pd.read_csv(outputs[-1])
+
+
+def test_kept_models_are_those_of_the_run(records: dict[str, Record]) -> None:
+    """The global model tests as the record says, and the clients' models average to it."""
+    record = records["plain"]
+    run = TrainedRun(record, results_of(records), CPU)
+    assert evaluate(run.network, run.data.test).accuracy == record.summary["accuracy"]["last"]
+    sizes = torch.tensor([len(run.data.clients[client]) for client in run.each_client()]).double()
+    mean = (sizes / sizes.sum()) @ run.arrays["client_weights"].double()
+    torch.testing.assert_close(run.arrays["weights"].double(), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_preferences_are_drawn_neuron_by_neuron(records: dict[str, Record], tmp_path: Path) -> None:
+    figure = {"kind": "preference", "columns": "case", "layers": 2, "images": 5}
+    numbers = drawn(records, figure, tmp_path)
+    assert set(numbers["panel"]) == set(CASES)
+    assert set(numbers["client"]) == {0, 1, 2}
+    assert numbers["top_class"].between(-1, 9).all()
+    plain = numbers[numbers["panel"] == "plain"]
+    assert plain.groupby("layer").size().to_dict() == {"fc1.0": 3 * 120, "fc2.0": 3 * 84}
+
+
+def test_more_layers_than_there_are(records: dict[str, Record], tmp_path: Path) -> None:
+    with pytest.raises(FltrainError, match=r"figure\.layers: plain has 4 layers"):
+        drawn(records, {"kind": "preference", "columns": "case", "layers": 9, "images": 5}, tmp_path)
+
+
+def test_variances_are_drawn_layer_by_layer(records: dict[str, Record], tmp_path: Path) -> None:
+    numbers = drawn(records, {"kind": "variance", "columns": "case", "images": 5}, tmp_path)
+    plain = numbers[numbers["panel"] == "plain"]
+    assert plain["layer"].tolist() == ["conv1.0", "conv2.0", "fc1.0", "fc2.0", "classifier"]
+    assert (numbers[["unit_norm", "raw"]] >= 0).all(axis=None)
+    assert (numbers["unit_norm"] <= 1 + 1e-9).all(), "vectors of length one"
+
+
+def test_an_inversion_is_drawn_with_its_measurements(records: dict[str, Record], tmp_path: Path) -> None:
+    figure = {
+        "kind": "inversion",
+        "split": 1,
+        "images": 2,
+        "targets": ["raw"],
+        "attack": {"kind": "pixels", "steps": 5},
+    }
+    numbers = drawn({"plain": records["plain"]}, figure, tmp_path)
+    assert len(numbers) == 2
+    assert (numbers["loss"] <= numbers["loss_before"]).all()
+
+
+def test_a_run_that_keeps_nothing_says_what_to_set(tmp_path: Path) -> None:
+    record = trained(tiny(rounds=1), tmp_path)
+    with pytest.raises(FltrainError, match=r"keeps no model; set evaluation\.keep"):
+        TrainedRun(record, Results(tmp_path), CPU)
