@@ -215,6 +215,8 @@ class RunSpec(Settings):
         images = self._images
         if images is not None:
             self.partition.check(images)
+        if entry.classes is not None:
+            self.partition.check_classes(entry.classes)
         if side is not None:
             if side < self.model.min_side:
                 raise ValueError(

@@ -206,6 +206,13 @@ def test_two_owners_of_an_exclusive_hook_are_named() -> None:
     assert Composition((METHODS["fedavg"](), Trimmed())).name == "fedavg+trimmed"
 
 
+def test_more_classes_per_client_than_there_are_are_refused_before_anything_runs() -> None:
+    message = refusal(partition={"name": "n_by_c", "clients": 10, "classes_per_client": 50})
+    assert message == (
+        "partition.classes_per_client: 50 are asked for, the data set has 10 classes; use at most 10"
+    )
+
+
 def test_a_method_is_named_once() -> None:
     assert refusal(plugins=["flfa", "flfa"]) == "'flfa' is named twice"
 

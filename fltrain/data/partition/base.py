@@ -51,6 +51,13 @@ class Scheme(Component):
                 f"use at most {images}"
             )
 
+    def check_classes(self, classes: int) -> None:
+        """Refuse what cannot be done with so many classes.
+
+        Raises:
+            FltrainError: with what is possible.
+        """
+
     def split(
         self, labels: Indices, classes: int, seed: int, writers: Indices | None = None
     ) -> list[Indices]:

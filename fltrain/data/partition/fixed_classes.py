@@ -67,13 +67,16 @@ class FixedClasses(LabelSkew):
     classes_per_client: int = Field(default=2, ge=1)
     assignment: str
 
-    def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
-        classes = len(class_sizes)
+    def check_classes(self, classes: int) -> None:
         if self.classes_per_client > classes:
             raise FltrainError(
                 f"partition.classes_per_client: {self.classes_per_client} are asked for, the data set has "
                 f"{classes} classes; use at most {classes}"
             )
+
+    def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
+        classes = len(class_sizes)
+        self.check_classes(classes)
         held = _ASSIGNMENTS[self.assignment](self.clients, self.classes_per_client, classes, random)
         holders = held.sum(axis=0)
         if not holders.all():
