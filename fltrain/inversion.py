@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -84,7 +85,7 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- the attack
-class _Attacker(nn.Module):
+class _Attacker(nn.Module, ABC):
     """Makes one image per target out of its parameters, in which no two targets share any.
 
     All targets start from the same parameters and meet the same noise.
@@ -92,9 +93,9 @@ class _Attacker(nn.Module):
 
     ema = 0.0
 
+    @abstractmethod
     def forward(self, random: torch.Generator) -> Tensor:
         """Return images ``[targets, channels, height, width]``."""
-        raise NotImplementedError
 
     def stepped(self) -> None:
         """What is done after each step."""

@@ -29,7 +29,7 @@ def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
     if keep == "nothing":
         return None
     kept = {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}
-    if updates:  # none, if the first round diverged
+    if updates:  # the simulation holds them for `clients` alone; none, if the first round diverged
         kept["clients"] = torch.tensor([update.client for update in updates])
         kept["client_weights"] = torch.stack([update.trained for update in updates])
         kept["client_buffers"] = torch.stack([update.buffers for update in updates])

@@ -101,7 +101,7 @@ def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str
     for cell in sheet.cells:
         if cell.seed == first:
             arrays, _ = read_arrays(partitions.partition_file(cell.partition), "partition")
-            counts[cell.labels[figure.panels]] = pd.DataFrame(arrays["counts"])
+            counts[cell.labels[figure.columns]] = pd.DataFrame(arrays["counts"])
     return counts
 
 

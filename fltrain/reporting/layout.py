@@ -160,14 +160,10 @@ class Curves(Settings):
                 )
 
 
-class Bubbles(Settings):
-    """Images of each class at each client, as areas: one panel per point of the axis ``panels``.
+class SideBySide(Settings):
+    """A figure with a column for each point of the axis ``columns``; it shows the first seed of the grid."""
 
-    Shows the partitions of the grid with its first seed; nothing is trained for it.
-    """
-
-    kind: Literal["bubbles"]
-    panels: str
+    columns: str
 
     def check(self, item: str, axes: Axes) -> None:
         """Refuse a layout that names what is not there, or that would mix the points of an axis.
@@ -175,55 +171,37 @@ class Bubbles(Settings):
         Raises:
             FltrainError: with what there is.
         """
-        _check_axis(item, "panels", self.panels, axes)
-        _check_shown(item, _varied(axes), [self.panels])
+        _check_axis(item, "columns", self.columns, axes)
+        _check_shown(item, _varied(axes), [self.columns])
 
 
-class Preference(Settings):
-    """Top class of every neuron at every client of the last round: a column for each point of an axis.
+class Bubbles(SideBySide):
+    """Images of each class at each client, as areas. Shows partitions; nothing is trained for it."""
 
-    The grid's runs (those with the first seed are shown) have to keep their clients' models.
+    kind: Literal["bubbles"]
+
+
+class Preference(SideBySide):
+    """Top class of every neuron at every client of the last round; runs have to keep their clients' models.
 
     Attributes:
-        columns: axis whose points stand side by side.
         layers: how many of the last layers before the classifier are shown below one another.
         images: of each class, taken from the test images.
     """
 
     kind: Literal["preference"]
-    columns: str
     layers: int = Field(default=3, ge=1)
     images: int = Field(default=50, ge=1)
 
-    def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names what is not there, or that would mix the points of an axis.
 
-        Raises:
-            FltrainError: with what there is.
-        """
-        _check_axis(item, "columns", self.columns, axes)
-        _check_shown(item, _varied(axes), [self.columns])
+class Variance(SideBySide):
+    """How much the neurons of each layer differ in the class they prefer; runs have to keep their model.
 
-
-class Variance(Settings):
-    """How much the neurons of each layer differ in the class they prefer: a panel for each point of an axis.
-
-    The grid's runs (those with the first seed are shown) have to keep their model. ``images`` of each class
-    are taken from the test images.
+    ``images`` of each class are taken from the test images.
     """
 
     kind: Literal["variance"]
-    columns: str
     images: int = Field(default=50, ge=1)
-
-    def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names what is not there, or that would mix the points of an axis.
-
-        Raises:
-            FltrainError: with what there is.
-        """
-        _check_axis(item, "columns", self.columns, axes)
-        _check_shown(item, _varied(axes), [self.columns])
 
 
 Figure = Annotated[Curves | Bubbles | Preference | Variance | Inversion, Field(discriminator="kind")]

@@ -16,8 +16,8 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedrs import FedRS
 from fltrain.models.network import Network
 
-from .helpers import Tracing, assert_same_model, by_name, digits, local_of, rows_of, simulation, trained
-from .test_step import check_round, replica, step_of
+from .helpers import Tracing, assert_same_model, by_name, digits, local_of, simulation, trained
+from .ordinary import check_round, check_testing, replica, step_of
 
 POOR = 0
 """A client of the small federation that has images of classes 0, 1 and 2 only."""
@@ -118,19 +118,6 @@ def check_counts(method: FedRS) -> None:
         assert steps
         for step in steps:
             assert step.carries[method.name]["factor"].tolist() == expected
-
-
-def check_testing(method: FedRS) -> None:
-    """Accuracy and loss of a test are those of the logits as they are."""
-    federation = trained(method, rounds=2, fraction=1.0)
-    server, data = federation.server, federation.data.test
-    network = replica(federation, server.weights, server.buffers).eval()
-    with torch.no_grad():
-        seen = network.features(data.batch(torch.arange(len(data)))[0])
-        logits = seen @ network.classifier.weight.T + network.classifier.bias
-    row = rows_of(federation, "evaluation")[-1]
-    assert row["accuracy"] == pytest.approx((logits.argmax(1) == data.labels).double().mean().item())
-    assert row["loss"] == pytest.approx(functional.cross_entropy(logits, data.labels).item(), rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------ tests

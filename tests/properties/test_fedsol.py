@@ -21,7 +21,7 @@ from fltrain.models.network import Network
 from fltrain.models.parts import mean_pool
 
 from .helpers import FULL_BATCH, Tracing, assert_same_model, by_name, simulation, trained
-from .test_step import elsewhere, flat, gradient_of, replica, running, step_of
+from .ordinary import elsewhere, flat, gradient_of, replica, running, step_of
 
 models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
 SETTINGS = [

@@ -23,7 +23,7 @@ from fltrain.models.feedback import feedback
 from fltrain.models.network import Network
 
 from .helpers import Tracing, assert_same_model, by_name, rows_of, simulation, trained
-from .test_step import check_round, elsewhere, features, gradient_of, replica, step_of
+from .ordinary import check_round, elsewhere, features, gradient_of, replica, step_of
 
 Weights = tuple[Tensor, Tensor]
 """Weights and buffers of a model."""

@@ -1,7 +1,5 @@
 """The local step as methods see it: gradients of any loss at any weights, and models that stay frozen."""
 
-import copy
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -9,141 +7,31 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils import vector_to_parameters
 
 from fltrain.engine.local import FrozenModels, LoopStep
-from fltrain.engine.rounds import Simulation
-from fltrain.methods.base import Method, Outputs, Part
+from fltrain.methods.base import Outputs, Part
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedrs import FedRS
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
-from fltrain.models.network import Network
 
-from .helpers import FORWARD_ORDER, by_name, changed_parameters, local_of, trained
+from .helpers import FORWARD_ORDER, by_name, changed_parameters
+from .ordinary import (
+    cross_entropy,
+    elsewhere,
+    entropy,
+    features,
+    federation_of,
+    flat,
+    gradient_of,
+    replica,
+    running,
+    step_of,
+)
 
 models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
 FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("global", "random", "direct")]
-
-
-# ------------------------------------------------------------------------------------ an ordinary loop
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """The tensors one after the other."""
-    return torch.cat([*(tensor.detach().flatten() for tensor in tensors), torch.zeros(0)])
-
-
-def running(network: Network) -> Tensor:
-    """Running statistics of a network."""
-    return flat(buffer for buffer in network.buffers() if buffer.is_floating_point())
-
-
-def replica(federation: Simulation, weights: Tensor, buffers: Tensor) -> Network:
-    """An ordinary network of its own, in training mode, that holds copies of the weights and buffers."""
-    network = copy.deepcopy(federation.network).train()
-    vector_to_parameters(weights.clone(), network.parameters())
-    taken = 0
-    for buffer in network.buffers():
-        if buffer.is_floating_point():
-            buffer.copy_(buffers[taken : taken + buffer.numel()].view_as(buffer))
-            taken += buffer.numel()
-    assert taken == len(buffers)
-    return network
-
-
-def features(network: Network, images: Tensor) -> Tensor:
-    """What the classifier is given."""
-    for name, block in network.named_children():
-        if name != "classifier":
-            images = block(images)
-    return images
-
-
-def gradient_of(loss: Tensor, network: Network) -> Tensor:
-    """Gradient of a loss in all parameters of a network, in which some may not be."""
-    parameters = list(network.parameters())
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return flat(
-        torch.zeros_like(parameter) if gradient is None else gradient
-        for parameter, gradient in zip(parameters, found, strict=True)
-    )
-
-
-def check_round(
-    federation: Simulation, number: int, loss: Callable[[int, Network, Tensor, Tensor], Tensor]
-) -> None:
-    """Run a round; clients take the steps of an ordinary loop with this loss of client, network and batch.
-
-    The federation must be traced. Every step starts where the traced one did: a rounding error can move an
-    activation over the kink of a ReLU, from where trajectories part.
-    """
-    received, training = federation.server, federation.spec.training
-    federation.round(number)
-    for update in federation.executor.updates:
-        network, losses = replica(federation, received.weights, received.buffers), []
-        settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
-        optimiser = torch.optim.SGD(network.parameters(), lr=training.lr, **settings)
-        steps = federation.executor.of(update.client, number)
-        assert len(steps) == update.steps
-        for step in steps:
-            optimiser.zero_grad()
-            value = loss(update.client, network, *federation.data.train.batch(step.chosen))
-            value.backward()
-            optimiser.step()
-            losses.append(value.item())
-            torch.testing.assert_close(step.weights, flat(network.parameters()), rtol=1e-5, atol=1e-6)
-            vector_to_parameters(step.weights.clone(), network.parameters())
-        torch.testing.assert_close(update.weights, step.weights, rtol=0, atol=0)
-        torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
-        assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-
-
-# ------------------------------------------------------------------------------------ a single step
-def federation_of(*methods: Method, model: Model | None = None) -> Simulation:
-    """A federation after one round, so that running statistics are not those of a new network."""
-    return trained(*methods, model=model, rounds=1)
-
-
-def step_of(
-    federation: Simulation,
-    *,
-    kind: type[LoopStep] = LoopStep,
-    twins: type[FrozenModels] = FrozenModels,
-    frozen: int = 2,
-    client: int = 0,
-    weights: Tensor | None = None,
-) -> LoopStep:
-    """A step of a client, who has received the global model and is at ``weights`` by now."""
-    composition, server, data = federation.composition, federation.server, federation.data
-    local = local_of(server.weights, task=federation.task, counts=data.class_counts[client])
-    hooks = composition.begin(
-        replace(local, round=1, buffers=server.buffers),
-        composition.payload(server.states),
-        composition.init_client(federation.task, server.weights),
-    )
-    here = server.weights if weights is None else weights
-    federation.model.load(here, server.buffers, server.counters)
-    federation.network.train()
-    batch = data.train.batch(data.clients[client])
-    return kind(federation.model, twins(federation.model, frozen), hooks, *batch)
-
-
-def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:
-    """Other weights and buffers than the global ones; each weight is off by about the distance."""
-    random = torch.Generator().manual_seed(seed)
-    weights, buffers = federation.server.weights, federation.server.buffers
-    factors = torch.rand(len(buffers), generator=random) + 0.5
-    return weights + distance * torch.randn(len(weights), generator=random), buffers * factors
-
-
-def cross_entropy(network: Network, step: LoopStep) -> Tensor:
-    return functional.cross_entropy(network(step.images), step.labels)
-
-
-def entropy(outputs: Outputs) -> Tensor:
-    """A loss that no client has, of features and logits."""
-    logs = outputs.logits.log_softmax(1)
-    return outputs.features.square().mean() - (logs.exp() * logs).sum(1).mean()
 
 
 class Doubling(FedAvg):

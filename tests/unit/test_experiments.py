@@ -342,7 +342,7 @@ def add_bubbles(data: Yaml) -> None:
     data["items"]["bubbles"] = {
         "title": "Who holds what",
         "axes": {"alpha": points},
-        "figure": {"kind": "bubbles", "panels": "alpha"},
+        "figure": {"kind": "bubbles", "columns": "alpha"},
     }
 
 
@@ -421,7 +421,7 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     ),
     "measure": ("final_acc", (*MEASURE, "measure"), ["toy/table", "'final_acc'", "'final_accuracy'"]),
     "both layouts": (
-        {"kind": "bubbles", "panels": "method"},
+        {"kind": "bubbles", "columns": "method"},
         (*TABLE, "figure"),
         ["'table'", "'figure'"],
     ),
@@ -452,7 +452,7 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
         ["items.figure.figure", "'curve'", "'curves'", "'bubbles'"],
     ),
     "panels that are no axis": (
-        {"kind": "bubbles", "panels": "plugn"},
+        {"kind": "bubbles", "columns": "plugn"},
         ("items", "figure", "figure"),
         ["toy/figure", "'plugn'", "'plugin'"],
     ),
@@ -460,7 +460,7 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
         {
             "title": "x",
             "axes": {"method": ["fedavg", "fedprox"], "rounds": [1, 2]},
-            "figure": {"kind": "bubbles", "panels": "method"},
+            "figure": {"kind": "bubbles", "columns": "method"},
         },
         ("items", "figure"),
         ["toy/figure", "'rounds'"],

@@ -105,8 +105,8 @@ class Runs:
         layout = {"kind": "curves", "series": series, "panels": list(panels), **grid}
         return self.sheet(figure=layout, **changes)
 
-    def bubbles(self, panels: str = "alpha", **changes: Any) -> Sheet:
-        return self.sheet(figure={"kind": "bubbles", "panels": panels}, **changes)
+    def bubbles(self, columns: str = "alpha", **changes: Any) -> Sheet:
+        return self.sheet(figure={"kind": "bubbles", "columns": columns}, **changes)
 
     def shown(self, sheet: Sheet, published: Path | None = None) -> dict[tuple[str, ...], Shown]:
         """The cells of a table by row, column and panel, as far as there are such."""

@@ -71,7 +71,7 @@ items:
       scheme:
         As in the table: {set: {}}
         By class: {set: {partition: {name: pathological, clients: 5}, local_test: {fraction: 0.25}}}
-    figure: {kind: bubbles, panels: scheme}
+    figure: {kind: bubbles, columns: scheme}
 """
 SCALE = """\
 scale: tiny
