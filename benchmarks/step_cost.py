@@ -1,7 +1,7 @@
-"""What a local step of each method costs, relative to FedAvg's, beside what the method declares.
+"""What local training on a batch costs with each method, relative to FedAvg, beside what it declares.
 
-Images are random bytes, one client trains alone. A method declares the work of its step in forward passes
-(a backward pass counts as two, so FedAvg's step is 3); the rest of a ratio is vector arithmetic and overhead.
+Images are random bytes, one client trains alone. A method declares its work on a batch in forward passes (a
+backward pass counts as two, so FedAvg's step is 3); the rest of a ratio is vector arithmetic and overhead.
 The methods take turns, after a first round in which those that need a past get one. Times are medians of
 processor seconds on one thread, or of seconds on the clock on a GPU.
 """
@@ -24,11 +24,13 @@ from fltrain.engine.rounds import Simulation
 from fltrain.errors import FltrainError
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
+from fltrain.methods.composition import Composition
 from fltrain.spec import RunSpec
 from fltrain.train import pick_device
 
 SIDE, CLASSES, BATCH = 28, 10, 64
 FEDAVG_STEP = 3.0
+PERSONAL = {name for name, method in METHODS.items() if Composition((method(),)).personal}
 
 Costs = dict[str, tuple[float, float | None]]
 
@@ -66,8 +68,11 @@ def federation(methods: Sequence[Method], model: str, steps: int, device: torch.
         "rounds": 10**6,
         "evaluation": {"every": 10**6},
     }
+    own, tests = np.arange(len(images)), None
+    if methods[0].name in PERSONAL:  # these are not trained without images to test them on
+        settings["local_test"], tests = {"fraction": 0.5}, [own[:BATCH]]
     spec = RunSpec.parse(settings, "benchmark")
-    return Simulation(spec, data, Partition([np.arange(len(images))], digest=""), device, Timed)
+    return Simulation(spec, data, Partition([own], "", tests), device, Timed)
 
 
 def measure(model: str, steps: int, repeats: int, device: torch.device) -> Costs:

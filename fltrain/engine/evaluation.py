@@ -1,19 +1,19 @@
-"""Testing the global model."""
+"""Testing: the global model, or each client with a model of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fltrain.engine.clients import BATCH, TRAINED, Clients, Kept, Round
 from fltrain.engine.data import Split
+from fltrain.methods.base import Local
 from fltrain.models.network import Network
-
-BATCH = {"cpu": 64, "cuda": 1024}
-"""Images at once: on a CPU, activations should stay in its caches (measured: up to three times faster)."""
+from fltrain.randomness import Purpose, seeded_torch
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,62 @@ def test(
     network: Network, split: Split, indices: Tensor | None = None, keep_features: bool = False
 ) -> TestResult:
     """Test the network, in evaluation mode, on all images of the split or on those named."""
+    kept: list[Tensor] = []
+
+    def decide(images: Tensor) -> Tensor:
+        features = network.features(images)
+        if keep_features:
+            kept.append(features)
+        logits: Tensor = network.classifier(features)
+        return logits
+
+    correct, losses = _test(network, split, indices, decide)
+    return TestResult(correct, losses, torch.cat(kept) if keep_features else None)
+
+
+def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> TestResult:
+    """Test all clients on images of their own, each with its own model and decisions.
+
+    Args:
+        clients: all of them; they must have test images.
+        round: the round that would come next.
+        kept: what the clients that took part so far keep.
+    """
+    assert clients.data.tests is not None
+    model, composition = clients.model, clients.composition
+    results: list[tuple[Tensor, Tensor]] = []
+    for client, images in enumerate(clients.data.tests):
+        arrived = clients.arrive(round, client, kept.get(client), to_train=False)
+        local = arrived.local
+        if TRAINED in arrived.kept:
+            model.load(**arrived.kept[TRAINED])
+        views = composition.views(local, round.payloads, arrived.kept)
+        with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
+            weights = composition.personalise(views, model.weights.clone())
+        model.weights.copy_(weights)
+
+        def decide(images: Tensor, views: Mapping[str, Local] = views) -> Tensor:
+            return composition.predict(model.network, images, views)
+
+        results.append(_test(model.network, clients.data.train, images, decide))
+    correct, losses = (torch.cat(parts) for parts in zip(*results, strict=True))
+    return TestResult(correct, losses, None)
+
+
+def _test(
+    network: Network, split: Split, indices: Tensor | None, decide: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Whether each image was classified correctly, and its cross entropy."""
     order = torch.arange(len(split), device=split.labels.device) if indices is None else indices
     correct: list[Tensor] = []
     losses: list[Tensor] = []
-    kept: list[Tensor] = []
     training = network.training
     network.eval()
     with torch.no_grad():
         for chosen in order.split(BATCH[order.device.type]):
             images, labels = split.batch(chosen)
-            features = network.features(images)
-            logits = network.classifier(features)
+            logits = decide(images)
             correct.append(logits.argmax(1) == labels)
             losses.append(functional.cross_entropy(logits, labels, reduction="none"))
-            if keep_features:
-                kept.append(features)
     network.train(training)
-    return TestResult(torch.cat(correct), torch.cat(losses), torch.cat(kept) if keep_features else None)
+    return torch.cat(correct), torch.cat(losses)

@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fltrain.methods.base import Part
 from fltrain.models.network import Layer, Network, layers
 
 
@@ -78,10 +80,23 @@ class Layout:
         """Number of parameters P."""
         return self.parameters[-1].stop
 
-    @property
+    @cached_property
     def head(self) -> int:
         """Where the classifier's parameters begin in the weight vector; they reach to its end."""
         return next(slot.start for slot in self.parameters if slot.name.startswith("classifier."))
+
+    @cached_property
+    def classifier(self) -> tuple[Slot, ...]:
+        """The classifier's parameters, as it calls them, in a vector ``[H]`` of them alone."""
+        return tuple(
+            Slot(slot.name.removeprefix("classifier."), slot.shape, slot.start - self.head)
+            for slot in self.parameters
+            if slot.start >= self.head
+        )
+
+    def part(self, part: Part) -> slice:
+        """Where some of the parameters lie in the weight vector."""
+        return {"all": slice(None), "head": slice(self.head, None), "body": slice(0, self.head)}[part]
 
 
 def _tensors(network: Network) -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, Tensor]]:
@@ -127,6 +142,8 @@ class FlatModel:
         self.network = network
         self._tracking = [module for module in network.modules() if isinstance(module, _BatchNorm)]
         parameters, floats, integers = _tensors(network)
+        head = set(network.classifier.parameters())
+        self._others = {"head": [one for one in parameters.values() if one not in head], "body": [*head]}
         device = next(iter(parameters.values())).device
         self.weights = pack(parameters.values(), torch.float32, device)
         self.gradient = torch.zeros_like(self.weights)
@@ -146,6 +163,21 @@ class FlatModel:
         self.weights.copy_(weights)
         self.buffers.copy_(buffers)
         self.counters.copy_(counters)
+
+    @contextmanager
+    def only(self, part: Part) -> Iterator[None]:
+        """Within the context, gradients are taken in some of the parameters only."""
+        if part == "all":
+            yield
+            return
+        others = self._others[part]
+        try:
+            for parameter in others:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     @contextmanager
     def untracked(self) -> Iterator[None]:

@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fltrain.engine.augment import Augmented
-from fltrain.engine.data import FederatedData
+from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.flat import FlatModel
 from fltrain.engine.trajectory import Trajectory
-from fltrain.methods.base import Local, Outputs, Part, Place, State, Task, Update
-from fltrain.methods.composition import Composition, LocalHooks
+from fltrain.methods.base import Outputs, Part, Phase, Place, Update
+from fltrain.methods.composition import LocalHooks
 from fltrain.randomness import Purpose, seeded_torch, stream
 from fltrain.spec import Training
 from fltrain.vectors import clip_norm
 
 
 @dataclass(frozen=True)
-class Round:
-    """What the server sends to every sampled client, and the settings of local training."""
-
-    number: int
-    task: Task
-    training: Training
-    weights: Tensor
-    buffers: Tensor
-    counters: Tensor
-    payloads: Mapping[str, State]
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of this round."""
-        return self.training.lr * self.training.lr_schedule.factor(self.number)
-
-
-@dataclass(frozen=True)
 class Trained:
-    """A client's update and its new states by method name."""
+    """A client's update, and what the client keeps."""
 
     update: Update
-    states: dict[str, State]
+    kept: Kept
 
 
 class Executor(Protocol):
@@ -55,83 +35,62 @@ class Executor(Protocol):
     Executors differ in how they run the steps, never in what they compute.
     """
 
-    def train(
-        self, round: Round, clients: Sequence[int], states: Sequence[Mapping[str, State]]
-    ) -> list[Trained]:
-        """Train the clients from what the round sends and the states that they kept, by method name."""
+    def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
+        """Train the clients from what the round sends and what they kept; None if they are new."""
 
-    def gradients(self, round: Round, clients: Sequence[int]) -> Tensor:
-        """Gradients ``[m, P]`` of the clients' mean losses at the weights that the round sends."""
+    def gradients(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> Tensor:
+        """Gradients ``[m, P]`` of the clients' mean losses at the weights that they start the round from."""
 
 
 class LoopExecutor:
     """The reference: one client after the other, one step after the other."""
 
-    def __init__(
-        self, model: FlatModel, data: FederatedData, composition: Composition, recordings: Place = "auto"
-    ) -> None:
-        self.model = model
-        self.data = data
-        self.composition = composition
+    def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
+        self.clients = clients
+        self.model = clients.model
+        self.composition = clients.composition
         self.recordings = recordings
-        self.frozen = FrozenModels(model, composition.frozen_models)
+        self.frozen = FrozenModels(self.model, self.composition.frozen_models)
 
-    def train(
-        self, round: Round, clients: Sequence[int], states: Sequence[Mapping[str, State]]
-    ) -> list[Trained]:
-        images = Augmented(self.data.train, round.training.augmentation)
+    def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
+        images = Augmented(self.clients.data.train, round.training.augmentation)
         trained: list[Trained] = []
-        for client, state in zip(clients, states, strict=True):
+        for client, own in zip(clients, kept, strict=True):
             # Dropout is the one thing in a local step that may be random; it has a stream like all else.
             with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
-                trained.append(self._train(round, images, client, state))
+                trained.append(self._train(round, images, client, own))
         return trained
 
-    def gradients(self, round: Round, clients: Sequence[int]) -> Tensor:
+    def gradients(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> Tensor:
         rows: list[Tensor] = []
-        for client in clients:
-            self.model.load(round.weights, round.buffers, round.counters)
-            self.model.network.train()
+        for client, own in zip(clients, kept, strict=True):
+            local = self.clients.arrive(round, client, own).local
             with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
-                rows.append(self._mean_gradient(self.data.clients[client], round.training.batch_size))
+                rows.append(local.examples.mean_gradient(local.start))
         return torch.stack(rows)
 
-    def _train(self, round: Round, images: Augmented, client: int, states: Mapping[str, State]) -> Trained:
-        training, model = round.training, self.model
-        indices = self.data.clients[client]
-        sizes = training.batch_sizes(len(indices))
-        steps = training.epochs * len(sizes)
-        orders = batch_orders(round, client, len(indices), indices.device)
-        changes = images.parameters(round.task.seed, round.number, client, training.epochs, len(indices))
+    def _train(self, round: Round, images: Augmented, client: int, kept: Kept | None) -> Trained:
+        training, model, schedule = round.training, self.model, self.composition.schedule
+        indices = self.clients.data.clients[client]
+        sizes = training.batch_sizes(len(indices), schedule.batches)
+        epochs = training.epochs * schedule.passes
+        orders = batch_orders(round, client, epochs, len(indices), indices.device)
+        changes = images.parameters(round.task.seed, round.number, client, epochs, len(indices))
 
-        local = Local(
-            task=round.task,
-            client=client,
-            round=round.number,
-            start=round.weights,
-            buffers=round.buffers,
-            lr=round.lr,
-            steps=steps,
-            samples=len(indices),
-            class_counts=self.data.class_counts[client],
-            mean_gradient=partial(self._mean_gradient, indices, training.batch_size),
-            payload={},
-            state={},
-        )
-        local = self.composition.receive(local, round.payloads, states)
-        model.load(local.start, round.buffers, round.counters)
+        arrived = self.clients.arrive(round, client, kept)
+        local = arrived.local
         model.network.train()
-        hooks = self.composition.begin(local, round.payloads, states)
-        optimiser = Sgd(training, round.lr, model.weights)
+        hooks = self.composition.begin(local, round.payloads, arrived.kept)
+        optimisers = [Sgd(training, round.lr_factor, phase, model) for phase in schedule.phases]
         recording = self.composition.recording
-        trajectory = recording and Trajectory(recording, steps, local.start, self.recordings)
+        trajectory = recording and Trajectory(recording, local.steps, local.start, self.recordings)
         loss_sum = model.weights.new_zeros(())
 
         used = sum(sizes)
         for order, change in zip(orders, changes, strict=True):
-            visits = zip(indices[order][:used].split(sizes), change[:used].split(sizes), strict=True)
-            for chosen, how in visits:
-                loss, gradient = self._step(images, chosen, how, hooks, optimiser)
+            batches = zip(indices[order][:used].split(sizes), change[:used].split(sizes), strict=True)
+            for phase, (chosen, how) in schedule.visits(list(batches)):
+                loss, gradient = self._step(images, chosen, how, hooks, optimisers[phase])
                 loss_sum += loss
                 if trajectory:
                     trajectory.record(gradient, model.weights)
@@ -140,45 +99,34 @@ class LoopExecutor:
         update = Update(
             client=client,
             samples=len(indices),
-            steps=steps,
+            steps=local.steps,
             start=local.start,
             trained=weights,
             weights=weights,
             buffers=model.buffers.clone(),
             counters=model.counters.clone(),
-            loss=loss_sum / steps,
+            loss=loss_sum / local.steps,
             trajectory=trajectory.finished() if trajectory else None,
         )
-        return Trained(*hooks.finish(update))
+        update, states = hooks.finish(update)
+        ownership = self.clients.ownership
+        kept = {**states, **ownership.kept(update, model.layout)}
+        return Trained(ownership.sent(update, model.layout), kept)
 
     def _step(
         self, images: Augmented, chosen: Tensor, how: Tensor, hooks: LocalHooks, optimiser: Sgd
     ) -> tuple[Tensor, Tensor]:
         """One local step on the chosen images, augmented as ``how`` says; returns loss and gradient."""
         weights = self.model.weights
-        step = LoopStep(self.model, self.frozen, hooks, *images.batch(chosen, how))
+        step = LoopStep(self.model, self.frozen, hooks, *images.batch(chosen, how), optimiser.part)
         gradient, loss = hooks.gradient(step, weights)
         if step.outputs:
-            hooks.observe(step.outputs[-1], step)
+            hooks.observe(*step.outputs[-1])
         gradient = hooks.correct(gradient, weights)
         optimiser.step(gradient)
         hooks.settle(weights)
         hooks.after_step(weights)
         return loss, gradient
-
-    def _mean_gradient(self, indices: Tensor, batch: int) -> Tensor:
-        """Gradient of the mean cross entropy over a client's images at the model's current weights."""
-        model = self.model
-        model.gradient.zero_()
-        parts = list(indices.split(batch))
-        if len(parts) > 1 and len(parts[-1]) == 1:  # BatchNorm cannot train on a single image
-            parts[-2:] = [torch.cat(parts[-2:])]
-        with model.untracked():
-            for chosen in parts:
-                inputs, labels = self.data.train.batch(chosen)
-                loss = functional.cross_entropy(model.network(inputs), labels, reduction="sum")
-                (loss / len(indices)).backward()
-        return model.gradient.clone()
 
 
 @dataclass(frozen=True)
@@ -190,16 +138,24 @@ class LoopStep:
     hooks: LocalHooks
     images: Tensor
     labels: Tensor
-    outputs: list[Outputs] = field(default_factory=list)
+    part: Part = "all"
+    outputs: list[tuple[Outputs, LoopStep]] = field(default_factory=list)
+
+    def split(self, count: int) -> list[LoopStep]:
+        if len(self.labels) < 2 * count:  # BatchNorm cannot train on a single image
+            return [self] * count
+        parts = zip(self.images.tensor_split(count), self.labels.tensor_split(count), strict=True)
+        return [replace(self, images=images, labels=labels) for images, labels in parts]
 
     def differentiate(
         self,
         loss: Callable[[Outputs], Tensor] | None = None,
         *,
         at: Tensor | None = None,
-        part: Part = "all",
+        part: Part | None = None,
         track: bool = True,
         route: bool = True,
+        observe: bool = True,
     ) -> tuple[Tensor, Tensor]:
         model, network = self.model, self.model.network
         if at is not None:
@@ -207,19 +163,16 @@ class LoopStep:
             model.weights.copy_(at)
         model.gradient.zero_()
         with (
-            nullcontext() if track else model.untracked(),
+            # Training the classifier alone leaves all else as it is, the running statistics, too.
+            nullcontext() if track and self.part != "head" else model.untracked(),
+            model.only(part or self.part),
             self.hooks.route(network) if route else nullcontext(),
         ):
             outputs = self.hooks.forward(network, self)
-            if part == "head":  # the backward pass ends at the classifier, which saves most of it
-                features = outputs.features.detach()
-                outputs = replace(outputs, features=features, logits=network.classifier(features))
             value = loss(outputs) if loss else self.hooks.loss(outputs, self)
             value.backward()
-        if part == "body":
-            model.gradient[model.layout.head :].zero_()
-        if not loss:
-            self.outputs.append(outputs)
+        if observe and not loss:
+            self.outputs.append((outputs, self))
         if at is not None:
             model.weights.copy_(here)
         return model.gradient, value.detach()
@@ -255,7 +208,7 @@ class FrozenModels:
         return twin
 
 
-def batch_orders(round: Round, client: int, samples: int, device: torch.device) -> Tensor:
+def batch_orders(round: Round, client: int, epochs: int, samples: int, device: torch.device) -> Tensor:
     """Order in which the client visits its images, ``[epochs, samples]``."""
     seed = round.task.seed
     orders = [
@@ -264,24 +217,30 @@ def batch_orders(round: Round, client: int, samples: int, device: torch.device) 
                 samples
             )
         )
-        for epoch in range(round.training.epochs)
+        for epoch in range(epochs)
     ]
     return torch.stack(orders).to(device)
 
 
 class Sgd:
-    """SGD with momentum and weight decay on one flat vector, step for step as ``torch.optim.SGD``."""
+    """SGD with momentum and weight decay on flat vectors, step for step as ``torch.optim.SGD``.
 
-    def __init__(self, training: Training, lr: float, weights: Tensor) -> None:
+    It moves the parameters that a phase of local training trains, and no others.
+    """
+
+    def __init__(self, training: Training, lr_factor: float, phase: Phase, model: FlatModel) -> None:
         self.training = training
-        self.lr = lr
-        self.weights = weights
+        self.lr = lr_factor * (training.lr if phase.lr is None else phase.lr)
+        self.part = phase.part
+        self.where = model.layout.part(phase.part)
+        self.weights = model.weights[self.where]
         # Starting from zero, the first step's velocity is the gradient itself, as PyTorch has it.
-        self.velocity = torch.zeros_like(weights) if training.momentum else None
-        self.scratch = torch.empty_like(weights)
+        self.velocity = torch.zeros_like(self.weights) if training.momentum else None
+        self.scratch = torch.empty_like(self.weights)
 
     def step(self, gradient: Tensor) -> None:
-        """Clip, add weight decay, accumulate momentum, and move the weights."""
+        """Clip, add weight decay, accumulate momentum, and move the weights, given the gradient ``[P]``."""
+        gradient = gradient[self.where]
         if self.training.clip_norm is not None:
             gradient = clip_norm(gradient, self.training.clip_norm)
         if self.training.weight_decay:

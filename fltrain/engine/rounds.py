@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,25 +16,25 @@ import torch
 from torch import Tensor
 
 from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.clients import Clients, Kept, Ownership, Round, introductions
 from fltrain.engine.data import FederatedData
-from fltrain.engine.evaluation import TestResult, test
+from fltrain.engine.evaluation import TestResult, test, test_clients
 from fltrain.engine.flat import FlatModel, pack
-from fltrain.engine.local import Executor, LoopExecutor, Round, Trained
+from fltrain.engine.local import Executor, LoopExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, measure
 from fltrain.errors import FltrainError
-from fltrain.methods.base import Server, State, Task, Update
-from fltrain.methods.composition import Composition
+from fltrain.methods.base import Server, Task, Update
 from fltrain.metrics.representation import separability
 from fltrain.models.build import build
 from fltrain.models.network import Network, map_shape
 from fltrain.randomness import Purpose, seeded_torch, stream
 from fltrain.spec import RunSpec
 
-ExecutorFactory = Callable[[FlatModel, FederatedData, Composition], Executor]
+ExecutorFactory = Callable[[Clients], Executor]
 
 
 class Diverged(Exception):
-    """A loss or a global weight is no longer a finite number."""
+    """A loss, a global weight, or a weight of a client's own model is no longer a finite number."""
 
 
 @dataclass
@@ -66,8 +66,9 @@ class Simulation:
         device: torch.device,
         executor: ExecutorFactory = LoopExecutor,
         extra: Mapping[str, PreparedData] | None = None,
+        store: MutableMapping[int, Kept] | None = None,
     ) -> None:
-        """Build network, server and data on ``device``.
+        """Build network, server and data on ``device``; what clients keep goes into ``store``.
 
         Raises:
             FltrainError: if the spec does not fit the network or the data.
@@ -111,9 +112,15 @@ class Simulation:
                 self.model.counters.clone(),
                 self.composition.init_server(self.task, start),
             )
-            self.clients: dict[int, dict[str, State]] = {}
+            self.ownership = Ownership(
+                self.composition.private,
+                buffers=spec.batchnorm == "local" or self.composition.private == "all",
+                trained=spec.evaluation.point == "after_local",
+            )
+            self.everyone = Clients(self.model, self.data, self.composition, self.ownership)
+            self.clients: MutableMapping[int, Kept] = {} if store is None else store
             self.last_updates: list[Update] = []
-            self.executor = executor(self.model, self.data, self.composition)
+            self.executor = executor(self.everyone)
         self.bytes_down = self.bytes_up = 0
 
     def _network(self, client: int | None = None) -> Network:
@@ -151,44 +158,48 @@ class Simulation:
 
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
-        before, server_started = self.server, time.perf_counter()
-        payloads = self.composition.payload(before.states)
-        start = self.composition.broadcast(before)
-        task = Round(number, self.task, self.spec.training, start, before.buffers, before.counters, payloads)
-        sampled = self.sample(number)
+        server_started = time.perf_counter()
+        if number == 0 and self.composition.introduces:
+            with self.costs.phase("setup", self.device):
+                self._introduce()
+        before, task, sampled = self.server, self._at(number), self.sample(number)
+        kept = [self.clients.get(client) for client in sampled]
         with self.costs.phase("train", self.device):
-            states = [
-                self.clients.get(client) or self.composition.init_client(self.task, start)
-                for client in sampled
-            ]
-            trained = self.executor.train(task, sampled, states)
+            trained = self.executor.train(task, sampled, kept)
         updates = [result.update for result in trained]
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
         with self.costs.phase("aggregate", self.device):
-            weights, buffers, kept = self.composition.aggregate(self.task, before, updates)
+            weights, buffers, states = self.composition.aggregate(self.task, before, updates)
+            counters = torch.stack([update.counters for update in updates]).amax(0)
+            if self.ownership.private is not None:
+                private = self.ownership.weights(self.model.layout)
+                weights[private] = before.weights[private]
+            if self.ownership.buffers:
+                buffers, counters = before.buffers, before.counters
             # A last step can overflow although every loss was finite; such weights are not measured.
             _finite(weights.abs().max(), "a global weight")
-            counters = torch.stack([update.counters for update in updates]).amax(0)
-            self.server = Server(weights, buffers, counters, kept)
-            self.clients.update(
-                {update.client: result.states for update, result in zip(updates, trained, strict=True)}
-            )
+            if not self.composition.global_model:
+                own = torch.stack([update.trained.abs().max() for update in updates])
+                _finite(own.max(), "a client's weight")
+            self.server = Server(weights, buffers, counters, states)
+            for result in trained:
+                self.clients[result.update.client] = result.kept
         if self.spec.evaluation.keep == "clients":
             self.last_updates = updates
         self.costs.round_seconds.append(time.perf_counter() - server_started)
-        self.costs.samples += sum(
-            sum(self.spec.training.batch_sizes(update.samples)) * self.spec.training.epochs
-            for update in updates
-        )
-        self._count_traffic(before, trained, payloads)
+        self.costs.samples += sum(self._images_of_steps(update.samples) for update in updates)
+        self._count_traffic(task, trained)
 
         rows: list[Row] = [{"kind": "train", "clients": sampled, "loss": train_loss}]
         with self.costs.phase("statistics", self.device):
             rows += measure(
                 self.spec.evaluation.statistics,
                 FinishedRound(
-                    self.model.layout, updates, self.server, lambda: self.executor.gradients(task, sampled)
+                    self.model.layout,
+                    updates,
+                    self.server,
+                    lambda: self.executor.gradients(task, sampled, kept),
                 ),
             )
             rows += [
@@ -196,42 +207,70 @@ class Simulation:
             ]
         if self.spec.evaluates(number + 1):
             with self.costs.phase("evaluate", self.device):
-                rows += self._evaluate()
+                rows += self._evaluate(number + 1)
         return [{"round": number + 1, **row} for row in rows]
 
-    def _evaluate(self) -> list[Row]:
-        self.model.load(self.server.weights, self.server.buffers, self.server.counters)
+    def _at(self, number: int) -> Round:
+        """A round (counted from 0) that begins with what the server has now."""
+        payloads = self.composition.payload(self.server.states)
+        return Round(number, self.task, self.spec.training, self.server, payloads)
+
+    def _images_of_steps(self, samples: int) -> int:
+        """Images in all local steps of a client that has so many."""
+        training, schedule = self.spec.training, self.composition.schedule
+        epochs = training.epochs * schedule.passes * len(schedule.phases)
+        return epochs * sum(training.batch_sizes(samples, schedule.batches))
+
+    def _introduce(self) -> None:
+        """Let all clients introduce themselves to the server, before the first round."""
+        updates = introductions(self.everyone, self._at(0))
+        self.bytes_up += sum(_bytes(extra.values()) for update in updates for extra in update.extras.values())
+        self.server = replace(
+            self.server, states=self.composition.introduced(self.task, self.server, updates)
+        )
+
+    def _evaluate(self, finished: int) -> list[Row]:
+        """Test after so many rounds."""
         data, network = self.data, self.network
-        wants_features = "separability" in self.spec.evaluation.statistics
         rows: list[Row] = []
+        if data.tests is not None and self.spec.personal:
+            result = test_clients(self.everyone, self._at(finished), self.clients)
+            rows.append(self._tested_locally("personal", result))
+        self.model.load(self.server.weights, self.server.buffers, self.server.counters)
         if data.tests is None:
+            wants_features = "separability" in self.spec.evaluation.statistics
             result = test(network, data.test, keep_features=wants_features)
             rows.append(_tested("test", result))
             if result.features is not None:
                 measured = separability(result.features, data.test.labels, data.classes)
                 values = {name: _or_none(value) for name, value in vars(measured).items()}
                 rows.append({"kind": "separability", **values})
-        else:
-            result = test(network, data.train, torch.cat(data.tests))
-            clients = result.by_client(data.tests)
-            spread = {"macro": float(clients.mean()), "std": float(clients.std(unbiased=False))}
-            rows.append({**_tested("local_test", result), **spread})
+        elif not self.spec.personal:
+            rows.append(self._tested_locally("global", test(network, data.train, torch.cat(data.tests))))
         rows += [_tested(name, test(network, split)) for name, split in data.extra.items()]
         return rows
 
-    def _count_traffic(self, before: Server, trained: Sequence[Trained], payloads: dict[str, State]) -> None:
-        model = _bytes([before.weights, before.buffers])
-        down = model + sum(_bytes(payload.values()) for payload in payloads.values())
+    def _tested_locally(self, view: str, result: TestResult) -> Row:
+        assert self.data.tests is not None
+        clients = result.by_client(self.data.tests)
+        spread = {"macro": float(clients.mean()), "std": float(clients.std(unbiased=False))}
+        return {**_tested("local_test", result, view), **spread}
+
+    def _count_traffic(self, round: Round, trained: Sequence[Trained]) -> None:
+        weights, buffers = round.server.weights, round.server.buffers
+        model = _bytes([weights, *([] if self.ownership.buffers else [buffers])])
+        model -= _bytes([weights[self.ownership.weights(self.model.layout)]])
+        down = model + sum(_bytes(payload.values()) for payload in round.payloads.values())
         self.bytes_down += down * len(trained)
         for result in trained:
             self.bytes_up += model + sum(_bytes(extra.values()) for extra in result.update.extras.values())
 
 
-def _tested(split: str, result: TestResult) -> Row:
+def _tested(split: str, result: TestResult, view: str = "global") -> Row:
     return {
         "kind": "evaluation",
         "split": split,
-        "view": "global",
+        "view": view,
         "accuracy": result.accuracy,
         "loss": _finite(result.loss, f"the loss on {split!r}"),
         "images": len(result.correct),

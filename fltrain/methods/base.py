@@ -2,10 +2,11 @@
 
 One round, with the hooks in the order in which the engine calls them:
 
-    server    broadcast(server, state)           the weights that clients start from
+    server    broadcast(server, state, client)   the weights that a client starts from
               payload(state)                     what goes down beside weights and buffers
     client    receive(weights, client)           the weights it starts from, given those received
               begin(client)                      tensors kept during local training (the carry)
+              schedule                           which parameters train in which pass (owned by one method)
               per step:  route(network, carry)   context in which forward and backward run
                          forward(network, ...)   what the network says of the batch (owned by one method)
                          logits(logits, ...)     change the logits that the loss sees
@@ -20,6 +21,11 @@ One round, with the hooks in the order in which the engine calls them:
     server    aggregate(server, updates, ...)    new global weights and own state (owned by one)
               aggregate_buffers(server, updates) new BatchNorm statistics (owned by one)
               server_step(state, ...)            the method's new state on the server
+    tests     personalise(weights, client)       the weights that a client is tested with
+              predict(network, images, client)   its decisions (owned by one method)
+
+Weights named by ``private`` never leave their client: they start from what it kept, and are not averaged.
+A method that needs to hear from all clients before the first round defines ``introduce``.
 
 Hooks of several methods run in the order base, plug-ins as written. ``finish`` alone runs the other way round
 (plug-ins, then the base), so that a base method sees both what it trained and what will go up.
@@ -35,17 +41,19 @@ This module and every method module are imported when a workflow is planned, so 
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from fltrain.component import Component
 from fltrain.randomness import Purpose, stream
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fltrain.engine.flat import Layout
@@ -92,6 +100,26 @@ class Server:
     states: Mapping[str, State]
 
 
+class Examples(Protocol):
+    """All training images of a client, for what is done outside the local steps: no augmentation.
+
+    Attributes:
+        labels: int64 ``[n]``.
+    """
+
+    @property
+    def labels(self) -> Tensor: ...
+
+    def mean_gradient(self, weights: Tensor, chosen: NDArray[np.int64] | None = None) -> Tensor:
+        """Return the gradient ``[P]`` of the mean cross entropy over the images, or the ``chosen`` ones.
+
+        It is taken at ``weights`` ``[P]`` with batch statistics, and nothing is tracked.
+        """
+
+    def features(self) -> Tensor:
+        """Return what the client's model says of the images, ``[n, d]``: evaluation mode, no gradient."""
+
+
 @dataclass(frozen=True)
 class Local:
     """A client at the start of its local training, as one method sees it.
@@ -103,8 +131,7 @@ class Local:
         steps: number of local steps K.
         samples: number of the client's training images.
         class_counts: how many of them each class has, float32 ``[classes]``.
-        mean_gradient: for ``begin`` alone: returns the gradient ``[P]`` of the mean cross entropy over all of
-            them at ``start`` (batch statistics, nothing tracked, no augmentation); costs an epoch.
+        examples: these images as a whole, outside the local steps.
         payload: what the server sent for this method.
         state: what this client kept for this method since its last participation.
     """
@@ -118,7 +145,7 @@ class Local:
     steps: int
     samples: int
     class_counts: Tensor
-    mean_gradient: Callable[[], Tensor]
+    examples: Examples
     payload: State
     state: State
 
@@ -143,6 +170,41 @@ class Outputs:
 Part = Literal["all", "head", "body"]
 """Which parameters: all, those of the classifier, or those before it."""
 
+AnyBatch = TypeVar("AnyBatch")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A pass of local training: the parameters that it trains, and their initial rate (None: the run's)."""
+
+    part: Part = "all"
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How local training goes over the images of a client.
+
+    Attributes:
+        phases: which parameters train, in turn; all others stay as they are, and where the classifier trains
+            alone, so do the BatchNorm statistics.
+        alternate: phases take turns after every ``epoch``, that is pass over the images, or every ``batch``.
+        batches: mini-batches that a step takes.
+        passes: over the images for each of the epochs that are set.
+    """
+
+    phases: tuple[Phase, ...] = (Phase(),)
+    alternate: Literal["epoch", "batch"] = "epoch"
+    batches: int = 1
+    passes: int = 1
+
+    def visits(self, batches: Sequence[AnyBatch]) -> Iterator[tuple[int, AnyBatch]]:
+        """Number of the phase and batch of every step of an epoch."""
+        phases = range(len(self.phases))
+        if self.alternate == "epoch":
+            return itertools.product(phases, batches)
+        return ((phase, batch) for batch in batches for phase in phases)
+
 
 class Step(Protocol):
     """One local step: a batch, and what the engine can compute on it.
@@ -150,6 +212,7 @@ class Step(Protocol):
     Attributes:
         images: normalised and augmented ``[n, channels, height, width]``.
         labels: int64 ``[n]``.
+        part: the parameters that the step trains.
     """
 
     @property
@@ -158,14 +221,21 @@ class Step(Protocol):
     @property
     def labels(self) -> Tensor: ...
 
+    @property
+    def part(self) -> Part: ...
+
+    def split(self, count: int) -> Sequence[Step]:
+        """Return steps on so many parts of the batch in turn; each on all of it if that is too small."""
+
     def differentiate(
         self,
         loss: Callable[[Outputs], Tensor] | None = None,
         *,
         at: Tensor | None = None,
-        part: Part = "all",
+        part: Part | None = None,
         track: bool = True,
         route: bool = True,
+        observe: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient ``[P]`` of a loss on the batch, and its value.
 
@@ -175,9 +245,12 @@ class Step(Protocol):
             loss: of the network's outputs; the client's own training loss if None.
             at: weights ``[P]`` to take the gradient at; the current ones if None, which are in place again
                 when the call returns.
-            part: parameters to take the gradient in; it is zero in all others.
+            part: parameters to take the gradient in, those that the step trains if None; it is zero in all
+                others.
             track: whether the forward pass updates BatchNorm's running statistics.
             route: whether plug-ins that change how the network computes do so in this pass.
+            observe: whether this is the pass that ``observe`` is to see; of the client's own loss only, the
+                last one counts.
         """
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
@@ -246,7 +319,8 @@ class Footprint:
     Attributes:
         down, up: traffic per client and round beside weights and buffers, in vectors of the model's size.
         client, server: state kept between rounds, likewise.
-        step: work of a local step where a forward pass is 1 and a backward pass 2, so that FedAvg's is 3.
+        step: work of local training on a batch, in an epoch, where a forward pass is 1 and a backward pass 2,
+            so that FedAvg's is 3.
 
     None where it depends on the network; the method's page in ``docs/methods`` says how.
     """
@@ -267,6 +341,12 @@ class Method(Component):
     neutral: ClassVar[Mapping[str, Any] | None] = None
     """Hyper-parameters with which the method equals its base bit for bit; None if there are none."""
 
+    needs_uploads: ClassVar[bool] = False
+    """Whether the method works on weights that clients send, so that it needs a base that sends some."""
+
+    global_model: ClassVar[bool] = True
+    """Whether the weights that the server has are a model, where none are private."""
+
     frozen_models: ClassVar[int] = 0
     """How many different weights the method passes to ``step.frozen`` in one step."""
 
@@ -286,13 +366,30 @@ class Method(Component):
         """What ``finish`` wants to find in ``update.trajectory``."""
         return None
 
+    @property
+    def private(self) -> Part | None:
+        """The parameters that clients keep for themselves, None if there are none."""
+        return None
+
+    @property
+    def schedule(self) -> Schedule:
+        """How local training goes over the images of a client."""
+        return Schedule()
+
+    def introduce(self, local: Local) -> State:
+        """Return what every client uploads once, before the first round, under the run's initial model.
+
+        The server takes it in as the extras of updates, in a ``server_step`` of this method.
+        """
+        return {}
+
     # ---------------------------------------------------------------- server, before the round
-    def broadcast(self, weights: Tensor, state: State) -> Tensor:
-        """Return the weights r^t ``[P]`` that clients start from, given the global ones."""
+    def broadcast(self, weights: Tensor, state: State, client: int) -> Tensor:
+        """Return the weights r^t ``[P]`` that a client starts from, given the global ones."""
         return weights
 
     def payload(self, state: State) -> State:
-        """Return what every sampled client receives beside weights and buffers."""
+        """Return what every client that trains or is tested receives beside weights and buffers."""
         return {}
 
     # ---------------------------------------------------------------- client
@@ -380,6 +477,19 @@ class Method(Component):
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
         """Return what the record keeps about the round that ran under ``state``, or None."""
         return None
+
+    # ---------------------------------------------------------------- tests on clients' own images
+    def personalise(self, weights: Tensor, local: Local) -> Tensor:
+        """Return the weights ``[P]`` that a client is tested with, given those of its model.
+
+        ``local`` is the client as it would begin the next round.
+        """
+        return weights
+
+    def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
+        """Return the logits ``[n, classes]`` by which a client decides; the network is its own."""
+        logits: Tensor = network(images)
+        return logits
 
     # ---------------------------------------------------------------- for the methods themselves
     def random(self, task: Task, *, round: int = 0, client: int = 0, use: str = "") -> np.random.Generator:

@@ -11,7 +11,9 @@ from fltrain.methods.base import (
     Local,
     Method,
     Outputs,
+    Part,
     Recording,
+    Schedule,
     Server,
     State,
     Step,
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
     from fltrain.models.network import Network
 
-EXCLUSIVE_HOOKS = ("aggregate", "aggregate_buffers", "criterion", "forward", "gradient", "recording")
+EXCLUSIVE_HOOKS = (
+    *("aggregate", "aggregate_buffers", "criterion", "forward", "gradient", "predict", "private"),
+    *("recording", "schedule"),
+)
 """Hooks that one method only may define; all others are chained in order."""
 
 
@@ -56,6 +61,12 @@ class Composition:
             if len(owners) > 1:
                 first, second = owners[0].name, owners[1].name
                 raise ValueError(f"{first!r} and {second!r} cannot be combined: both define '{hook}'")
+        for method in self.methods if self.private == "all" else ():
+            if method.needs_uploads:
+                raise ValueError(
+                    f"{method.name!r} needs the weights that clients send; "
+                    f"with {self._owner('private').name!r} they send none"
+                )
 
     @property
     def name(self) -> str:
@@ -86,6 +97,27 @@ class Composition:
         """What the engine shall record of every local step."""
         return self._owner("recording").recording
 
+    @property
+    def private(self) -> Part | None:
+        """The parameters that clients keep for themselves."""
+        return self._owner("private").private
+
+    @property
+    def global_model(self) -> bool:
+        """Whether the server has a model that can be tested."""
+        return self.private is None and all(method.global_model for method in self.methods)
+
+    @property
+    def schedule(self) -> Schedule:
+        """How local training goes over the images of a client."""
+        return self._owner("schedule").schedule
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients have models or decisions of their own, to be tested on images of their own."""
+        own = bool(self._with("personalise") or self._with("predict"))
+        return own or self.private is not None
+
     # ---------------------------------------------------------------- server
     def init_server(self, task: Task, start: Tensor) -> dict[str, State]:
         """State of every method, by name."""
@@ -95,11 +127,11 @@ class Composition:
         """What every sampled client receives beside weights and buffers, by method name."""
         return {method.name: method.payload(states[method.name]) for method in self.methods}
 
-    def broadcast(self, server: Server) -> Tensor:
-        """Weights that clients start from."""
+    def broadcast(self, server: Server, client: int) -> Tensor:
+        """Weights that a client starts from."""
         weights = server.weights
         for method in self._with("broadcast"):
-            weights = method.broadcast(weights, server.states[method.name])
+            weights = method.broadcast(weights, server.states[method.name], client)
         return weights
 
     def aggregate(
@@ -113,6 +145,18 @@ class Composition:
         for method in self._with("server_step"):
             states[method.name] = method.server_step(task, states[method.name], before, updates)
         return weights, buffers, states
+
+    @property
+    def introduces(self) -> bool:
+        """Whether clients are heard before the first round."""
+        return bool(self._with("introduce"))
+
+    def introduced(self, task: Task, server: Server, updates: Sequence[Update]) -> dict[str, State]:
+        """State of every method after all clients have introduced themselves."""
+        states = dict(server.states)
+        for method in self._with("introduce"):
+            states[method.name] = method.server_step(task, states[method.name], server, updates)
+        return states
 
     def report(
         self, task: Task, before: Server, updates: Sequence[Update]
@@ -130,18 +174,33 @@ class Composition:
 
     def begin(self, local: Local, payloads: Mapping[str, State], states: Mapping[str, State]) -> LocalHooks:
         """Return the hooks of one client's local training, which starts from ``local.start``."""
-        locals_ = self._views(local, payloads, states)
+        locals_ = self.views(local, payloads, states)
         carries = {method.name: method.begin(locals_[method.name]) for method in self.methods}
         return LocalHooks(self, locals_, carries)
+
+    def introduce(self, views: Mapping[str, Local]) -> dict[str, State]:
+        """What a client uploads before the first round, by method name."""
+        return {method.name: method.introduce(views[method.name]) for method in self._with("introduce")}
+
+    def personalise(self, views: Mapping[str, Local], weights: Tensor) -> Tensor:
+        """Weights that a client is tested with, given those of its model; ``views``: as methods see it."""
+        for method in self._with("personalise"):
+            weights = method.personalise(weights, views[method.name])
+        return weights
+
+    def predict(self, network: Network, images: Tensor, views: Mapping[str, Local]) -> Tensor:
+        """Logits by which a client decides."""
+        owner = self._owner("predict")
+        return owner.predict(network, images, views[owner.name])
 
     def receive(self, local: Local, payloads: Mapping[str, State], states: Mapping[str, State]) -> Local:
         """Return the client with the weights that it starts from, given those that came down."""
         for method in self._with("receive"):
-            view = self._views(local, payloads, states)[method.name]
+            view = self.views(local, payloads, states)[method.name]
             local = replace(local, start=method.receive(local.start, view))
         return local
 
-    def _views(
+    def views(
         self, local: Local, payloads: Mapping[str, State], states: Mapping[str, State]
     ) -> dict[str, Local]:
         """The client as each method sees it."""

@@ -14,12 +14,9 @@ from fltrain.methods.base import Local, Method, Recording, State, Task, Update
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor, device
+    from torch import Tensor
 
     Vector = NDArray[np.float64]
-
-COLUMNS = 1 << 18
-"""Parameters at a time when the trajectory's Gram matrix is added up: bounds its memory."""
 
 
 class Ecgr(Method):
@@ -42,7 +39,9 @@ class Ecgr(Method):
     """
 
     name: Literal["ecgr"] = "ecgr"
+    revision: ClassVar[int] = 2
     plugin: ClassVar[bool] = True
+    needs_uploads: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "Local gradient regulation stabilizes federated learning under client heterogeneity, "
         "arXiv 2601.03584, 2026"
@@ -82,7 +81,9 @@ class Ecgr(Method):
         if self.rule == "random":
             random = self.random(local.task, round=local.round, client=local.client)
             return list(map(int, random.choice(total, count, replace=False)))
-        products = gram(steps, local.start.device)
+        from fltrain.vectors import gram
+
+        products: Vector = gram(steps, local.start.device).cpu().numpy()
         if self.rule == "herd":
             return herd(centre(products) if self.centred else products, count)
         return _smallest(_DISTANCES[self.rule](products), count)
@@ -102,21 +103,22 @@ class Ecgr(Method):
         return scaled.where(length >= 1e-12, base)
 
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Selected steps (counted from 0) and number of steps of each client, and their mean position.
+        """Selected steps (counted from 0) and number of steps of each client, and how late the former are.
 
-        The position of a step is 0 for the first and 1 for the last; 0.5 on average under random selection.
+        ``lateness`` is the mean position of a client's selected steps, from -1/2 for the first step to 1/2
+        for the last, averaged over the clients with several steps: 0 on average under random selection.
         """
         selected = {update.client: update.statistics[self.name]["selected"].tolist() for update in updates}
         steps = {update.client: update.steps for update in updates}
-        positions = {
-            client: sum(picked) / len(picked) / (steps[client] - 1)
+        lateness = [
+            sum(picked) / len(picked) / (steps[client] - 1) - 0.5
             for client, picked in selected.items()
             if steps[client] > 1
-        }
+        ]
         return {
             "selected": {str(client): picked for client, picked in selected.items()},
             "steps": {str(client): count for client, count in steps.items()},
-            "position": sum(positions.values()) / len(positions) if positions else None,
+            "lateness": sum(lateness) / len(lateness) if lateness else None,
         }
 
 
@@ -126,18 +128,6 @@ def _total(steps: Tensor, chosen: Sequence[int], like: Tensor) -> Tensor:
     for step in sorted(chosen):
         total += steps[step].to(like)
     return total
-
-
-def gram(steps: Tensor, on: device) -> Vector:
-    """Inner products of all pairs of steps ``[T, T]``, from rows ``[T, P]`` that may lie on the host."""
-    import torch
-
-    products = torch.zeros(len(steps), len(steps), dtype=torch.float64, device=on)
-    for columns in steps.split(COLUMNS, dim=1):
-        part = columns.to(on, torch.float32)
-        products += part @ part.T
-    result: Vector = products.cpu().numpy()
-    return result
 
 
 def centre(products: Vector) -> Vector:

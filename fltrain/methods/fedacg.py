@@ -37,7 +37,7 @@ class FedACG(Method):
     def init_server(self, task: Task, start: Tensor) -> State:
         return {"momentum": start.new_zeros(start.shape)}
 
-    def broadcast(self, weights: Tensor, state: State) -> Tensor:
+    def broadcast(self, weights: Tensor, state: State, client: int) -> Tensor:
         return weights + self.lam * state["momentum"]
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:

@@ -44,6 +44,7 @@ class Flfa(Method):
 
     name: Literal["flfa"] = "flfa"
     plugin: ClassVar[bool] = True
+    needs_uploads: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "Baek et al., Federated learning with feedback alignment, arXiv 2512.12762, 2025"
     )

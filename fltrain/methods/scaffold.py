@@ -68,7 +68,7 @@ class Scaffold(Method):
     def begin(self, local: Local) -> State:
         carry = {"correction": local.payload["control"] / self._weight(local) - local.state["control"]}
         if self.option == "I":
-            carry["gradient"] = local.mean_gradient()
+            carry["gradient"] = local.examples.mean_gradient(local.start)
         return carry
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:

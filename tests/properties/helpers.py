@@ -10,11 +10,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.clients import TRAINED
 from fltrain.engine.local import LoopExecutor, Trained
 from fltrain.engine.rounds import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.methods import METHODS
-from fltrain.methods.base import Local, Method, Task, Update
+from fltrain.methods.base import Examples, Local, Method, Task, Update
+from fltrain.methods.composition import Composition
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
 from fltrain.spec import Constant, Evaluation, Participation, RunSpec, Training
 
@@ -38,11 +40,31 @@ MODEL_FOR = {"fedma": LeNet5()}
 
 BASES = [method for method in METHODS.values() if not method.plugin]
 PLUGINS = [method for method in METHODS.values() if method.plugin]
+
+
+def goes_with(base: Method, *plugins: Method) -> bool:
+    """Whether the plug-ins can be combined with the base method."""
+    try:
+        Composition((base, *plugins))
+    except ValueError:
+        return False
+    return True
+
+
 COMBINATIONS = [
-    *((base(), *plugins) for base in BASES for plugins in [(), *((plugin(),) for plugin in PLUGINS)]),
+    *(
+        (base(), *plugins)
+        for base in BASES
+        for plugins in [(), *((plugin(),) for plugin in PLUGINS)]
+        if goes_with(base(), *plugins)
+    ),
     *((METHODS[base](), *(plugin() for plugin in PLUGINS)) for base in ("fedavg", "scaffold", "fedsol")),
 ]
-"""Every base method alone and with every plug-in, and some with all of them, as their defaults are."""
+"""Every base method alone and with every plug-in that goes with it, and some with all of them."""
+
+VARIED = {"fedavg", "scaffold", "fedsol", "perfedavg", "gpfl"}
+REPRESENTATIVES = [methods for methods in COMBINATIONS if len(methods) != 2 or methods[0].name in VARIED]
+"""Every base method alone, and plug-ins on bases that differ in what they keep and how they step."""
 
 
 def by_name(component: object) -> str:
@@ -78,6 +100,13 @@ def skewed(data: PreparedData) -> Partition:
     return Partition([np.concatenate(part) for part in parts], digest="")
 
 
+def with_tests(partition: Partition) -> Partition:
+    """Every client sets every fourth of its images aside, to be tested on them."""
+    tests = [images[3::4] for images in partition.clients]
+    rest = [np.delete(images, np.s_[3::4]) for images in partition.clients]
+    return Partition(rest, digest="", tests=tests)
+
+
 def simulation(
     *methods: Method,
     model: Model | None = None,
@@ -89,11 +118,14 @@ def simulation(
     seed: int = 0,
     rounds: int = 100,
     evaluate_every: int = 1,
+    batchnorm: str = "average",
+    point: str = "after_download",
     **training: object,
 ) -> Simulation:
     """A federation that trains with a base method (federated averaging if none is given) and plug-ins.
 
-    The spec is not validated, so that methods and models made for a test can be in it.
+    Where clients have models of their own, they have test images of their own, too. The spec is not
+    validated, so that methods and models made for a test can be in it.
     """
     if not methods or methods[0].plugin:
         methods = (METHODS["fedavg"](), *methods)
@@ -107,10 +139,13 @@ def simulation(
         training=Training(lr_schedule=Constant(), **settings),
         rounds=rounds,
         participation=Participation(fraction=fraction),
-        evaluation=Evaluation(every=evaluate_every, statistics=tuple(statistics)),
+        evaluation=Evaluation(every=evaluate_every, statistics=tuple(statistics), point=point),
+        batchnorm=batchnorm,
         seed=seed,
     )
-    return Simulation(spec, data, partition or skewed(data), CPU, executor)
+    if partition is None:
+        partition = with_tests(skewed(data)) if spec.personal else skewed(data)
+    return Simulation(spec, data, partition, CPU, executor)
 
 
 def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation:
@@ -131,9 +166,18 @@ def rows_of(federation: Simulation, kind: str) -> list[Row]:
 
 
 def assert_same_model(first: Simulation, second: Simulation) -> None:
-    """The global models agree bit for bit, buffers and counters included."""
+    """The models agree bit for bit, buffers and counters included: the global one, and clients' own.
+
+    So does what else clients keep for the methods that both federations have.
+    """
     for part in ("weights", "buffers", "counters"):
         assert torch.equal(getattr(first.server, part), getattr(second.server, part)), part
+    assert first.clients.keys() == second.clients.keys()
+    for client, kept in first.clients.items():
+        others = second.clients[client]
+        for name in kept.keys() & others.keys() - {TRAINED}:
+            for part, tensor in kept[name].items():
+                assert torch.equal(tensor, others[name][part]), (client, name, part)
 
 
 def changed_parameters(federation: Simulation, first: Tensor, second: Tensor) -> set[str]:
@@ -219,9 +263,10 @@ def local_of(
     samples: int = 1,
     counts: Tensor | None = None,
     task: Task | None = None,
+    examples: Examples | None = None,
     **of_task: object,
 ) -> Local:
-    """A client at the start of its local training; its mean gradient is zero."""
+    """A client at the start of its local training; without images unless they are given."""
     return Local(
         task=task or task_of(**of_task),
         client=0,
@@ -232,7 +277,7 @@ def local_of(
         steps=steps,
         samples=samples,
         class_counts=torch.ones(10) if counts is None else counts,
-        mean_gradient=lambda: torch.zeros_like(start),
+        examples=examples,
         payload=payload or {},
         state=state or {},
     )

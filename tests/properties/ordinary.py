@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn.utils import vector_to_parameters
 
 from fltrain.engine.local import FrozenModels, LoopStep
 from fltrain.engine.rounds import Simulation
-from fltrain.methods.base import Method, Outputs
+from fltrain.methods.base import Method, Outputs, Update
 from fltrain.models.catalogue import Model
 from fltrain.models.network import Network
 
@@ -69,25 +70,44 @@ def check_round(
     The federation must be traced. Every step starts where the traced one did: a rounding error can move an
     activation over the kink of a ReLU, from where trajectories part.
     """
-    received, training = federation.server, federation.spec.training
+    received = federation.server
     federation.round(number)
     for update in federation.executor.updates:
-        network, losses = replica(federation, received.weights, received.buffers), []
-        settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
-        optimiser = torch.optim.SGD(network.parameters(), lr=training.lr, **settings)
-        steps = federation.executor.of(update.client, number)
-        assert len(steps) == update.steps
-        for step in steps:
-            optimiser.zero_grad()
-            value = loss(update.client, network, *federation.data.train.batch(step.chosen))
-            value.backward()
-            optimiser.step()
-            losses.append(value.item())
-            torch.testing.assert_close(step.weights, flat(network.parameters()), rtol=1e-5, atol=1e-6)
-            vector_to_parameters(step.weights.clone(), network.parameters())
-        torch.testing.assert_close(update.weights, step.weights, rtol=0, atol=0)
-        torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
-        assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+        network = replica(federation, received.weights, received.buffers)
+        check_steps(federation, number, update, network, partial(loss, update.client))
+        torch.testing.assert_close(update.weights, update.trained, rtol=0, atol=0)
+
+
+def check_steps(
+    federation: Simulation,
+    number: int,
+    update: Update,
+    network: Network,
+    loss: Callable[[Network, Tensor, Tensor], Tensor],
+    *,
+    penalty: Callable[[Network], Tensor] | None = None,
+    atol: float = 1e-6,
+) -> None:
+    """A client's steps of a round that was run are those of an ordinary loop with this loss.
+
+    ``network`` is the model that it started from; a penalty is minimised but not reported.
+    """
+    training, losses = federation.spec.training, []
+    settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+    optimiser = torch.optim.SGD(network.parameters(), lr=training.lr, **settings)
+    steps = federation.executor.of(update.client, number)
+    assert len(steps) == update.steps
+    for step in steps:
+        optimiser.zero_grad()
+        value = loss(network, *federation.data.train.batch(step.chosen))
+        (value + penalty(network) if penalty else value).backward()
+        optimiser.step()
+        losses.append(value.item())
+        torch.testing.assert_close(step.weights, flat(network.parameters()), rtol=1e-5, atol=atol)
+        vector_to_parameters(step.weights.clone(), network.parameters())
+    torch.testing.assert_close(update.trained, step.weights, rtol=0, atol=0)
+    torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
+    assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------ a single step

@@ -56,7 +56,7 @@ class Changing(Method):
     def _changed(self, tensor: Tensor) -> Tensor:
         return self.factor * tensor + self.summand
 
-    def broadcast(self, weights, state):
+    def broadcast(self, weights, state, client):
         return self._changed(weights)
 
     def logits(self, logits, local, carry):
@@ -131,7 +131,7 @@ def test_everything_else_runs_base_first_and_then_the_plugins_in_order() -> None
         states = {method.name: {} for method in (base, *plugins)}
         empty = torch.zeros(0)
         server = Server(value, empty, empty.long(), states)
-        assert hooks.composition.broadcast(server).tolist() == expected
+        assert hooks.composition.broadcast(server, 0).tolist() == expected
 
 
 def test_logits_pass_through_all_methods_before_the_loss() -> None:
@@ -254,7 +254,7 @@ def check_feedback_is_what_was_received(method: type[Flfa], base: Method) -> Non
     federation = simulation(base, flfa, epochs=2, executor=Tracing)
     for number in range(2):
         server = federation.server
-        received = federation.composition.broadcast(server)
+        received = federation.composition.broadcast(server, 0)
         federation.round(number)
         for update in federation.executor.updates:
             assert torch.equal(update.start, received)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fltrain import vectors
 from fltrain.engine.rounds import Simulation
-from fltrain.methods import ecgr
 from fltrain.methods.base import Method
-from fltrain.methods.ecgr import Ecgr, gram, herd
+from fltrain.methods.ecgr import Ecgr, herd
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.scaffold import Scaffold
 from fltrain.models.catalogue import LeNet5
-from fltrain.vectors import accumulated_steps
+from fltrain.vectors import accumulated_steps, gram
 
 from .helpers import (
     FULL_BATCH,
@@ -118,7 +118,7 @@ def test_golden_numbers() -> None:
 
 def test_steps_are_picked_in_the_order_of_the_running_sum() -> None:
     def order(rows: list[list[float]], count: int) -> list[int]:
-        return herd(gram(torch.tensor(rows), torch.device("cpu")), count)
+        return herd(gram(torch.tensor(rows)).numpy(), count)
 
     assert order(GOLDEN, 2) == [1, 2]  # of two steps of length 1 the first
     assert order(GOLDEN, 4) == [1, 2, 3, 0]
@@ -221,9 +221,9 @@ def test_picks_do_not_depend_on_a_common_scale(rule: str, vector: str) -> None:
 @pytest.mark.parametrize("columns", [1, 3, 30, 1000])
 def test_inner_products_are_the_same_by_columns(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     rows = drawn(8)
-    monkeypatch.setattr(ecgr, "COLUMNS", columns)
+    monkeypatch.setattr(vectors, "COLUMNS", columns)
     for stored in (rows, rows.bfloat16()):
-        products = gram(stored, torch.device("cpu"))
+        products = gram(stored).numpy()
         assert products.dtype == np.float64
         exact = stored.double().numpy()
         np.testing.assert_allclose(products, exact @ exact.T, rtol=1e-5, atol=1e-5)
@@ -295,7 +295,7 @@ def test_with_one_local_step_it_is_the_base_bit_for_bit(base: Method) -> None:
     for settings in ({"beta": 0.0}, {"rule": "random"}, {"vector": "gradient", "beta": 0.0}):
         damped = trained(base, Ecgr(**settings), rounds=3, batch_size=FULL_BATCH)
         assert_same_model(damped, plain)
-        assert all(row["position"] is None for row in rows_of(damped, "ecgr"))
+        assert all(row["lateness"] is None for row in rows_of(damped, "ecgr"))
 
 
 def displacements(federation: Simulation, client: int, round: int, received: Tensor) -> np.ndarray:
@@ -431,7 +431,7 @@ def test_buffers_are_those_after_training(base: Method) -> None:
 
 
 # ------------------------------------------------------------------------------------ the record
-def test_the_record_has_the_selected_steps_and_their_mean_position() -> None:
+def test_the_record_has_the_selected_steps_and_how_late_they_are() -> None:
     federation, _, clients = second_round(Ecgr())
     (row,) = rows_of(federation, "ecgr")
     sampled = [str(update.client) for update in federation.executor.updates]
@@ -439,12 +439,12 @@ def test_the_record_has_the_selected_steps_and_their_mean_position() -> None:
     assert row["selected"] == dict(zip(sampled, picked, strict=True))
     assert row["steps"] == dict(zip(sampled, map(len, clients), strict=True))
     positions = [np.mean(chosen) / (len(moves) - 1) for chosen, moves in zip(picked, clients, strict=True)]
-    assert row["position"] == pytest.approx(np.mean(positions), rel=1e-9)
-    assert set(row) == {"round", "kind", "selected", "steps", "position"}
+    assert row["lateness"] == pytest.approx(np.mean(positions) - 0.5, rel=1e-9)
+    assert set(row) == {"round", "kind", "selected", "steps", "lateness"}
 
 
-def test_positions_go_from_the_first_to_the_last_step() -> None:
-    def position(picks: dict[int, list[int]], steps: dict[int, int]) -> float | None:
+def test_lateness_goes_from_the_first_step_to_the_last() -> None:
+    def lateness(picks: dict[int, list[int]], steps: dict[int, int]) -> float | None:
         updates = [
             replace(
                 update_of(torch.zeros(1), torch.zeros(1), client=client),
@@ -453,13 +453,14 @@ def test_positions_go_from_the_first_to_the_last_step() -> None:
             )
             for client, picked in picks.items()
         ]
-        return Ecgr().report(simulation().task, {}, updates)["position"]
+        return Ecgr().report(simulation().task, {}, updates)["lateness"]
 
-    assert position({0: [0]}, {0: 5}) == 0.0
-    assert position({0: [4]}, {0: 5}) == 1.0
-    assert position({0: [0, 3], 1: [1, 2]}, {0: 4, 1: 3}) == pytest.approx((0.5 + 0.75) / 2)
-    assert position({0: [0], 1: [1]}, {0: 1, 1: 2}) == 1.0  # a single step has no position
-    assert position({0: [0]}, {0: 1}) is None
+    assert lateness({0: [0]}, {0: 5}) == -0.5
+    assert lateness({0: [2]}, {0: 5}) == 0.0
+    assert lateness({0: [4]}, {0: 5}) == 0.5
+    assert lateness({0: [0, 3], 1: [1, 2]}, {0: 4, 1: 3}) == pytest.approx((0.0 + 0.25) / 2)
+    assert lateness({0: [0], 1: [1]}, {0: 1, 1: 2}) == 0.5  # a single step is neither early nor late
+    assert lateness({0: [0]}, {0: 1}) is None
 
 
 # ------------------------------------------------------------------------------------ mutations
@@ -522,7 +523,7 @@ class HalfTheCrossTerm(Ecgr):
     name: Literal["half_the_cross_term"] = "half_the_cross_term"
 
     def _select(self, steps, count, local):
-        products = gram(steps, steps.device)
+        products = gram(steps).numpy()
         np.fill_diagonal(products, 2 * products.diagonal())
         return herd(products, count)
 
@@ -531,7 +532,7 @@ class NeverCentred(Ecgr):
     name: Literal["never_centred"] = "never_centred"
 
     def _select(self, steps, count, local):
-        return herd(gram(steps, steps.device), count)
+        return herd(gram(steps).numpy(), count)
 
 
 class RoundingUp(Ecgr):

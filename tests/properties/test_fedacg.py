@@ -105,7 +105,7 @@ def check_evaluates_the_weights_not_the_lookahead(method: FedACG) -> None:
         rows = federation.round(number)
     server, network = federation.server, federation.network
     losses = []
-    for weights in (mean_of_weights(federation, False).float(), federation.composition.broadcast(server)):
+    for weights in (mean_of_weights(federation, False).float(), federation.composition.broadcast(server, 0)):
         federation.model.load(weights, server.buffers, server.counters)
         losses.append(evaluate(network, federation.data.test).loss)
     (reported,) = [row["loss"] for row in rows if row["kind"] == "evaluation"]
@@ -232,7 +232,7 @@ class SendsTheLookahead(FedACG):
 
     name: Literal["sends_the_lookahead"] = "sends_the_lookahead"
 
-    def broadcast(self, weights, state):
+    def broadcast(self, weights, state, client):
         return weights
 
     def aggregate(self, task, state, before, updates):
@@ -282,7 +282,7 @@ class HeavyBall(FedACG):
 
     name: Literal["heavy_ball"] = "heavy_ball"
 
-    def broadcast(self, weights, state):
+    def broadcast(self, weights, state, client):
         return weights
 
 
@@ -300,7 +300,7 @@ class LooksTooFar(FedACG):
 
     name: Literal["looks_too_far"] = "looks_too_far"
 
-    def broadcast(self, weights, state):
+    def broadcast(self, weights, state, client):
         return weights + state["momentum"]
 
 

@@ -24,6 +24,7 @@ from .helpers import (
     LAYERS,
     Tracing,
     by_name,
+    goes_with,
     layer_names,
     rows_of,
     simulation,
@@ -31,6 +32,8 @@ from .helpers import (
     trained,
     update_of,
 )
+
+SHARING = [base for base in BASES if goes_with(base(), Flfa())]
 
 SHAPES = [(3, 2), (2, 2, 1, 1), (1, 4), (5, 1), (2, 3), (2, 2)]
 
@@ -214,7 +217,7 @@ def test_mean_update_can_be_weighted_by_data_size() -> None:
 
 # ------------------------------------------------------------------------------------ in a run
 @pytest.mark.parametrize("strategy", ["lowest", "highest"])
-@pytest.mark.parametrize("base", BASES, ids=by_name)
+@pytest.mark.parametrize("base", [base for base in SHARING if base().private is None], ids=by_name)
 def test_selection_follows_from_the_recorded_similarities(base: type[Method], strategy: str) -> None:
     """In a run, the layers of a round are those that the similarities of the round before ask for."""
     federation = trained(base(), Flfa(strategy=strategy, n_fa=2), rounds=4, statistics=["similarity"])
@@ -243,7 +246,7 @@ def test_similarities_are_those_of_the_updates_from_the_received_weights() -> No
 
 
 # ------------------------------------------------------------------------------------ traffic
-@pytest.mark.parametrize("base", BASES, ids=by_name)
+@pytest.mark.parametrize("base", SHARING, ids=by_name)
 @pytest.mark.parametrize("n_fa", [0, 1, 3])
 def test_traffic_is_the_bases_and_the_indices(base: type[Method], n_fa: int) -> None:
     """n_fa 32-bit integers more per client and round, from the second round on, downwards only."""

@@ -272,7 +272,8 @@ def test_outputs_of_the_clients_own_loss_are_kept_and_no_others() -> None:
     step.differentiate(entropy)
     assert not step.outputs
     step.differentiate(at=there, track=False)
-    (kept,) = step.outputs
+    ((kept, of),) = step.outputs
+    assert of is step
     torch.testing.assert_close(kept.features, features(network, step.images), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(kept.logits, network(step.images), rtol=1e-5, atol=1e-6)
 

@@ -1,0 +1,117 @@
+"""FedAMP: attentive message passing between personal models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Footprint, Local, Method, Server, State, Task, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class FedAmp(Method):
+    """The server mixes a cloud model u_i for each client, more of those whose weights resemble its own.
+
+    The client trains from it, pulled towards it by (lambda / alpha) (w - u_i).
+
+    Attributes:
+        variant: ``heuristic`` mixes by a softmax over cosines (HeurFedAMP), ``kernel`` by
+            alpha exp(-||w_i - w_j||^2 / sigma) / sigma. ``pfllib`` does what PFLlib's code amounts to: models
+            start from their own weights and are not pulled, which is local-only training.
+        scale: s, what cosines are multiplied by (``heuristic``).
+        self_weight: share of a client's own weights (``heuristic``); one over the number of clients that take
+            part if None.
+        sigma: width (``kernel``).
+        alpha: step size of the cloud model; 1e4 (``heuristic``) or 1 (``kernel``) if None.
+        alpha_decay, decay_every: alpha is multiplied by this after every so many rounds (``heuristic``).
+        weight: lambda.
+    """
+
+    name: Literal["fedamp"] = "fedamp"
+    citation: ClassVar[str] = "Huang et al., Personalized cross-silo federated learning, AAAI 2021"
+    global_model: ClassVar[bool] = False
+    footprint: ClassVar[Footprint] = Footprint(client=1, server=None)
+
+    variant: Literal["heuristic", "kernel", "pfllib"] = "heuristic"
+    scale: float = Field(default=25.0, ge=0)
+    self_weight: float | None = Field(default=None, gt=0, le=1)
+    sigma: float = Field(default=1.0, gt=0)
+    alpha: float | None = Field(default=None, gt=0)
+    alpha_decay: float = Field(default=0.1, gt=0, le=1)
+    decay_every: int = Field(default=30, ge=1)
+    weight: float = Field(default=1.0, ge=0)
+
+    def broadcast(self, weights: Tensor, state: State, client: int) -> Tensor:
+        """The client's cloud model; the initial weights until it has taken part."""
+        return state.get(str(client), weights)
+
+    # ---------------------------------------------------------------- client
+    def receive(self, weights: Tensor, local: Local) -> Tensor:
+        return local.state.get("weights", weights) if self.variant == "pfllib" else weights
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        if self.variant == "pfllib":
+            return gradient
+        return gradient + self._pull(local) * (weights - local.start)
+
+    def _pull(self, local: Local) -> float:
+        """Lambda / alpha, at most one over the learning rate: that undoes a step, more would overshoot."""
+        if self.variant == "kernel":
+            alpha = self.alpha or 1.0
+        else:
+            alpha = (self.alpha or 1e4) * self.alpha_decay ** (local.round // self.decay_every)
+        return min(self.weight / alpha, 1 / local.lr)
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        return update, {"weights": update.trained}
+
+    def personalise(self, weights: Tensor, local: Local) -> Tensor:
+        """The client's own weights, as it last trained them."""
+        return local.state.get("weights", weights)
+
+    # ---------------------------------------------------------------- server
+    def aggregate(
+        self, task: Task, state: State, before: Server, updates: Sequence[Update]
+    ) -> tuple[Tensor, State]:
+        """Mix a cloud model for each of the clients that took part; global weights stay the initial ones."""
+        from fltrain.vectors import mean
+
+        if self.variant == "pfllib":
+            return before.weights, state
+        weights = [update.weights for update in updates]
+        shares = self.shares(weights)
+        clouds = {
+            str(update.client): mean(weights, row.tolist())
+            for update, row in zip(updates, shares, strict=True)
+        }
+        return before.weights, {**state, **clouds}
+
+    def shares(self, weights: Sequence[Tensor]) -> Tensor:
+        """Share of every client's weights in each cloud model, xi ``[m, m]``: rows sum to one."""
+        import torch
+
+        from fltrain.vectors import gram
+
+        # Distances are far shorter than the weights: taken from where clients are, they are not rounded away.
+        kernel = self.variant == "kernel"
+        products = gram([vector - weights[0] for vector in weights] if kernel else weights)
+        lengths = products.diagonal()
+        alone = torch.eye(len(weights), dtype=torch.bool, device=products.device)
+        if len(weights) == 1:
+            return alone.to(products)
+        if self.variant == "kernel":
+            distances = (lengths[:, None] + lengths - 2 * products).clamp(min=0)
+            alpha = self.alpha or 1.0
+            others = (alpha * torch.exp(-distances / self.sigma) / self.sigma).masked_fill(alone, 0)
+            # The others' shares cannot exceed one, or the client's own would be negative.
+            others = others / others.sum(1, keepdim=True).clamp(min=1)
+            return others + torch.diag(1 - others.sum(1))
+        own = 1 / len(weights) if self.self_weight is None else self.self_weight
+        cosines = products / (lengths[:, None] * lengths).sqrt().clamp(min=1e-12)
+        others = (self.scale * cosines).masked_fill(alone, -torch.inf).softmax(1)
+        return (1 - own) * others + own * alone.to(products)

@@ -1,0 +1,159 @@
+"""FedFCD: feature alignment, fused decisions, and hierarchical optimisation of personal models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import (
+    Footprint,
+    Local,
+    Method,
+    Outputs,
+    Part,
+    Phase,
+    Schedule,
+    Server,
+    State,
+    Step,
+    Task,
+    Update,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from fltrain.models.network import Network
+
+
+class FedFcd(Method):
+    """Class means of features go up; the server averages them, and trains a global classifier on them.
+
+    Extractor and classifier stay with the client. Feature alignment (FA): features are drawn to the global
+    mean of their class. Fusion of decisions (FD): the logits of the client's and the global classifier are
+    added. Hierarchical optimisation (HO): the extractor trains while the classifier rests, then the other way
+    round.
+
+    Attributes:
+        weight: lambda of the alignment; the paper has 1 on Fashion-MNIST and 5 on CIFAR.
+        distance: squared distance from the mean of a class, averaged over the dimensions (``mse``), or added
+            up (``sum``), which acts d times as strongly.
+        server_lr: learning rate of the global classifier.
+        server_epochs: epochs of SGD over the class means received in a round.
+        server_batch: class means in a step of it: the clients' batch size, or ``all``.
+        head_lr: initial learning rate of the clients' classifiers; ``training.lr`` if None.
+        alternate: extractor and classifier take turns after every ``epoch`` or every ``batch``.
+        extractor_loss: of the ``fused`` decision, or of the ``local`` classifier's.
+        averaging: of the class means; see ``fltrain.prototypes``.
+        cache: the server uses the last class means of all clients, not this round's alone.
+        without_fa, without_fd, without_ho: leave out one of the three parts.
+    """
+
+    name: Literal["fedfcd"] = "fedfcd"
+    citation: ClassVar[str] = "FedFCD, CMC 81(1), 2024"
+    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=1, server=None, step=4.0)
+
+    weight: float = Field(default=5.0, ge=0)
+    distance: Literal["mse", "sum"] = "mse"
+    server_lr: float = Field(default=0.01, ge=0)
+    server_epochs: int = Field(default=1, ge=1)
+    server_batch: Literal["local", "all"] = "local"
+    head_lr: float | None = Field(default=None, gt=0)
+    alternate: Literal["epoch", "batch"] = "epoch"
+    extractor_loss: Literal["fused", "local"] = "fused"
+    averaging: Literal["weighted", "plain", "fedproto"] = "weighted"
+    cache: bool = False
+    without_fa: bool = False
+    without_fd: bool = False
+    without_ho: bool = False
+
+    @property
+    def private(self) -> Part:
+        return "all"
+
+    @property
+    def schedule(self) -> Schedule:
+        if self.without_ho:
+            return Schedule()
+        return Schedule((Phase("body"), Phase("head", self.head_lr)), self.alternate)
+
+    # ---------------------------------------------------------------- client
+    def introduce(self, local: Local) -> State:
+        return self._describe(local)
+
+    def _describe(self, local: Local) -> State:
+        """The mean features of every class that the client has (LFR)."""
+        from fltrain.prototypes import of_client
+
+        return of_client(local)
+
+    def begin(self, local: Local) -> State:
+        """The parameters of the global classifier."""
+        from fltrain.heads import parameters
+
+        return parameters(local.task.layout, local.payload["head"])
+
+    def forward(self, network: Network, step: Step, local: Local, carry: State) -> Outputs:
+        features = network.features(step.images)
+        if step.part == "body" and self.extractor_loss == "local":
+            return Outputs(features, network.classifier(features))
+        return Outputs(features, self._decide(network, features, carry))
+
+    def _decide(self, network: Network, features: Tensor, head: State) -> Tensor:
+        """The fused logits, given the global classifier."""
+        from fltrain.heads import logits
+
+        own: Tensor = network.classifier(features)
+        return own if self.without_fd else own + logits(network.classifier, head, features)
+
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+        from fltrain.prototypes import distance_to_means
+
+        if self.without_fa or not self.weight or step.part == "head":
+            return loss
+        means, known = local.payload["means"], local.payload["known"]
+        distance = distance_to_means(outputs.features, step.labels, means, known).mean()
+        dimensions = outputs.features.shape[1] if self.distance == "mse" else 1
+        return loss + self.weight * distance / dimensions
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        return replace(update, extras={**update.extras, self.name: self._describe(local)}), {}
+
+    # ---------------------------------------------------------------- server
+    def init_server(self, task: Task, start: Tensor) -> State:
+        from fltrain.heads import on_server
+
+        return on_server(task, start)
+
+    def payload(self, state: State) -> State:
+        """The global classifier and the global class means (GFR), once there are any."""
+        return {name: state[name] for name in ("head", "means", "known") if name in state}
+
+    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
+        """Train the global classifier on the class means received, and average them."""
+        from fltrain import heads
+        from fltrain.prototypes import combine, renewed, table
+
+        counts, means = table([update.extras[self.name] for update in updates], task.classes)
+        if self.cache:
+            clients = [update.client for update in updates]
+            state = dict(state)
+            for name, new in (("counts_of", counts), ("means_of", means)):
+                everyone = state.get(name, new.new_zeros(task.clients, *new.shape[1:])).clone()
+                everyone[clients] = new
+                state[name] = everyone
+            counts, means = state["counts_of"], state["means_of"]
+        held = (counts > 0).nonzero(as_tuple=True)
+        batch = task.training.batch_size if self.server_batch == "local" else None
+        state = heads.renewed(
+            self, task, state, means[held], held[1], lr=self.server_lr, epochs=self.server_epochs, batch=batch
+        )
+        return renewed(state, *combine(counts, means, self.averaging))
+
+    # ---------------------------------------------------------------- tests
+    def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
+        return self._decide(network, network.features(images), self.begin(local))

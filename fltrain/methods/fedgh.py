@@ -1,0 +1,68 @@
+"""FedGH: the server trains one classifier on the clients' class means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Footprint, Local, Method, Part, Server, State, Task, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class FedGh(Method):
+    """Clients train a feature extractor of their own with a classifier that the server overwrites.
+
+    Attributes:
+        server_lr: learning rate of the server's SGD.
+        server_epochs: epochs over the class means received in a round, in batches of the clients' size.
+    """
+
+    name: Literal["fedgh"] = "fedgh"
+    citation: ClassVar[str] = "Yi et al., FedGH, ACM MM 2023"
+    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=1, server=None)
+
+    server_lr: float = Field(default=0.01, ge=0)
+    server_epochs: int = Field(default=1, ge=1)
+
+    @property
+    def private(self) -> Part:
+        return "all"
+
+    def init_server(self, task: Task, start: Tensor) -> State:
+        from fltrain.heads import on_server
+
+        return on_server(task, start)
+
+    def payload(self, state: State) -> State:
+        return {"head": state["head"]}
+
+    def receive(self, weights: Tensor, local: Local) -> Tensor:
+        """The client's own extractor with the server's classifier."""
+        weights = weights.clone()
+        weights[local.task.layout.head :] = local.payload["head"]
+        return weights
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        from fltrain.prototypes import of_client
+
+        description = of_client(local)
+        sent = {name: description[name] for name in ("classes", "means")}
+        return replace(update, extras={**update.extras, self.name: sent}), {}
+
+    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
+        import torch
+
+        from fltrain.heads import renewed
+
+        sent = [update.extras[self.name] for update in updates]
+        means, classes = (torch.cat([one[name] for one in sent]) for name in ("means", "classes"))
+        batch = task.training.batch_size
+        return renewed(
+            self, task, state, means, classes, lr=self.server_lr, epochs=self.server_epochs, batch=batch
+        )

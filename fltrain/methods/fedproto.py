@@ -1,0 +1,112 @@
+"""FedProto: clients share class means of features, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Footprint, Local, Method, Outputs, Part, Server, State, Step, Task, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from fltrain.models.network import Network
+
+
+class FedProto(Method):
+    """Features are drawn to the global mean of their class; models stay with the clients.
+
+    Attributes:
+        weight: lambda, weight of the mean squared distance (over images and dimensions) from these means.
+        averaging: of the clients' means; see ``fltrain.prototypes``.
+        source: features that a client's means are made of: those of the trained model (``post``), or those
+            seen during local training (``running``) or its last epoch (``last_epoch``).
+        inference: by the ``nearest`` global mean, or by the client's classifier (``head``).
+    """
+
+    name: Literal["fedproto"] = "fedproto"
+    citation: ClassVar[str] = "Tan et al., FedProto, AAAI 2022"
+    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=1, server=None)
+
+    weight: float = Field(default=1.0, ge=0)
+    averaging: Literal["plain", "weighted", "fedproto"] = "plain"
+    source: Literal["post", "running", "last_epoch"] = "post"
+    inference: Literal["nearest", "head"] = "nearest"
+
+    @property
+    def private(self) -> Part:
+        return "all"
+
+    def payload(self, state: State) -> State:
+        return state
+
+    # ---------------------------------------------------------------- client
+    def begin(self, local: Local) -> State:
+        import torch
+
+        if self.source == "post":
+            return {}
+        counts = torch.zeros_like(local.class_counts)
+        width = local.task.layout.classifier[0].shape[1]
+        step = torch.zeros((), dtype=torch.int64, device=counts.device)
+        return {"step": step, "counts": counts, "sums": counts.new_zeros(len(counts), width)}
+
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+        from fltrain.prototypes import distance_to_means
+
+        if not local.payload or not self.weight:
+            return loss
+        distances = distance_to_means(
+            outputs.features, step.labels, local.payload["means"], local.payload["known"]
+        )
+        return loss + self.weight * distances.mean() / outputs.features.shape[1]
+
+    def observe(self, outputs: Outputs, step: Step, local: Local, carry: State) -> State:
+        """Add up the features of each class."""
+        from fltrain.prototypes import class_sums
+
+        if self.source == "post":
+            return carry
+        counts, sums = class_sums(outputs.features.detach(), step.labels, local.task.classes)
+        first = 0
+        if self.source == "last_epoch":
+            first = local.steps - local.steps // local.task.training.epochs
+        counted = (carry["step"] >= first).to(sums)
+        return {
+            "step": carry["step"] + 1,
+            "counts": carry["counts"] + counted * counts,
+            "sums": carry["sums"] + counted * sums,
+        }
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        from fltrain.prototypes import describe, of_client
+
+        sent = of_client(local) if self.source == "post" else describe(carry["counts"], carry["sums"])
+        return replace(update, extras={**update.extras, self.name: sent}), {}
+
+    # ---------------------------------------------------------------- server
+    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
+        from fltrain.prototypes import combine, renewed, table
+
+        sent = table([update.extras[self.name] for update in updates], task.classes)
+        return renewed(state, *combine(*sent, self.averaging))
+
+    # ---------------------------------------------------------------- tests
+    def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
+        """Negative distances to the global means; before there are any, what the classifier says."""
+        import torch
+
+        features = network.features(images)
+        if self.inference == "head" or not local.payload:
+            logits: Tensor = network.classifier(features)
+            return logits
+        # By differences: products would cancel where features lie far from the origin.
+        mode = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(features, local.payload["means"], compute_mode=mode)
+        # An unknown class is farther away than any other, by a finite distance: losses stay finite.
+        farthest = distances.amax(1, keepdim=True) + 1
+        return -distances.where(local.payload["known"], farthest)

@@ -1,0 +1,113 @@
+"""GPFL: global and personalised features through a conditional valve."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Footprint, Local, Method, Outputs, Part, State, Step, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fltrain.models.network import Network
+
+VALVE, EMBEDDINGS = "valve.", "embeddings."
+"""What the names of the additional parameters begin with."""
+
+
+class Gpfl(Method):
+    """A valve modulates features by a condition: one for all clients (global), one for the client's classes.
+
+    The classifier, which is private, sees the personal features. The global ones are drawn to trainable
+    embeddings of the classes by the cross entropy of cosines, and to those received by their distance.
+
+    Attributes:
+        weight: lambda of that distance, the Frobenius norm over the batch; the authors have 0.01 for small
+            networks and 1e-4 for ResNet-18.
+        decay: mu, weight decay of valve and embeddings alone; 0.1 and 0 likewise.
+        conditions: made from the embeddings that the client received (``global``), or from those that it
+            trained itself before (``trained``, the authors' code).
+    """
+
+    name: Literal["gpfl"] = "gpfl"
+    citation: ClassVar[str] = "Zhang et al., GPFL, ICCV 2023"
+    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=None, step=None)
+
+    weight: float = Field(default=0.01, ge=0)
+    decay: float = Field(default=0.1, ge=0)
+    conditions: Literal["global", "trained"] = "global"
+
+    @property
+    def private(self) -> Part:
+        return "head"
+
+    def adapt(self, network: Network, classes: int) -> Network:
+        from fltrain.models.valve import ValveNetwork
+
+        return ValveNetwork.around(network, classes)
+
+    # ---------------------------------------------------------------- client
+    def begin(self, local: Local) -> State:
+        """The conditions."""
+        general, personal = self._conditions(local)
+        return {"general": general, "personal": personal}
+
+    def _conditions(self, local: Local) -> tuple[Tensor, Tensor]:
+        """Mean of the class embeddings, and their mean by the client's class counts, ``[d]``; at first 0."""
+        embeddings = self._embeddings(local, local.start)
+        if self.conditions == "trained":
+            embeddings = local.state.get("embeddings", embeddings * 0)
+        elif local.round == 0:
+            embeddings = embeddings * 0
+        return embeddings.mean(0), local.class_counts @ embeddings / local.samples
+
+    def _embeddings(self, local: Local, weights: Tensor) -> Tensor:
+        return next(
+            slot.of(weights) for slot in local.task.layout.parameters if slot.name.startswith(EMBEDDINGS)
+        )
+
+    def forward(self, network: Network, step: Step, local: Local, carry: State) -> Outputs:
+        from torch.nn.functional import normalize
+
+        from fltrain.models.valve import ValveNetwork
+
+        assert isinstance(network, ValveNetwork)  # adapt has made it
+        features = network.features(step.images)
+        general = network.valve(features, carry["general"])
+        personal = network.valve(features, carry["personal"])
+        cosines = normalize(general) @ normalize(network.embeddings.weight).T
+        return Outputs(features, network.classifier(personal), {"general": general, "cosines": cosines})
+
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        received = self._embeddings(local, local.start).index_select(0, step.labels)
+        distance: Tensor = (outputs.own["general"] - received).norm()
+        return loss + cross_entropy(outputs.own["cosines"], step.labels) + self.weight * distance
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+        """Weight decay of the additions, which lie between the features and the classifier."""
+        if not self.decay:
+            return gradient
+        layout = local.task.layout
+        start = next(slot.start for slot in layout.parameters if slot.name.startswith(VALVE))
+        additions = slice(start, layout.head)
+        gradient = gradient.clone()
+        gradient[additions].add_(weights[additions], alpha=self.decay)
+        return gradient
+
+    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+        if self.conditions == "global":
+            return update, {}
+        return update, {"embeddings": self._embeddings(local, update.trained).clone()}
+
+    # ---------------------------------------------------------------- tests
+    def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
+        from fltrain.models.valve import ValveNetwork
+
+        assert isinstance(network, ValveNetwork)
+        _, personal = self._conditions(local)
+        logits: Tensor = network.classifier(network.valve(network.features(images), personal))
+        return logits

@@ -1,0 +1,19 @@
+"""Local-only training: what clients reach without one another."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fltrain.methods.base import Footprint, Method, Part
+
+
+class LocalOnly(Method):
+    """Every client trains a model of its own; nothing is exchanged."""
+
+    name: Literal["local"] = "local"
+    citation: ClassVar[str] = "baseline without communication"
+    footprint: ClassVar[Footprint] = Footprint(client=1)
+
+    @property
+    def private(self) -> Part:
+        return "all"

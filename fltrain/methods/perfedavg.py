@@ -1,0 +1,65 @@
+"""Per-FedAvg: a global model from which one step of adaptation leads far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fltrain.methods.base import Footprint, Local, Method, Schedule, State, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PerFedAvg(Method):
+    """A local step adapts w' = w - a grad F(w; D1) and moves w by v = grad F(w'; D2), as MAML does.
+
+    D1 and D2 are two batches that follow one another; ``hf`` takes a third for the Hessian: v - a H v.
+
+    Attributes:
+        version: ``fo`` leaves the Hessian out, ``hf`` approximates H v by a difference of gradients.
+        inner_lr: a, the learning rate of the adaptation; that of local training if None.
+        delta: width of the difference (``hf``).
+        passes: over the images per epoch; with 2, as in PFLlib, there are as many steps as FedAvg has.
+        eval_steps: steps of adaptation before a client is tested, each on a random batch of its images.
+    """
+
+    name: Literal["perfedavg"] = "perfedavg"
+    citation: ClassVar[str] = "Fallah et al., Personalized federated learning with MAML, NeurIPS 2020"
+    footprint: ClassVar[Footprint] = Footprint(step=6.0)
+
+    version: Literal["fo", "hf"] = "fo"
+    inner_lr: float | None = Field(default=None, ge=0)
+    delta: float = Field(default=1e-3, gt=0)
+    passes: int = Field(default=2, ge=1)
+    eval_steps: int = Field(default=1, ge=0)
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(batches=2 if self.version == "fo" else 3, passes=self.passes)
+
+    def gradient(self, step: Step, weights: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
+        rate = self._inner_lr(local)
+        adapting, judging, *curving = step.split(self.schedule.batches)
+        adapted = weights - rate * adapting.differentiate(track=False, observe=False)[0]
+        found, loss = judging.differentiate(at=adapted)
+        if self.version == "fo":
+            return found, loss
+        found = found.clone()
+        ahead, behind = (
+            curving[0].differentiate(at=there, track=False, observe=False)[0].clone()
+            for there in (weights + self.delta * found, weights - self.delta * found)
+        )
+        return found - rate * (ahead - behind) / (2 * self.delta), loss
+
+    def _inner_lr(self, local: Local) -> float:
+        return local.lr if self.inner_lr is None else self.inner_lr
+
+    def personalise(self, weights: Tensor, local: Local) -> Tensor:
+        random = self.random(local.task, round=local.round, client=local.client, use="adaptation")
+        count = min(local.task.training.batch_size, local.samples)
+        for _ in range(self.eval_steps):
+            chosen = random.choice(local.samples, count, replace=False)
+            weights = weights - self._inner_lr(local) * local.examples.mean_gradient(weights, chosen)
+        return weights

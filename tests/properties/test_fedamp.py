@@ -1,0 +1,477 @@
+"""FedAMP: what the server mixes for whom, what pulls clients, and what they are tested with."""
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fltrain.engine.clients import OWN
+from fltrain.methods.base import Server
+from fltrain.methods.composition import Composition
+from fltrain.methods.fedamp import FedAmp
+from fltrain.methods.local import LocalOnly
+from fltrain.models.network import Network
+
+from .helpers import Tracing, by_name, local_of, simulation, task_of, trained, update_of
+from .ordinary import check_steps, replica
+
+CORNERS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+"""At squared distances 1, 1 and 2."""
+ARROWS = torch.tensor([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0]])
+"""With cosines 0.6 (first and second), 0 (first and third) and 0.8 (second and third)."""
+
+METHODS = [
+    FedAmp(scale=300.0, alpha=0.5, alpha_decay=0.5, decay_every=1),
+    FedAmp(self_weight=0.6, alpha=1.0, weight=0.0),
+    FedAmp(alpha=1e-6),
+    FedAmp(variant="kernel", alpha=0.4, weight=2.0),
+]
+
+
+def drawn(clients: int, size: int = 50, seed: int = 0) -> Tensor:
+    """Weights of some clients, in different directions and of different lengths."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(clients, size, generator=random) * torch.linspace(0.5, 2, clients)[:, None]
+
+
+def mixed(method: FedAmp, weights: list[Tensor]) -> list[Tensor]:
+    """Every client's cloud model, pair by pair in double precision."""
+    vectors, count = [vector.double() for vector in weights], len(weights)
+    clouds = []
+    for i, own in enumerate(vectors):
+        others = [j for j in range(count) if j != i]
+        if method.variant == "kernel":
+            alpha = 1.0 if method.alpha is None else method.alpha
+            share = {
+                j: alpha * math.exp(-float((own - vectors[j]).square().sum()) / method.sigma) / method.sigma
+                for j in others
+            }
+            total = max(1.0, sum(share.values()))
+            share = {j: value / total for j, value in share.items()}
+            mine = 1 - sum(share.values())
+        else:
+            mine = 1 / count if method.self_weight is None else method.self_weight
+            mine = mine if others else 1.0
+            cosine = {j: float(functional.cosine_similarity(own, vectors[j], dim=0)) for j in others}
+            likeness = {j: math.exp(method.scale * (cosine[j] - 1)) for j in others}
+            share = {j: (1 - mine) * likeness[j] / sum(likeness.values()) for j in others}
+        clouds.append(mine * own + sum(share[j] * vectors[j] for j in others))
+    return clouds
+
+
+def clouds_of(method: FedAmp, weights: Tensor) -> list[Tensor]:
+    """What clients who sent these weights would start the next round from."""
+    task, start, empty = task_of(), torch.zeros(weights.shape[1]), torch.zeros(0)
+    server = Server(start, empty, empty, {method.name: method.init_server(task, start)})
+    updates = [update_of(start, row.clone(), client) for client, row in enumerate(weights)]
+    mean, _, states = Composition((method,)).aggregate(task, server, updates)
+    return [method.broadcast(mean, states[method.name], update.client) for update in updates]
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_shares_by_hand(method: type[FedAmp]) -> None:
+    """Numbers chosen so that the exponentials are powers of two."""
+    two = math.log(2)
+    heuristic = method(scale=5 * two).shares(list(ARROWS))
+    # exp(s cos): 8 and 1, 8 and 16, 1 and 16.
+    expected = [[1 / 3, 16 / 27, 2 / 27], [2 / 9, 1 / 3, 4 / 9], [2 / 51, 32 / 51, 1 / 3]]
+    torch.testing.assert_close(heuristic, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    own = method(scale=5 * two, self_weight=0.7).shares(list(ARROWS))
+    torch.testing.assert_close(own[0], torch.tensor([0.7, 0.3 * 8 / 9, 0.3 / 9]).double(), rtol=0, atol=1e-6)
+
+    # alpha / sigma times 1/2, 1/2 and 1/4.
+    kernel = method(variant="kernel", sigma=1 / two, alpha=0.5 / two).shares(list(CORNERS))
+    expected = [[0.5, 0.25, 0.25], [0.25, 0.625, 0.125], [0.25, 0.125, 0.625]]
+    torch.testing.assert_close(kernel, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    # Four times as much would leave own shares of -1 and -1/2: they are cut off at zero.
+    clipped = method(variant="kernel", sigma=1 / two, alpha=2 / two).shares(list(CORNERS))
+    expected = [[0, 0.5, 0.5], [2 / 3, 0, 1 / 3], [2 / 3, 1 / 3, 0]]
+    torch.testing.assert_close(clipped, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
+
+def check_shares(method: FedAmp) -> None:
+    """Rows sum to one, nothing is negative, and own shares are what they should be."""
+    for clients in (1, 2, 5):
+        shares = method.shares(list(drawn(clients)))
+        torch.testing.assert_close(shares.sum(1), torch.ones(clients).double(), rtol=0, atol=1e-12)
+        assert (shares >= -1e-12).all()
+        if clients == 1:
+            assert shares.tolist() == [[1.0]]
+        elif method.variant == "heuristic":
+            own = 1 / clients if method.self_weight is None else method.self_weight
+            torch.testing.assert_close(shares.diagonal(), torch.full((clients,), own, dtype=torch.float64))
+
+
+def cross_entropy(network: Network, images: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(network(images), labels)
+
+
+def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
+    """Every client starts from its cloud model, as last mixed, and takes the steps of an ordinary loop."""
+    federation = simulation(method, executor=Tracing, evaluate_every=100, **{"lr": 0.2, **settings})
+    lr = federation.spec.training.lr
+    initial, clouds, seen = federation.server.weights, {}, []
+    for number in range(rounds):
+        received = federation.server
+        federation.round(number)
+        alpha = 1e4 if method.alpha is None else method.alpha
+        if method.variant == "heuristic":
+            for _ in range(number // method.decay_every):
+                alpha *= method.alpha_decay
+        pull = min(method.weight / alpha, 1 / lr)
+        updates = federation.executor.updates
+        for update in updates:
+            start = clouds.get(update.client, initial)
+            torch.testing.assert_close(update.start, start.float(), rtol=1e-5, atol=1e-6)
+            network = replica(federation, update.start, received.buffers)
+
+            def towards(network: Network, start: Tensor = update.start, pull: float = pull) -> Tensor:
+                weights = torch.cat([parameter.flatten() for parameter in network.parameters()])
+                return pull / 2 * (weights - start).square().sum()
+
+            check_steps(federation, number, update, network, cross_entropy, penalty=towards, atol=2e-6)
+            assert torch.equal(update.weights, update.trained)
+            seen.append(update.client)
+        # Those who were not sampled keep theirs.
+        mixtures = mixed(method, [update.weights for update in updates])
+        clouds |= {update.client: cloud for update, cloud in zip(updates, mixtures, strict=True)}
+    again, new = len(seen) - len(set(seen)), len(set(seen) - set(seen[:3]))
+    assert again and (new or settings), "clients who return, and some who come later"
+
+
+def check_tests(method: FedAmp, fraction: float) -> None:
+    """All clients are tested with what they last trained; the initial weights if they never did."""
+    federation = simulation(method, executor=Tracing, fraction=fraction, epochs=3)
+    own = [federation.server.weights] * 6
+    for number in range(2):
+        (row,) = [row for row in federation.round(number) if row["kind"] == "evaluation"]
+        for update in federation.executor.updates:
+            own[update.client] = update.trained
+        correct, losses = [], []
+        for weights, images in zip(own, federation.data.tests, strict=True):
+            network = replica(federation, weights, federation.server.buffers).eval()
+            tests, labels = federation.data.train.batch(images)
+            with torch.no_grad():
+                logits = network(tests)
+            correct.append((logits.argmax(1) == labels).double())
+            losses.append(functional.cross_entropy(logits, labels, reduction="none"))
+        assert row["view"] == "personal"
+        assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+        assert row["accuracy"] == pytest.approx(torch.cat(correct).mean().item())
+
+
+def check_local_only(method: FedAmp, **settings: object) -> None:
+    """Bit for bit what clients reach without one another; statistics stay with them in both."""
+    settings = {"rounds": 3, "batchnorm": "local", "executor": Tracing, "epochs": 2, **settings}
+    mixing, alone = trained(method, **settings), trained(LocalOnly(), **settings)
+    for own, other in zip(mixing.executor.steps, alone.executor.steps, strict=True):
+        assert own.client == other.client
+        assert torch.equal(own.weights, other.weights)
+    assert mixing.clients.keys() == alone.clients.keys()
+    for client, kept in mixing.clients.items():
+        assert torch.equal(kept[method.name]["weights"], alone.clients[client][OWN]["weights"])
+    assert mixing.rows == alone.rows
+
+
+def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
+    """What the method adds to a gradient, per unit of distance from the cloud model."""
+    cloud, weights, gradient = drawn(3, seed=1)
+    local = replace(local_of(cloud, lr=lr), round=round)
+    added = method.correct(gradient, weights, local, {}) - gradient
+    factor = float(added @ (weights - cloud) / (weights - cloud).square().sum())
+    torch.testing.assert_close(added, factor * (weights - cloud), rtol=1e-3, atol=1e-6)
+    return factor
+
+
+# ------------------------------------------------------------------------------------ shares
+def test_shares_by_hand() -> None:
+    check_shares_by_hand(FedAmp)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAmp(),
+        FedAmp(self_weight=0.2),
+        FedAmp(self_weight=1.0),
+        FedAmp(variant="kernel", sigma=100.0, alpha=10.0),
+        FedAmp(variant="kernel", sigma=100.0, alpha=1e4),
+    ],
+    ids=str,
+)
+def test_shares_of_each_cloud_model_sum_to_one(method: FedAmp) -> None:
+    check_shares(method)
+
+
+def test_a_scale_of_zero_weights_the_others_alike() -> None:
+    shares = FedAmp(scale=0.0, self_weight=0.4).shares(list(drawn(4)))
+    torch.testing.assert_close(shares, (0.2 + 0.2 * torch.eye(4)).double())
+
+
+def test_a_large_scale_leaves_the_most_similar_one() -> None:
+    weights = drawn(5)
+    cosines = functional.cosine_similarity(weights[:, None], weights[None], dim=2) - 2 * torch.eye(5)
+    shares = FedAmp(scale=1e4, self_weight=0.5).shares(list(weights))
+    expected = 0.5 * torch.eye(5) + 0.5 * functional.one_hot(cosines.argmax(1), 5)
+    torch.testing.assert_close(shares, expected.double())
+
+
+def test_cosines_ignore_lengths() -> None:
+    weights, factors = drawn(4), torch.tensor([[0.1], [1.0], [3.0], [10.0]])
+    torch.testing.assert_close(
+        FedAmp().shares(list(weights)), FedAmp().shares(list(factors * weights)), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("method", [*METHODS, FedAmp(), FedAmp(variant="kernel", alpha=1e4)], ids=str)
+def test_identical_clients_get_what_they_sent(method: FedAmp) -> None:
+    weights = drawn(1, size=1000)
+    assert all(torch.equal(cloud, weights[0]) for cloud in clouds_of(method, weights.expand(3, -1)))
+
+
+def test_without_alpha_clients_get_what_they_sent() -> None:
+    weights = drawn(3)
+    for alpha, same in ((1e-12, True), (0.5, False)):
+        clouds = clouds_of(FedAmp(variant="kernel", alpha=alpha, sigma=100.0), weights)
+        assert all(torch.equal(cloud, sent) == same for cloud, sent in zip(clouds, weights, strict=True))
+
+
+def test_shares_of_the_kernel_do_not_depend_on_what_all_clients_have_in_common() -> None:
+    """Weights are far longer than the distances between them, which must not drown in their rounding."""
+    # Multiples of a power of two, so that adding the common part is exact.
+    weights = (0.01 * drawn(4, size=4000) * 2**14).round() / 2**14
+    method = FedAmp(variant="kernel", alpha=0.2, sigma=0.5)
+    near, far = method.shares(list(weights)), method.shares(list(weights + 1.0))
+    assert 0.1 < float(near[0, 1]) < 0.3
+    torch.testing.assert_close(far, near, rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------ rounds
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_clients_start_from_cloud_models_and_are_pulled_to_them(method: FedAmp) -> None:
+    check_rounds(method)
+
+
+def test_a_single_client_goes_on_from_its_own_weights() -> None:
+    for method in (FedAmp(), FedAmp(variant="kernel")):
+        federation = simulation(method, executor=Tracing, fraction=1 / 6, evaluate_every=100)
+        initial, own = federation.server.weights, {}
+        for number in range(8):
+            federation.round(number)
+            (update,) = federation.executor.updates
+            assert torch.equal(update.start, own.get(update.client, initial))
+            own[update.client] = update.trained
+        assert len(own) < 8, "somebody returned"
+
+
+def test_the_pull_grows_as_alpha_decays() -> None:
+    heuristic = [pull(FedAmp(), round) for round in (0, 29, 30, 59, 60)]
+    assert heuristic == pytest.approx([1e-4, 1e-4, 1e-3, 1e-3, 1e-2], rel=1e-2)
+    assert pull(FedAmp(weight=3.0, alpha=2.0, alpha_decay=0.5, decay_every=2), 5) == pytest.approx(6.0)
+    kernel = [pull(FedAmp(variant="kernel", weight=2.0), round) for round in (0, 30, 300)]
+    assert kernel == pytest.approx([2.0, 2.0, 2.0])
+    assert pull(FedAmp(weight=0.0)) == pull(FedAmp(variant="pfllib")) == 0
+
+
+def test_the_pull_never_does_more_than_undo_a_step() -> None:
+    """However small alpha becomes, a step of plain SGD from w ends at u - lr g."""
+    for lr in (0.1, 0.01):
+        for method in (FedAmp(alpha=1e-9), FedAmp(variant="kernel", alpha=1e-9)):
+            assert pull(method, lr=lr) == pytest.approx(1 / lr)
+        assert pull(FedAmp(), round=3000, lr=lr) == pytest.approx(1 / lr)
+
+
+# ------------------------------------------------------------------------------------ tests of clients
+@pytest.mark.parametrize("fraction", [1.0, 0.34])
+@pytest.mark.parametrize("method", [FedAmp(), FedAmp(variant="kernel", alpha=0.2)], ids=str)
+def test_clients_are_tested_with_their_own_weights(method: FedAmp, fraction: float) -> None:
+    check_tests(method, fraction)
+
+
+@pytest.mark.parametrize("settings", [{"fraction": 1.0}, {"fraction": 0.34}], ids=str)
+def test_what_pfllib_amounts_to_is_local_training_bit_for_bit(settings: dict[str, object]) -> None:
+    check_local_only(FedAmp(variant="pfllib"), **settings)
+
+
+# ------------------------------------------------------------------------------------ mutations
+class OwnAmongOthers(FedAmp):
+    """The softmax is over all clients, own cosine of one included."""
+
+    name: Literal["own_among_others"] = "own_among_others"
+
+    def shares(self, weights):
+        rows = functional.normalize(torch.stack(list(weights)), dim=1).double()
+        return (self.scale * rows @ rows.T).softmax(1)
+
+
+class InnerProducts(FedAmp):
+    """Of the weights as they are."""
+
+    name: Literal["inner_products"] = "inner_products"
+
+    def shares(self, weights):
+        rows = torch.stack(list(weights)).double()
+        alone, own = torch.eye(len(rows)).bool(), self.self_weight or 1 / len(rows)
+        others = (self.scale * rows @ rows.T).masked_fill(alone, -torch.inf).softmax(1)
+        return (1 - own) * others + own * alone
+
+
+class Kernel(FedAmp):
+    """The kernel with a mistake."""
+
+    name: Literal["kernel"] = "kernel"
+    mistake: str = "clip"
+
+    def shares(self, weights):
+        if self.variant != "kernel" or len(weights) == 1:
+            return super().shares(weights)
+        rows = torch.stack(list(weights)).double()
+        distances = torch.cdist(rows, rows)
+        if self.mistake != "root":
+            distances = distances**2
+        alpha = self.alpha or 1.0
+        others = alpha * torch.exp(-distances / self.sigma) / (1 if self.mistake == "width" else self.sigma)
+        others = others.masked_fill(torch.eye(len(rows)).bool(), 0)
+        if self.mistake != "clip":
+            others = others / others.sum(1, keepdim=True).clamp(min=1)
+        if self.mistake == "rest":
+            return others + torch.eye(len(rows)) / len(rows)
+        return others + torch.diag(1 - others.sum(1))
+
+
+class ByColumn(FedAmp):
+    """Shares of the wrong cloud models."""
+
+    name: Literal["by_column"] = "by_column"
+
+    def shares(self, weights):
+        return super().shares(weights).T
+
+
+class FromGlobal(FedAmp):
+    """Clients start from the mean of all."""
+
+    name: Literal["from_global"] = "from_global"
+
+    def broadcast(self, weights, state, client):
+        return weights
+
+
+class FromOwn(FedAmp):
+    """Clients start from their own weights."""
+
+    name: Literal["from_own"] = "from_own"
+
+    def receive(self, weights, local):
+        return local.state.get("weights", weights)
+
+
+class Forgetful(FedAmp):
+    """Who was not sampled last time starts afresh."""
+
+    name: Literal["forgetful"] = "forgetful"
+
+    def server_step(self, task, state, before, updates):
+        state = super().server_step(task, state, before, updates)
+        known = {str(update.client) for update in updates} | {"initial"}
+        return {key: tensor for key, tensor in state.items() if key in known}
+
+
+class Misdelivered(FedAmp):
+    """Cloud models go to the next client."""
+
+    name: Literal["misdelivered"] = "misdelivered"
+
+    def broadcast(self, weights, state, client):
+        return super().broadcast(weights, state, (client + 1) % 6)
+
+
+class WithoutHalf(FedAmp):
+    """(lambda / alpha) ||w - u||^2."""
+
+    name: Literal["without_half"] = "without_half"
+
+    def _pull(self, local):
+        return 2 * super()._pull(local)
+
+
+class Steady(FedAmp):
+    """Alpha does not decay."""
+
+    name: Literal["steady"] = "steady"
+
+    def _pull(self, local):
+        return super()._pull(replace(local, round=0))
+
+
+class AsReceived(FedAmp):
+    """Clients are tested with the global model."""
+
+    name: Literal["as_received"] = "as_received"
+
+    def personalise(self, weights, local):
+        return weights
+
+
+class InTheCloud(FedAmp):
+    """Clients are tested with the cloud model that they started from."""
+
+    name: Literal["in_the_cloud"] = "in_the_cloud"
+
+    def finish(self, update, local, carry):
+        return update, {"weights": local.start}
+
+
+class Pulled(FedAmp):
+    """PFLlib's variant with a proximal term that has a gradient."""
+
+    name: Literal["pulled"] = "pulled"
+
+    def correct(self, gradient, weights, local, carry):
+        return gradient + 0.01 * (weights - local.start)
+
+
+@pytest.mark.parametrize("mutant", [OwnAmongOthers, InnerProducts, ByColumn], ids=by_name)
+def test_wrong_shares_are_noticed(mutant: type[FedAmp]) -> None:
+    with pytest.raises(AssertionError):
+        check_shares_by_hand(mutant)
+
+
+@pytest.mark.parametrize("mistake", ["clip", "root", "width", "rest"])
+def test_wrong_kernels_are_noticed(mistake: str) -> None:
+    def mutant(**settings: object) -> FedAmp:
+        return Kernel(mistake=mistake, **settings)
+
+    with pytest.raises(AssertionError):
+        check_shares_by_hand(mutant)
+    if mistake in ("clip", "rest"):
+        with pytest.raises(AssertionError):
+            check_shares(mutant(variant="kernel", sigma=100.0, alpha=1e4))
+
+
+def test_the_right_kernel_is_not_taken_for_a_wrong_one() -> None:
+    check_shares_by_hand(lambda **settings: Kernel(mistake="none", **settings))
+
+
+@pytest.mark.parametrize(
+    "mutant", [FromGlobal, FromOwn, Forgetful, Misdelivered, WithoutHalf, Steady], ids=by_name
+)
+def test_wrong_rounds_are_noticed(mutant: type[FedAmp]) -> None:
+    with pytest.raises(AssertionError):
+        check_rounds(mutant(scale=300.0, alpha=0.5, alpha_decay=0.5, decay_every=1))
+
+
+@pytest.mark.parametrize("mutant", [AsReceived(), InTheCloud()], ids=by_name)
+def test_tests_with_other_weights_are_noticed(mutant: FedAmp) -> None:
+    with pytest.raises(AssertionError):
+        check_tests(mutant, 1.0)
+
+
+@pytest.mark.parametrize("mutant", [Pulled(variant="pfllib"), Pulled(), FedAmp()], ids=by_name)
+def test_what_is_not_local_training_is_noticed(mutant: FedAmp) -> None:
+    with pytest.raises(AssertionError):
+        check_local_only(mutant, fraction=1.0)

@@ -1,0 +1,474 @@
+"""FedGH: extractors stay with the clients, and one classifier that the server trains is everybody's."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.data.prepared import Partition
+from fltrain.engine.clients import OWN
+from fltrain.engine.rounds import Simulation
+from fltrain.methods.fedgh import FedGh
+from fltrain.models.catalogue import LeNet5
+from fltrain.spec import Training
+
+from .helpers import by_name, digits, simulation, skewed, trained, update_of, with_tests
+from .ordinary import features, flat, replica
+from .test_local import (
+    ROUNDS,
+    Models,
+    check_own_round,
+    check_tests,
+    cross_entropy,
+    initial_models,
+    taking_part,
+)
+
+Pairs = tuple[Tensor, Tensor]
+"""Class means and their classes."""
+
+
+def head_of(federation: Simulation, method: FedGh) -> Tensor:
+    """The server's classifier."""
+    return federation.server.states[method.name]["head"]
+
+
+def pairs_of(federation: Simulation, method: FedGh) -> Pairs:
+    """All that came up in the last round."""
+    sent = [update.extras[method.name] for update in federation.executor.updates]
+    return torch.cat([one["means"] for one in sent]), torch.cat([one["classes"] for one in sent])
+
+
+def linear(head: Tensor, dimensions: int) -> nn.Linear:
+    """An ordinary classifier of ten classes."""
+    classifier = nn.Linear(dimensions, 10)
+    nn.utils.vector_to_parameters(head.clone(), classifier.parameters())
+    return classifier
+
+
+def descended(head: Tensor, batches: list[Pairs], lr: float) -> Tensor:
+    """The classifier after a step of plain SGD on each batch of pairs."""
+    classifier = linear(head, batches[0][0].shape[1])
+    optimiser = torch.optim.SGD(classifier.parameters(), lr=lr)
+    for means, classes in batches:
+        optimiser.zero_grad()
+        functional.cross_entropy(classifier(means), classes).backward()
+        optimiser.step()
+    return flat(classifier.parameters())
+
+
+def with_head(weights: Tensor, head: Tensor) -> Tensor:
+    return torch.cat([weights[: -len(head)], head])
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_training(method: FedGh) -> None:
+    """Cross entropy of the client's last extractor and the server's newest classifier, both trained."""
+    federation = taking_part(method, batch_size=6)
+    models = initial_models(federation)
+    for number in range(len(ROUNDS)):
+        head = head_of(federation, method)
+        models: Models = {c: (with_head(weights, head), own) for c, (weights, own) in models.items()}
+        check_own_round(federation, number, models, cross_entropy)
+
+
+def check_heads(method: FedGh) -> None:
+    """After every round each client holds the server's classifier and its own extractor, bit for bit."""
+    federation = taking_part(method)
+    models, layout = initial_models(federation), federation.model.layout
+    heads = [head_of(federation, method)]
+    assert torch.equal(heads[0], federation.server.weights[layout.head :])
+    for number in range(len(ROUNDS)):
+        federation.round(number)
+        for update in federation.executor.updates:
+            models[update.client] = update.trained, update.buffers
+        heads.append(head_of(federation, method))
+        for client, to_train in itertools.product(range(6), (False, True)):
+            kept = federation.clients.get(client)
+            federation.everyone.arrive(federation._at(number + 1), client, kept, to_train=to_train)
+            held = flat(federation.network.parameters())
+            assert torch.equal(held[layout.head :], heads[-1])
+            assert torch.equal(held[: layout.head], models[client][0][: layout.head])
+    assert not any(torch.equal(*two) for two in itertools.combinations(heads, 2))
+
+
+def check_extractors(method: FedGh) -> None:
+    """They go their own ways from the first round on; the global one stays what it was."""
+    federation = taking_part(method, rounds=(list(range(6)), list(range(6))))
+    initial, layout = federation.server.weights, federation.model.layout
+    for number in range(2):
+        federation.round(number)
+        updates = federation.executor.updates
+        for which in ("trained", "start") if number else ("trained",):
+            own = [getattr(update, which)[: layout.head] for update in updates]
+            assert not any(torch.equal(*two) for two in itertools.combinations(own, 2))
+    assert torch.equal(federation.server.weights, initial)
+
+
+def check_uploads(method: FedGh) -> None:
+    """Mean features of a client's training images by class, in evaluation mode, after training."""
+    federation = taking_part(method, epochs=2)
+    for number in range(2):
+        federation.round(number)
+        for update in federation.executor.updates:
+            network = replica(federation, update.trained, update.buffers).eval()
+            images, labels = federation.data.train.batch(federation.data.clients[update.client])
+            with torch.no_grad():
+                seen = features(network, images).double()
+            classes = sorted(set(labels.tolist()))
+            expected = torch.stack([seen[labels == label].mean(0) for label in classes])
+            sent = update.extras[method.name]
+            assert sent["classes"].tolist() == classes
+            torch.testing.assert_close(sent["means"].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def check_server_training(method: FedGh) -> None:
+    """A batch holds all pairs: a step of an ordinary loop for each epoch, from where the last round ended."""
+    federation = taking_part(method, batch_size=64)
+    for number in range(len(ROUNDS)):
+        before = head_of(federation, method)
+        federation.round(number)
+        batches = [pairs_of(federation, method)] * method.server_epochs
+        assert 1 < len(batches[0][1]) <= 64
+        expected = descended(before, batches, method.server_lr)
+        torch.testing.assert_close(head_of(federation, method), expected, rtol=1e-5, atol=1e-6)
+
+
+def orders_taken(method: FedGh) -> Iterator[tuple[int, ...]]:
+    """Three pairs, two in a batch: which pair was the rest in each epoch, as what comes out tells."""
+    federation = simulation(method)
+    task = replace(federation.task, training=Training(batch_size=2))
+    head = federation.server.weights[federation.model.layout.head :]
+    random = torch.Generator().manual_seed(0)
+    means, classes = torch.randn(3, 64, generator=random) / 2, torch.tensor([4, 7, 4])
+    at = federation.server.weights
+    counts = torch.tensor([1.0, 30.0])
+    updates = [
+        update_of(
+            at, at, 0, extras={method.name: dict(zip(("classes", "counts", "means"), sent, strict=True))}
+        )
+        for sent in ((classes[:2], counts, means[:2]), (classes[2:], counts[:1], means[2:]))
+    ]
+    epochs = {
+        rest: [(means[pair], classes[pair]) for pair in ([i for i in range(3) if i != rest], [rest])]
+        for rest in range(3)
+    }
+    outcomes = {
+        rests: descended(head, [batch for rest in rests for batch in epochs[rest]], method.server_lr)
+        for rests in itertools.product(range(3), repeat=method.server_epochs)
+    }
+    for one, other in itertools.combinations(outcomes.values(), 2):
+        assert (one - other).abs().max() > 1e-4
+    state = method.init_server(task, federation.server.weights)
+    for _ in range(12):
+        new = method.server_step(task, {**state, "head": head}, federation.server, updates)
+        found = [rests for rests, end in outcomes.items() if torch.allclose(end, new["head"], atol=1e-6)]
+        assert len(found) == 1
+        yield found[0]
+        state = new
+
+
+def check_batches(method: FedGh) -> None:
+    """Shuffled anew in every round and in every epoch; a last batch that is not full counts, too."""
+    orders = list(orders_taken(method))
+    assert {rests[0] for rests in orders} == {0, 1, 2}
+    assert any(first != second for first, second in orders)
+
+
+def check_descent(method: FedGh) -> None:
+    """Equal extractors and alike data: the cross entropy of the server's classifier falls in every round.
+
+    The clients' own rate is too small to change a weight, and the network has no running statistics.
+    """
+    by_label = np.argsort(digits(16).train_labels, kind="stable")
+    clients = [by_label[client::4] for client in range(4)]
+    partition = Partition(clients, digest="", tests=[images[:2] for images in clients])
+    federation = taking_part(
+        method,
+        model=LeNet5(),
+        data=digits(16),
+        partition=partition,
+        rounds=([0, 1, 2, 3],) * 6,
+        lr=1e-12,
+        weight_decay=0.0,
+    )
+    losses = []
+    for number in range(6):
+        before = head_of(federation, method)
+        federation.round(number)
+        means, classes = pairs_of(federation, method)
+        assert len(classes) == 40
+        heads = (before, head_of(federation, method))
+        with torch.no_grad():
+            said = [linear(head, means.shape[1])(means) for head in heads]
+        losses.append([functional.cross_entropy(logits, classes) for logits in said])
+    bodies = [update.trained[: -len(before)] for update in federation.executor.updates]
+    assert all(torch.equal(body, bodies[0]) for body in bodies)
+    assert all(after < before - 1e-5 for before, after in losses)
+    assert torch.tensor([after for _, after in losses]).diff().lt(0).all()
+
+
+def check_point(method: FedGh, point: str) -> None:
+    """All clients, with the server's newest classifier or with the one that they last trained."""
+    federation = taking_part(method, point=point, lr=0.2)
+    models = initial_models(federation)
+    never_trained = set(range(6))
+    for number in range(len(ROUNDS)):
+        federation.rows = federation.round(number)
+        for update in federation.executor.updates:
+            models[update.client] = update.trained, update.buffers
+            never_trained.discard(update.client)
+        head = head_of(federation, method)
+
+        def logits(client: int, images: Tensor, head: Tensor = head) -> Tensor:
+            weights, buffers = models[client]
+            if point == "after_download" or client in never_trained:
+                weights = with_head(weights, head)
+            return replica(federation, weights, buffers).eval()(images)
+
+        check_tests(federation, logits)
+    assert never_trained == {2, 4}
+
+
+def check_traffic(method: FedGh) -> None:
+    """Up: number and mean of each class of a client. Down: the classifier."""
+    partition = with_tests(skewed(digits()))
+    federation = trained(method, rounds=3, batchnorm="local", partition=partition)
+    classes = [len(set(digits().train_labels[images].tolist())) for images in partition.clients]
+    sampled = [client for number in range(3) for client in federation.sample(number)]
+    assert federation.bytes_up == sum(classes[client] * (8 + 4 * 64) for client in sampled)
+    assert federation.bytes_down == len(sampled) * 4 * (64 * 10 + 10)
+
+
+# ------------------------------------------------------------------------------------ tests
+def test_clients_train_their_extractor_with_the_servers_classifier() -> None:
+    check_training(FedGh(server_lr=0.3))
+
+
+def test_every_client_holds_the_servers_classifier_sampled_or_not() -> None:
+    check_heads(FedGh())
+
+
+def test_extractors_differ_after_the_first_round() -> None:
+    check_extractors(FedGh())
+
+
+def test_uploads_are_class_means_of_the_trained_model() -> None:
+    check_uploads(FedGh())
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_the_server_descends_on_the_pairs_of_the_round(epochs: int) -> None:
+    check_server_training(FedGh(server_lr=0.2, server_epochs=epochs))
+
+
+def test_the_server_goes_over_the_pairs_in_shuffled_batches() -> None:
+    check_batches(FedGh(server_lr=0.1, server_epochs=2))
+
+
+def test_without_a_rate_the_servers_classifier_stays() -> None:
+    federation = trained(FedGh(server_lr=0.0, server_epochs=3), rounds=3, batchnorm="local")
+    layout = federation.model.layout
+    assert torch.equal(
+        federation.server.states["fedgh"]["head"], federation.task.initialise()[0][layout.head :]
+    )
+    assert any(
+        not torch.equal(kept[OWN]["weights"][layout.head :], federation.server.states["fedgh"]["head"])
+        for kept in federation.clients.values()
+    )
+
+
+def test_with_equal_extractors_the_servers_loss_falls_in_every_round() -> None:
+    check_descent(FedGh(server_lr=0.01))
+
+
+@pytest.mark.parametrize("point", ["after_download", "after_local"])
+def test_all_clients_are_tested_at_the_point_asked_for(point: str) -> None:
+    check_point(FedGh(server_lr=0.5), point)
+
+
+def test_models_do_not_travel_but_for_the_servers_classifier() -> None:
+    check_traffic(FedGh())
+
+
+# ------------------------------------------------------------------------------------ mutations
+class OwnHeads(FedGh):
+    """Clients go on with classifiers of their own."""
+
+    name: Literal["own_heads"] = "own_heads"
+
+    def receive(self, weights, local):
+        return weights
+
+
+class OldHead(FedGh):
+    """Clients get the classifier of one round before."""
+
+    name: Literal["old_head"] = "old_head"
+
+    def payload(self, state):
+        return {"head": state.get("old", state["head"])}
+
+    def server_step(self, task, state, before, updates):
+        return {**super().server_step(task, state, before, updates), "old": state["head"]}
+
+
+class SampledOnly(FedGh):
+    """Clients who have never taken part do not hear of the classifier."""
+
+    name: Literal["sampled_only"] = "sampled_only"
+
+    def finish(self, update, local, carry):
+        return super().finish(update, local, carry)[0], {"took": torch.ones(1)}
+
+    def receive(self, weights, local):
+        return super().receive(weights, local) if local.state else weights
+
+
+class SharedModel(FedGh):
+    """Extractors are averaged."""
+
+    name: Literal["shared_model"] = "shared_model"
+
+    @property
+    def private(self):
+        return None
+
+
+class MeanHead(FedGh):
+    """The server's classifier is the mean of those that clients trained."""
+
+    name: Literal["mean_head"] = "mean_head"
+
+    def server_step(self, task, state, before, updates):
+        heads = [update.trained[task.layout.head :] for update in updates]
+        return {**state, "head": sum(heads) / len(heads)}
+
+
+class NeverStepped(FedGh):
+    """As the authors' code: there is a gradient and no step."""
+
+    name: Literal["never_stepped"] = "never_stepped"
+
+    def server_step(self, task, state, before, updates):
+        return {**super().server_step(task, state, before, updates), "head": state["head"]}
+
+
+class Afresh(FedGh):
+    """Every round begins at the initial classifier."""
+
+    name: Literal["afresh"] = "afresh"
+
+    def server_step(self, task, state, before, updates):
+        initial = before.weights[task.layout.head :]
+        return super().server_step(task, {**state, "head": initial}, before, updates)
+
+
+def server_training(reduction: str, order: Callable[[int, int], list[list[int]]]) -> Callable[..., dict]:
+    """A server that trains on batches in an order of its own, given number of pairs and round."""
+
+    def server_step(self, task, state, before, updates):
+        sent = [update.extras[self.name] for update in updates]
+        means, classes = (torch.cat([one[key] for one in sent]) for key in ("means", "classes"))
+        classifier = linear(state["head"], means.shape[1])
+        optimiser = torch.optim.SGD(classifier.parameters(), lr=self.server_lr)
+        for _ in range(self.server_epochs):
+            for batch in order(len(classes), int(state["trained"])):
+                optimiser.zero_grad()
+                said = classifier(means[batch])
+                functional.cross_entropy(said, classes[batch], reduction=reduction).backward()
+                optimiser.step()
+        return {"head": flat(classifier.parameters()), "trained": state["trained"] + 1}
+
+    return server_step
+
+
+class Summed(FedGh):
+    """The loss is a sum over the pairs."""
+
+    name: Literal["summed"] = "summed"
+    server_step = server_training("sum", lambda pairs, _round: [list(range(pairs))])
+
+
+class Unshuffled(FedGh):
+    """Clients follow one another."""
+
+    name: Literal["unshuffled"] = "unshuffled"
+    server_step = server_training("mean", lambda pairs, _round: torch.arange(pairs).split(2))
+
+
+class SameInEveryEpoch(FedGh):
+    """Shuffled once a round."""
+
+    name: Literal["same_in_every_epoch"] = "same_in_every_epoch"
+    server_step = server_training("mean", lambda _pairs, round: torch.arange(3).roll(round).split(2))
+
+
+class RestDropped(FedGh):
+    """A last batch that is not full is dropped."""
+
+    name: Literal["rest_dropped"] = "rest_dropped"
+    server_step = server_training("mean", lambda _pairs, round: [torch.arange(3).roll(round)[:2]])
+
+
+class TrainingMode(FedGh):
+    """Means of features as the network has them while it trains."""
+
+    name: Literal["training_mode"] = "training_mode"
+
+    def finish(self, update, local, carry):
+        network = local.examples.model.network
+        network.eval = lambda: None
+        try:
+            return super().finish(update, local, carry)
+        finally:
+            del network.eval
+
+
+class TestedWithTheServers(FedGh):
+    """Clients are tested with the server's classifier whatever is asked for."""
+
+    __test__ = False
+    name: Literal["tested_with_the_servers"] = "tested_with_the_servers"
+
+    def personalise(self, weights, local):
+        return with_head(weights, local.payload["head"])
+
+
+def noticed(check: Callable[..., None], mutant: FedGh, *args: object) -> None:
+    with pytest.raises(AssertionError):
+        check(mutant, *args)
+
+
+@pytest.mark.parametrize("mutant", [OwnHeads, OldHead, SampledOnly, SharedModel, NeverStepped], ids=by_name)
+def test_other_heads_are_noticed(mutant: type[FedGh]) -> None:
+    noticed(check_heads, mutant())
+    if mutant is not NeverStepped:
+        noticed(check_training, mutant(server_lr=0.3))
+        noticed(check_point, mutant(server_lr=0.5), "after_download")
+
+
+@pytest.mark.parametrize("mutant", [MeanHead, NeverStepped, Afresh, Summed], ids=by_name)
+def test_another_training_of_the_servers_classifier_is_noticed(mutant: type[FedGh]) -> None:
+    noticed(check_server_training, mutant(server_lr=0.2))
+
+
+@pytest.mark.parametrize("mutant", [Unshuffled, SameInEveryEpoch, RestDropped, Summed], ids=by_name)
+def test_other_batches_are_noticed(mutant: type[FedGh]) -> None:
+    noticed(check_batches, mutant(server_lr=0.1, server_epochs=2))
+
+
+def test_other_mistakes_are_noticed() -> None:
+    noticed(check_descent, NeverStepped())
+    noticed(check_descent, FedGh(server_lr=1e-9))
+    noticed(check_extractors, SharedModel())
+    noticed(check_traffic, SharedModel())
+    noticed(check_uploads, TrainingMode())
+    noticed(check_point, OwnHeads(server_lr=0.5), "after_download")
+    noticed(check_point, TestedWithTheServers(server_lr=0.5), "after_local")

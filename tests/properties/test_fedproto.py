@@ -1,0 +1,595 @@
+"""FedProto: class means against naive sums, the pull towards them, and decisions by the nearest one."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fltrain.engine.clients import OWN
+from fltrain.engine.evaluation import test_clients as decisions_of_all
+from fltrain.engine.rounds import Simulation
+from fltrain.methods.base import Outputs
+from fltrain.methods.fedproto import FedProto
+from fltrain.methods.local import LocalOnly
+from fltrain.models.network import Network
+
+from .helpers import by_name, digits, local_of, skewed, trained, update_of, with_tests
+from .ordinary import features, replica
+from .test_local import check_own_round, check_tests, cross_entropy, initial_models, taking_part
+
+Means = dict[int, Tensor]
+"""Mean features by class."""
+
+FEW = ([0, 1], [0, 1, 2], [0, 3], [1, 2])
+"""Clients 0 and 1 lack classes 3, 7 and 8; in the last round nobody has 8, which 3 brought before."""
+
+
+def describe(network: Network, images: Tensor, labels: Tensor, sums: Means, counts: dict[int, int]) -> None:
+    """Add the features of images, as the network is, to those of their classes, one by one."""
+    with torch.no_grad():
+        seen = features(network, images)
+    for feature, label in zip(seen.double(), labels.tolist(), strict=True):
+        sums[label] = sums.get(label, 0) + feature
+        counts[label] = counts.get(label, 0) + 1
+
+
+def check_description(sent: dict[str, Tensor], sums: Means, counts: dict[int, int]) -> None:
+    """A client's upload: classes that it has seen, number and mean."""
+    assert sent.keys() == {"classes", "counts", "means"}
+    assert sent["classes"].tolist() == sorted(sums)
+    assert sent["counts"].tolist() == [counts[label] for label in sorted(sums)]
+    expected = torch.stack([sums[label] / counts[label] for label in sorted(sums)])
+    torch.testing.assert_close(sent["means"].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def combined(uploads: list[dict[str, Tensor]], averaging: str) -> Means:
+    """Means over those who have the class, in double precision."""
+    means: Means = {}
+    for label in range(10):
+        holders = [
+            (sent["counts"][place].double(), sent["means"][place].double())
+            for sent in uploads
+            for place in (sent["classes"] == label).nonzero().flatten().tolist()
+        ]
+        if not holders:
+            continue
+        if averaging == "plain":
+            means[label] = sum(mean for _, mean in holders) / len(holders)
+        else:
+            total = sum(count for count, _ in holders)
+            means[label] = sum(count * mean for count, mean in holders) / total
+        if averaging == "fedproto":
+            means[label] = means[label] / len(holders)
+    return means
+
+
+def known_means(federation: Simulation, name: str) -> Means:
+    """What the server has, by class."""
+    state = federation.server.states[name]
+    if not state:
+        return {}
+    return {label: state["means"][label] for label in state["known"].nonzero().flatten().tolist()}
+
+
+def pulled(method: FedProto, means: Means) -> Callable[[int, Network, Tensor, Tensor], Tensor]:
+    """Cross entropy and lambda times the squared distances, image by image and number by number."""
+
+    def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
+        seen = features(network, images)
+        total = functional.cross_entropy(network.classifier(seen), labels)
+        for feature, label in zip(seen, labels.tolist(), strict=True):
+            if label in means:
+                distance = sum((a - b) ** 2 for a, b in zip(feature, means[label], strict=True))
+                total = total + method.weight * distance / len(feature) / len(labels)
+        return total
+
+    return loss
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_training(method: FedProto) -> None:
+    """An ordinary loop with the pull written out, while classes are unknown and after."""
+    federation = taking_part(method, rounds=FEW[:3], epochs=1)
+    models, unknown = initial_models(federation), []
+    for number in range(3):
+        means = known_means(federation, method.name)
+        unknown.append(set(range(10)) - set(means))
+        check_own_round(federation, number, models, pulled(method, means) if means else cross_entropy)
+    assert unknown == [set(range(10)), {3, 7, 8}, {8}]
+
+
+def check_uploads(method: FedProto) -> None:
+    """Naive sums of features in evaluation mode after training, or in training mode before every step."""
+    partition = with_tests(skewed(digits()))
+    federation = taking_part(
+        method, rounds=([3, 5], [3, 5]), partition=partition, epochs=3, batch_size=4, last_batch="drop"
+    )
+    data = federation.data
+    for number in range(2):
+        federation.round(number)
+        for update in federation.executor.updates:
+            sums, counts = {}, {}
+            if method.source == "post":
+                network = replica(federation, update.trained, update.buffers).eval()
+                describe(network, *data.train.batch(data.clients[update.client]), sums, counts)
+                every = data.class_counts[update.client]
+                assert counts == {label: int(count) for label, count in enumerate(every) if count}
+            else:
+                steps = federation.executor.of(update.client, number)
+                before = [update.start, *(step.weights for step in steps)]
+                first = 2 * len(steps) // 3 if method.source == "last_epoch" else 0
+                for weights, step in list(zip(before, steps, strict=False))[first:]:
+                    network = replica(federation, weights, update.buffers).train()
+                    describe(network, *data.train.batch(step.chosen), sums, counts)
+                epochs = 1 if method.source == "last_epoch" else 3
+                assert sum(counts.values()) == epochs * (update.samples - update.samples % 4)
+            check_description(update.extras[method.name], sums, counts)
+    assert any(len(images) % 4 for images in (data.clients[3], data.clients[5]))
+
+
+def check_means(method: FedProto) -> None:
+    """Of those who take part; what none of them has, stays."""
+    federation = taking_part(method, rounds=FEW)
+    expected: Means = {}
+    for number in range(len(FEW)):
+        federation.round(number)
+        uploads = [update.extras[method.name] for update in federation.executor.updates]
+        renewed = combined(uploads, method.averaging)
+        stale = expected.keys() - renewed.keys()
+        expected |= renewed
+        found = known_means(federation, method.name)
+        assert found.keys() == expected.keys()
+        for label, mean in expected.items():
+            torch.testing.assert_close(found[label].double(), mean, rtol=1e-5, atol=1e-6)
+    assert stale == {8}
+
+
+def check_one_client(method: FedProto) -> None:
+    """The means are those of the only client, bit for bit."""
+    federation = taking_part(method, rounds=([3],))
+    federation.round(0)
+    (update,) = federation.executor.updates
+    sent, means = update.extras[method.name], known_means(federation, method.name)
+    assert sorted(means) == sent["classes"].tolist()
+    for label, mean in zip(sent["classes"].tolist(), sent["means"], strict=True):
+        assert torch.equal(means[label], mean)
+
+
+def check_decisions(method: FedProto) -> None:
+    """The nearest of the newest means, for all images of all clients, sampled or not."""
+    federation = taking_part(method, rounds=FEW)
+    models = initial_models(federation)
+    for number in range(len(FEW)):
+        row = federation.round(number)[-1]
+        for update in federation.executor.updates:
+            models[update.client] = update.trained, update.buffers
+        means, correct = known_means(federation, method.name), []
+        for client, images in enumerate(federation.data.tests):
+            images, labels = federation.data.train.batch(images)
+            own = replica(federation, *models[client]).eval()
+            with torch.no_grad():
+                for feature, label in zip(features(own, images), labels.tolist(), strict=True):
+                    distances = {known: (feature - mean).norm() for known, mean in means.items()}
+                    correct.append(min(distances, key=distances.get) == label)
+        said = decisions_of_all(federation.everyone, federation._at(number + 1), federation.clients)
+        assert said.correct.tolist() == correct
+        assert row["accuracy"] == pytest.approx(sum(correct) / len(correct))
+        assert 0 < row["loss"] < 100
+
+
+def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tensor:
+    """What a client says of features, whatever its classifier."""
+    network = Network(classifier=torch.nn.Linear(seen.shape[1], len(means)))
+    local = local_of(torch.zeros(1), {"means": means, "known": known})
+    with torch.no_grad():
+        return method.predict(network, seen, local)
+
+
+def check_translation(method: FedProto) -> None:
+    """Features and means that are moved together make the same decisions."""
+    random = torch.Generator().manual_seed(0)
+    seen, means, by = (torch.randn(n, 8, generator=random) for n in (40, 10, 1))
+    known = torch.arange(10) % 3 > 0
+    said = decide(method, seen, means, known).argmax(1)
+    assert len(said.unique()) == known.sum()
+    for distance in (1, 5, 20):
+        moved = decide(method, seen + distance * by, means + distance * by, known).argmax(1)
+        assert torch.equal(moved, said)
+
+
+def check_unknown_classes(method: FedProto) -> None:
+    """A class without a mean is never chosen, be its place holder the nearest; losses stay finite."""
+    random = torch.Generator().manual_seed(1)
+    means, known = torch.randn(10, 8, generator=random), torch.arange(10) > 3
+    means[~known] = 0
+    for seen in (torch.zeros(3, 8), torch.randn(40, 8, generator=random), 1e4 + torch.zeros(2, 8)):
+        said = decide(method, seen, means, known)
+        assert known[said.argmax(1)].all()
+        labels = torch.arange(len(seen)) % 10
+        assert functional.cross_entropy(said, labels, reduction="none").isfinite().all()
+
+
+def check_before_the_first_means(method: FedProto) -> None:
+    """The classifier decides."""
+    federation = taking_part(method)
+    result = decisions_of_all(federation.everyone, federation._at(0), {})
+    tests = federation.data.train.batch(torch.cat(federation.data.tests))
+    network = copy.deepcopy(federation.network).eval()
+    with torch.no_grad():
+        losses = functional.cross_entropy(network(tests[0]), tests[1], reduction="none")
+    torch.testing.assert_close(result.losses, losses, rtol=1e-4, atol=1e-5)
+
+
+def check_traffic(method: FedProto) -> None:
+    """Up: class, count and mean for each class of a client. Down: all means, and which there are."""
+    partition = with_tests(skewed(digits()))
+    federation = trained(method, rounds=3, batchnorm="local", partition=partition)
+    labels = digits().train_labels
+    classes = [len(set(labels[images].tolist())) for images in partition.clients]
+    sampled = [federation.sample(number) for number in range(3)]
+    expected = sum(classes[client] * (8 + 4 + 4 * 64) for clients in sampled for client in clients)
+    assert federation.bytes_up == expected
+    assert federation.bytes_down == sum(map(len, sampled[1:])) * (10 * 4 * 64 + 10)
+    initial = taking_part(method).server
+    assert torch.equal(federation.server.weights, initial.weights)
+    assert torch.equal(federation.server.buffers, initial.buffers)
+
+
+def assert_same_clients(first: Simulation, second: Simulation) -> None:
+    """What clients have is the same bit for bit, and so is the record."""
+    assert first.clients.keys() == second.clients.keys()
+    for client, kept in first.clients.items():
+        for part, tensor in kept[OWN].items():
+            assert torch.equal(tensor, second.clients[client][OWN][part]), part
+    assert first.rows == second.rows
+
+
+def check_no_weight(method: FedProto) -> None:
+    """Local-only training bit for bit: nothing that is computed beside it leaves a trace."""
+    settings = {"rounds": 3, "batchnorm": "local", "epochs": 2}
+    assert_same_clients(trained(method, **settings), trained(LocalOnly(), **settings))
+
+
+# ------------------------------------------------------------------------------------ tests
+every_source = pytest.mark.parametrize("source", ["post", "running", "last_epoch"])
+every_averaging = pytest.mark.parametrize("averaging", ["plain", "weighted", "fedproto"])
+
+
+@pytest.mark.parametrize("weight", [0.3, 5.0])
+def test_local_training_is_cross_entropy_and_the_pull_to_the_means(weight: float) -> None:
+    check_training(FedProto(weight=weight))
+
+
+@every_source
+def test_without_weight_the_classifiers_are_those_of_local_training_bit_for_bit(source: str) -> None:
+    check_no_weight(FedProto(weight=0.0, source=source, inference="head"))
+
+
+@every_source
+def test_uploads_are_the_means_of_the_features_in_question(source: str) -> None:
+    check_uploads(FedProto(source=source))
+
+
+@every_averaging
+def test_the_server_averages_those_who_have_a_class(averaging: str) -> None:
+    check_means(FedProto(averaging=averaging))
+
+
+@every_averaging
+def test_the_means_of_one_client_are_its_own(averaging: str) -> None:
+    check_one_client(FedProto(averaging=averaging))
+
+
+def test_the_three_averages_by_hand() -> None:
+    """Two clients with 1 and 3 images of class 2; class 0 is with one of them."""
+
+    def sent(classes: list[int], counts: list[float], means: list[list[float]]) -> dict[str, Tensor]:
+        tensors = torch.tensor(classes), torch.tensor(counts), torch.tensor(means)
+        return dict(zip(("classes", "counts", "means"), tensors, strict=True))
+
+    uploads = [sent([2], [1.0], [[8.0, 0.0]]), sent([0, 2], [5.0, 3.0], [[1.0, 1.0], [4.0, 4.0]])]
+    at = torch.zeros(1)
+    updates = [update_of(at, at, extras={"fedproto": upload}) for upload in uploads]
+    task = local_of(at).task
+    for averaging, expected in (
+        ("plain", [6.0, 2.0]),
+        ("weighted", [5.0, 3.0]),
+        ("fedproto", [2.5, 1.5]),
+    ):
+        state = FedProto(averaging=averaging).server_step(task, {}, None, updates)
+        assert state["known"].tolist() == [True, False, True] + 7 * [False]
+        assert state["means"][[0, 2]].tolist() == [[1.0, 1.0], expected]
+
+
+def test_the_nearest_known_mean_decides() -> None:
+    check_decisions(FedProto())
+
+
+def test_decisions_do_not_change_when_features_and_means_move_together() -> None:
+    check_translation(FedProto())
+
+
+def test_unknown_classes_are_never_chosen() -> None:
+    check_unknown_classes(FedProto())
+
+
+@pytest.mark.parametrize("inference", ["nearest", "head"])
+def test_before_there_are_means_the_classifier_decides(inference: str) -> None:
+    check_before_the_first_means(FedProto(inference=inference))
+
+
+def test_the_classifier_decides_if_it_is_asked_to() -> None:
+    federation = taking_part(FedProto(inference="head"))
+    federation.rows = [row for rows in federation.run() for row in rows]
+    models = initial_models(taking_part(FedProto()))
+    for client, kept in federation.clients.items():
+        models[client] = kept[OWN]["weights"], kept[OWN]["buffers"]
+    assert len(federation.clients) < 6
+    check_tests(federation, lambda client, images: replica(federation, *models[client]).eval()(images))
+
+
+def test_models_do_not_travel() -> None:
+    check_traffic(FedProto())
+
+
+def test_tests_on_trained_models_are_the_same() -> None:
+    """The server's message changes no model."""
+    settings = {"batchnorm": "local", "rounds": 3}
+    after_download, after_local = (
+        trained(FedProto(), point=point, **settings) for point in ("after_download", "after_local")
+    )
+    assert after_download.rows == after_local.rows
+
+
+# ------------------------------------------------------------------------------------ mutations
+class SummedOverDimensions(FedProto):
+    """The pull is d times as strong."""
+
+    name: Literal["summed"] = "summed"
+
+    def loss(self, loss, outputs, step, local, carry):
+        return loss + outputs.features.shape[1] * (super().loss(loss, outputs, step, local, carry) - loss)
+
+
+class MeanOverKnown(FedProto):
+    """The mean is over the images with a known class."""
+
+    name: Literal["mean_over_known"] = "mean_over_known"
+
+    def loss(self, loss, outputs, step, local, carry):
+        if not local.payload:
+            return loss
+        share = local.payload["known"][step.labels].float().mean().clamp(min=1e-6)
+        return loss + (super().loss(loss, outputs, step, local, carry) - loss) / share
+
+
+class UnknownPulled(FedProto):
+    """Features of unknown classes are pulled to zero."""
+
+    name: Literal["unknown_pulled"] = "unknown_pulled"
+
+    def loss(self, loss, outputs, step, local, carry):
+        if local.payload:
+            everything = torch.ones(10, dtype=torch.bool)
+            local = replace(local, payload={**local.payload, "known": everything})
+        return super().loss(loss, outputs, step, local, carry)
+
+
+class Detached(FedProto):
+    """The pull is in the loss and not in its gradient."""
+
+    name: Literal["detached"] = "detached"
+
+    def loss(self, loss, outputs, step, local, carry):
+        still = Outputs(outputs.features.detach(), outputs.logits)
+        return super().loss(loss, still, step, local, carry)
+
+
+class TrainingMode(FedProto):
+    """Means are taken as the network is while it trains."""
+
+    name: Literal["training_mode"] = "training_mode"
+
+    def finish(self, update, local, carry):
+        model = local.examples.model
+        model.network.train()
+        eval_, model.network.eval = model.network.eval, lambda: None
+        try:
+            return super().finish(update, local, carry)
+        finally:
+            model.network.eval = eval_
+
+
+class Received(FedProto):
+    """Means are those of the model that the client started from."""
+
+    name: Literal["received"] = "received"
+
+    def finish(self, update, local, carry):
+        weights = local.examples.model.weights
+        weights.copy_(update.start)
+        return super().finish(update, local, carry)
+
+
+class Afterwards(FedProto):
+    """What the client keeps is what it is at the end of its pass over the images in training mode."""
+
+    name: Literal["afterwards"] = "afterwards"
+
+    def finish(self, update, local, carry):
+        model = local.examples.model
+        model.network(torch.zeros(2, 1, 8, 8))
+        update, state = super().finish(update, local, carry)
+        return replace(update, buffers=model.buffers.clone()), state
+
+
+class FirstEpoch(FedProto):
+    """The first epoch counts."""
+
+    name: Literal["first_epoch"] = "first_epoch"
+
+    def observe(self, outputs, step, local, carry):
+        own = super().observe(outputs, step, local, {**carry, "step": carry["step"] + local.steps})
+        late = carry["step"] >= local.steps // local.task.training.epochs
+        return {**(carry if late else own), "step": carry["step"] + 1}
+
+
+class OneEpoch(FedProto):
+    """All epochs count as the last one does, or the last one alone."""
+
+    name: Literal["one_epoch"] = "one_epoch"
+
+    def observe(self, outputs, step, local, carry):
+        other = {"running": "last_epoch", "last_epoch": "running"}[self.source]
+        return FedProto(source=other).observe(outputs, step, local, carry)
+
+
+class OtherAverage(FedProto):
+    """Numbers of images count where they should not, and the other way round."""
+
+    name: Literal["other_average"] = "other_average"
+
+    def server_step(self, task, state, before, updates):
+        other = {"plain": "weighted", "weighted": "plain", "fedproto": "weighted"}[self.averaging]
+        return FedProto.server_step(
+            self.model_copy(update={"averaging": other}), task, state, before, updates
+        )
+
+
+class Forgetful(FedProto):
+    """The server forgets classes that nobody has in a round."""
+
+    name: Literal["forgetful"] = "forgetful"
+
+    def server_step(self, task, state, before, updates):
+        return super().server_step(task, {}, before, updates)
+
+
+class ByAllClients(FedProto):
+    """The sum is divided by the number of clients, whether they have the class or not."""
+
+    name: Literal["by_all_clients"] = "by_all_clients"
+
+    def server_step(self, task, state, before, updates):
+        new = super().server_step(task, state, before, updates)
+        holders = sum(functional.one_hot(u.extras[self.name]["classes"], 10).sum(0) for u in updates)
+        return {**new, "means": new["means"] * holders[:, None].clamp(min=1) / len(updates)}
+
+
+class Cosine(FedProto):
+    """The mean of most similar direction decides."""
+
+    name: Literal["cosine"] = "cosine"
+
+    def predict(self, network, images, local):
+        if not local.payload:
+            return super().predict(network, images, local)
+        similar = (
+            functional.normalize(network.features(images)) @ functional.normalize(local.payload["means"]).T
+        )
+        return similar.where(local.payload["known"], -2.0)
+
+
+class AllKnown(FedProto):
+    """Whether a class is known is not asked."""
+
+    name: Literal["all_known"] = "all_known"
+
+    def predict(self, network, images, local):
+        return -torch.cdist(network.features(images), local.payload["means"])
+
+
+class Infinite(FedProto):
+    """Unknown classes are infinitely far."""
+
+    name: Literal["infinite"] = "infinite"
+
+    def predict(self, network, images, local):
+        distances = torch.cdist(network.features(images), local.payload["means"])
+        return -distances.where(local.payload["known"], torch.inf)
+
+
+class ZeroMeans(FedProto):
+    """The server begins with means of zero."""
+
+    name: Literal["zero_means"] = "zero_means"
+
+    def init_server(self, task, start):
+        return {"means": torch.zeros(10, 64), "known": torch.ones(10, dtype=torch.bool)}
+
+
+class SharedModel(FedProto):
+    """Models are averaged, too."""
+
+    name: Literal["shared_model"] = "shared_model"
+
+    @property
+    def private(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [SummedOverDimensions(), MeanOverKnown(), UnknownPulled(), Detached(), ZeroMeans(), SharedModel()],
+    ids=by_name,
+)
+def test_another_training_is_noticed(mutant: FedProto) -> None:
+    with pytest.raises(AssertionError):
+        check_training(mutant)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        TrainingMode(),
+        Received(),
+        FirstEpoch(source="last_epoch"),
+        OneEpoch(source="last_epoch"),
+        OneEpoch(source="running"),
+    ],
+    ids=str,
+)
+def test_other_uploads_are_noticed(mutant: FedProto) -> None:
+    with pytest.raises(AssertionError):
+        check_uploads(mutant)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [*(OtherAverage(averaging=a) for a in ("plain", "weighted", "fedproto")), Forgetful(), ByAllClients()],
+    ids=str,
+)
+def test_other_averages_are_noticed(mutant: FedProto) -> None:
+    with pytest.raises(AssertionError):
+        check_means(mutant)
+
+
+def test_other_decisions_are_noticed() -> None:
+    for mutant in (Cosine(), SharedModel()):
+        with pytest.raises(AssertionError):
+            check_decisions(mutant)
+    with pytest.raises(AssertionError):
+        check_translation(Cosine())
+    for mutant in (AllKnown(), Infinite()):
+        with pytest.raises(AssertionError):
+            check_unknown_classes(mutant)
+    with pytest.raises(AssertionError):
+        check_before_the_first_means(ZeroMeans())
+
+
+def test_traces_and_traffic_are_noticed() -> None:
+    for mutant in (
+        Afterwards(weight=0.0, inference="head"),
+        FedProto(weight=0.0),
+        FedProto(inference="head"),
+    ):
+        with pytest.raises(AssertionError):
+            check_no_weight(mutant)
+    for mutant in (SharedModel(), ZeroMeans()):
+        with pytest.raises(AssertionError):
+            check_traffic(mutant)

@@ -1,0 +1,266 @@
+"""Local-only training: every client on its own, round after round, whoever else takes part."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fltrain.data.prepared import Partition
+from fltrain.engine.clients import OWN
+from fltrain.engine.rounds import Simulation
+from fltrain.methods.base import Method
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.local import LocalOnly
+from fltrain.models.network import Network
+
+from .helpers import Tracing, by_name, digits, rows_of, simulation, skewed, trained, with_tests
+from .ordinary import check_steps, replica
+from .quadratics import TWO_CLIENTS
+
+Models = dict[int, tuple[Tensor, Tensor]]
+"""Weights and running statistics by client."""
+
+ROUNDS = ([0, 3, 5], [1, 3], [0, 3, 5])
+"""Who takes part: clients return after a pause or stay, 1 comes late, and 2 and 4 never do."""
+
+
+def taking_part(*methods: Method, rounds: tuple[list[int], ...] = ROUNDS, **settings: object) -> Simulation:
+    """A traced federation in which these clients take part; all that is personal stays with them."""
+    settings = {"batchnorm": "local", "executor": Tracing, "rounds": len(rounds), **settings}
+    federation = simulation(*methods, **settings)
+    federation.sample = rounds.__getitem__
+    return federation
+
+
+def initial_models(federation: Simulation) -> Models:
+    """What clients have before the first round."""
+    server = federation.server
+    return {client: (server.weights.clone(), server.buffers.clone()) for client in range(6)}
+
+
+def check_own_round(
+    federation: Simulation,
+    number: int,
+    models: Models,
+    loss: Callable[[int, Network, Tensor, Tensor], Tensor],
+) -> None:
+    """Run a round; each client takes the steps of an ordinary loop from its model, which ``models`` then has.
+
+    ``ordinary.check_steps`` says what that means.
+    """
+    federation.round(number)
+    for update in federation.executor.updates:
+        assert torch.equal(update.start, models[update.client][0])
+        network = replica(federation, *models[update.client])
+        check_steps(federation, number, update, network, partial(loss, update.client))
+        models[update.client] = update.trained, update.buffers
+
+
+def cross_entropy(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(network(images), labels)
+
+
+def check_tests(federation: Simulation, logits: Callable[[int, Tensor], Tensor]) -> None:
+    """The last test: these logits of each client, for its own test images, in all figures of the record."""
+    right, losses = [], []
+    for client, images in enumerate(federation.data.tests):
+        images, labels = federation.data.train.batch(images)
+        with torch.no_grad():
+            said = logits(client, images)
+        right.append((said.argmax(1) == labels).double())
+        losses.append(functional.cross_entropy(said, labels, reduction="none").double())
+    *_, row = rows_of(federation, "evaluation")
+    shares = torch.stack([own.mean() for own in right])
+    assert (row["split"], row["view"]) == ("local_test", "personal")
+    assert row["accuracy"] == pytest.approx(torch.cat(right).mean().item())
+    assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
+    assert row["macro"] == pytest.approx(shares.mean().item())
+    assert row["std"] == pytest.approx(shares.std(unbiased=False).item())
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_training(method: Method) -> None:
+    """Ordinary training of six models, each of which goes on where its client last stopped."""
+    federation = taking_part(method, epochs=2, batch_size=6)
+    models = initial_models(federation)
+    for number in range(len(ROUNDS)):
+        check_own_round(federation, number, models, cross_entropy)
+
+
+def check_nobody_else_matters(method: Method, **settings: object) -> None:
+    """Client 3 learns the same, bit for bit, beside other clients with other images."""
+    partition = with_tests(skewed(digits()))
+    clients = [images if client == 3 else images[1::2] for client, images in enumerate(partition.clients)]
+    federations = (
+        taking_part(method, partition=partition, **settings),
+        taking_part(
+            method,
+            partition=Partition(clients, digest="", tests=partition.tests),
+            rounds=([3], [2, 3, 4], [1, 3]),
+            **settings,
+        ),
+    )
+    ends = []
+    for federation in federations:
+        list(federation.run())
+        ends += [update for update in federation.executor.updates if update.client == 3]
+    for part in ("start", "trained", "buffers", "counters"):
+        assert torch.equal(*(getattr(end, part) for end in ends)), part
+
+
+def check_minima(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On quadratics, T rounds of K steps go 1 - (1 - lr h)^(KT) of the way to the client's own minimum."""
+    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=3, executor=Tracing)
+    for rounds in range(1, 6):
+        federation.round(rounds - 1)
+        share = 1 - (1 - 0.1 * TWO_CLIENTS.curvatures) ** (3 * rounds)
+        for client in range(2):
+            expected = share[client] * TWO_CLIENTS.minima[client]
+            own = federation.executor.updates[client].trained
+            np.testing.assert_allclose(own.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def check_decisions(method: Method) -> None:
+    """All clients are tested with their own last models, those that never took part with the initial one."""
+    federation = taking_part(method)
+    models = initial_models(federation)
+    federation.rows = []
+
+    def logits(client: int, images: Tensor) -> Tensor:
+        return replica(federation, *models[client]).eval()(images)
+
+    for number in range(len(ROUNDS)):
+        federation.rows += federation.round(number)
+        for update in federation.executor.updates:
+            models[update.client] = update.trained, update.buffers
+        check_tests(federation, logits)
+
+
+# ------------------------------------------------------------------------------------ tests
+def test_it_is_ordinary_training_of_every_client_by_itself() -> None:
+    check_training(LocalOnly())
+
+
+def test_on_quadratics_every_client_approaches_its_own_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_minima(LocalOnly(), monkeypatch)
+
+
+def test_the_only_client_trains_as_in_federated_averaging_bit_for_bit() -> None:
+    """There is nobody to average with; momentum starts afresh in every round of both."""
+    data = digits()
+    everything = Partition([np.arange(48)], digest="", tests=[np.arange(48, 64)])
+    settings = {"data": data, "partition": everything, "rounds": 3, "fraction": 1.0, "batchnorm": "local"}
+    alone, averaged = trained(LocalOnly(), **settings), trained(FedAvg(), **settings)
+    assert torch.equal(alone.clients[0][OWN]["weights"], averaged.server.weights)
+    for part in ("buffers", "counters"):
+        assert torch.equal(alone.clients[0][OWN][part], averaged.clients[0][OWN][part])
+    assert alone.rows == averaged.rows
+
+
+def test_what_a_client_learns_does_not_depend_on_the_others() -> None:
+    check_nobody_else_matters(LocalOnly())
+    check_nobody_else_matters(LocalOnly(), epochs=3, batch_size=4, seed=5)
+
+
+def test_all_clients_are_tested_with_their_own_models() -> None:
+    check_decisions(LocalOnly())
+
+
+def test_the_point_of_the_test_makes_no_difference() -> None:
+    """The server's message changes nothing."""
+    settings = {"batchnorm": "local", "rounds": 3}
+    assert trained(LocalOnly(), **settings).rows == trained(LocalOnly(), point="after_local", **settings).rows
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "local"])
+def test_nothing_is_exchanged(batchnorm: str) -> None:
+    alone = simulation(LocalOnly(), batchnorm=batchnorm, rounds=2)
+    initial = alone.server
+    list(alone.run())
+    assert (alone.bytes_down, alone.bytes_up) == (0, 0)
+    for part in ("weights", "buffers", "counters"):
+        assert torch.equal(getattr(alone.server, part), getattr(initial, part))
+
+
+# ------------------------------------------------------------------------------------ mutations
+class Averaging(LocalOnly):
+    """The models are averaged."""
+
+    name: Literal["averaging"] = "averaging"
+
+    @property
+    def private(self):
+        return None
+
+
+class SharedBody(LocalOnly):
+    """The classifiers alone stay with the clients."""
+
+    name: Literal["shared_body"] = "shared_body"
+
+    @property
+    def private(self):
+        return "head"
+
+
+class Afresh(LocalOnly):
+    """Clients forget their models."""
+
+    name: Literal["afresh"] = "afresh"
+
+    @property
+    def private(self):
+        return None
+
+    def aggregate(self, task, state, before, updates):
+        return before.weights, state
+
+
+class OneModel(LocalOnly):
+    """The server keeps the model that the last client trained, and clients get it."""
+
+    name: Literal["one_model"] = "one_model"
+
+    @property
+    def private(self):
+        return None
+
+    def aggregate(self, task, state, before, updates):
+        return updates[-1].trained, state
+
+
+class TestedTogether(LocalOnly):
+    """Clients keep their models and are tested with the initial one."""
+
+    __test__ = False
+    name: Literal["tested_together"] = "tested_together"
+
+    def personalise(self, weights, local):
+        return local.task.initialise()[0]
+
+
+@pytest.mark.parametrize("mutant", [Averaging(), SharedBody(), Afresh(), OneModel()], ids=by_name)
+def test_other_than_local_training_is_noticed(mutant: LocalOnly, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        check_training(mutant)
+    with pytest.raises(AssertionError):
+        check_decisions(mutant)
+    if not isinstance(mutant, SharedBody):  # there the classifier is all there is
+        with pytest.raises(AssertionError):
+            check_minima(mutant, monkeypatch)
+
+
+@pytest.mark.parametrize("mutant", [Averaging(), SharedBody(), OneModel()], ids=by_name)
+def test_an_exchange_is_noticed(mutant: LocalOnly) -> None:
+    with pytest.raises(AssertionError):
+        check_nobody_else_matters(mutant)
+
+
+def test_tests_of_another_model_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_decisions(TestedTogether())

@@ -1,0 +1,572 @@
+"""Per-FedAvg: meta-gradients of local steps, and tests after a step of adaptation."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
+
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.rounds import Simulation
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.perfedavg import PerFedAvg
+from fltrain.models.catalogue import Mlp
+from fltrain.models.network import Network
+from fltrain.randomness import Purpose, stream
+from fltrain.spec import Exponential
+
+from .helpers import Tracing, assert_same_model, by_name, local_of, rows_of, simulation, task_of, trained
+from .ordinary import check_round, gradient_of, replica, running
+from .quadratics import SIZE, LinearModel
+
+BATCH = 5
+"""Clients of the small federation have 6 to 26 images: whole chunks, rests that stay and rests that go."""
+
+METHODS = [
+    PerFedAvg(inner_lr=0.5),
+    PerFedAvg(passes=1),
+    PerFedAvg(version="hf", inner_lr=0.5, delta=0.1),
+]
+
+
+def federation_of(method: PerFedAvg, **settings: object) -> Simulation:
+    """A traced federation whose learning rate is halved after every round."""
+    federation = simulation(method, executor=Tracing, fraction=1.0, **{"batch_size": BATCH, **settings})
+    schedule = {"lr_schedule": Exponential(decay=0.5)}
+    training = federation.spec.training.model_copy(update=schedule)
+    federation.spec = federation.spec.model_copy(update={"training": training})
+    return federation
+
+
+def chunks(
+    federation: Simulation, client: int, number: int, parts: int, passes: int
+) -> Iterator[list[Tensor]]:
+    """D1, D2 (, D3) of every local step, cut by hand out of the order in which a client visits its images."""
+    images, size = federation.data.clients[client], federation.spec.training.batch_size
+    for visit in range(passes * federation.spec.training.epochs):
+        random = stream(0, Purpose.BATCH_ORDER, round=number, client=client, epoch=visit)
+        order = images[torch.from_numpy(random.permutation(len(images)))].tolist()
+        while order:
+            chunk, order = order[: parts * size], order[parts * size :]
+            whole, first = len(chunk) == parts * size, len(chunk) == len(images)
+            if not (whole or first or len(chunk) >= 2 * parts):
+                continue  # a rest that leaves less than two images for each
+            if len(chunk) < 2 * parts:
+                yield [torch.tensor(chunk)] * parts
+                continue
+            each, more = divmod(len(chunk), parts)
+            cuts = [each + (part < more) for part in range(parts)]
+            assert not whole or cuts == [size] * parts
+            yield list(torch.tensor(chunk).split(cuts))
+
+
+# ------------------------------------------------------------------------------------ checks of a method
+def check_local_training(method: PerFedAvg, rounds: int = 2, **settings: object) -> None:
+    """Against a loop over copies of the network; steps start where the traced ones did, as in check_round."""
+    federation = federation_of(method, evaluate_every=100, **settings)
+    data, training = federation.data.train, federation.spec.training
+    parts = {"fo": 2, "hf": 3}[method.version]
+
+    def gradient(network: Network, weights: Tensor, chosen: Tensor) -> tuple[Tensor, float]:
+        vector_to_parameters(weights.clone(), network.parameters())
+        images, labels = data.batch(chosen)
+        loss = functional.cross_entropy(network(images), labels)
+        return gradient_of(loss, network), loss.item()
+
+    for number in range(rounds):
+        received, lr = federation.server, training.lr * 0.5**number
+        inner = lr if method.inner_lr is None else method.inner_lr
+        federation.round(number)
+        for update in federation.executor.updates:
+            traced = federation.executor.of(update.client, number)
+            cut = list(chunks(federation, update.client, number, parts, method.passes))
+            assert len(traced) == len(cut) == update.steps > 0
+            network = replica(federation, received.weights, received.buffers)
+            weights, velocity, losses = received.weights, torch.zeros_like(received.weights), []
+            for step, batches in zip(traced, cut, strict=True):
+
+                def aside(
+                    at: Tensor, chosen: Tensor, now: Tensor = weights, model: Network = network
+                ) -> Tensor:
+                    """Gradient on a copy, whose running statistics nobody sees."""
+                    return gradient(replica(federation, now, running(model)), at, chosen)[0]
+
+                adapted = weights - inner * aside(weights, batches[0])
+                moved, loss = gradient(network, adapted, batches[1])
+                if parts == 3:
+                    there, back = (
+                        aside(weights + sign * method.delta * moved, batches[2]) for sign in (1, -1)
+                    )
+                    moved = moved - inner * (there - back) / (2 * method.delta)
+                velocity = training.momentum * velocity + moved + training.weight_decay * weights
+                torch.testing.assert_close(step.weights, weights - lr * velocity, rtol=1e-5, atol=2e-6)
+                weights = step.weights
+                losses.append(loss)
+            torch.testing.assert_close(update.weights, weights, rtol=0, atol=0)
+            torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
+            assert float(update.loss) == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def least_squares(
+    method: PerFedAvg, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Simulation, np.ndarray, np.ndarray]:
+    """Two clients with linear regressions; also all images (rows) and targets."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (60, 1, 2, 2)).astype(np.uint8)
+    targets = random.normal(size=60)
+    labels = np.arange(60)
+    data = PreparedData(images, labels, images, labels, 60, (0.5,), (0.25,), digest="")
+    wanted = torch.tensor(targets, dtype=torch.float32)
+
+    def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+        losses = 0.5 * (outputs[:, 0] - wanted[labels]).square()
+        return losses.sum() if reduction == "sum" else losses.mean()
+
+    monkeypatch.setattr(functional, "cross_entropy", loss)
+    partition = Partition([labels[:40], labels[40:]], digest="", tests=[labels[:8], labels[40:48]])
+    plain = {"momentum": 0.0, "weight_decay": 0.0, "evaluate_every": 10**6}
+    federation = simulation(
+        method,
+        model=LinearModel(),
+        data=data,
+        partition=partition,
+        fraction=1.0,
+        executor=Tracing,
+        **plain,
+    )
+    return federation, (images.reshape(60, SIZE) / 255 - 0.5) / 0.25, targets
+
+
+def check_quadratic(method: PerFedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Hessians H1, H2, H3: v = H2 (w - a (H1 w - b1)) - b2, and HF steps by (I - a H3) v."""
+    parts = {"fo": 2, "hf": 3}[method.version]
+    federation, rows, targets = least_squares(method, monkeypatch)
+    federation.round(0)
+    curved = 0.0
+    for client in range(2):
+        weights = np.zeros(SIZE)
+        for step in federation.executor.of(client):
+            batches = np.array_split(step.chosen.numpy(), parts)
+            hessians = [rows[chosen].T @ rows[chosen] / len(chosen) for chosen in batches]
+            pulls = [rows[chosen].T @ targets[chosen] / len(chosen) for chosen in batches]
+            adapted = weights - method.inner_lr * (hessians[0] @ weights - pulls[0])
+            moved = hessians[1] @ adapted - pulls[1]
+            if parts == 3:
+                curved += np.abs(hessians[2] @ moved).max()
+                moved = moved - method.inner_lr * hessians[2] @ moved
+            np.testing.assert_allclose(step.weights.numpy(), weights - 0.05 * moved, atol=2e-6)
+            weights = step.weights.double().numpy()
+    assert parts == 2 or curved > 1
+
+
+def check_adaptation(method: PerFedAvg, **settings: object) -> None:
+    """Clients are tested after plain SGD on random batches, with the global model's running statistics."""
+    federation = federation_of(method, momentum=0.9, weight_decay=0.1, **settings)
+    training, data = federation.spec.training, federation.data
+    for number in range(2):
+        correct, losses = [], []
+        (row,) = [row for row in federation.round(number) if row["kind"] == "evaluation"]
+        server = federation.server
+        inner = training.lr * 0.5 ** (number + 1) if method.inner_lr is None else method.inner_lr
+        for client, images in enumerate(data.clients):
+            random = method.random(federation.task, round=number + 1, client=client, use="adaptation")
+            network = replica(federation, server.weights, server.buffers)
+            weights = server.weights
+            for _ in range(method.eval_steps):
+                chosen = random.choice(len(images), min(len(images), training.batch_size), replace=False)
+                batch, labels = data.train.batch(images[torch.from_numpy(chosen)])
+                loss = functional.cross_entropy(network(batch), labels)
+                weights = weights - inner * gradient_of(loss, network)
+                vector_to_parameters(weights.clone(), network.parameters())
+            network = replica(federation, weights, server.buffers).eval()
+            tests, labels = data.train.batch(data.tests[client])
+            with torch.no_grad():
+                logits = network(tests)
+            correct.append((logits.argmax(1) == labels).double())
+            losses.append(functional.cross_entropy(logits, labels, reduction="none").double())
+        assert row["view"] == "personal"
+        assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+        assert row["accuracy"] == pytest.approx(torch.cat(correct).mean().item())
+        assert row["macro"] == pytest.approx(np.mean([one.mean().item() for one in correct]))
+
+
+class Recorder:
+    """A client's images that only note which of them are asked for."""
+
+    def __init__(self) -> None:
+        self.chosen: list[tuple[int, ...]] = []
+
+    def mean_gradient(self, weights: Tensor, chosen: np.ndarray) -> Tensor:
+        self.chosen.append(tuple(chosen.tolist()))
+        return torch.zeros_like(weights)
+
+
+def check_adaptation_batches(method: PerFedAvg) -> None:
+    """They are random; they differ between rounds, clients, steps and seeds, but not between runs."""
+
+    def drawn(round: int = 0, client: int = 0, seed: int = 0, samples: int = 300) -> list[tuple[int, ...]]:
+        images, start = Recorder(), torch.zeros(3)
+        task = replace(task_of(), seed=seed)
+        local = local_of(start, samples=samples, task=task, examples=images)
+        assert torch.equal(method.personalise(start, replace(local, round=round, client=client)), start)
+        return images.chosen
+
+    size = task_of().training.batch_size
+    places = [{}, {"round": 1}, {"round": 2}, {"client": 1}, {"client": 2}, {"seed": 1}]
+    batches = [batch for place in places for batch in drawn(**place)]
+    assert len(batches) == len({frozenset(batch) for batch in batches}) == method.eval_steps * len(places)
+    assert all(len(set(batch)) == size and set(batch) <= set(range(300)) for batch in batches)
+    assert drawn(round=3, client=2) == drawn(round=3, client=2)
+    assert {frozenset(batch) for batch in drawn(samples=size - 1)} == {frozenset(range(size - 1))}
+
+
+# ------------------------------------------------------------------------------------ local training
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_local_training_is_that_of_an_ordinary_loop(method: PerFedAvg) -> None:
+    """Successive disjoint batches, incomplete chunks, momentum and decay outside, statistics of D2 only."""
+    check_local_training(method)
+
+
+@pytest.mark.parametrize(("version", "images"), [("fo", 1), ("fo", 3), ("hf", 2), ("hf", 5)])
+def test_clients_without_two_images_for_each_batch_use_all_of_them_in_each(version: str, images: int) -> None:
+    """BatchNorm cannot train on a single image, which a part of so few would be."""
+    clients, tests = [np.arange(images), np.arange(6, 30)], [np.arange(30, 40), np.arange(40, 50)]
+    partition = Partition(clients, digest="", tests=tests)
+    check_local_training(PerFedAvg(version=version, delta=0.1), rounds=1, partition=partition)
+
+
+@pytest.mark.parametrize("version", ["fo", "hf"])
+def test_without_adaptation_it_is_federated_averaging_on_the_second_batches(version: str) -> None:
+    parts = {"fo": 2, "hf": 3}[version]
+
+    def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(network(images.tensor_split(parts)[1]), labels.tensor_split(parts)[1])
+
+    federation = simulation(
+        PerFedAvg(version=version, inner_lr=0.0), executor=Tracing, batch_size=BATCH, evaluate_every=100
+    )
+    for number in range(2):
+        check_round(federation, number, loss)
+
+
+@pytest.mark.parametrize(
+    "method", [PerFedAvg(inner_lr=0.3), PerFedAvg(version="hf", inner_lr=0.3, delta=0.5)], ids=str
+)
+def test_least_squares_have_a_closed_form(method: PerFedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, a difference of gradients is the Hessian's product whatever its width."""
+    check_quadratic(method, monkeypatch)
+
+
+def test_passes_are_epochs() -> None:
+    """Two passes in each of two epochs, and one in each of four, are the same."""
+    settings = {"rounds": 2, "batch_size": BATCH, "fraction": 0.34}
+    twice, plain = (
+        trained(PerFedAvg(passes=passes, eval_steps=0), epochs=4 // passes, **settings) for passes in (2, 1)
+    )
+    assert_same_model(twice, plain)
+    assert twice.rows == plain.rows
+    assert not torch.equal(
+        twice.server.weights, trained(PerFedAvg(passes=1), epochs=2, **settings).server.weights
+    )
+
+
+def test_two_passes_take_as_many_steps_as_federated_averaging() -> None:
+    partition = Partition([np.arange(24), np.arange(24, 48)], digest="", tests=[np.arange(60, 70)] * 2)
+    settings = {"partition": partition, "fraction": 1.0, "batch_size": 4, "executor": Tracing, "rounds": 1}
+    for method, steps in (
+        (FedAvg(), 6),
+        (PerFedAvg(), 6),
+        (PerFedAvg(passes=1), 3),
+        (PerFedAvg(version="hf"), 4),
+        (PerFedAvg(version="hf", passes=3), 6),
+    ):
+        assert [update.steps for update in trained(method, **settings).executor.updates] == [steps] * 2
+    # What is trained on is counted: two passes over 48 images in a round.
+    assert trained(PerFedAvg(), **settings).costs.samples == 2 * trained(FedAvg(), **settings).costs.samples
+
+
+# ------------------------------------------------------------------------------------ testing
+@pytest.mark.parametrize(
+    "method",
+    [PerFedAvg(inner_lr=0.5), PerFedAvg(eval_steps=3), PerFedAvg(eval_steps=0), PerFedAvg(version="hf")],
+    ids=str,
+)
+def test_clients_are_tested_after_adaptation(method: PerFedAvg) -> None:
+    check_adaptation(method)
+
+
+def test_adaptation_follows_local_training_where_clients_are_tested_after_it() -> None:
+    """With ``after_local``, it starts from what a client trained, not from the global model."""
+    federation = trained(
+        PerFedAvg(eval_steps=0), rounds=1, fraction=1.0, point="after_local", executor=Tracing
+    )
+    losses = []
+    for update, images in zip(federation.executor.updates, federation.data.tests, strict=True):
+        network = replica(federation, update.trained, update.buffers).eval()
+        tests, labels = federation.data.train.batch(images)
+        losses.append(functional.cross_entropy(network(tests), labels, reduction="none"))
+    (row,) = rows_of(federation, "evaluation")
+    assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+
+
+def test_adaptation_leaves_no_trace() -> None:
+    """Neither in the global model nor in what clients keep; nor does it change other random numbers."""
+    often, never = (
+        trained(PerFedAvg(inner_lr=0.5, eval_steps=2), rounds=3, evaluate_every=every) for every in (1, 100)
+    )
+    assert_same_model(often, never)
+    assert rows_of(often, "train") == rows_of(never, "train")
+    assert len(rows_of(often, "evaluation")) == 3 > len(rows_of(never, "evaluation"))
+    assert all(not any(kept.values()) for kept in often.clients.values())
+
+
+def test_adaptation_batches_differ_between_rounds_and_clients_but_not_between_runs() -> None:
+    check_adaptation_batches(PerFedAvg())
+    check_adaptation_batches(PerFedAvg(eval_steps=3))
+    first, second = (trained(PerFedAvg(inner_lr=0.5), batch_size=BATCH) for _ in range(2))
+    assert first.rows == second.rows
+
+
+# ------------------------------------------------------------------------------------ mutations
+class OneBatch(PerFedAvg):
+    """Adapts on the batch that it judges by."""
+
+    name: Literal["one_batch"] = "one_batch"
+
+    def gradient(self, step, weights, local, carry):
+        return super().gradient(Parts(step, lambda parts: [parts[1], *parts[1:]]), weights, local, carry)
+
+
+class Exchanged(PerFedAvg):
+    """Adapts on D2, judges by D1."""
+
+    name: Literal["exchanged"] = "exchanged"
+
+    def gradient(self, step, weights, local, carry):
+        return super().gradient(
+            Parts(step, lambda parts: [parts[1], parts[0], *parts[2:]]), weights, local, carry
+        )
+
+
+class Curved(PerFedAvg):
+    """Takes the Hessian on D2."""
+
+    name: Literal["curved"] = "curved"
+
+    def gradient(self, step, weights, local, carry):
+        return super().gradient(Parts(step, lambda parts: [*parts[:2], parts[1]]), weights, local, carry)
+
+
+class Parts:
+    """A step whose parts are others."""
+
+    def __init__(self, step: object, choose: Callable[[list[object]], list[object]]) -> None:
+        self.step, self.choose = step, choose
+
+    def split(self, count: int) -> list[object]:
+        return self.choose(self.step.split(count))
+
+
+class Tracking(PerFedAvg):
+    """The inner pass leaves its mark in the running statistics."""
+
+    name: Literal["tracking"] = "tracking"
+
+    def gradient(self, step, weights, local, carry):
+        step.split(self.schedule.batches)[0].differentiate()
+        return super().gradient(step, weights, local, carry)
+
+
+class Rounded(PerFedAvg):
+    """The inner rate stays that of the first round."""
+
+    name: Literal["rounded"] = "rounded"
+
+    def _inner_lr(self, local):
+        return super()._inner_lr(replace(local, lr=local.task.training.lr))
+
+
+class Flipped(PerFedAvg):
+    """Ascends first."""
+
+    name: Literal["flipped"] = "flipped"
+
+    def _inner_lr(self, local):
+        return -super()._inner_lr(local)
+
+
+class FirstOrder(PerFedAvg):
+    """Leaves the Hessian out."""
+
+    name: Literal["first_order"] = "first_order"
+
+    def gradient(self, step, weights, local, carry):
+        one, two, *_ = step.split(self.schedule.batches)
+        adapted = weights - self._inner_lr(local) * one.differentiate(track=False)[0]
+        return two.differentiate(at=adapted)
+
+
+class HalfWidth(PerFedAvg):
+    """Divides the difference by delta instead of twice delta."""
+
+    name: Literal["half_width"] = "half_width"
+
+    def gradient(self, step, weights, local, carry):
+        first = FirstOrder.gradient(self, step, weights, local, carry)[0].clone()
+        found, loss = super().gradient(step, weights, local, carry)
+        return first + 2 * (found - first), loss
+
+
+class OnePass(PerFedAvg):
+    """Goes over the images once."""
+
+    name: Literal["one_pass"] = "one_pass"
+
+    @property
+    def schedule(self):
+        return replace(super().schedule, passes=1)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        OneBatch(inner_lr=0.5),
+        Exchanged(inner_lr=0.5),
+        Tracking(),
+        Rounded(),
+        Flipped(inner_lr=0.5),
+        OnePass(),
+        Curved(version="hf", inner_lr=0.5, delta=0.1),
+        FirstOrder(version="hf", inner_lr=0.5, delta=0.1),
+    ],
+    ids=by_name,
+)
+def test_wrong_steps_are_noticed(mutant: PerFedAvg) -> None:
+    with pytest.raises(AssertionError):
+        check_local_training(mutant)
+
+
+@pytest.mark.parametrize("mutant", [OneBatch, Curved, FirstOrder, HalfWidth, Flipped], ids=by_name)
+def test_wrong_products_with_hessians_are_noticed(
+    mutant: type[PerFedAvg], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError):
+        check_quadratic(mutant(version="hf", inner_lr=0.3, delta=0.5), monkeypatch)
+
+
+class NoAdaptation(PerFedAvg):
+    """Clients are tested with the global model."""
+
+    name: Literal["no_adaptation"] = "no_adaptation"
+
+    def personalise(self, weights, local):
+        return weights
+
+
+class AllImages(PerFedAvg):
+    """Adapts on all images."""
+
+    name: Literal["all_images"] = "all_images"
+
+    def personalise(self, weights, local):
+        return weights - self._inner_lr(local) * local.examples.mean_gradient(weights)
+
+
+class OneStep(PerFedAvg):
+    """Whatever the number of steps."""
+
+    name: Literal["one_step"] = "one_step"
+
+    def personalise(self, weights, local):
+        once = self.model_copy(update={"eval_steps": 1})
+        return PerFedAvg.personalise(once, weights, local)
+
+
+class SameBatch(PerFedAvg):
+    """The same images in every round."""
+
+    name: Literal["same_batch"] = "same_batch"
+
+    def personalise(self, weights, local):
+        return super().personalise(weights, replace(local, round=0))
+
+
+class FirstImages(PerFedAvg):
+    """The client's first images."""
+
+    name: Literal["first_images"] = "first_images"
+
+    def personalise(self, weights, local):
+        for _ in range(self.eval_steps):
+            chosen = np.arange(min(local.samples, local.task.training.batch_size))
+            weights = weights - self._inner_lr(local) * local.examples.mean_gradient(weights, chosen)
+        return weights
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        *(kind(inner_lr=0.5, eval_steps=2) for kind in (NoAdaptation, AllImages, OneStep, FirstImages)),
+        Flipped(inner_lr=0.5),
+        Rounded(),
+    ],
+    ids=by_name,
+)
+def test_wrong_adaptations_are_noticed(mutant: PerFedAvg) -> None:
+    with pytest.raises(AssertionError):
+        check_adaptation(mutant)
+
+
+@pytest.mark.parametrize(
+    "mutant", [SameBatch(), FirstImages(eval_steps=2), OneStep(eval_steps=2)], ids=by_name
+)
+def test_wrong_adaptation_batches_are_noticed(mutant: PerFedAvg) -> None:
+    with pytest.raises(AssertionError):
+        check_adaptation_batches(mutant)
+
+
+class Dropping(Mlp):
+    """A perceptron with dropout."""
+
+    name: Literal["dropping"] = "dropping"
+
+    def network(self, channels, side, classes):
+        blocks = dict(super().network(channels, side, classes).named_children())
+        classifier = blocks.pop("classifier")
+        return Network(**blocks, dropout=nn.Dropout(0.5), classifier=classifier)
+
+
+def test_dropout_in_the_adaptation_has_a_stream_of_its_own() -> None:
+    rows = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        rows.append(trained(PerFedAvg(), model=Dropping(), rounds=2).rows)
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("version", ["fo", "hf"])
+def test_methods_observe_the_pass_that_the_gradient_is_from(version: str) -> None:
+    """Neither the inner pass nor those that measure the curvature."""
+    federation = simulation(PerFedAvg(version=version))
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    class Looking(Tracing):
+        def _step(self, images, chosen, how, hooks, optimiser):
+            whole, observe = images.batch(chosen, how)[0], hooks.observe
+            hooks.observe = lambda outputs, step: (seen.append((step.images, whole)), observe(outputs, step))
+            try:
+                return super()._step(images, chosen, how, hooks, optimiser)
+            finally:
+                del hooks.observe
+
+    federation.executor = Looking(federation.everyone)
+    federation.round(0)
+    assert seen
+    for images, whole in seen:
+        parts = whole.tensor_split(2 if version == "fo" else 3)
+        assert torch.equal(images, parts[1])

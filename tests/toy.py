@@ -1,0 +1,229 @@
+"""A scale with a table and a figure of hand-made records, written to disk as the workflow would."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from fltrain.records import Results, write_record
+from fltrain.reporting import overview, tables
+from fltrain.reporting.layout import Sheet
+from fltrain.reporting.listing import Listing
+from fltrain.spec import RunSpec
+
+METHODS = {
+    "FedAvg": "fedavg",
+    "FedProx": "fedprox",
+    "MOON": "moon",
+    "FedDyn": "feddyn",
+    "<b>bold</b>": "nasty",
+}
+PLUGINS = ("BP", "+ FLFA")
+SEEDS = (0, 1, 2)
+PUBLISHED = """\
+method,plugin,metric,value,std,note
+fedavg,BP,acc,50.00,,mean of 3 seeds
+fedavg,+ FLFA,acc,70.00,,mean of 3 seeds; read off a plot
+fedprox,BP,acc,51.00,,mean of 3 seeds
+fedprox,+ FLFA,acc,52.00,,mean of 3 seeds
+moon,BP,acc,,,failed to converge; mean of 3 seeds
+"""
+DOUBT = "the gain does not follow from the cells"
+ANOMALIES = f"""\
+paper,item,match,reason
+toy,table1,method=fedprox; plugin=BP|+ FLFA,{DOUBT}
+"""
+PROVENANCE: dict[str, Any] = {
+    "fltrain": "0.1.0",
+    "commit": "a" * 40,
+    "dirty": False,
+    "packages": {"torch": "2.12.1", "numpy": "2.4.6"},
+    "device": "cpu",
+    "gpu": None,
+    "cuda": None,
+}
+GPU = {"device": "cuda:0", "gpu": "NVIDIA H200", "cuda": "12.8"}
+RUN = {
+    "dataset": "digits",
+    "partition": {"name": "dirichlet", "clients": 10},
+    "model": "mlp",
+    "method": "fedavg",
+    "training": {"epochs": 1, "batch_size": 32, "lr": 0.1},
+    "rounds": 1,
+}
+
+
+@dataclass
+class Toy:
+    """Makes it below ``root``: all runs are done except those of ``missing`` methods."""
+
+    root: Path
+    reduced: bool = False
+    missing: tuple[str, ...] = ()
+    provenance: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What differs in the provenance of some runs, by id."""
+
+    @property
+    def results(self) -> Results:
+        return Results(self.root / "results")
+
+    @property
+    def folder(self) -> Path:
+        """Where the pages are."""
+        return self.root / "results" / "toy"
+
+    @property
+    def table(self) -> Path:
+        return self.folder / "paper" / "table1.html"
+
+    @staticmethod
+    def run(method: str, plugin: str, seed: int) -> str:
+        return f"digits-{METHODS[method]}{'+flfa' * (plugin != 'BP')}-{seed:010x}"
+
+    @property
+    def sheet(self) -> Sheet:
+        cells = [
+            {
+                "labels": {"method": method, "plugin": plugin},
+                "reported": {"method": METHODS[method], "plugin": plugin},
+                "seed": seed,
+                "run": self.run(method, plugin, seed),
+                "partition": "of-no-matter",
+            }
+            for method in METHODS
+            for plugin in PLUGINS
+            for seed in SEEDS
+        ]
+        measured = {"measure": "final_accuracy", "reported": "acc", "gain_over": {"plugin": "BP"}}
+        data = {
+            "id": "paper/table1",
+            "paper": "A paper on <toys>",
+            "title": "Accuracy & gain",
+            "caption": "What is shown.",
+            "scale": "on toy data",
+            "reduced": self.reduced,
+            "axes": {"method": list(METHODS), "plugin": list(PLUGINS)},
+            "table": {"rows": "method", "columns": "plugin", "measures": [measured]},
+            "figure": None,
+            "reported": "toy_table1.csv",
+            "assumptions": ["A-1: Which rate: 0.1 (alternatives: 0.01)."],
+            "cells": cells,
+        }
+        return Sheet.parse(data, "sheet")
+
+    @property
+    def listing(self) -> Listing:
+        runs = list(dict.fromkeys(cell.run for cell in self.sheet.cells))
+        common = {
+            "caption": "What is shown.",
+            "assumptions": ["A-1: Which rate: 0.1."],
+            "covers": ["table 1"],
+        }
+        table = {**common, "name": "table1", "title": "Accuracy & gain", "kind": "table", "compared": True}
+        figure = {**common, "name": "figure1", "title": "A square", "kind": "figure", "compared": False}
+        lost = {**common, "name": "table10", "title": "Not made", "kind": "table", "compared": False}
+        items = [{**table, "runs": runs}, {**figure, "runs": runs[:3]}, {**lost, "runs": runs[-3:]}]
+        paper = {
+            "name": "paper",
+            "title": "A paper on <toys>",
+            "citation": "Toy et al., 2025",
+            "items": items,
+        }
+        other = {"name": "other", "title": "Another paper", "citation": "Other et al.", "items": []}
+        untrained = {"figure 9": "a sketch; no training"}
+        return Listing.parse(
+            {
+                "scale": "toy",
+                "title": "on toy data",
+                "reduced": self.reduced,
+                "papers": [{**paper, "untrained": untrained}, {**other, "untrained": {}}],
+            },
+            "listing",
+        )
+
+    def write(self) -> "Toy":
+        """Write records, published values, table, figure, what was judged, and the overview."""
+        for index, method in enumerate(METHODS):
+            for plugin in PLUGINS:
+                for seed in SEEDS:
+                    if method not in self.missing:
+                        lost = method == "FedDyn" and seed > 0
+                        self._record(
+                            self.run(method, plugin, seed), seed, 0.5 + index / 50 + seed / 100, lost
+                        )
+        self.write_pages()
+        return self
+
+    def write_pages(self) -> None:
+        """Write everything but the records."""
+        published = self.root / "toy_table1.csv"
+        published.write_text(PUBLISHED)
+        anomalies = self.root / "anomalies.csv"
+        anomalies.write_text(ANOMALIES)
+        forms = ("csv", "md", "tex", "html")
+        outputs = {form: self.table.with_suffix(f".{form}") for form in forms}
+        outputs["published"] = self.table.with_suffix(".published.html")
+        tables.write(self.sheet, self.results.record, published, outputs, anomalies)
+        for form in ("png", "pdf"):
+            Image.new("RGB", (600, 400), "#0b62a4").save(self.folder / "paper" / f"figure1.{form}")
+        (self.folder / "paper" / "summary.json").write_text(json.dumps(SUMMARY))
+        (self.folder / "runs.csv").write_text("item,run\n")
+        (self.folder / overview.REPORT).write_text("Snakemake's")
+        overview.write(self.listing, self.results, self.folder / "index.html", self.folder / "runs.html")
+
+    def _record(self, run: str, seed: int, accuracy: float, diverged: bool) -> None:
+        value = None if diverged else accuracy
+        summary = {
+            "run_id": run,
+            "status": "diverged" if diverged else "completed",
+            "diverged": {"round": 7, "what": "loss"} if diverged else None,
+            "accuracy": {"final": value, "best": value, "last": value},
+        }
+        costs = {"seconds": {"total": 100.0}, "round_seconds": [1.0]}
+        provenance = {**PROVENANCE, **self.provenance.get(run, {})}
+        spec = RunSpec.parse({**RUN, "seed": seed}, "toy")
+        write_record(self.results.run(run), spec, [], summary, costs, provenance)
+        (self.results.run(run) / "train.log").write_text("trained\n")
+
+
+SUMMARY: dict[str, Any] = {
+    "paper": "paper",
+    "items": [
+        {
+            "name": "table1",
+            "verdicts": {"match": 3, "differs": 1},
+            "rank_correlation": {"spearman": 0.75, "kendall": 0.5, "n": 1},
+        }
+    ],
+    "claims": [
+        {
+            "where": "sec. 5",
+            "claim": "FLFA <always> helps",
+            "verdict": "supported",
+            "evidence": "+1.2 points on average (p = 0.01)",
+            "item": "table1",
+            "value": "",
+        },
+        {
+            "where": "fig. 1",
+            "claim": "The square is blue",
+            "verdict": "contradicted",
+            "evidence": "it is not",
+            "item": "figure1",
+            "value": "",
+        },
+        *(
+            {
+                "where": f"sec. {number}",
+                "claim": f"Number {number} is lucky",
+                "verdict": "not judged",
+                "evidence": "no test",
+                "item": "",
+                "value": "",
+            }
+            for number in range(6, 10)
+        ),
+    ],
+}
