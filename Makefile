@@ -26,7 +26,7 @@ $(shell test -x $(BIN)/python || rm -f $(STAMP))
 # Compiled once at installation, or every start of every program would compile again.
 UV_OPTIONS := --quiet --compile-bytecode --python $(BIN)/python --no-build-isolation
 
-.PHONY: help env reproduce test lint format ui schema lock clean
+.PHONY: help env reproduce tables test lint format ui schema lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
@@ -60,9 +60,14 @@ reproduce: env ## train everything that is missing and build the report
 	@$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) \
 	  --report-after-run --report results/$(SCALE)/report.html
 	@echo
-	@echo "Report:              results/$(SCALE)/report.html  (open it in a browser)"
+	@echo "Overview:            results/$(SCALE)/index.html  (open it in a browser)"
+	@echo "Workflow report:     results/$(SCALE)/report.html"
 	@echo "Tables and figures:  results/$(SCALE)/<paper>/"
 	@echo "Runs in MLflow:      make ui"
+
+tables: env ## make tables, figures and claims from the records that exist; train nothing
+	@$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) train=false
+	@echo "Tables and figures:  results/$(SCALE)/<paper>/"
 
 test: env ## run the tests and show what they cover
 	@$(BIN)/pytest -n $(CORES) --dist loadfile --cov --cov-report=term

@@ -2,6 +2,8 @@
 #
 #   snakemake                                   all items of the scale
 #   snakemake flfa_table1                       one table or figure
+#   snakemake --config methods=flfa seeds=1     restricted, see config/config.yaml
+#   snakemake --config train=false              from the records that exist
 #   snakemake all_data                          data sets and partitions only
 #   snakemake -n                                what would be done, and why
 #   snakemake --workflow-profile PROFILE        elsewhere than on this machine
@@ -18,19 +20,30 @@ configfile: "config/config.yaml"
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/data.smk"
-include: "workflow/rules/train.smk"
+
+
+# Without training, tables and figures are made from what is there: nothing is downloaded, divided or trained.
+if REQUEST.train:
+
+    include: "workflow/rules/data.smk"
+    include: "workflow/rules/train.smk"
+
+
 include: "workflow/rules/items.smk"
 include: "workflow/rules/track.smk"
+include: "workflow/rules/claims.smk"
+include: "workflow/rules/report.smk"
 
 
 rule all:
-    """Every table and figure of the scale, the run table, and the runs in MLflow."""
+    """Every table and figure of the scale, their overview, the run table, and the runs in MLflow."""
     default_target: True
     input:
         f"{OUT}/runs.csv",
         f"{OUT}/tracked.json",
+        f"{OUT}/index.html",
         [output for item in PLAN.items for output in item_outputs(item)],
+        expand(rules.claims.output, paper=PAPERS),
         records_of(PLAN.runs),
 
 

@@ -1,7 +1,7 @@
-"""Write the pages of ``docs/methods`` that are made from the code: the index and the compatibility matrix.
+"""Write the pages that are made from code and configuration: the methods, which go together, all items.
 
 ``python docs/generate.py`` writes them, ``--check`` only says whether they are up to date. Every cell of the
-matrix is a federation that is trained for two rounds and compared, bit for bit, with its base method.
+matrix of methods is a federation that is trained for two rounds and compared, bit for bit, with its base.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import itertools
 import statistics
 import sys
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,12 +24,19 @@ import numpy as np
 import torch
 
 from fltrain.data.prepared import Partition, PreparedData
+from fltrain.declarations import Paper, Register, read_yaml
+from fltrain.engine.clients import OWN
 from fltrain.engine.rounds import Simulation
 from fltrain.errors import FltrainError
+from fltrain.experiments import PlannedItem, plan
 from fltrain.methods import METHODS
+from fltrain.methods.composition import Composition
+from fltrain.reporting.coverage import Covered, cells, coverage, experiments, totals
+from fltrain.reporting.published import read_anomalies
 from fltrain.spec import RunSpec
 
-PAGES = Path(__file__).parent / "methods"
+PAGES = Path(__file__).parent
+CONFIG = PAGES.parent / "config"
 BASES = [name for name, method in METHODS.items() if not method.plugin]
 PLUGINS = [name for name, method in METHODS.items() if method.plugin]
 
@@ -39,10 +47,11 @@ INDEX = """\
 Each is one file in `fltrain/methods` under the contract of `fltrain/methods/base.py`. A base method goes into
 `method:` of a run, plug-ins go into `plugins:`; see [which go together](compatibility.md).
 
-The cost of a local step is relative to FedAvg's, counting forward and backward passes (measured:
+The cost of local training on a batch is relative to FedAvg's, counting forward and backward passes (measured:
 `benchmarks/step_cost.py`). Traffic (down / up, beside weights and buffers) and state kept between rounds
-(client / server) are in vectors of the model's size. Lines of code are those of the method's file, without
-comments and docstrings; their median is {median}.
+(client / server) are in vectors of the model's size. *No model*: the model itself is not sent; *no head*: all
+of it but the classifier is. Lines of code are those of the method's file, without comments and docstrings;
+their median is {median}.
 
 | name | kind | source | step | traffic | state | lines of code |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -73,8 +82,27 @@ the loss, ECGR on what goes up. In general, hooks run in the order base method, 
 ## What is refused
 
 {refusals}
-* Two methods that define the same exclusive hook (`aggregate`, `aggregate_buffers`, `criterion`, `forward`,
-  `gradient`, `recording`). No two of the methods above do.
+* What the tables call `refused`:
+{combinations}
+"""
+
+
+ITEMS = """\
+# What is declared of each paper
+
+Made by `docs/generate.py` from `config/`, at the papers' own protocol (`scale=paper`). How to run it, and
+where it departs from the texts: [reproduce.md](reproduce.md).
+
+In the tables of what was published, *runs* are those that the text lets count, with the paper's number of
+seeds (one where it states none); *here* are the distinct settings that our items train, times that number.
+What items share is trained once. In the tables of items, *runs* are those of `scale=paper`.
+
+{papers}
+## Assumptions
+
+What the texts lost or leave open (`config/register.yaml`). Tables and figures print those that concern them.
+
+{register}
 """
 
 
@@ -94,6 +122,9 @@ def lines_of_code(path: Path) -> int:
     return len(code - docstrings)
 
 
+KEPT = {None: "", "all": ", no model", "head": ", no head", "body": ", no body"}
+
+
 def _or_depends(vectors: int | None) -> str:
     return "depends" if vectors is None else str(vectors)
 
@@ -110,7 +141,7 @@ def index() -> str:
             "plug-in" if method.plugin else "base",
             method.citation,
             "depends" if cost.step is None else f"{cost.step / 3:.2f}",
-            f"{_or_depends(cost.down)} / {_or_depends(cost.up)}",
+            f"{_or_depends(cost.down)} / {_or_depends(cost.up)}{KEPT[method().private]}",
             f"{_or_depends(cost.client)} / {_or_depends(cost.server)}",
             str(counts[-1]),
         ]
@@ -165,6 +196,9 @@ NEUTRAL = [
 ]
 
 WORKS, SAME = "works", "= base"
+PERSONAL = {name for name in BASES if Composition((METHODS[name](),)).personal}
+REFUSED: dict[str, None] = {}
+"""Why combinations of the tables are refused, in the order in which they were met."""
 
 
 def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -> Simulation:
@@ -188,10 +222,13 @@ def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -
             "training": {"epochs": 1, "batch_size": 8, "lr": 0.05, **training},
             "participation": {"fraction": 1.0},
             "rounds": 2,
+            **({"local_test": {"fraction": 0.25}} if base in PERSONAL else {}),
         },
         base,
     )
-    trained = Simulation(spec, data, Partition(np.split(np.arange(160), 4), digest=""), torch.device("cpu"))
+    own = np.split(np.arange(160), 4)
+    tests = [images[:10] for images in own] if base in PERSONAL else None
+    trained = Simulation(spec, data, Partition(own, "", tests), torch.device("cpu"))
     for _ in trained.run():
         pass
     return trained
@@ -203,17 +240,29 @@ def on_its_own(base: str, training: tuple[tuple[str, Any], ...]) -> Simulation:
     return federation(base, (), dict(training))
 
 
+def models(simulation: Simulation) -> list[torch.Tensor]:
+    """All that is trained: the server's model, what clients keep of theirs and for the base method."""
+    server = simulation.server
+    base = simulation.spec.method.name
+    own = [
+        tensor
+        for _, kept in sorted(simulation.clients.items())
+        for name in (OWN, base)
+        for tensor in kept.get(name, {}).values()
+    ]
+    return [server.weights, server.buffers, server.counters, *own]
+
+
 def verdict(base: str, column: Column) -> str:
     """``works``, ``= base``, or the reason why the combination is refused."""
     try:
         changed = federation(base, column.plugins, column.training)
     except FltrainError as error:
-        return f"refused: {error}"
+        why = str(error).partition(": ")[2]
+        REFUSED[why] = None
+        return "refused"
     plain = on_its_own(base, tuple(column.training.items()))
-    same = all(
-        torch.equal(getattr(changed.server, part), getattr(plain.server, part))
-        for part in ("weights", "buffers", "counters")
-    )
+    same = all(itertools.starmap(torch.equal, zip(models(changed), models(plain), strict=True)))
     if same and not column.why:
         raise AssertionError(f"{base} with {column.title} is the base method: say why")
     return SAME if same else WORKS
@@ -247,9 +296,114 @@ def refusals() -> list[str]:
 def compatibility() -> str:
     """The page that says which methods go together."""
     reasons = "\n".join(f"* {column.title}: {column.why}." for column in NEUTRAL)
-    return COMPATIBILITY.format(
-        defaults=matrix(COLUMNS), reasons=reasons, neutral=matrix(NEUTRAL), refusals="\n".join(refusals())
+    parts = {"defaults": matrix(COLUMNS), "neutral": matrix(NEUTRAL), "refusals": "\n".join(refusals())}
+    combinations = "\n".join(f"  * {why}" for why in REFUSED)
+    return COMPATIBILITY.format(reasons=reasons, combinations=combinations, **parts)
+
+
+# ------------------------------------------------------------------------------------ items
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(
+        f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines
     )
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A Markdown list."""
+    return "\n".join(f"* {line}" for line in lines)
+
+
+def published_row(one: Covered, untrained: Mapping[str, str]) -> list[object]:
+    """A table or figure of a paper, and what stands for it."""
+    published = "?" if one.experiment.runs is None else one.experiment.runs
+    targets = ", ".join(f"`{item.target}`" for item in one.items)
+    return [
+        one.experiment.item,
+        one.experiment.shows,
+        one.experiment.stated_seeds,
+        published,
+        one.runs if one.items else "",
+        targets or f"not trained: {untrained.get(one.experiment.item, 'not declared')}",
+    ]
+
+
+def item_row(item: PlannedItem) -> list[object]:
+    """An item of ours."""
+    return [
+        f"`{item.target}`",
+        item.item.title,
+        ", ".join(item.item.covers) or "our own",
+        len(cells([item])),
+        len({entry.spec.seed for entry in item.entries}),
+        len(item.run_ids),
+        ", ".join(item.item.assumptions),
+    ]
+
+
+def where(match: Mapping[str, Sequence[str]]) -> str:
+    """Which rows of a published table are meant, in brackets; nothing if all are."""
+    columns = [" or ".join(text or f"no {column}" for text in texts) for column, texts in match.items()]
+    return f" ({', '.join(columns)})" if columns else ""
+
+
+def paper_section(paper: Paper, planned: list[PlannedItem]) -> str:
+    """What is declared of one paper."""
+    parts = [f"## {paper.title}", f"{paper.citation}. `--config scale=paper papers={paper.paper}`"]
+    runs = {run for item in planned for run in item.run_ids}
+    total = totals(CONFIG / "reported" / "distinct_runs.csv").get(paper.paper)
+    count = f"Distinct runs at `scale=paper`: {len(runs):,}."
+    if total:
+        explained = f" {total.explained}" if total.explained else ""
+        count += (
+            f" With the paper's own numbers of seeds its text lets count {total.published:,}, "
+            f"and {total.declared:,} are declared for them.{explained}"
+        )
+    parts.append(count)
+    if paper.assumptions:
+        parts.append(f"Assumptions behind all items: {', '.join(paper.assumptions)}.")
+    published = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
+    if published:
+        heads = ["in the paper", "what it shows", "seeds", "runs", "here", "item"]
+        parts.append(table(heads, (published_row(one, paper.untrained) for one in published)))
+    heads = ["item", "title", "stands for", "cells", "seeds", "runs", "own assumptions"]
+    parts.append(table(heads, map(item_row, planned)))
+    explained = [f"`{item.target}`: {item.item.counted}" for item in planned if item.item.counted]
+    if explained:
+        parts += ["Where the numbers of runs differ:", bullets(explained)]
+    doubtful = [
+        f"{anomaly.file.removesuffix('.csv').partition('_')[2]}{where(anomaly.match)}: {anomaly.reason}"
+        for anomaly in read_anomalies(CONFIG / "reported" / "anomalies.csv")
+        if anomaly.file.startswith(f"{paper.paper}_")
+    ]
+    if doubtful:
+        parts += ["Published values that tables mark as doubtful:", bullets(doubtful)]
+    kinds = Counter(claim.test.kind for claim in paper.claims)
+    if kinds:
+        listed = ", ".join(f"{number} {kind.replace('_', ' ')}" for kind, number in sorted(kinds.items()))
+        parts.append(f"Claims of the text: {kinds.total()}; by the kind of their test: {listed}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def items() -> str:
+    """The page of all papers, items, numbers of runs and assumptions."""
+    planned = plan(CONFIG, "paper").items
+    papers = {item.paper.paper: item.paper for item in planned}
+    sections = [
+        paper_section(paper, [item for item in planned if item.paper.paper == name])
+        for name, paper in papers.items()
+    ]
+    register = read_yaml(CONFIG / "register.yaml", Register, "register")
+    rows = [
+        [name, entry.question, entry.assumed, entry.alternatives] for name, entry in register.entries.items()
+    ]
+    heads = ["", "question", "assumed", "also possible"]
+    return ITEMS.format(papers="\n".join(sections), register=table(heads, rows))
+
+
+WRITTEN = {"methods/README.md": index, "methods/compatibility.md": compatibility, "items.md": items}
+"""What makes each page."""
 
 
 def main() -> int:
@@ -258,7 +412,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     stale = []
-    for name, make in (("README.md", index), ("compatibility.md", compatibility)):
+    for name, make in WRITTEN.items():
         page, text = PAGES / name, make()
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             stale.append(name)

@@ -1,4 +1,4 @@
-"""The command line: ``fltrain train | plan | status | track | data | schema``.
+"""The command line: ``fltrain train | plan | status | track | records | data | schema``.
 
 Exit codes: 0 done, 2 a mistake in configuration, data or environment (one line says which), 130 interrupted.
 Imports that take long (torch, mlflow) wait until a command needs them.
@@ -6,8 +6,6 @@ Imports that take long (torch, mlflow) wait until a command needs them.
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import sys
 from pathlib import Path
@@ -20,11 +18,14 @@ from rich.table import Table
 
 from fltrain import __version__
 from fltrain.component import Settings
+from fltrain.costs import PlanCosts, affordable, how_to_calibrate, run_table
+from fltrain.declarations import Paper, Register, Scale
 from fltrain.errors import FltrainError
-from fltrain.experiments import Paper, Plan, Scale, plan, table_rows
+from fltrain.experiments import Plan, plan
 from fltrain.files import write_json, write_text
 from fltrain.methods.base import Place
 from fltrain.records import Results
+from fltrain.selection import Selection
 from fltrain.spec import RunSpec
 
 app = typer.Typer(
@@ -40,6 +41,17 @@ ScaleOption = Annotated[str, typer.Option(help="A file in config/scales, for exa
 ConfigOption = Annotated[Path, typer.Option(help="Folder with papers/ and scales/.")]
 ItemsArgument = Annotated[
     list[str] | None, typer.Argument(help="Papers (flfa) or items (flfa/table1); everything if none.")
+]
+DatasetsOption = Annotated[str | None, typer.Option(help="Only runs on these data sets: cifar10,mnist.")]
+MethodsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only runs of these methods or plug-ins, and what they are compared with: fedavg,flfa."
+    ),
+]
+SeedsOption = Annotated[int | None, typer.Option(help="At most so many seeds.")]
+HoursOption = Annotated[
+    float | None, typer.Option(help="What fits into so many hours of the measured device, seed by seed.")
 ]
 
 
@@ -61,6 +73,10 @@ def train(
     recordings: Annotated[
         Place, typer.Option(help="Where methods that record local steps (ecgr) keep them.")
     ] = "auto",
+    client_memory: Annotated[
+        float,
+        typer.Option(min=0, help="GiB of the device that clients' states may take; more goes into a file."),
+    ] = 4.0,
     again: Annotated[bool, typer.Option("--again", help="Train even if the record is complete.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
 ) -> None:
@@ -74,7 +90,8 @@ def train(
             continue
         from fltrain import train as training
 
-        record = training.train(spec, where, training.pick_device(device), threads, quiet, recordings)
+        chosen = training.pick_device(device)
+        record = training.train(spec, where, chosen, threads, quiet, recordings, client_memory)
         typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
 
 
@@ -96,37 +113,88 @@ def _read_spec(name: str) -> RunSpec:
 def show_plan(
     items: ItemsArgument = None,
     scale: ScaleOption = "demo",
+    datasets: DatasetsOption = None,
+    methods: MethodsOption = None,
+    seeds: SeedsOption = None,
+    hours: HoursOption = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
-    out: Annotated[Path | None, typer.Option(help="Also write the run table to this CSV file.")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="First measure steps here, as far as they are not known yet.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where to measure: auto, cpu, cuda or cuda:N.")] = "auto",
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Whose measured steps count; those of the last device measured if not given."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run table, a CSV file; RESULTS/SCALE/plan.csv if not given.")
+    ] = None,
 ) -> None:
-    """Show what tables and figures need: runs in all, distinct, already trained."""
-    planned = plan(config, scale).restricted(items or [])
-    done = _complete(planned, Results(results))
+    """Show what tables and figures need: runs in all, distinct, already trained; hours, traffic and disk."""
+    whole, where = plan(config, scale), Results(results)
+    wanted = _selection(items, datasets, methods, seeds, hours)
+    if calibrate:
+        from fltrain.calibration import calibrate as measure
+        from fltrain.train import pick_device
+
+        # A budget can be spent when all that may fit into it is known.
+        measure(
+            whole.restricted(wanted.model_copy(update={"hours": None})),
+            where,
+            pick_device(device),
+            typer.echo,
+        )
+    planned = affordable(whole, wanted, where, hardware)
+    costs = PlanCosts.of(planned, where, hardware)
     table = Table(title=f"{planned.scale.scale}: {planned.scale.title}", title_justify="left")
     for name in ("item", "title"):
         table.add_column(name, no_wrap=True)
-    for name in ("cells x seeds", "runs", "trained"):
+    for name in ("cells x seeds", "runs", "trained", "hours", "left", "traffic, GB", "disk, MB"):
         table.add_column(name, justify="right")
     for item in planned.items:
-        counts = (len(item.entries), len(item.run_ids), len(done & set(item.run_ids)))
-        table.add_row(item.id, item.item.title, *map(str, counts))
+        counts = (len(item.entries), len(item.run_ids), len(costs.done & set(item.run_ids)))
+        table.add_row(item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids))
     table.add_section()
-    table.add_row("all, shared runs once", "", "", str(len(planned.runs)), str(len(done)))
+    counts = (len(planned.specs), len(planned.runs), len(costs.done))
+    table.add_row("all, shared runs once", "", *map(str, counts), *_prices(costs, list(planned.runs)))
     _print(table)
-    if out is not None:
-        write_text(out, run_table(planned))
-        typer.echo(f"run table: {out}")
+    for line in _remarks(costs, where, scale):
+        typer.echo(line)
+    listed = out or results / scale / "plan.csv"
+    write_text(listed, run_table(planned, costs.estimates))
+    typer.echo(f"run table: {listed}")
 
 
-def run_table(planned: Plan) -> str:
-    """The run table as CSV text."""
-    rows = table_rows(planned.items)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def _selection(
+    items: list[str] | None,
+    datasets: str | None,
+    methods: str | None,
+    seeds: int | None,
+    hours: float | None,
+) -> Selection:
+    wanted = {"items": items, "datasets": datasets, "methods": methods, "seeds": seeds, "hours": hours}
+    return Selection.parse(wanted, "command line")
+
+
+def _prices(costs: PlanCosts, runs: list[str]) -> list[str]:
+    """Hours of runs, hours of those to be trained, traffic and disk; with a + if some cannot be estimated."""
+    if costs.device is None or not runs:
+        return [""] * 4
+    more = "" if costs.estimates.keys() >= set(runs) else " +"
+    every, left = costs.sum(runs), costs.sum(set(runs) - costs.done)
+    values = (every.seconds / 3600, left.seconds / 3600, every.traffic / 1e9, every.disk / 1e6)
+    return [f"{value:,.2f}{more}" for value in values]
+
+
+def _remarks(costs: PlanCosts, results: Results, scale: str) -> list[str]:
+    """What there is to say about the estimates."""
+    if costs.device is None:
+        return [f"hours: measure a few steps on this machine first: {how_to_calibrate(scale)}"]
+    said = [f"hours: of one process on {costs.device}"]
+    if costs.unknown:
+        said.append(f"+: {len(costs.unknown)} runs are not estimated yet: {how_to_calibrate(scale)}")
+    return [*said, *filter(None, [costs.check(results)])]
 
 
 def _complete(planned: Plan, results: Results) -> set[str]:
@@ -137,11 +205,16 @@ def _complete(planned: Plan, results: Results) -> set[str]:
 def status(
     items: ItemsArgument = None,
     scale: ScaleOption = "demo",
+    datasets: DatasetsOption = None,
+    methods: MethodsOption = None,
+    seeds: SeedsOption = None,
+    hours: HoursOption = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
     """Show each run: completed, diverged, or not trained, with its final accuracy and time."""
-    planned = plan(config, scale).restricted(items or [])
+    wanted = _selection(items, datasets, methods, seeds, hours)
+    planned = affordable(plan(config, scale), wanted, Results(results))
     table = Table()
     table.add_column("run", no_wrap=True)
     for name in ("seed", "items", "status"):
@@ -169,22 +242,78 @@ def _unfinished(folder: Path) -> str:
 
 @app.command()
 def track(
+    items: ItemsArgument = None,
     scale: ScaleOption = "demo",
+    datasets: DatasetsOption = None,
+    methods: MethodsOption = None,
+    seeds: SeedsOption = None,
+    hours: HoursOption = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
     uri: Annotated[
         str | None, typer.Option(help="MLflow store; sqlite:///RESULTS/mlflow.db if not given.")
     ] = None,
 ) -> None:
-    """Export the trained runs of a scale to MLflow; exporting again changes nothing."""
+    """Export the trained runs of a scale to MLflow; exporting again changes nothing.
+
+    A restriction chooses runs; they keep all the tables and figures that they are tagged with.
+    """
     from fltrain.tracking import export
 
-    planned = plan(config, scale)
     where = Results(results)
+    whole = plan(config, scale)
+    planned = affordable(whole, _selection(items, datasets, methods, seeds, hours), where)
     records = [record for run_id in planned.runs if (record := where.record(run_id)).complete]
     store = uri or f"sqlite:///{where.tracking}"
-    done = export(records, planned.memberships, store)
+    done = export(records, whole.memberships, store)
     typer.echo(f"{store}: {done.created} created, {done.replaced} replaced, {done.unchanged} unchanged")
+
+
+records_app = typer.Typer(
+    help="Exchange records of runs: tables and figures can be made from these alone.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(records_app, name="records")
+
+
+@records_app.command("export")
+def export_archive(
+    archive: Annotated[Path, typer.Argument(help="The archive to write, for example records.tar.gz.")],
+    runs: Annotated[list[str] | None, typer.Argument(help="Run ids; all records if none.")] = None,
+    scale: Annotated[str | None, typer.Option(help="All trained runs of a scale instead.")] = None,
+    results: ResultsOption = Path("results"),
+    config: ConfigOption = Path("config"),
+) -> None:
+    """Write records to an archive: a few KB for each run, without logs and models."""
+    from fltrain.archive import export_records, named_records
+
+    where = Results(results)
+    if runs and scale:
+        raise FltrainError(f"name either run ids or --scale {scale}, not both")
+    if scale:
+        planned = plan(config, scale)
+        done = _complete(planned, where)
+        typer.echo(f"{scale}: {len(done)} of {len(planned.runs)} runs are trained")
+        runs = sorted(done)
+    records = where.records() if runs is None else named_records(where, runs)
+    typer.echo(f"{archive}: {export_records(records, archive)} records")
+
+
+@records_app.command("import")
+def import_archive(
+    archive: Annotated[Path, typer.Argument(help="An archive that `fltrain records export` made.")],
+    results: ResultsOption = Path("results"),
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Take archived records in place of different ones of the same run."),
+    ] = False,
+) -> None:
+    """Bring the records of an archive into RESULTS/runs: all of them, or none if something is wrong."""
+    from fltrain.archive import import_records
+
+    done = import_records(archive, Results(results), replace)
+    typer.echo(f"{archive}: {done.added} added, {done.replaced} replaced, {done.unchanged} unchanged")
 
 
 data_app = typer.Typer(help="List, get and look at data sets.", no_args_is_help=True, rich_markup_mode=None)
@@ -296,7 +425,7 @@ def schema(config: ConfigOption = Path("config")) -> None:
         write_json(config / "schemas" / f"{name}.json", kind.model_json_schema())
 
 
-SCHEMAS: dict[str, type[Settings]] = {"run": RunSpec, "paper": Paper, "scale": Scale}
+SCHEMAS: dict[str, type[Settings]] = {"run": RunSpec, "paper": Paper, "scale": Scale, "register": Register}
 
 
 def main() -> None:

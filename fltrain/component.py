@@ -41,15 +41,18 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
+    shorthands: ClassVar[tuple[str, ...]] = ()
+    """Keys that stand for others, which are in their place by the time keys are checked."""
+
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
+        known = sorted((*cls.model_fields, *cls.shorthands))
         for key in value:
             if key not in cls.model_fields:
-                hint = suggest(key, cls.model_fields)
-                raise ValueError(f"unknown key {key!r}{hint} (known: {', '.join(sorted(cls.model_fields))})")
+                raise ValueError(f"unknown key {key!r}{suggest(key, known)} (known: {', '.join(known)})")
         return {key: _number(item, cls.model_fields[key].annotation) for key, item in value.items()}
 
     @classmethod
@@ -63,7 +66,7 @@ class Settings(BaseModel):
             FltrainError: with one line that says what is wrong, where, and what is allowed.
         """
         try:
-            text = json.dumps(data, allow_nan=False)
+            text = json.dumps(data)  # what is not finite is refused below, by its key
         except (TypeError, ValueError) as error:
             raise FltrainError(f"{where}: not plain data ({error})") from None
         try:

@@ -1,30 +1,27 @@
 """Experiments: papers x scale -> the runs behind every table and figure. No torch here.
 
-A paper file declares its tables and figures (*items*) as grids: named axes, each a few labelled points, each
-point a patch on the settings. A scale file says how far the papers' protocol is reduced, for all items or for
-one. Settings are merged in this order, later ones winning: the paper's, the item's, the scale's, the scale's
-for this item, the points' of the axes, exceptions, the seed.
+Grids are declared (``fltrain.declarations``) and expanded here. Settings are merged in this order, later ones
+winning: the paper's, the item's, the scale's, the scale's for this item, the points' of the axes, exceptions,
+the seed.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self
 
-import yaml
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, Strict, model_validator
-from pydantic_core import CoreSchema
-
-from fltrain.component import Settings, suggest
+from fltrain.component import suggest
+from fltrain.declarations import Item, Paper, Reduction, Register, Scale, merge, read_yaml
 from fltrain.errors import FltrainError
 from fltrain.reporting.inversions import Inversion
 from fltrain.reporting.layout import (
     Bubbles,
     Cell,
+    Curves,
     Figure,
     Labels,
     Preference,
@@ -32,167 +29,8 @@ from fltrain.reporting.layout import (
     Table,
     Variance,
 )
+from fltrain.selection import Demand, Selection, budget_note
 from fltrain.spec import RunSpec
-
-Patch = dict[str, Any]
-
-
-class Point(Settings):
-    """One value of an axis: the settings that it patches, and how the published table calls it."""
-
-    set: Patch
-    reported: dict[str, str] = {}
-
-
-class Axis(Settings):
-    """Labelled points of one dimension of a grid, in the order in which they are shown.
-
-    Written as a list of values or as ``label: value``; a value is a mapping with ``set`` and ``reported``, or
-    short for ``set: {<axis>: value}`` and ``reported: {<axis>: value}``.
-    """
-
-    points: dict[str, Point] = Field(min_length=1)
-
-    @classmethod
-    def spelled_out(cls, name: str, written: Any) -> Patch:
-        """Return the long form of an axis."""
-        if isinstance(written, Sequence) and not isinstance(written, str):
-            written = {str(value): value for value in written}
-        if not isinstance(written, Mapping):
-            raise ValueError(f"axis {name!r} must be a list of values or a mapping from labels to values")
-
-        def point(value: Any) -> Any:
-            if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
-                return value
-            return {"set": {name: value}, "reported": {name: str(value)}}
-
-        return {"points": {str(label): point(value) for label, value in written.items()}}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """The schema of what is written, for editors: the short forms."""
-        reference = handler(schema)
-        axis = handler.resolve_ref_schema(reference)
-        point = axis.pop("properties")["points"]["additionalProperties"]
-        for key in ("type", "required", "additionalProperties"):
-            axis.pop(key)
-        short = {"not": {"type": "object", "anyOf": [{"required": [key]} for key in Point.model_fields]}}
-        axis["anyOf"] = [
-            {"type": "array", "minItems": 1},
-            {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": [point, short]}},
-        ]
-        return reference
-
-
-def _axes(value: Any) -> Any:
-    if isinstance(value, Mapping) and isinstance(value.get("axes"), Mapping):
-        return {**value, "axes": {name: Axis.spelled_out(name, axis) for name, axis in value["axes"].items()}}
-    return value
-
-
-class Special(Settings):
-    """Cells that differ from their grid: those with the labels ``when`` are also patched by ``set``."""
-
-    when: Labels = Field(min_length=1)
-    set: Patch
-
-
-class Item(Settings):
-    """A table or figure of a paper: the grid of runs behind it, and how it is laid out."""
-
-    title: str
-    caption: str = ""
-    settings: Patch = {}
-    axes: dict[str, Axis]
-    exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
-    seeds: int | None = Field(default=None, ge=1)
-    table: Table | None = None
-    figure: Figure | None = None
-    reported: str | None = None
-
-    _spell_out = model_validator(mode="before")(_axes)
-
-    @model_validator(mode="after")
-    def _one_layout(self) -> Self:
-        if (self.table is None) == (self.figure is None):
-            raise ValueError("an item needs either a 'table' or a 'figure'")
-        for special in self.exceptions:
-            for axis, label in special.when.items():
-                if axis not in self.axes or label not in self.axes[axis].points:
-                    raise ValueError(f"exceptions: there is no {label!r} on an axis {axis!r}")
-        return self
-
-    def redrawn(self, patch: Patch, where: str) -> Self:
-        """Return the item with a figure whose layout is patched.
-
-        Raises:
-            FltrainError: if it is a table, or the layout is not valid then.
-        """
-        if not patch:
-            return self
-        if self.figure is None:
-            raise FltrainError(f"{where}: 'figure' patches the layout of figures; this is a table")
-        layout = type(self.figure).parse(
-            merge(self.figure.model_dump(mode="json"), patch), f"{where}: figure"
-        )
-        return self.model_copy(update={"figure": layout})
-
-
-class Paper(Settings):
-    """A paper: its protocol and its items."""
-
-    paper: str
-    title: str
-    citation: str
-    settings: Patch = {}
-    seeds: int = Field(default=3, ge=1)
-    items: dict[str, Item]
-
-
-class Reduction(Settings):
-    """Settings and axes that replace an item's own; ``seeds`` is the most that are run.
-
-    ``title`` says in a few words what is shown then; ``figure`` patches the layout of a figure.
-    """
-
-    title: str | None = None
-    figure: Patch = {}
-    settings: Patch = {}
-    axes: dict[str, Axis] = {}
-    seeds: int | None = Field(default=None, ge=1)
-
-    _spell_out = model_validator(mode="before")(_axes)
-
-
-def _by_name(written: Any) -> Any:
-    """Spell out the list of a scale's items: names, or ``name: reduction`` where the scale has one for it."""
-    if not isinstance(written, Sequence) or isinstance(written, str):
-        raise ValueError("the items must be a list")
-    items: dict[str, Any] = {}
-    for entry in written:
-        named = {entry: {}} if isinstance(entry, str) else entry
-        if not isinstance(named, Mapping) or len(named) != 1:
-            raise ValueError(f"an item is a name (flfa/table1) or one 'name: settings', not {entry!r}")
-        for name, reduction in named.items():
-            if name in items:
-                raise ValueError(f"the item {name!r} is named twice")
-            items[name] = reduction
-    return items
-
-
-class Scale(Reduction):
-    """How far the papers' protocol is reduced, and which items run, each possibly reduced further."""
-
-    scale: str
-    title: str
-    reduced: bool
-    items: Annotated[
-        dict[str, Reduction],
-        BeforeValidator(_by_name, json_schema_input_type=list[str | dict[str, Reduction]]),
-        Field(min_length=1),
-    ]
 
 
 @dataclass(frozen=True)
@@ -207,14 +45,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class PlannedItem:
-    """An item at a scale: what is shown and the runs behind it."""
+    """An item at a scale: what is shown and the runs behind it.
+
+    ``restricted`` says what it was restricted to beyond the scale, if anything.
+    """
 
     paper: Paper
     name: str
     scale: Scale
+    reduction: Reduction
     item: Item
+    assumptions: tuple[str, ...]
     axes: dict[str, list[str]]
     entries: list[Entry]
+    restricted: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -225,6 +69,11 @@ class PlannedItem:
     def target(self) -> str:
         """Name of the workflow's target, for example ``flfa_table1``."""
         return f"{self.paper.paper}_{self.name}"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that it can be asked for by."""
+        return frozenset((self.paper.paper, self.id, self.target))
 
     @property
     def layout(self) -> Table | Figure:
@@ -253,6 +102,32 @@ class PlannedItem:
         """Distinct partitions, in the order of the grid."""
         return list(dict.fromkeys(entry.spec.partition_id for entry in self.entries))
 
+    @property
+    def scale_title(self) -> str:
+        """At what scale the item is shown, and what it was restricted to."""
+        title = self.reduction.title or self.scale.title
+        return f"{title}, restricted to {', '.join(self.restricted)}" if self.restricted else title
+
+    def keeping(self, demand: Demand) -> Self:
+        """The item with the cells that meet a demand, whose words are what its sheet says of the others."""
+        references = list(_references(self.layout))
+        wanted = [entry for entry in self.entries if demand.met(entry.spec)]
+        compared = {
+            _place({**entry.labels, **labels})
+            for entry in wanted
+            for labels in references
+            if demand.references
+        }
+        kept = [entry for entry in self.entries if demand.met(entry.spec) or _place(entry.labels) in compared]
+        if len(kept) == len(self.entries):
+            return self
+        shown = {place for entry in kept for place in entry.labels.items()}
+        shown |= {place for labels in references for place in labels.items()}
+        axes = {
+            axis: [label for label in labels if (axis, label) in shown] for axis, labels in self.axes.items()
+        }
+        return replace(self, axes=axes, entries=kept, restricted=(*self.restricted, demand.why))
+
     @cached_property
     def sheet(self) -> Sheet:
         """What the assembler needs to make the table or figure from run records."""
@@ -261,12 +136,15 @@ class PlannedItem:
             paper=self.paper.title,
             title=self.item.title,
             caption=self.item.caption,
-            scale=self.scale.items[self.id].title or self.scale.title,
+            scale=self.scale_title,
+            restricted=self.restricted,
+            assumptions=self.assumptions,
             reduced=self.scale.reduced,
             axes={axis: tuple(labels) for axis, labels in self.axes.items()},
             table=self.item.table,
             figure=self.item.figure,
-            reported=self.item.reported,
+            reported=self.item.reported.file if self.item.reported else None,
+            reported_seeds=self.item.reported.seeds if self.item.reported else None,
             cells=tuple(
                 Cell(
                     labels=entry.labels,
@@ -274,6 +152,7 @@ class PlannedItem:
                     seed=entry.seed,
                     run=entry.spec.run_id,
                     partition=entry.spec.partition_id,
+                    methods=tuple(method.name for method in entry.spec.composition.methods),
                 )
                 for entry in self.entries
             ),
@@ -282,10 +161,14 @@ class PlannedItem:
 
 @dataclass(frozen=True)
 class Plan:
-    """All items of a scale. Runs that items share are one run."""
+    """All items of a scale. Runs that items share are one run.
+
+    ``restrictions`` say what it was restricted to, if anything was left out.
+    """
 
     scale: Scale
     items: list[PlannedItem] = field(default_factory=list)
+    restrictions: tuple[str, ...] = ()
 
     @cached_property
     def runs(self) -> dict[str, RunSpec]:
@@ -306,65 +189,122 @@ class Plan:
                 found.setdefault(run_id, []).append(item.id)
         return found
 
-    def restricted(self, wanted: Sequence[str]) -> Plan:
-        """The plan of the wanted papers, items (``flfa/table1``) or targets (``flfa_table1``); all if none.
+    def restricted(self, selection: Selection, seconds: Mapping[str, float] | None = None) -> Plan:
+        """The part of the plan that is wanted: items keep the cells that fit, and go without any.
+
+        A budget is spent seed by seed, in the order of the items: an item's runs with that seed are taken if
+        all that are missing still fit in. Runs that are taken already cost nothing.
+
+        Args:
+            selection: what is wanted.
+            seconds: how long each run will take, 0 if it is trained already; for a budget.
 
         Raises:
-            FltrainError: if one is unknown.
+            FltrainError: if a name is unknown, nothing is left, or there is a budget but no ``seconds``.
         """
-        known = {name for item in self.items for name in (item.paper.paper, item.id, item.target)}
-        for name in wanted:
-            if name not in known:
-                raise FltrainError(
-                    f"unknown item {name!r}{suggest(name, known)} (known: {', '.join(sorted(known))})"
-                )
-        if not wanted:
-            return self
-        return Plan(
-            self.scale,
-            [item for item in self.items if {item.paper.paper, item.id, item.target} & set(wanted)],
-        )
+        self._check_names(selection)
+        named = [item for item in self.items if selection.wants(item.names)]
+        rest = self._reduced_to(named, *selection.named)
+        for demand in selection.demands:
+            rest = rest._reduced_to([item.keeping(demand) for item in rest.items], demand.why)
+        if selection.hours is not None:
+            if seconds is None:
+                raise FltrainError("hours: how long runs take has not been measured yet")
+            rest = rest._affordable(selection.hours, seconds)
+        if not rest.items:
+            wanted = selection.model_dump(exclude_defaults=True, include=set(Selection.model_fields))
+            said = "; ".join(
+                f"{key}: {', '.join(value) if isinstance(value, tuple) else f'{value:g}'}"
+                for key, value in wanted.items()
+            )
+            raise FltrainError(f"scale {self.scale.scale!r}: no run is left of it with {said}")
+        return rest
+
+    def _check_names(self, selection: Selection) -> None:
+        """Refuse names that the plan does not have."""
+        known = {
+            "paper": (selection.papers, {item.paper.paper for item in self.items}),
+            "item": (selection.items, {item.id for item in self.items}),
+            "data set": (selection.datasets, {spec.dataset.name for spec in self.specs}),
+            "method": (
+                selection.methods,
+                {method.name for spec in self.specs for method in spec.composition.methods},
+            ),
+        }
+        also = {"item": {name for item in self.items for name in item.names}}  # understood, but not listed
+        for what, (wanted, there) in known.items():
+            understood = there | also.get(what, set())
+            for name in wanted:
+                if name not in understood:
+                    listed = f"scale {self.scale.scale!r} has {', '.join(sorted(there))}"
+                    raise FltrainError(f"unknown {what} {name!r}{suggest(name, understood)} ({listed})")
+
+    def _reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
+        """The plan with these items as far as they have cells; ``why`` is noted if anything is left out."""
+        kept = [item for item in items if item.entries]
+        same = [id(item) for item in kept] == [id(item) for item in self.items]
+        return self if same else Plan(self.scale, kept, (*self.restrictions, *why))
+
+    def _affordable(self, hours: float, seconds: Mapping[str, float]) -> Plan:
+        left = 3600 * hours
+        taken: set[str] = set()
+        memberships: dict[str, set[str]] = {}
+        for seed in sorted({entry.seed for item in self.items for entry in item.entries}):
+            for item in self.items:
+                runs = {entry.spec.run_id for entry in item.entries if entry.seed == seed and item.trains}
+                cost = sum(seconds[run] for run in runs - taken)
+                if cost <= left:
+                    left -= cost
+                    taken |= runs
+                    for run in runs:
+                        memberships.setdefault(run, set()).add(item.id)
+        return self.within(memberships, budget_note(hours))
+
+    def within(self, memberships: Mapping[str, Collection[str]], why: str) -> Plan:
+        """The part of the plan in which these runs (by id) belong to these items; others train nothing."""
+        items = [
+            item.keeping(Demand(why, partial(_belongs, memberships, item))) if item.trains else item
+            for item in self.items
+        ]
+        return self._reduced_to(items, why)
+
+    def recorded(self, complete: Collection[str], there: Callable[[PlannedItem], bool]) -> Plan:
+        """The items that can be made without training: of those with runs, the ones with a complete record.
+
+        They keep all their cells; tables say then which were not run.
+
+        Args:
+            complete: runs (by id) that have a complete record.
+            there: whether what else an item is made from exists.
+
+        Raises:
+            FltrainError: if nothing can be made.
+        """
+        items = [item for item in self.items if not item.trains or set(item.run_ids) & set(complete)]
+        rest = self._reduced_to([item for item in items if there(item)], "what records allow")
+        if not rest.items:
+            raise FltrainError(
+                f"scale {self.scale.scale!r}: none of its runs has a record; bring some "
+                "(`fltrain records import`), or train them"
+            )
+        return rest
 
 
-def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Patch:
-    """Merge settings: mappings key by key, anything else replaced.
-
-    A mapping whose ``name`` differs is another component and replaces the old one whole.
-    """
-    merged = dict(base)
-    for key, value in patch.items():
-        old = merged.get(key)
-        if (
-            isinstance(old, Mapping)
-            and isinstance(value, Mapping)
-            and value.get("name") in (None, old.get("name"))
-        ):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
-    return merged
+def _belongs(memberships: Mapping[str, Collection[str]], item: PlannedItem, spec: RunSpec) -> bool:
+    return item.id in memberships.get(spec.run_id, ())
 
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
+def _references(layout: Table | Figure) -> Iterator[Labels]:
+    """Labels in which the cells that others are compared with differ from these."""
+    if isinstance(layout, Table):
+        for measured in layout.measures:
+            yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
+    if isinstance(layout, Curves):
+        yield from filter(None, (panel.reduction_from for panel in layout.panels))
 
 
-def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
-    """Read and validate a YAML file.
-
-    Raises:
-        FltrainError: if it is missing, not YAML, or not valid; a missing one names its neighbours.
-    """
-    try:
-        data = yaml.load(
-            path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )
-    except FileNotFoundError:
-        known = sorted(other.stem for other in path.parent.glob("*.yaml"))
-        hint = f"{suggest(path.stem, known)} (known in {path.parent}: {', '.join(known)})"
-        raise FltrainError(f"unknown {what} {path.stem!r}{hint}") from None
-    except (OSError, yaml.YAMLError) as error:
-        raise FltrainError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    return kind.parse(data, str(path))
+def _place(labels: Labels) -> frozenset[tuple[str, str]]:
+    return frozenset(labels.items())
 
 
 def plan(config: Path, scale: str) -> Plan:
@@ -378,34 +318,52 @@ def plan(config: Path, scale: str) -> Plan:
         FltrainError: if a file or a run is not valid; the message names item and cell.
     """
     chosen = read_yaml(config / "scales" / f"{scale}.yaml", Scale, "scale")
+    register_file = config / "register.yaml"
+    register = read_yaml(register_file, Register, "register") if register_file.exists() else Register()
     papers: dict[str, Paper] = {}
-    planned: list[PlannedItem] = []
-    for item_id in chosen.items:
+    reductions: dict[tuple[str, str], Reduction] = {}
+    for item_id, reduction in chosen.items.items():
         name, _, item = item_id.partition("/")
         if name not in papers:
             papers[name] = read_yaml(config / "papers" / f"{name}.yaml", Paper, "paper")
         paper = papers[name]
-        if item not in paper.items:
+        if item and item not in paper.items:
             raise FltrainError(
                 f"scale {scale!r}: unknown item {item_id!r}{suggest(item, paper.items)} "
                 f"(known: {', '.join(f'{name}/{known}' for known in paper.items)})"
             )
-        planned.append(_expand(paper, item, chosen))
-    _check_axes(f"scale {scale!r}: no item", chosen, {axis for item in planned for axis in item.axes})
-    for one in planned:
-        _check_axes(f"scale {scale!r}: {one.id!r}", chosen.items[one.id], set(one.axes))
+        for one in [item] if item else paper.items:
+            reductions[name, one] = reduction
+    planned = [
+        _expand(papers[name], item, chosen, reduction, register)
+        for (name, item), reduction in reductions.items()
+    ]
+    _check_axes(f"scale {scale!r}: none of its items", chosen, planned)
+    for item_id, reduction in chosen.items.items():
+        concerned = [one for one in planned if one.reduction is reduction]
+        _check_axes(f"scale {scale!r}: nothing in {item_id!r}", reduction, concerned)
     return Plan(chosen, planned)
 
 
-def _check_axes(who: str, reduction: Reduction, known: Set[str]) -> None:
+def _check_axes(who: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
+    """Refuse axes, and labels of exceptions, that none of the items has."""
+    known: dict[str, set[str]] = {}
+    for item in items:
+        for axis, labels in item.axes.items():
+            known.setdefault(axis, set()).update(labels)
     for axis in reduction.axes:
         if axis not in known:
             hint = f"{suggest(axis, known)} (axes: {', '.join(sorted(known))})"
             raise FltrainError(f"{who} has the axis {axis!r}{hint}")
+    for special in reduction.exceptions:
+        for axis, label in special.labels:
+            there = known.get(axis, set())
+            if label not in there:
+                hint = f"{suggest(label, there)} (known: {', '.join(sorted(there)) or 'no such axis'})"
+                raise FltrainError(f"{who} matches the exception for {label!r} on the axis {axis!r}{hint}")
 
 
-def _expand(paper: Paper, name: str, scale: Scale) -> PlannedItem:
-    own = scale.items[f"{paper.paper}/{name}"]
+def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Register) -> PlannedItem:
     item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
     replaced = {**scale.axes, **own.axes}
     axes = {axis: replaced.get(axis, declared).points for axis, declared in item.axes.items()}
@@ -423,14 +381,25 @@ def _expand(paper: Paper, name: str, scale: Scale) -> PlannedItem:
         for _, point in combination:
             settings = merge(settings, point.set)
             reported.update(point.reported)
-        for special in item.exceptions:
-            if special.when.items() <= labels.items():
+        for special in (*item.exceptions, *scale.exceptions, *own.exceptions):
+            if special.matches(labels):
                 settings = merge(settings, special.set)
+                reported.update(special.reported)
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
-        specs = (RunSpec.parse({**settings, "seed": seed}, where) for seed in range(seeds))
+        # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that
+        # depends on it been computed of the first.
+        first = RunSpec.parse({**settings, "seed": 0}, where)
+        specs = [first.model_copy(update={"seed": seed}) for seed in range(seeds)]
         entries += [Entry(labels, reported, spec.seed, spec) for spec in specs]
     planned = PlannedItem(
-        paper, name, scale, item, {axis: list(points) for axis, points in axes.items()}, entries
+        paper=paper,
+        name=name,
+        scale=scale,
+        reduction=own,
+        item=item,
+        assumptions=register.texts((*paper.assumptions, *item.assumptions), f"{paper.paper}/{name}"),
+        axes={axis: list(points) for axis, points in axes.items()},
+        entries=entries,
     )
     planned.layout.check(planned.id, planned.axes)
     if planned.looks_into_models and any(entry.spec.evaluation.keep == "nothing" for entry in entries):

@@ -348,6 +348,7 @@ def recover(run: TrainedRun, figure: Inversion) -> Recovered:
     Raises:
         FltrainError: if the network has no such cut, or the run has fewer images than are asked for.
     """
+    run.load_global()
     network, train = run.network, run.data.train
     cut = network.cut(figure.split)
     private = tuple(islice(private_images(run.data), figure.images))

@@ -147,7 +147,7 @@ def summarise(
         diverged: ``{"round": ..., "what": ...}`` if a loss became non-finite, else None.
         facts: further deterministic facts (traffic, digests, size of the network).
     """
-    tests = _tests(rows, spec.test_split)
+    tests = _tests(rows, spec.test_split, spec.view)
     accuracies = {row["round"]: row["accuracy"] for row in tests}
     best = max(accuracies, key=lambda round: (accuracies[round], -round), default=None)
     reached = {
@@ -164,6 +164,7 @@ def summarise(
             "best": None if best is None else accuracies[best],
             "best_round": best,
             "final": _final(spec, rows, spec.test_split, diverged),
+            **_over_clients(tests),
         },
         "loss": {"last": tests[-1]["loss"] if tests else None},
         "extra": {data.name: _final(spec, rows, data.name, diverged) for data in spec.evaluation.extra},
@@ -172,19 +173,27 @@ def summarise(
     }
 
 
-def _tests(rows: Sequence[Row], split: str) -> list[Row]:
-    return [
-        row
-        for row in rows
-        if (row["kind"], row.get("split"), row.get("view")) == ("evaluation", split, "global")
-    ]
+def _tests(rows: Sequence[Row], split: str, view: str) -> list[Row]:
+    wanted = "evaluation", split, view
+    return [row for row in rows if (row["kind"], row.get("split"), row.get("view")) == wanted]
+
+
+def _over_clients(tests: Sequence[Row]) -> dict[str, float]:
+    """Of tests on clients' own images: the best mean over clients, whatever their sizes, and its spread."""
+    means = [row for row in tests if "macro" in row]
+    if not means:
+        return {}
+    best = max(means, key=lambda row: (row["macro"], -row["round"]))
+    return {"best_macro": best["macro"], "best_macro_std": best["std"]}
 
 
 def _final(spec: RunSpec, rows: Sequence[Row], split: str, diverged: Row | None) -> float | None:
     """Final accuracy: mean over the last tenth of the rounds; None for a run that diverged."""
     if diverged:
         return None
-    final: list[float] = [row["accuracy"] for row in _tests(rows, split) if row["round"] in spec.final_rounds]
+    final: list[float] = [
+        row["accuracy"] for row in _tests(rows, split, spec.view) if row["round"] in spec.final_rounds
+    ]
     return sum(final) / len(final)
 
 

@@ -7,10 +7,11 @@ it runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, Strict, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from fltrain.component import Component, Settings, canonical_json, catalogue, choice, short_hash
 from fltrain.data.augmentation import Augmentation
@@ -20,6 +21,7 @@ from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.models.catalogue import MODELS, Model
+from fltrain.presets import PRESETS, expand
 
 ENGINE_REVISION = 1
 """Raised whenever the engine's numbers change for some spec."""
@@ -131,11 +133,12 @@ class Training(Settings):
     clip_norm: float | None = Field(default=None, gt=0)
     last_batch: Literal["keep", "drop"] = "keep"
 
-    def batch_sizes(self, samples: int) -> list[int]:
-        """Sizes of the batches of one epoch over ``samples`` images."""
-        full, rest = divmod(samples, self.batch_size)
-        keep_rest = rest > 1 if self.last_batch == "keep" else False
-        return [self.batch_size] * full + ([rest] if rest and (keep_rest or not full) else [])
+    def batch_sizes(self, samples: int, batches: int = 1) -> list[int]:
+        """Images of each step of one epoch over ``samples`` images, where a step takes so many batches."""
+        size = self.batch_size * batches
+        full, rest = divmod(samples, size)
+        keep_rest = rest >= 2 * batches if self.last_batch == "keep" else False
+        return [size] * full + ([rest] if rest and (keep_rest or not full) else [])
 
 
 class Participation(Settings):
@@ -152,26 +155,39 @@ Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separ
 
 
 class Evaluation(Settings):
-    """When the global model is tested, and what is measured beside.
+    """When models are tested, and what is measured beside.
 
-    The model is tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
-    final accuracy. ``statistics``: ``drift`` and ``similarity`` of the clients' updates, ``divergence`` of
-    their weights from the new global ones and ``dissimilarity`` of their gradients (which costs an epoch) in
-    every round, ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first
-    round is reported. ``extra``: further data sets whose test images the model is tested on, normalised like
-    the run's own. ``keep``: whether the record also holds the final ``model``, and the models of the last
-    round's ``clients``, for figures that look into them.
+    Models are tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
+    final accuracy. On local test images (``local_test``) all clients are tested, sampled or not, at a
+    ``point``: with the model that they have ``after_download`` of the server's next message, the global one
+    unless the method says otherwise, or ``after_local`` training, as they last did it. What the server sends
+    beside the model is the newest in either case.
+
+    ``statistics``: ``drift`` and ``similarity`` of the clients' updates, ``divergence`` of their weights from
+    the new global ones and ``dissimilarity`` of their gradients (which costs an epoch) in every round,
+    ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first round is
+    reported. ``extra``: further data sets whose test images the model is tested on, normalised like the run's
+    own. ``keep``: whether the record also holds the final ``model``, and the models of the last round's
+    ``clients``, for figures that look into them.
     """
 
     every: int = Field(default=1, ge=1)
+    point: Literal["after_download", "after_local"] = "after_download"
     statistics: tuple[Statistic, ...] = Field(default=(), strict=False)
     targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(default=(), strict=False)
     extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
     keep: Literal["nothing", "model", "clients"] = "nothing"
 
 
+def _show_presets(schema: dict[str, Any]) -> None:
+    schema["properties"]["preset"] = {"enum": list(PRESETS), "title": "Preset"}
+
+
 class RunSpec(Settings):
-    """One training run."""
+    """One training run. ``preset`` names defaults that go together, see ``fltrain.presets``."""
+
+    model_config = ConfigDict(json_schema_extra=_show_presets)
+    shorthands: ClassVar[tuple[str, ...]] = ("preset",)
 
     dataset: AnyDataset
     partition: AnyScheme
@@ -183,11 +199,16 @@ class RunSpec(Settings):
     rounds: int = Field(default=100, ge=1)
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
-    batchnorm: Literal["average"] = "average"
+    batchnorm: Literal["average", "local"] = "average"
     precision: Literal["fp32"] = "fp32"
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     engine: ClassVar[int] = ENGINE_REVISION
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, value: Any) -> Any:
+        return expand(value) if isinstance(value, Mapping) else value
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -212,6 +233,7 @@ class RunSpec(Settings):
             raise ValueError(
                 "evaluation.statistics: 'separability' needs the global test images, not local_test"
             )
+        self._check_personal()
         images = self._images
         if images is not None:
             self.partition.check(images)
@@ -229,6 +251,48 @@ class RunSpec(Settings):
                 f"training.augmentation.flip: mirrored images of {self.dataset.name!r} are not of their class"
             )
         return self
+
+    def _check_personal(self) -> None:
+        """Refuse what goes without a global model, or without images of the clients' own to test on."""
+        method = self.composition
+        if not self.local_test:
+            for setting, used in {
+                f"method: {self.method.name!r} makes a model for each client": method.personal,
+                "batchnorm: 'local' makes a model for each client": self.batchnorm == "local",
+                "evaluation.point: 'after_local' tests each client": self.evaluation.point == "after_local",
+            }.items():
+                if used:
+                    raise ValueError(f"{setting}; set local_test, so that clients have images to test it on")
+        if self.batchnorm == "local" or not method.global_model:
+            what = "batchnorm 'local'" if method.global_model else f"method {self.method.name!r}"
+            if self.evaluation.keep == "model":
+                raise ValueError(
+                    f"evaluation.keep: 'model' is the global one; {what} has none; keep 'clients'"
+                )
+            if self.evaluation.extra:
+                raise ValueError(f"evaluation.extra: needs a global model; {what} has none; leave it out")
+        if not method.global_model:
+            # Of what clients share besides their classifiers, updates can still be compared.
+            compared: tuple[Statistic, ...] = ("divergence", "dissimilarity")
+            if method.private != "head":
+                compared += ("drift", "similarity")
+            for statistic in compared:
+                if statistic in self.evaluation.statistics:
+                    raise ValueError(
+                        f"evaluation.statistics: {statistic!r} compares models that clients share; those of "
+                        f"method {self.method.name!r} share none; leave it out"
+                    )
+
+    @property
+    def personal(self) -> bool:
+        """Whether each client is tested with a model of its own."""
+        own = self.batchnorm == "local" or self.evaluation.point == "after_local"
+        return own or self.composition.personal
+
+    @property
+    def view(self) -> Literal["global", "personal"]:
+        """Whose tests count: those of the global model, or those of each client's own."""
+        return "personal" if self.personal else "global"
 
     @property
     def _images(self) -> int | None:
@@ -281,7 +345,7 @@ class RunSpec(Settings):
         return range(self.rounds - math.ceil(self.rounds / 10) + 1, self.rounds + 1)
 
     def evaluates(self, round: int) -> bool:
-        """Whether the global model is tested after the given round (counted from 1)."""
+        """Whether models are tested after the given round (counted from 1)."""
         return round % self.evaluation.every == 0 or round in self.final_rounds
 
     def to_json(self) -> str:

@@ -72,8 +72,9 @@ def export(records: Iterable[Record], memberships: Mapping[str, Sequence[str]], 
 
     Args:
         records: complete records.
-        memberships: paper items by run id, such as ``flfa/table1``; a run goes to the experiment of its
-            first item's paper, or to ``unassigned``.
+        memberships: paper items by run id, such as ``flfa/table1``, of a whole scale, so that runs do not
+            lose items when only some of these are asked for; a run goes to the experiment of its first item's
+            paper, or to ``unassigned``.
         uri: address of the store, ``sqlite:///path`` or that of a tracking server.
 
     Raises:

@@ -20,6 +20,7 @@ from fltrain.data.prepared import Partition, PreparedData, load_partition, load_
 from fltrain.engine.local import LoopExecutor
 from fltrain.engine.rounds import Diverged, Simulation
 from fltrain.engine.statistics import Row
+from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError
 from fltrain.methods.base import Place
 from fltrain.provenance import gather
@@ -77,8 +78,12 @@ def train(
     threads: int,
     quiet: bool = False,
     recordings: Place = "auto",
+    client_memory: float = 4.0,
 ) -> Record:
     """Train a run and write its record; with ``quiet`` progress goes to its log only.
+
+    What clients keep between rounds goes into a file when it takes more than ``client_memory`` GiB of the
+    device's memory.
 
     Raises:
         FltrainError: if data or spec do not allow the run; there is no record then.
@@ -94,9 +99,10 @@ def train(
     extra = {dataset.name: ensure_data(dataset, results, quiet) for dataset in spec.evaluation.extra}
     divided = ensure_partition(spec, data, results)
     executor = partial(LoopExecutor, recordings=recordings)
-    simulation = Simulation(spec, data, divided, device, executor, extra)
-    layout = simulation.model.layout
     folder = results.run(spec.run_id)
+    store = ClientStore(folder, int(client_memory * 2**30))
+    simulation = Simulation(spec, data, divided, device, executor, extra, store)
+    layout = simulation.model.layout
     _log_to(folder / "train.log", quiet)
     LOG.info(
         "%s: %s parameters, %s layers, on %s", spec.run_id, f"{layout.size:,}", len(layout.layers), device

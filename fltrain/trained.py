@@ -62,7 +62,8 @@ class TrainedRun:
             name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()
         }
         self.data, self.model, self.task = simulation.data, simulation.model, simulation.task
-        self.load_global()
+        if self.spec.composition.global_model:
+            self.load_global()
 
     @property
     def network(self) -> Network:
@@ -72,7 +73,13 @@ class TrainedRun:
         return network
 
     def load_global(self) -> None:
-        """Put the global model into the network."""
+        """Put the global model into the network.
+
+        Raises:
+            FltrainError: if the method has none.
+        """
+        if not self.spec.composition.global_model:
+            raise FltrainError(f"method {self.spec.method.name!r} has no global model to look into")
         self.model.load(self.arrays["weights"], self.arrays["buffers"], self.arrays["counters"])
 
     def each_client(self) -> Iterator[int]:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from fltrain.methods.base import Update
 
+COLUMNS = 1 << 18
+"""Entries of long vectors that are multiplied at once."""
+
 
 def mean(vectors: Sequence[Tensor], shares: Sequence[float] | None = None) -> Tensor:
     """Return sum_k p_k v_k, with p_k = 1/m if no shares are given, in the vectors' own type.
@@ -55,3 +58,17 @@ def accumulated_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> f
         velocity = momentum * velocity + 1 - pull * moved
         moved += velocity
     return moved
+
+
+def gram(rows: Tensor | Sequence[Tensor], on: torch.device | None = None) -> Tensor:
+    """Inner products of all pairs of vectors, float64 ``[m, m]``, from m rows ``[P]``.
+
+    They are made on the device ``on`` (that of the rows if None), some columns at a time: the rows may lie
+    elsewhere and be in another type.
+    """
+    device = on or rows[0].device
+    products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=device)
+    for start in range(0, len(rows[0]), COLUMNS):
+        part = torch.stack([row[start : start + COLUMNS].to(device, torch.float32) for row in rows])
+        products += part @ part.T
+    return products

@@ -1,11 +1,14 @@
-"""Figures: curves over rounds (mean and range over seeds), and the images of each class at each client."""
+"""Figures: curves over rounds, points and bars, and the images of each class at each client.
+
+All figures are written here. Histograms and selected steps are drawn in ``distributions``, what looks into
+trained models in ``preferences`` and ``inversions``. Runs that are missing are left out and named below the
+figure.
+"""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -16,110 +19,50 @@ from matplotlib.ticker import MaxNLocator
 
 from fltrain.errors import FltrainError
 from fltrain.files import read_arrays, replacing
-from fltrain.records import Record, Results
-from fltrain.reporting import inversions
+from fltrain.records import Results
+from fltrain.reporting import distributions, inversions, style
 from fltrain.reporting.inversions import Inversion
-from fltrain.reporting.layout import Bubbles, Curves, Labels, Panel, Preference, Sheet, Variance
+from fltrain.reporting.layout import (
+    Bubbles,
+    Curves,
+    Histogram,
+    Labels,
+    Panel,
+    Points,
+    Preference,
+    SelectedSteps,
+    Sheet,
+    Variance,
+)
+from fltrain.reporting.measures import measure
+from fltrain.reporting.readings import Runs, curve, diverged, finished
+from fltrain.reporting.style import Look
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart, with a line style each for print.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-MILLIMETRE = 1 / 25.4
-PANEL = 75
-"""Width of a panel in millimetres."""
-
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e3e7ec",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "fltrain",
-}
+NAMED = 6
+"""Most cells that are named below a figure because their runs are missing; more are only counted."""
 
 
-def curve(record: Record, name: str) -> pd.DataFrame:
-    """Return ``kind.field`` of a record's rows over the rounds; rows without a value are left out.
-
-    There is one column, or one per layer or block if the field holds several numbers. Where a round has
-    several such rows (tests on further data sets), the first counts, the run's own test.
+def draw(sheet: Sheet, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    """Draw a figure; return it with the numbers that it shows.
 
     Raises:
-        FltrainError: if the record has no such rows.
-    """
-    kind, _, value = name.partition(".")
-    points: dict[int, dict[str, float]] = {}
-    for row in record.rows(kind):
-        found = row.get(value)
-        if found is not None:
-            points.setdefault(row["round"], found if isinstance(found, dict) else {"": found})
-    if not points and record.summary["status"] != "diverged":
-        raise FltrainError(
-            f"{record.run_id} has no {name!r}; does its spec ask for it (evaluation.statistics)? "
-            f"(kinds of rows: {', '.join(sorted({row['kind'] for row in record.metrics}))})"
-        )
-    return pd.DataFrame.from_dict(points, orient="index", dtype=float)
-
-
-def curves(
-    sheet: Sheet, figure: Curves, panel: Panel, runs: Callable[[str], Record], where: Labels | None = None
-) -> pd.DataFrame:
-    """Curves of a panel, of the cells ``where``: rounds down, a column per (label on ``series``, seed)."""
-    columns: dict[tuple[str, int], pd.Series] = {}
-    for cell in sheet.cells:
-        if (where or {}).items() <= cell.labels.items():
-            record = runs(cell.run)
-            found = curve(record, panel.curve)
-            if figure.over == "epochs":
-                found.index = found.index * record.spec["training"]["epochs"]
-            if figure.series in cell.labels:  # a run that diverged at once has an empty curve
-                columns[cell.labels[figure.series], cell.seed] = found.get("", pd.Series(dtype=float))
-            else:
-                columns.update({(str(part), cell.seed): found[part] for part in found})
-    if panel.reduction_from:
-        (base,) = panel.reduction_from.values()
-        # In percent of the baseline with the same seed; positive is less than the baseline.
-        columns = {
-            (label, seed): 100 * (1 - values / columns[base, seed])
-            for (label, seed), values in columns.items()
-            if label != base
-        }
-    frame = pd.DataFrame(columns).sort_index()
-    return frame / frame.max() if panel.normalise else frame
-
-
-def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
-    """Images by client (down) and class (across) of each panel, for the first seed."""
-    first = min(cell.seed for cell in sheet.cells)
-    counts: dict[str, pd.DataFrame] = {}
-    for cell in sheet.cells:
-        if cell.seed == first:
-            arrays, _ = read_arrays(partitions.partition_file(cell.partition), "partition")
-            counts[cell.labels[figure.columns]] = pd.DataFrame(arrays["counts"])
-    return counts
-
-
-def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
-    """Draw a figure and write it in the forms that the file names end in (pdf, png, svg).
-
-    A file that ends in csv gets the numbers that the figure shows.
-
-    Raises:
-        FltrainError: if the sheet is no figure, or a record does not hold what it shows.
+        FltrainError: if the sheet is no figure, none of its runs is there, or a record does not hold what the
+            figure shows.
     """
     if sheet.figure is None:
         raise FltrainError(f"{sheet.id} is not a figure")
     sheet.figure.check(sheet.id, sheet.axes)
-    with matplotlib.rc_context(STYLE):
+    notes = [sheet.scale_note, *_notes(sheet, results)]
+    with matplotlib.rc_context(style.STYLE):
         match sheet.figure:
             case Curves():
                 canvas, numbers = _draw_curves(sheet, sheet.figure, results)
+            case Points():
+                canvas, numbers = _draw_points(sheet, sheet.figure, results)
+            case Histogram():
+                canvas, numbers = distributions.draw_histogram(sheet, sheet.figure, results)
+            case SelectedSteps():
+                canvas, numbers = distributions.draw_selected_steps(sheet, sheet.figure, results)
             case Bubbles():
                 canvas, numbers = _draw_bubbles(sheet, sheet.figure, results)
             # The others look into trained models; their drawers load torch.
@@ -134,23 +77,114 @@ def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
             case Inversion():
                 recovered = inversions.attack(sheet, sheet.figure, results)
                 canvas, numbers = inversions.draw(recovered), inversions.measurements(recovered)
-        width = canvas.get_figwidth() / MILLIMETRE
-        note = "\n".join(textwrap.wrap(sheet.scale_note, width=int(width * 2 / 3)))
-        canvas.supxlabel(note, fontsize=7.5, color="#5b6675", x=0.01, ha="left")
-        for path in outputs:
-            with replacing(path) as temporary:
-                if path.suffix == ".csv":
-                    numbers.to_csv(temporary, index=False)
-                    continue
-                # Without a date, equal figures are equal files.
-                metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix)
-                canvas.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=metadata)
+        style.footnote(canvas, " ".join(notes))
+    return canvas, numbers
 
 
-def _canvas(columns: int, rows: int = 1) -> tuple[Canvas, Sequence[Sequence[Axes]]]:
-    canvas = Canvas(figsize=(PANEL * columns * MILLIMETRE, 68 * rows * MILLIMETRE), layout="constrained")
-    grid: Sequence[Sequence[Axes]] = canvas.subplots(rows, columns, squeeze=False).tolist()
-    return canvas, grid
+def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
+    """Draw a figure and write it in the forms that the file names end in (pdf, png, svg).
+
+    A file that ends in csv gets the numbers that the figure shows.
+
+    Raises:
+        FltrainError: if the figure cannot be drawn.
+    """
+    canvas, numbers = draw(sheet, results)
+    for path in outputs:
+        with replacing(path) as temporary, matplotlib.rc_context(style.STYLE):
+            if path.suffix == ".csv":
+                numbers.to_csv(temporary, index=False)
+                continue
+            # Without a date, equal figures are equal files.
+            metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix)
+            canvas.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=metadata)
+
+
+# ---------------------------------------------------------------- what is said below
+def _notes(sheet: Sheet, results: Results) -> list[str]:
+    """What the lines and bands are, and which runs are missing or diverged."""
+    notes: list[str] = []
+    if isinstance(sheet.figure, Bubbles):
+        return notes
+    records = {cell.run: record for cell, record in finished(sheet, results.record)}
+    if not records:
+        raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs is there; train them first")
+    seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
+    if isinstance(sheet.figure, Curves | Points):
+        notes += [f"Mean and range over {seeds} seeds."] if seeds > 1 else []
+    if isinstance(sheet.figure, Histogram):
+        notes += [f"Layers of {seeds} seeds together."] if seeds > 1 else []
+    if isinstance(sheet.figure, Curves) and sheet.figure.smoothing > 1:
+        notes.append(f"Centred means over {sheet.figure.smoothing} {sheet.figure.over}, pale as measured.")
+    ended = {run for run, record in records.items() if diverged(record)}
+    missing = {cell.run for cell in sheet.cells} - set(records)
+    for what, left_out in (("Not run", missing), ("Diverged", ended)):
+        if left_out:
+            notes.append(f"{what}: {_named(sheet, left_out)}.")
+    return notes
+
+
+def _named(sheet: Sheet, runs: set[str]) -> str:
+    """Cells of these runs, by their labels on the axes that have several, and their seeds if not all."""
+    varied = [axis for axis, labels in sheet.axes.items() if len(labels) > 1]
+    places: dict[str, list[tuple[int, bool]]] = {}
+    for cell in sheet.cells:
+        name = ", ".join(cell.labels[axis] for axis in varied)
+        places.setdefault(name, []).append((cell.seed, cell.run in runs))
+    named: list[str] = []
+    for name, seeds in places.items():
+        of_them = [str(seed) for seed, meant in seeds if meant]
+        if len(of_them) == len(seeds) and name:
+            named.append(name)
+        elif of_them:
+            listed = f"seed{'s' if len(of_them) > 1 else ''} {', '.join(of_them)}"
+            named.append(f"{name} ({listed})" if name else listed)
+    if len(named) > NAMED:
+        return f"{len(runs)} of {len({cell.run for cell in sheet.cells})} runs"
+    return "; ".join(named)
+
+
+# ---------------------------------------------------------------- curves
+def curves(
+    sheet: Sheet, figure: Curves, panel: Panel, runs: Runs, where: Labels | None = None
+) -> pd.DataFrame:
+    """Curves of a panel, of the cells ``where``: rounds down, a column per (label on ``series``, seed)."""
+    columns: dict[tuple[str, int], pd.Series] = {}
+    for cell, record in finished(sheet, runs):
+        if (where or {}).items() <= cell.labels.items():
+            found = curve(record, panel.curve)
+            if figure.over == "epochs":
+                found.index = found.index * record.spec["training"]["epochs"]
+            if figure.series in cell.labels:  # a run that diverged at once has an empty curve
+                columns[cell.labels[figure.series], cell.seed] = found.get("", pd.Series(dtype=float))
+            else:
+                columns.update({(str(part), cell.seed): found[part] for part in found})
+    if panel.reduction_from:
+        (base,) = panel.reduction_from.values()
+        # In percent of the baseline with the same seed; positive is less than the baseline.
+        columns = {
+            (label, seed): 100 * (1 - values / columns[base, seed])
+            for (label, seed), values in columns.items()
+            if label != base and (base, seed) in columns
+        }
+    frame = pd.DataFrame(columns).sort_index()
+    return frame / frame.max() if panel.normalise else frame
+
+
+def smoothed(values: pd.Series, window: int) -> pd.Series:
+    """Centred means over ``window`` rounds (or epochs: what the index counts), at the same places.
+
+    At both ends windows are narrower, so that they stay centred: what rises evenly is left as it is.
+    """
+    values = values.dropna()
+    if values.empty:
+        return values
+    places = values.index.to_numpy()
+    half = np.minimum((window - 1) / 2, np.minimum(places - places[0], places[-1] - places))
+    first = np.searchsorted(places, places - half, side="left")
+    behind = np.searchsorted(places, places + half, side="right")
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return pd.Series((sums[behind] - sums[first]) / (behind - first), index=values.index)
 
 
 def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas, pd.DataFrame]:
@@ -159,50 +193,167 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
 
     rows = points(figure.rows)
     columns = [(panel, point) for point in points(figure.columns) for panel in figure.panels]
-    canvas, grid = _canvas(len(columns), len(rows))
-    numbers: list[pd.DataFrame] = []
-    for row, across in zip(rows, grid, strict=True):
-        for (panel, column), axes in zip(columns, across, strict=True):
-            where = row | column
-            frame = curves(sheet, figure, panel, results.record, where)
-            labels = sheet.axes.get(figure.series) or list(dict.fromkeys(frame.columns.get_level_values(0)))
-            _draw(axes, frame, labels)
-            title = ", ".join([*where.values(), panel.label])
-            numbers.append(_long(frame, title, figure.over))
-            axes.set_title(title, loc="left")
-            axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if panel.reduction_from:
-                axes.axhline(0, color="#5b6675", linewidth=0.8)
-    handles, names = grid[0][0].get_legend_handles_labels()
-    # As many in a line as fit: about 14 mm for the stroke and gaps and 2 mm for each character.
-    fitting = int(PANEL * len(columns) / (14 + 2 * max(map(len, names), default=1)))
-    canvas.legend(handles, names, loc="outside upper right", ncols=max(1, min(len(names), fitting)))
-    return canvas, pd.concat(numbers, ignore_index=True)
-
-
-def _long(frame: pd.DataFrame, title: str, over: str) -> pd.DataFrame:
-    """Curves of a panel with one line per point."""
-    columns = ["panel", "series", "seed", over, "value"]
-    lines = [
-        (title, *frame.columns[column], place, value)
-        for column in range(frame.shape[1])
-        for place, value in frame.iloc[:, column].dropna().items()
+    frames = [
+        [curves(sheet, figure, panel, results.record, row | column) for panel, column in columns]
+        for row in rows
     ]
-    return pd.DataFrame(lines, columns=columns)
+    if figure.series in sheet.axes:
+        look_of = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
+    else:
+        parts = dict.fromkeys(label for across in frames for frame in across for label, _ in _lines(frame))
+        look_of = dict(zip(parts, style.scale(len(parts)), strict=True))
+    canvas, grid = style.canvas(len(columns), len(rows))
+    numbers: list[Line] = []
+    for row, across, shown in zip(rows, grid, frames, strict=True):
+        same_height: dict[int, Axes] = {}  # of a row, the same panel of all points
+        for place, ((panel, column), axes, frame) in enumerate(zip(columns, across, shown, strict=True)):
+            heading = [*row.values(), *column.values(), panel.label]
+            style.heading(axes, heading, len(columns))
+            if frame.empty:
+                style.no_runs(axes)
+                continue
+            numbers += _long(frame, ", ".join(heading), figure.smoothing)
+            _draw(axes, frame, look_of, figure.smoothing)
+            axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            if panel.reduction_from:
+                axes.axhline(0, color=style.GREY, linewidth=0.8)
+            first = same_height.setdefault(place % len(figure.panels), axes)
+            if first is not axes:
+                axes.sharey(first)
+    style.legend(canvas, [axes for across in grid for axes in across], figure.series)
+    names = ["panel", "series", "seed", figure.over, "value", "smoothed"]
+    return canvas, pd.DataFrame(numbers, columns=names if figure.smoothing > 1 else names[:-1])
+
+
+def _lines(frame: pd.DataFrame) -> list[tuple[str, int]]:
+    """Label and seed of each curve."""
+    return [(str(line[0]), int(line[1])) for line in frame.columns]
+
+
+def _draw(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window: int) -> None:
+    """Draw the mean over seeds and their range, with about eight markers on each line."""
+    for index, (label, look) in enumerate(look_of.items()):
+        # Other lines can have points at other places; those are no gaps in this one.
+        seeds = frame.loc[:, [line for line in _lines(frame) if line[0] == label]].dropna(how="all")
+        if seeds.empty:
+            continue
+        if window > 1:
+            axes.plot(seeds.index, seeds.mean(axis=1), color=look.colour, alpha=0.3, linewidth=0.7)
+            seeds = seeds.apply(smoothed, window=window)
+        every = max(1, len(seeds) // 8)
+        axes.plot(
+            seeds.index,
+            seeds.mean(axis=1),
+            color=look.colour,
+            linestyle=look.dash,
+            marker=look.marker,
+            # Lines that coincide show their markers in turn.
+            markevery=(index * every // len(look_of), every),
+            markeredgewidth=0,
+            label=label,
+        )
+        if seeds.shape[1] > 1:
+            low, high = seeds.min(axis=1), seeds.max(axis=1)
+            axes.fill_between(seeds.index, low, high, color=look.colour, alpha=0.15, linewidth=0)
+
+
+Line = tuple[str | int | float, ...]
+
+
+def _long(frame: pd.DataFrame, title: str, window: int) -> list[Line]:
+    """Curves of a panel with one line per point, as measured and, if they are smoothed, as shown."""
+    lines: list[Line] = []
+    for label, seed in _lines(frame):
+        values = frame[label, seed].dropna()
+        shown = [values, smoothed(values, window)] if window > 1 else [values]
+        lines += [(title, label, seed, place, *(each[place] for each in shown)) for place in values.index]
+    return lines
+
+
+# ---------------------------------------------------------------- points and bars
+def points(sheet: Sheet, figure: Points, runs: Runs) -> pd.DataFrame:
+    """A line per run: its labels on the axes shown, its seed, and the measure; none of runs that diverged."""
+    lines: list[tuple[str, str, int, float]] = []
+    for cell, record in finished(sheet, runs):
+        found = measure(figure.measure).of(record)
+        if found:
+            series = cell.labels[figure.series] if figure.series else ""
+            (value,) = found.values()
+            lines.append((series, cell.labels[figure.along], cell.seed, value))
+    return pd.DataFrame(lines, columns=["series", figure.along, "seed", "value"])
+
+
+def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    numbers = points(sheet, figure, results.record)
+    canvas, ((axes,),) = style.canvas(1)
+    along = sheet.axes[figure.along]
+    series = sheet.axes[figure.series] if figure.series else ("",)
+    looks = style.looks(series, figure.series, sheet.cells)
+    for index, (label, look) in enumerate(looks.items()):
+        seeds = numbers[numbers["series"] == label].groupby(figure.along)["value"]
+        mean, low, high = (getattr(seeds, what)().reindex(along) for what in ("mean", "min", "max"))
+        ranges = [mean - low, high - mean]
+        if figure.kind == "points":
+            axes.errorbar(
+                along,
+                mean,
+                yerr=ranges,
+                color=look.colour,
+                linestyle=look.dash,
+                marker=look.marker,
+                capsize=3,
+                label=label,
+            )
+        else:
+            width = 0.84 / len(looks)
+            bars = axes.bar(
+                np.arange(len(along)) + (index - (len(looks) - 1) / 2) * width,
+                mean,
+                width,
+                yerr=ranges,
+                color=look.colour,
+                hatch=look.hatch,
+                edgecolor="white",
+                ecolor=style.GREY,
+                capsize=2,
+                label=label,
+            )
+            # Bars start at zero, where small differences are hard to see.
+            axes.bar_label(bars, fmt="%.1f", fontsize=style.SMALL, padding=2, rotation=90)
+            axes.set_xticks(range(len(along)), along)
+            axes.grid(visible=False, axis="x")
+    axes.set_xlabel(figure.label)
+    axes.set_ylabel(measure(figure.measure).label)
+    axes.margins(x=0.08 if figure.kind == "points" else 0.02, y=0.12)
+    if figure.series:
+        style.legend(canvas, [axes], figure.series)
+    return canvas, numbers
+
+
+# ---------------------------------------------------------------- images of each class at each client
+def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
+    """Images by client (down) and class (across) of each panel, for the first seed."""
+    first = min(cell.seed for cell in sheet.cells)
+    counts: dict[str, pd.DataFrame] = {}
+    for cell in sheet.cells:
+        if cell.seed == first:
+            arrays, _ = read_arrays(partitions.partition_file(cell.partition), "partition")
+            counts[cell.labels[figure.columns]] = pd.DataFrame(arrays["counts"])
+    return counts
 
 
 def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canvas, pd.DataFrame]:
     panels = class_counts(sheet, figure, results)
-    canvas, (all_axes,) = _canvas(len(panels))
+    canvas, (all_axes,) = style.canvas(len(panels))
     largest = max(int(counts.to_numpy().max()) for counts in panels.values())
     for axes, (label, counts) in zip(all_axes, panels.items(), strict=True):
         clients, classes = np.indices(counts.shape)
         area = 160 * counts.to_numpy() / largest
         axes.scatter(
-            clients.ravel(), classes.ravel(), s=area.ravel(), color=COLOURS[1], alpha=0.75, linewidth=0
+            clients.ravel(), classes.ravel(), s=area.ravel(), color=style.INDIGO, alpha=0.75, linewidth=0
         )
-        axes.set_title(label, loc="left")
+        style.heading(axes, [label], len(panels))
         axes.set_xlabel("client")
         axes.set_ylabel("class")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -214,15 +365,3 @@ def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canv
         for (client, class_), count in np.ndenumerate(counts.to_numpy())
     ]
     return canvas, pd.DataFrame(lines, columns=["panel", "client", "class", "images"])
-
-
-def _draw(axes: Axes, frame: pd.DataFrame, labels: Iterable[str]) -> None:
-    for index, label in enumerate(labels):
-        seeds = frame.loc[:, [column for column in frame.columns if column[0] == label]]
-        if seeds.empty:
-            continue
-        colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
-        axes.plot(seeds.index, seeds.mean(axis=1), color=colour, linestyle=style, label=label)
-        axes.fill_between(
-            seeds.index, seeds.min(axis=1), seeds.max(axis=1), color=colour, alpha=0.15, linewidth=0
-        )

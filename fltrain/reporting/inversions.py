@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 PICTURE, NUMBERS, LABEL = 19.0, 4.5, 36.0
 """Millimetres: side of an image, height of the numbers below it, width of the rows' labels."""
-SMALL = 7
-"""Font size of the numbers."""
 
 Target = Literal["raw", "class_mean", "mean"]
 
@@ -199,6 +197,8 @@ def draw(found: Recovered) -> Canvas:
     """Draw private images, the mean images of their classes, and what an attack recovered, row by row."""
     from matplotlib.figure import Figure as Canvas
 
+    from fltrain.reporting.style import GREY, MILLIMETRE, SMALL
+
     rows: list[tuple[str, Tensor, Compared | None]] = [
         ("private images", found.images, None),
         ("mean image\nof the class", found.class_means.images, found.class_means),
@@ -206,7 +206,7 @@ def draw(found: Recovered) -> Canvas:
     rows += [(one.row.label, one.recovered.images, one.recovered) for one in found.recoveries]
     columns = len(found.private)
     width, height = LABEL + PICTURE * columns, (PICTURE + NUMBERS) * len(rows) + 2 * NUMBERS
-    canvas = Canvas(figsize=(width / 25.4, height / 25.4), layout="constrained")
+    canvas = Canvas(figsize=(width * MILLIMETRE, height * MILLIMETRE), layout="constrained")
     grid = canvas.subplots(len(rows), columns, squeeze=False)
     for (label, images, compared), across in zip(rows, grid, strict=True):
         across[0].set_ylabel(label, rotation=0, ha="right", va="center")
@@ -219,7 +219,7 @@ def draw(found: Recovered) -> Canvas:
         panel.set_title(f"class {one.label}")
         panel.set_xlabel(f"client {one.client}", fontsize=SMALL, labelpad=2)
     first = grid[1][0]
-    explained = {"fontsize": SMALL, "color": "#5b6675", "ha": "right", "va": "top"}
+    explained = {"fontsize": SMALL, "color": GREY, "ha": "right", "va": "top"}
     first.text(-0.08, -0.03, "PSNR, SSIM:", transform=first.transAxes, **explained)
     return canvas
 

@@ -45,6 +45,18 @@ def _check_shown(item: str, axes: Iterable[str], shown: Collection[str]) -> None
             )
 
 
+class Average(Settings):
+    """A row of averages over the rows of each column and panel, taken per seed.
+
+    Attributes:
+        of: what is averaged, the measure itself or its gain.
+        reported: value of the column ``metric`` in the file of published values.
+    """
+
+    of: Literal["value", "gain"]
+    reported: str | None = None
+
+
 class Measured(Settings):
     """A number shown in a table: what is measured, and against what.
 
@@ -56,6 +68,11 @@ class Measured(Settings):
         relative_to: shows multiples of the cell with these labels.
         target_of: for ``rounds_to_target``: the target is the best accuracy of the cell with these labels,
             the least over seeds, rounded down to whole per cent.
+        printed_target: the target in per cent, where the paper's text has it; it counts at full scale.
+        margin: how far the mean may be from the published value and match it, in the unit of the measure, or
+            as a share of it for measures of time, rounds and traffic; the measure's own if not given.
+        average: adds a row of averages.
+        interval: shows the 95 % interval of the mean in place of the deviation, and p values of gains.
     """
 
     measure: str
@@ -64,15 +81,23 @@ class Measured(Settings):
     gain_over: Labels = {}
     relative_to: Labels = {}
     target_of: Labels = {}
+    printed_target: float | None = Field(default=None, gt=0, le=100)
+    margin: float | None = Field(default=None, gt=0)
+    average: Average | None = None
+    interval: bool = False
 
 
 class Table(Settings):
-    """Layout of a table: which axis (or dimension of the measure) runs down and which across."""
+    """Layout of a table: which axis (or dimension of the measure) runs down and which across.
+
+    ``order_by`` names one of its measures: rows then stand from the largest mean to the smallest.
+    """
 
     rows: str
     columns: str | None = None
     panels: str | None = None
     measures: Annotated[tuple[Measured, ...], Strict(False)]
+    order_by: str | None = None
 
     def check(self, item: str, axes: Axes) -> None:
         """Refuse a layout that names what is not there, or that would mix the points of an axis.
@@ -85,6 +110,10 @@ class Table(Settings):
         for name, label in headings:
             if headings.count((name, label)) > 1:
                 raise FltrainError(f"{item}: the measure {name!r} is shown twice; tell them apart by 'label'")
+        names = dict.fromkeys(name for name, _ in headings)
+        if self.order_by is not None and self.order_by not in names:
+            hint = f"{suggest(self.order_by, names)} (shown: {', '.join(names)})"
+            raise FltrainError(f"{item}: order_by names {self.order_by!r}, which is not shown{hint}")
         for measured in self.measures:
             try:
                 what = measure(measured.measure)
@@ -93,6 +122,19 @@ class Table(Settings):
             if what.targeted != bool(measured.target_of):
                 raise FltrainError(
                     f"{item}: 'target_of' goes with the measure 'rounds_to_target', and only with it"
+                )
+            if measured.printed_target is not None and not what.targeted:
+                raise FltrainError(f"{item}: 'printed_target' goes with the measure 'rounds_to_target' only")
+            if measured.average and measured.average.of == "gain" and not measured.gain_over:
+                raise FltrainError(f"{item}: an average 'of: gain' needs 'gain_over'")
+            if measured.average and what.over_seeds != "mean":
+                raise FltrainError(
+                    f"{item}: {measured.measure!r} is no mean over seeds and has no 'average' over rows"
+                )
+            if what.over_seeds == "max" and (measured.gain_over or measured.relative_to):
+                raise FltrainError(
+                    f"{item}: {measured.measure!r} is a maximum over seeds, which cannot be paired: it has "
+                    "no 'gain_over' and no 'relative_to'; show 'best_accuracy' for these"
                 )
             dimension = what.dimension
             known = [*axes, *filter(None, [dimension])]
@@ -129,10 +171,14 @@ class Curves(Settings):
     The panels are repeated across for each point of the axis ``columns`` and down for each of ``rows``.
     Instead of an axis, ``series`` can name a field that holds several numbers: ``layers`` or ``blocks``. The
     curves run over rounds, or over local ``epochs`` (rounds times the local epochs of a round).
+
+    ``smoothing`` shows centred means over so many of them (an odd number), and what was measured as pale
+    lines.
     """
 
     kind: Literal["curves"]
     over: Literal["rounds", "epochs"] = "rounds"
+    smoothing: int = Field(default=1, ge=1)
     series: str
     columns: str | None = None
     rows: str | None = None
@@ -144,6 +190,10 @@ class Curves(Settings):
         Raises:
             FltrainError: with what there is.
         """
+        if self.smoothing % 2 == 0:
+            raise FltrainError(
+                f"{item}: smoothing: {self.smoothing} {self.over} have no middle; take an odd number"
+            )
         places = [place for place in (self.series, self.columns, self.rows) if place is not None]
         for place in places:
             if place not in PARTS:
@@ -158,6 +208,100 @@ class Curves(Settings):
                 raise FltrainError(
                     f"{item}: reduction_from names {names}, but the lines are those of {self.series!r}"
                 )
+
+
+class Points(Settings):
+    """One measure along an axis, for each point of ``series``: a line with a mark, or a bar, at each point.
+
+    Attributes:
+        along: axis whose points stand side by side.
+        label: what the axis is called in the figure.
+        series: axis with a line or a colour of bars for each point; one if None.
+        measure: name of a measure (see ``fltrain.reporting.measures``).
+    """
+
+    kind: Literal["points", "bars"]
+    along: str
+    label: str
+    series: str | None = None
+    measure: str
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        places = [self.along, *filter(None, [self.series])]
+        for place in places:
+            _check_axis(item, "the figure's layout", place, axes)
+        if self.along == self.series:
+            raise FltrainError(f"{item}: the figure's layout names the axis {self.along!r} twice")
+        _check_shown(item, _varied(axes), places)
+        try:
+            what = measure(self.measure)
+        except FltrainError as error:
+            raise FltrainError(f"{item}: {error}") from None
+        if what.targeted or what.dimension or what.over_seeds == "max":
+            raise FltrainError(f"{item}: the measure {self.measure!r} is not one number for each run")
+
+
+class Histogram(Settings):
+    """How the numbers that a field holds, one per layer or block, are distributed in one round.
+
+    Attributes:
+        curve: ``kind.field`` of the rows in ``metrics.jsonl``.
+        label: what the numbers are called in the figure; the field's name if None.
+        round: the round, counted from 1.
+        columns: axis with a panel for each point; one panel if None.
+    """
+
+    kind: Literal["histogram"]
+    curve: str
+    label: str | None = None
+    round: int = Field(default=1, ge=1)
+    columns: str | None = None
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        places = [self.columns] if self.columns else []
+        for place in places:
+            _check_axis(item, "columns", place, axes)
+        _check_shown(item, _varied(axes), places)
+
+
+SEEDS = "seeds"
+"""In place of an axis: the item's seeds."""
+
+
+class SelectedSteps(Settings):
+    """Which local steps ECGR selects: rounds across, steps from the first (below) to the last (above).
+
+    Attributes:
+        columns: axis with a panel for each point, of which the first seed is shown; or ``seeds``, each in a
+            panel; one panel if None.
+        clients: ``together`` shows the share of clients that select a step, by its place in their training,
+            as some train longer than others; ``apart`` shows each client's steps, clients below one another.
+    """
+
+    kind: Literal["selection"]
+    columns: str | None = None
+    clients: Literal["together", "apart"] = "together"
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        places = [self.columns] if self.columns and self.columns != SEEDS else []
+        for place in places:
+            _check_axis(item, "columns", place, [*axes, SEEDS])
+        _check_shown(item, _varied(axes), places)
 
 
 class SideBySide(Settings):
@@ -204,13 +348,17 @@ class Variance(SideBySide):
     images: int = Field(default=50, ge=1)
 
 
-Figure = Annotated[Curves | Bubbles | Preference | Variance | Inversion, Field(discriminator="kind")]
+Figure = Annotated[
+    Curves | Points | Histogram | SelectedSteps | Bubbles | Preference | Variance | Inversion,
+    Field(discriminator="kind"),
+]
 
 
 class Cell(Settings):
     """One run in its place: labels on the item's axes, seed, and its names in the published table.
 
-    ``run`` and ``partition`` are the ids of the run and of the partition that it uses.
+    ``run`` and ``partition`` are the ids of the run and of the partition that it uses, ``methods`` the names
+    of its method and plug-ins, in order.
     """
 
     labels: Labels
@@ -218,10 +366,14 @@ class Cell(Settings):
     seed: int
     run: str
     partition: str
+    methods: Annotated[tuple[str, ...], Strict(False)] = ()
 
 
 class Sheet(Settings):
-    """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job."""
+    """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
+
+    ``restricted`` says what the runs were restricted to beyond the scale (which ``scale`` says, too).
+    """
 
     id: str
     paper: str
@@ -233,6 +385,9 @@ class Sheet(Settings):
     table: Table | None
     figure: Figure | None
     reported: str | None
+    reported_seeds: int | None = None
+    restricted: Annotated[tuple[str, ...], Strict(False)] = ()
+    assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     cells: Annotated[tuple[Cell, ...], Strict(False)]
 
     @property

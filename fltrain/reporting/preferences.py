@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import matplotlib
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, ListedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 
 from fltrain.engine.data import Split
 from fltrain.errors import FltrainError
@@ -22,21 +22,25 @@ from fltrain.metrics.preference import (
     total_variance,
 )
 from fltrain.records import Results
+from fltrain.reporting import style
 from fltrain.reporting.layout import Preference, Sheet, Variance
+from fltrain.reporting.readings import diverged, first_of_each
 from fltrain.trained import TrainedRun
 
-MILLIMETRE = 1 / 25.4
+CLASSES = (*style.COLOURS, style.BLACK)
+"""Colours of up to ten classes."""
 
 
-def _runs(sheet: Sheet, axis: str, results: Results) -> Iterator[tuple[str, TrainedRun]]:
-    """Label on the axis and trained run of each cell of the first seed."""
-    first = min(cell.seed for cell in sheet.cells)
-    for cell in sheet.cells:
-        if cell.seed == first:
-            record = results.record(cell.run)
-            if record.summary["status"] == "diverged":
-                raise FltrainError(f"{sheet.id}: {record.run_id} diverged; there is no model to look into")
-            yield cell.labels[axis], TrainedRun(record, results, torch.device("cpu"))
+def _runs(sheet: Sheet, axis: str, results: Results) -> list[tuple[str, TrainedRun]]:
+    """Label on the axis and trained run of each point, with its first seed that is there."""
+    found = [
+        (label, TrainedRun(record, results, torch.device("cpu")))
+        for label, record in first_of_each(sheet, axis, results.record)
+        if not diverged(record)
+    ]
+    if not found:
+        raise FltrainError(f"{sheet.id}: all of its runs diverged; there is no model to look into")
+    return found
 
 
 def _some_of_each_class(split: Split, classes: int, count: int) -> torch.Tensor:
@@ -53,12 +57,10 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
     Raises:
         FltrainError: if a network has fewer layers than are to be shown.
     """
-    labels = sheet.axes[figure.columns]
-    size = (75 * len(labels) * MILLIMETRE, (32 * figure.layers + 22) * MILLIMETRE)
-    canvas = Canvas(figsize=size, layout="constrained")
-    grid = canvas.subplots(figure.layers, len(labels), squeeze=False)
+    runs = _runs(sheet, figure.columns, results)
+    canvas, grid = style.canvas(len(runs), figure.layers, height=45)
     numbers: list[tuple[str, str, int, int, int]] = []
-    for column, (label, run) in enumerate(_runs(sheet, figure.columns, results)):
+    for column, (label, run) in enumerate(runs):
         classes = run.data.classes
         chosen = _some_of_each_class(run.data.test, classes, figure.images)
         names: list[int] = []
@@ -72,21 +74,29 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
             raise FltrainError(
                 f"{sheet.id}: figure.layers: {label} has {len(hidden)} layers that can be shown"
             )
-        for axes, layer in zip(grid[:, column], hidden[-figure.layers :], strict=True):
+        for across, layer in zip(grid, hidden[-figure.layers :], strict=True):
             bars = torch.stack([top_classes(client[layer]) for client in clients]).numpy()
-            image = _bars(axes, bars, classes)
+            image = _bars(across[column], bars, classes)
             numbers += [
                 (label, layer, names[place], neuron, int(top))
                 for (place, neuron), top in np.ndenumerate(bars)
             ]
-            axes.set_title(f"{label}, {layer} (agree {aligned[layer]:.2f})", loc="left", fontsize=8)
-    canvas.colorbar(image, ax=grid[:, -1].tolist(), label="top class", aspect=30)
+            agreement = f"{layer} (agree {aligned[layer]:.2f})"
+            style.heading(across[column], [label, agreement], len(runs))
+    canvas.colorbar(
+        image,
+        ax=[across[-1] for across in grid],
+        label="top class",
+        aspect=30,
+        ticks=MaxNLocator(integer=True),
+    )
     return canvas, pd.DataFrame(numbers, columns=["panel", "layer", "client", "neuron", "top_class"])
 
 
 def _bars(axes: Axes, classes_of: np.ndarray[tuple[int, int], np.dtype[np.int64]], classes: int) -> AxesImage:
     """One coloured bar per neuron, clients below one another; neurons that never speak stay grey."""
-    colours = matplotlib.colormaps["tab10" if classes <= 10 else "viridis"].resampled(classes)
+    few = classes <= len(CLASSES)
+    colours: Colormap = ListedColormap(CLASSES[:classes]) if few else colormaps["viridis"].resampled(classes)
     axes.set_facecolor("#d5dae1")
     image = axes.imshow(
         np.ma.masked_less(classes_of, 0),
@@ -99,32 +109,30 @@ def _bars(axes: Axes, classes_of: np.ndarray[tuple[int, int], np.dtype[np.int64]
     axes.grid(False)
     axes.set_xlabel("neuron")
     axes.set_ylabel("client")
-    axes.set_yticks(range(len(classes_of)))
-    axes.tick_params(axis="y", labelsize=6)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     return image
 
 
 def draw_variances(sheet: Sheet, figure: Variance, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Total variance of the class preferences of the global model's layers, and the depth it suggests."""
-    labels = sheet.axes[figure.columns]
-    canvas = Canvas(figsize=(95 * len(labels) * MILLIMETRE, 75 * MILLIMETRE), layout="constrained")
-    grid = canvas.subplots(1, len(labels), squeeze=False)
+    runs = _runs(sheet, figure.columns, results)
+    canvas, (panels,) = style.canvas(len(runs))
     numbers: list[tuple[str, str, float, float]] = []
-    for axes, (label, run) in zip(grid[0], _runs(sheet, figure.columns, results), strict=True):
+    for axes, (label, run) in zip(panels, runs, strict=True):
         chosen = _some_of_each_class(run.data.test, run.data.classes, figure.images)
+        run.load_global()
         preferences = class_preference(run.network, run.data.test, run.data.classes, chosen)
         names = list(preferences)
         scaled = [total_variance(vectors, unit_norm=True) for vectors in preferences.values()]
         raw = [total_variance(vectors) for vectors in preferences.values()]
         depth = shared_depth(scaled)
-        axes.plot(names, scaled, "o-", color="#0072B2", label="vectors of length one")
-        axes.plot(
-            names, [value / max(raw) for value in raw], "s--", color="#D55E00", label="raw, of its largest"
-        )
-        axes.axvline(depth - 0.5, color="#5b6675", linewidth=0.8)
-        axes.set_title(f"{label}: {depth} of {len(names)} layers to be shared", loc="left")
+        relative = [value / max(raw) for value in raw]
+        axes.plot(names, scaled, "o-", color=style.INDIGO, label="vectors of length one")
+        axes.plot(names, relative, "s--", color=style.VERMILION, label="raw, of its largest")
+        axes.axvline(depth - 0.5, color=style.GREY, linewidth=0.8)
+        style.heading(axes, [label, f"{depth} of {len(names)} layers to be shared"], len(runs))
         axes.set_ylabel("total variance")
-        axes.tick_params(axis="x", rotation=60, labelsize=7)
-        axes.legend(fontsize=7)
+        axes.tick_params(axis="x", rotation=60, labelsize=style.SMALL)
         numbers += [(label, *values) for values in zip(names, scaled, raw, strict=True)]
+    style.legend(canvas, panels)
     return canvas, pd.DataFrame(numbers, columns=["panel", "layer", "unit_norm", "raw"])

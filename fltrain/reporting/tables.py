@@ -1,63 +1,55 @@
-"""Tables: our mean and spread over seeds, paired gains, and beside them the published value."""
+"""Tables: our mean and spread over seeds, paired gains, and beside them the published value and a verdict."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from fltrain.errors import FltrainError
 from fltrain.files import write_text
-from fltrain.records import Record
-from fltrain.reporting.layout import Labels, Measured, Sheet, Table
-from fltrain.reporting.measures import best_accuracy, measure
-
-TEMPLATES = Environment(
-    loader=PackageLoader("fltrain.reporting"),
-    autoescape=select_autoescape(("html",)),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+from fltrain.reporting.comparison import Compared, Facing, compare
+from fltrain.reporting.layout import Average, Measured, Sheet, Table
+from fltrain.reporting.measures import Margin, measure
+from fltrain.reporting.pages import published_page, table_page
+from fltrain.reporting.published import METHOD, Names, Published
+from fltrain.reporting.readings import Runs
+from fltrain.reporting.statistics import (
+    Outcome,
+    Statistic,
+    against_point,
+    holm,
+    interval_text,
+    known,
+    p_text,
 )
+from fltrain.reporting.values import DIVERGED, DONE, MISSING, has_labels, measured_values, names_at
 
-
-@dataclass(frozen=True)
-class Statistic:
-    """Mean and sample standard deviation over ``n`` seeds; the deviation needs two."""
-
-    mean: float
-    std: float | None
-    n: int
-
-    @classmethod
-    def of(cls, values: pd.Series, median: bool = False) -> Statistic | None:
-        """Summarise the values that are there, possibly by their median alone; None if there are none."""
-        present = values.dropna()
-        if present.empty:
-            return None
-        if median:
-            return cls(float(present.median()), None, len(present))
-        return cls(
-            float(present.mean()), float(present.std(ddof=1)) if len(present) > 1 else None, len(present)
-        )
-
-    def text(self, decimals: int, sign: str = "") -> str:
-        """For example ``67.34 ± 0.52``; ``never`` for an infinite number of rounds."""
-        if math.isinf(self.mean):
-            return "never"
-        spread = "" if self.std is None else f" ± {self.std:.{decimals}f}"
-        return f"{self.mean:{sign}.{decimals}f}{spread}"
+AVERAGE = "average"
+"""Label of the row of averages."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One cell of a table for one measure; ``label`` heads the measure's columns."""
+    """One cell of a table for one measure; ``label`` heads the measure's columns.
+
+    Attributes:
+        names: what the published table calls it.
+        value: over the seeds that have one, of ``values``; ``without`` is shown if none has.
+        gain: paired over seeds, of ``gains``, and the paired t test of it against zero.
+        gain_p_holm: its p corrected for all gains of the table.
+        seeds: how many there should be; so many of them ``diverged`` or are ``missing``.
+        published: what the paper prints; at full scale, ``compared`` says how ours relates to it.
+        anomalies: reasons to doubt it.
+        as_interval: whether the 95 % interval is shown in place of the deviation.
+        facing: what was compared, at whatever scale; None without a published value.
+    """
 
     row: str
     column: str
@@ -65,32 +57,74 @@ class Shown:
     measure: str
     label: str
     decimals: int
+    names: Names
     value: Statistic | None
-    diverged: int
+    values: tuple[float, ...]
+    without: str
     gain: Statistic | None
+    gains: tuple[float, ...]
+    gain_test: Outcome
+    gain_p_holm: float | None
+    seeds: int
+    diverged: int
+    missing: int
     published: float | None
+    published_std: float | None
     published_gain: float | None
     published_notes: list[str]
+    anomalies: tuple[str, ...]
+    margin: Margin
+    as_interval: bool
+    facing: Facing | None
+    compared: Compared | None
     runs: list[str]
 
     @property
     def text(self) -> str:
         """The value as people read it, with what became of runs that have none."""
         if self.value is None:
-            return "diverged" if self.diverged else "—"
-        note = f" ({self.diverged} of {len(self.runs)} diverged)" if self.diverged else ""
-        return self.value.text(self.decimals) + note
+            return self.without
+        lost = {"diverged": self.diverged, "not run": self.missing}
+        notes = [f"{number} of {self.seeds} {what}" for what, number in lost.items() if number]
+        note = f" ({', '.join(notes)})" if notes else ""
+        return self.value.text(self.decimals, interval=self.as_interval) + note
 
-    def quantities(self, reduced: bool) -> dict[str, str]:
-        """What is shown of the cell, by heading; empty where it has no such quantity."""
+    @property
+    def gain_text(self) -> str:
+        """The gain as people read it, with its p value where the interval is asked for."""
+        if self.gain is None:
+            return ""
+        p = f", {p_text(self.gain_p_holm)}" if self.as_interval and self.gain_p_holm is not None else ""
+        return self.gain.text(self.decimals, "+", self.as_interval) + p
+
+    def quantities(self, reduced: bool, marks: Mapping[str, str]) -> dict[str, str]:
+        """What is shown of the cell, by heading; empty where it has no such quantity.
+
+        Args:
+            reduced: whether the scale is, so that headings say that published values are of another one.
+            marks: of the reasons to doubt published values, by reason.
+        """
         full_scale = " (full scale)" if reduced else ""
         published = _number(self.published, f".{self.decimals}f")
+        if self.published_std is not None:
+            published += f" ± {self.published_std:.{self.decimals}f}"
+        # Where a paper prints no number, the first note is the reason.
+        published = published or next(iter(self.published_notes), "")
+        doubts = "".join(f" [{marks[reason]}]" for reason in self.anomalies)
+        against = self.compared
+        interval = against.interval if against else None
         return {
             self.label: self.text,
-            "gain": self.gain.text(self.decimals, "+") if self.gain else "",
-            # Where a paper prints no number, the first note is the reason.
-            f"published{full_scale}": published or next(iter(self.published_notes), ""),
+            "gain": self.gain_text,
+            f"published{full_scale}": published + doubts,
             "published gain": _number(self.published_gain, f"+.{self.decimals}f"),
+            "difference": " ".join(
+                [
+                    _number(against.difference if against else None, f"+.{self.decimals}f"),
+                    interval_text(interval, self.decimals, "+") if interval else "",
+                ]
+            ).strip(),
+            "verdict": against.verdict if against else "",
         }
 
 
@@ -98,110 +132,128 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else f"{value:{form}}"
 
 
-def cells(sheet: Sheet, runs: Callable[[str], Record], published: Path | None) -> list[Shown]:
-    """Compute every cell of a table.
+def cells(sheet: Sheet, runs: Runs, published: Published) -> list[Shown]:
+    """Compute every cell of a table, compared with published values unless the scale is reduced.
+
+    Averages over rows are compared with the paper's only if they are over all of its rows: not if the runs
+    were restricted, and not if runs of a row diverged so that no seed has all.
 
     Args:
         sheet: the table and its runs.
-        runs: returns the record of a run id.
-        published: file of published values, or None.
+        runs: returns the record of a run id, complete or not.
+        published: what the paper prints.
     """
-    table = _table(sheet)
-    reported = _read_published(published)
+    table = checked(sheet)
     shown: list[Shown] = []
     for measured in table.measures:
-        values = _values(sheet, runs, measured, reported)
-        shown += _cells_of(table, measured, values, reported)
-    return shown
+        values = measured_values(sheet, runs, measured, published)
+        shown += _cells_of(sheet, table, measured, values, published)
+        if measured.average:
+            averages = _averages(table, measured, measured.average, values)
+            shown += _cells_of(sheet, table, measured, averages, published, measured.average)
+    corrected = holm([cell.gain_test.p for cell in shown])
+    shown = [replace(cell, gain_p_holm=p) for cell, p in zip(shown, corrected, strict=True)]
+    if not sheet.reduced:
+        compared = iter(compare([cell.facing for cell in shown if cell.facing]))
+        shown = [replace(cell, compared=next(compared)) if cell.facing else cell for cell in shown]
+    return _ordered(table, shown)
 
 
-def _table(sheet: Sheet) -> Table:
+def checked(sheet: Sheet) -> Table:
+    """Return the layout of a table.
+
+    Raises:
+        FltrainError: if the sheet is none, or the layout is not valid.
+    """
     if sheet.table is None:
         raise FltrainError(f"{sheet.id} is not a table")
     sheet.table.check(sheet.id, sheet.axes)
     return sheet.table
 
 
-def _values(
-    sheet: Sheet, runs: Callable[[str], Record], measured: Measured, reported: pd.DataFrame
-) -> pd.DataFrame:
-    """One line per run (and label of the measure's dimension): labels, seed, value, what it is called."""
-    what = measure(measured.measure)
-    targets = _targets(sheet, runs, measured.target_of, reported) if what.targeted else {}
-    lines: list[dict[str, Any]] = []
-    for cell in sheet.cells:
-        record = runs(cell.run)
-        diverged = record.summary["status"] == "diverged"
-        target = [targets[_key({**cell.labels, **measured.target_of})]] if what.targeted else []
-        for label, value in (what.of(record, *target) or {"": math.nan}).items():
-            dimension = {what.dimension: label} if what.dimension else {}
-            names = {key: text.format(**dimension) for key, text in cell.reported.items()}
-            place = {**cell.labels, **dimension}
-            lines.append(
-                {
-                    **place,
-                    "seed": cell.seed,
-                    "run": cell.run,
-                    "value": math.nan if diverged else value,
-                    "diverged": diverged,
-                    "names": names,
-                }
-            )
-    frame = pd.DataFrame(lines)
-    if measured.relative_to:
-        frame["value"] = frame["value"] / _baseline(frame, measured.relative_to)
-    frame["gain"] = frame["value"] - _baseline(frame, measured.gain_over) if measured.gain_over else math.nan
-    return frame
+def _averages(table: Table, measured: Measured, average: Average, values: pd.DataFrame) -> pd.DataFrame:
+    """Lines of averages over the rows, one per column, panel and seed; a seed needs a number in every row.
 
-
-def _key(labels: Labels) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(labels.items()))
-
-
-def _targets(
-    sheet: Sheet, runs: Callable[[str], Record], labels: Labels, reported: pd.DataFrame
-) -> dict[tuple[tuple[str, str], ...], float]:
-    """Target accuracy by the labels of the cell that sets it (FedImpro, table 2).
-
-    At full scale it is the published one (metric ``target_acc``, printed for a row, not for a method).
+    The rows are those that any seed has at this column and panel.
     """
-    printed: dict[tuple[tuple[str, str], ...], float] = {}
-    best: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    for cell in sheet.cells:
-        if labels.items() <= cell.labels.items():
-            best.setdefault(_key(cell.labels), []).append(best_accuracy(runs(cell.run)))
-            names = {**cell.reported, "method": ""}
-            target, _ = _published(reported, None if sheet.reduced else "target_acc", names)
-            if target is not None:
-                printed[_key(cell.labels)] = target / 100
-    own = {key: math.floor(100 * min(values) + 1e-9) / 100 for key, values in best.items()}
-    return {**own, **printed}
+    if average.of == "gain":
+        values = values[~_is_baseline(values, measured)]
+    across = [axis for axis in (table.columns, table.panels) if axis]
+    rows = values.groupby(across)[table.rows].transform("nunique") if across else values[table.rows].nunique()
+    lines: list[dict[str, Any]] = []
+    for _, group in values.assign(rows=rows).groupby([*across, "seed"], sort=False):
+        first = group.iloc[0]
+        whole = len(group) == first["rows"]
+        # Names that differ between the rows do not belong to the average.
+        common = set.intersection(*(set(names.items()) for names in group["names"]))
+        line = {
+            **{axis: first[axis] for axis in across},
+            table.rows: AVERAGE,
+            "seed": first["seed"],
+            "run": " ".join(group["run"]),
+            # As bad as the worst of its rows.
+            "state": max(group["state"], key=(DONE, DIVERGED, MISSING).index) if whole else MISSING,
+            "names": {key: name for key, name in first["names"].items() if (key, name) in common},
+            "value": group["value"].mean(skipna=False) if whole else math.nan,
+            "gain": group["gain"].mean(skipna=False) if whole else math.nan,
+        }
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
-def _places(frame: pd.DataFrame) -> list[str]:
-    """Columns that say where a value stands, the seed included."""
-    return [name for name in frame.columns if name not in ("run", "value", "diverged", "names", "gain")]
+def _is_baseline(values: pd.DataFrame, measured: Measured) -> pd.Series:
+    """Which lines are those that gains are taken over."""
+    return has_labels(values, measured.gain_over) & bool(measured.gain_over)
 
 
-def _baseline(frame: pd.DataFrame, labels: Labels) -> pd.Series:
-    """For every line, the value at the same place and seed but with the given labels."""
-    places = _places(frame)
-    by_place = frame.set_index(places)["value"]
-    wanted = frame[places].assign(**labels)
-    return pd.Series(by_place.reindex(pd.MultiIndex.from_frame(wanted)).to_numpy(), index=frame.index)
-
-
-def _cells_of(table: Table, measured: Measured, values: pd.DataFrame, reported: pd.DataFrame) -> list[Shown]:
+def _cells_of(
+    sheet: Sheet,
+    table: Table,
+    measured: Measured,
+    values: pd.DataFrame,
+    published: Published,
+    average: Average | None = None,
+) -> list[Shown]:
+    """The cells of a measure, or those of its averages."""
+    if values.empty:
+        return []
     what = measure(measured.measure)
+    of_gain = average is not None and average.of == "gain"
+    metric = average.reported if average else measured.reported
+    margin = what.margin if measured.margin is None else replace(what.margin, size=measured.margin)
+    baseline = _is_baseline(values, measured)
     places = [axis for axis in (table.rows, table.columns, table.panels) if axis]
     shown: list[Shown] = []
     for _, group in values.groupby(places, sort=False):
         first = group.iloc[0]
-        is_baseline = all(first[axis] == label for axis, label in measured.gain_over.items())
-        names = first["names"]
-        value, notes = _published(reported, measured.reported, names)
-        base_names = _names_at(values, first, measured.gain_over)
-        base, _ = _published(reported, measured.reported, base_names) if base_names else (None, [])
+        names: Names = first["names"]
+        states = Counter(group["state"])
+        numbers = [] if of_gain else known(group["value"])
+        gains = [] if baseline[group.index[0]] else known(group["gain"])
+        value, gain = Statistic.of(numbers, what.over_seeds), Statistic.of(gains)
+        printed = published.find(metric, names, sheet.reduced)
+        if of_gain:
+            published_gain = printed.value if printed else None
+        else:
+            published_gain = _printed_gain(sheet, measured, metric, values, first, published)
+        ours = gain if of_gain else value
+        comparable = average is None or not (sheet.restricted or (ours is None and states[DIVERGED]))
+        facing = None
+        if comparable and printed and (printed.value is not None or printed.failed):
+            facing = Facing(
+                ours=ours,
+                values=() if what.over_seeds == "max" else tuple(gains if of_gain else numbers),
+                published=printed,
+                seeds=sheet.reported_seeds,
+                margin=margin.around(printed.value or 0.0),
+                gain=gain.mean if gain else None,
+                published_gain=published_gain,
+                of_gains=of_gain,
+                complete=len(group) - states[MISSING],
+                diverged=states[DIVERGED],
+                group=_setting(measured, average, names),
+            )
+        lost = DIVERGED if states[DIVERGED] else MISSING if states[MISSING] else DONE
         shown.append(
             Shown(
                 row=str(first[table.rows]),
@@ -210,55 +262,92 @@ def _cells_of(table: Table, measured: Measured, values: pd.DataFrame, reported: 
                 measure=measured.measure,
                 label=measured.label or what.label,
                 decimals=2 if measured.relative_to else what.decimals,
-                value=Statistic.of(group["value"], what.median),
-                diverged=int(group["diverged"].sum()),
-                gain=None if is_baseline else Statistic.of(group["gain"]),
-                published=value,
-                published_gain=None if is_baseline or value is None or base is None else value - base,
-                published_notes=notes,
-                runs=list(group["run"]),
+                names=names,
+                value=value,
+                values=tuple(numbers),
+                without="" if of_gain else WITHOUT[lost],
+                gain=gain,
+                gains=tuple(gains),
+                gain_test=against_point(gains, 0.0, "paired t"),
+                gain_p_holm=None,
+                seeds=len(group),
+                diverged=states[DIVERGED],
+                missing=states[MISSING],
+                published=None if of_gain or printed is None else printed.value,
+                published_std=printed.std if printed else None,
+                published_gain=published_gain,
+                published_notes=list(printed.notes) if printed else [],
+                anomalies=printed.anomalies if printed else (),
+                margin=margin,
+                as_interval=measured.interval,
+                facing=facing,
+                compared=None,
+                runs=[run for joined in group["run"] for run in joined.split()],
             )
         )
     return shown
 
 
-def _names_at(values: pd.DataFrame, line: pd.Series, labels: Labels) -> Mapping[str, str] | None:
-    """How the published table calls the cell at the line's place but with the given labels."""
-    if not labels:
+WITHOUT = {DONE: "—", DIVERGED: "diverged", MISSING: "not run"}
+"""What is shown in place of a value, by what became of the runs."""
+
+
+def _printed_gain(
+    sheet: Sheet,
+    measured: Measured,
+    metric: str | None,
+    values: pd.DataFrame,
+    line: pd.Series,
+    published: Published,
+) -> float | None:
+    """The gain of a cell over its baseline by the published values, if both are printed."""
+    over = names_at(values, line, measured.gain_over) if measured.gain_over else None
+    if over is None or all(line[axis] == label for axis, label in measured.gain_over.items()):
         return None
-    same = pd.Series(True, index=values.index)
-    for place in _places(values):
-        same &= values[place] == labels.get(place, line[place])
-    found: list[Mapping[str, str]] = list(values.loc[same, "names"])
-    return found[0] if found else None
+    value, base = (published.find(metric, names, sheet.reduced) for names in (line["names"], over))
+    if value is None or base is None or value.value is None or base.value is None:
+        return None
+    return value.value - base.value
 
 
-def _read_published(path: Path | None) -> pd.DataFrame:
-    if path is None:
-        return pd.DataFrame(columns=["metric", "value", "note"], dtype=str)
-    try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-        frame["value"] = pd.to_numeric(frame["value"].replace("", None))
-        return frame[[*frame.columns.drop(["metric", "value", "note"]), "metric", "value", "note"]]
-    except (OSError, ValueError, KeyError) as error:
-        raise FltrainError(f"{path}: published values cannot be read ({error})") from None
+def _setting(measured: Measured, average: Average | None, names: Names) -> Hashable:
+    """What is equal for cells that can be ranked against one another: all but what was run."""
+    setting = frozenset((key, name) for key, name in names.items() if key not in METHOD)
+    return measured.measure, measured.label, average is None, setting
 
 
-def _published(
-    reported: pd.DataFrame, metric: str | None, names: Mapping[str, str]
-) -> tuple[float | None, list[str]]:
-    """The one published value that the names fit, and the notes on it; else none."""
-    if metric is None:
-        return None, []
-    found = reported[reported["metric"] == metric]
-    for column, name in names.items():
-        if column in found:
-            found = found[found[column] == name]
-    if len(found) != 1:
-        return None, []
-    row = found.iloc[0]
-    notes = [note for note in str(row["note"]).split("; ") if note]
-    return (None if pd.isna(row["value"]) else float(row["value"])), notes
+def _ordered(table: Table, shown: list[Shown]) -> list[Shown]:
+    """Sort rows by the mean of a measure over columns and panels, if so asked; gaps and averages last."""
+    if table.order_by is None:
+        return shown
+    means: dict[str, list[float]] = {}
+    for cell in shown:
+        if cell.measure == table.order_by and cell.value:
+            means.setdefault(cell.row, []).append(cell.value.mean)
+    mean = {row: sum(values) / len(values) for row, values in means.items()}
+    return sorted(
+        shown, key=lambda cell: (cell.row == AVERAGE, cell.row not in mean, -mean.get(cell.row, 0.0))
+    )
+
+
+def absent(sheet: Sheet, published: Published, shown: Iterable[Shown]) -> list[dict[str, str]]:
+    """Names of published values of the table for which it has no cell.
+
+    There are none if the scale is reduced, nor if the runs were restricted: then values are left out on
+    purpose, as the heading says.
+    """
+    if sheet.reduced or sheet.restricted:
+        return []
+    declared = [cell.reported for cell in sheet.cells]
+    found: list[dict[str, str]] = []
+    for measured in checked(sheet).measures:
+        own = [cell for cell in shown if cell.measure == measured.measure]
+        wanted = {False: measured.reported, True: measured.average.reported if measured.average else None}
+        for averaged, metric in wanted.items():
+            names = [cell.names for cell in own if (cell.row == AVERAGE) == averaged]
+            lacking = published.absent(metric, names if averaged else declared, names)
+            found += [{"metric": str(metric), **rest} for rest in lacking]
+    return found
 
 
 # ---------------------------------------------------------------- output
@@ -269,28 +358,127 @@ def heading(sheet: Sheet) -> str:
     return f"{sheet.title}. {sheet.scale_note}"
 
 
-def to_frame(shown: list[Shown]) -> pd.DataFrame:
-    """All cells in long form: what the CSV file holds."""
-    return pd.DataFrame(
-        {
-            "row": cell.row,
-            "column": cell.column,
-            "panel": cell.panel,
-            "measure": cell.measure,
-            "label": cell.label,
-            "mean": cell.value.mean if cell.value else None,
-            "std": cell.value.std if cell.value else None,
-            "n": cell.value.n if cell.value else 0,
-            "diverged": cell.diverged,
-            "gain": cell.gain.mean if cell.gain else None,
-            "gain_std": cell.gain.std if cell.gain else None,
-            "published": cell.published,
-            "published_gain": cell.published_gain,
-            "published_notes": "; ".join(cell.published_notes),
-            "runs": " ".join(cell.runs),
-        }
-        for cell in shown
-    )
+def to_frame(shown: Iterable[Shown], missing: Iterable[Names] = ()) -> pd.DataFrame:
+    """All cells in long form, what the CSV file holds; then the published values that have no cell."""
+    lines = [_line(cell) for cell in shown]
+    lines += [{"names": _text(names), "n": 0, "verdict": "not run"} for names in missing]
+    return pd.DataFrame(lines)
+
+
+def _line(cell: Shown) -> dict[str, Any]:
+    against = cell.compared
+    low, high = (cell.value.interval if cell.value else None) or (None, None)
+    gain_low, gain_high = cell.gain_test.interval or (None, None)
+    difference_low, difference_high = (against.interval if against else None) or (None, None)
+    return {
+        "row": cell.row,
+        "column": cell.column,
+        "panel": cell.panel,
+        "measure": cell.measure,
+        "label": cell.label,
+        "names": _text(cell.names),
+        "mean": cell.value.mean if cell.value else None,
+        "std": cell.value.std if cell.value else None,
+        "n": cell.value.n if cell.value else 0,
+        "low": low,
+        "high": high,
+        "values": " ".join(f"{value:.10g}" for value in cell.values),
+        "diverged": cell.diverged,
+        "missing": cell.missing,
+        "gain": cell.gain.mean if cell.gain else None,
+        "gain_std": cell.gain.std if cell.gain else None,
+        "gain_n": cell.gain.n if cell.gain else 0,
+        "gain_low": gain_low,
+        "gain_high": gain_high,
+        "gain_p": cell.gain_test.p,
+        "gain_p_holm": cell.gain_p_holm,
+        "published": cell.published,
+        "published_std": cell.published_std,
+        "published_gain": cell.published_gain,
+        "published_seeds": cell.facing.seeds if cell.facing else None,
+        "published_notes": "; ".join(cell.published_notes),
+        "anomalies": "; ".join(cell.anomalies),
+        "difference": against.difference if against else None,
+        "difference_low": difference_low,
+        "difference_high": difference_high,
+        "test": against.test if against else "",
+        "p": against.p if against else None,
+        "p_holm": against.p_holm if against else None,
+        "margin": against.margin if against else None,
+        "verdict": against.verdict if against else "",
+        "runs": " ".join(cell.runs),
+    }
+
+
+def _text(names: Names) -> str:
+    return "; ".join(f"{key}={name}" for key, name in names.items())
+
+
+@dataclass(frozen=True)
+class Below:
+    """What stands below a table.
+
+    Attributes:
+        marks: of the reasons to doubt published values, by reason.
+        over_seeds: what sums up the seeds; empty if there is one only.
+        comparison: how values were compared, and the margins; empty at a reduced scale.
+        absent: how many published values have no cell, if any.
+        assumptions: on what the paper's text leaves open.
+    """
+
+    marks: dict[str, str]
+    over_seeds: str
+    comparison: str
+    absent: str
+    assumptions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sheet: Sheet, shown: Iterable[Shown], missing: Sequence[Names]) -> Below:
+        """Collect it."""
+        shown = list(shown)
+        reasons = dict.fromkeys(reason for cell in shown for reason in cell.anomalies)
+        margins = dict.fromkeys(f"{cell.label}: {cell.margin}" for cell in shown if cell.compared)
+        return cls(
+            marks={reason: str(number) for number, reason in enumerate(reasons, start=1)},
+            over_seeds=over_seeds(sheet),
+            comparison=COMPARISON.format(margins="; ".join(margins)) if margins else "",
+            absent=f"Published values without a run here: {len(missing)}." if missing else "",
+            assumptions=sheet.assumptions,
+        )
+
+    @property
+    def texts(self) -> list[str]:
+        """The notes, one text each, without the assumptions."""
+        doubts = [f"[{mark}] Doubtful as published: {reason}." for reason, mark in self.marks.items()]
+        return [*doubts, *filter(None, (self.comparison, self.absent))]
+
+
+ASSUMED = "Assumed where the paper's text leaves it open:"
+
+COMPARISON = (
+    "Differences are ours minus published, with the 95 % interval (Student; Welch where the paper prints a "
+    "deviation and its number of seeds). Match: within the margin ({margins}), and an average gain with the "
+    "published sign. Within noise: no match, but not significantly different (5 %, Holm over the table); "
+    "with few seeds this says little, as only large differences are significant. Differs: no match, and "
+    "significantly different, or with one seed, untested. Trend only: differs, but the sign of the gain, or "
+    "without gains the rank, is the published one."
+)
+
+
+def over_seeds(sheet: Sheet) -> str:
+    """One sentence on what stands in a table for the values of several seeds; empty if there is one seed."""
+    seeds = len({cell.seed for cell in sheet.cells})
+    if seeds < 2:
+        return ""
+    summaries: dict[str, str] = {}
+    for measured in checked(sheet).measures:
+        what = measure(measured.measure)
+        mean = "mean with its 95 % interval" if measured.interval else "mean ± standard deviation"
+        summary = {"mean": mean, "median": "median", "max": "maximum"}[what.over_seeds]
+        summaries[measured.label or what.label] = summary
+    if len(set(summaries.values())) == 1:
+        return f"{summary.capitalize()} over {seeds} seeds."
+    return f"Over {seeds} seeds: {'; '.join(f'{label} ({what})' for label, what in summaries.items())}."
 
 
 @dataclass(frozen=True)
@@ -298,21 +486,24 @@ class Grid:
     """A table as people read it: column headings of one to three levels, and texts by row."""
 
     corner: str
+    places: list[tuple[str, str, str, str]]
+    """Of each column, the measure's label, panel, column and quantity."""
     columns: list[tuple[str, ...]]
     rows: dict[str, list[str]]
 
     @classmethod
-    def of(cls, sheet: Sheet, shown: list[Shown]) -> Grid:
+    def of(cls, sheet: Sheet, shown: Sequence[Shown], marks: Mapping[str, str]) -> Grid:
         """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ."""
-        columns: dict[tuple[str, ...], dict[str, str]] = {}
+        columns: dict[tuple[str, str, str, str], dict[str, str]] = {}
         for cell in shown:
-            for quantity, text in cell.quantities(sheet.reduced).items():
-                place = (cell.measure, cell.panel, cell.column, quantity)
+            for quantity, text in cell.quantities(sheet.reduced, marks).items():
+                place = (cell.label, cell.panel, cell.column, quantity)
                 columns.setdefault(place, {})[cell.row] = text
         columns = {place: texts for place, texts in columns.items() if any(texts.values())}
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
         return cls(
-            corner=_table(sheet).rows,
+            corner=checked(sheet).rows,
+            places=list(columns),
             columns=[tuple(place[level] for level in levels) for place in columns],
             rows={
                 row: [texts.get(row, "") for texts in columns.values()]
@@ -320,26 +511,19 @@ class Grid:
             },
         )
 
-    @property
-    def heading_rows(self) -> list[list[tuple[str, int]]]:
-        """Per level, the headings with the number of columns that each spans."""
-        return [
-            [(label, len(list(group))) for label, group in itertools.groupby(level)]
-            for level in zip(*self.columns, strict=True)
-        ]
 
-
-def to_markdown(sheet: Sheet, grid: Grid) -> str:
-    """Render as a Markdown table with heading and caption."""
+def to_markdown(sheet: Sheet, grid: Grid, below: Below) -> str:
+    """Render as a Markdown table with heading, caption and notes."""
     lines = [[grid.corner, *(" · ".join(filter(None, column)) for column in grid.columns)]]
     lines += [["---"] + ["---:"] * len(grid.columns)]
     lines += [[row, *texts] for row, texts in grid.rows.items()]
     table = "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-    return f"**{heading(sheet)}**\n\n{table}\n\n{sheet.caption}\n"
+    assumed = [ASSUMED, "\n".join(f"- {text}" for text in below.assumptions)] if below.assumptions else []
+    return "\n\n".join([f"**{heading(sheet)}**", table, sheet.caption, *below.texts, *assumed]) + "\n"
 
 
-def to_latex(sheet: Sheet, grid: Grid) -> str:
-    """Render as a LaTeX table (package booktabs)."""
+def to_latex(sheet: Sheet, grid: Grid, below: Below) -> str:
+    """Render as a LaTeX table (package booktabs) with its notes below."""
     frame = pd.DataFrame.from_dict(grid.rows, orient="index")
     # With one level only, pandas would show the tuples themselves.
     one_level = all(len(column) == 1 for column in grid.columns)
@@ -357,6 +541,10 @@ def to_latex(sheet: Sheet, grid: Grid) -> str:
         multicol_align="c",
         position_float="centering",
     )
+    end = r"\end{table}"
+    assumed = [" ".join((ASSUMED, *below.assumptions))] if below.assumptions else []
+    notes = (f"\\par\\footnotesize {_latex_text(text)}\n" for text in (*below.texts, *assumed))
+    latex = latex.replace(end, "".join(notes) + end)
     for text, command in LATEX_COMMANDS.items():
         latex = latex.replace(text, command)
     return latex
@@ -385,34 +573,34 @@ def _latex_text(text: str) -> str:
     return text.translate(LATEX_SPECIAL)
 
 
-def to_html(sheet: Sheet, grid: Grid, shown: list[Shown]) -> str:
-    """Render as a page of its own, without anything loaded from elsewhere."""
-    runs = {" / ".join(filter(None, (cell.panel, cell.row, cell.column))): cell.runs for cell in shown}
-    notes = list(dict.fromkeys(note for cell in shown for note in cell.published_notes))
-    seeds = len({cell.seed for cell in sheet.cells})
-    return TEMPLATES.get_template("table.html").render(
-        sheet=sheet, grid=grid, runs=runs, notes=notes, seeds=seeds
-    )
-
-
 def write(
-    sheet: Sheet, runs: Callable[[str], Record], published: Path | None, outputs: Mapping[str, Path]
+    sheet: Sheet,
+    runs: Runs,
+    published: Path | None,
+    outputs: Mapping[str, Path],
+    anomalies: Path | None = None,
 ) -> None:
     """Make a table and write it in the forms asked for.
 
     Args:
         sheet: the table and its runs.
-        runs: returns the record of a run id.
+        runs: returns the record of a run id, complete or not.
         published: file of published values, or None.
-        outputs: file by form: ``csv`` (long form), ``md``, ``tex``, ``html``.
+        outputs: file by form: ``csv`` (long form), ``md``, ``tex``, ``html``, and ``published`` (an HTML page
+            of the published values alone).
+        anomalies: file of reasons to doubt published values, or None.
     """
-    shown = cells(sheet, runs, published)
-    grid = Grid.of(sheet, shown)
+    printed = Published.read(published, anomalies)
+    shown = cells(sheet, runs, printed)
+    missing = absent(sheet, printed, shown)
+    below = Below.of(sheet, shown, missing)
+    grid = Grid.of(sheet, shown, below.marks)
     render: dict[str, Callable[[], str]] = {
-        "csv": lambda: to_frame(shown).to_csv(index=False),
-        "md": lambda: to_markdown(sheet, grid),
-        "tex": lambda: to_latex(sheet, grid),
-        "html": lambda: to_html(sheet, grid, shown),
+        "csv": lambda: to_frame(shown, missing).to_csv(index=False),
+        "md": lambda: to_markdown(sheet, grid, below),
+        "tex": lambda: to_latex(sheet, grid, below),
+        "html": lambda: table_page(sheet, grid, shown, below, runs, outputs["html"].parent),
+        "published": lambda: published_page(sheet, grid, shown, below),
     }
     for form, path in outputs.items():
         write_text(path, render[form]())

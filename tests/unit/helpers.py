@@ -1,5 +1,6 @@
 """A small training run on the handwritten digits, and small data sets of one's own."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,46 @@ from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.local import LoopExecutor, Trained
 from fltrain.engine.rounds import Simulation
 from fltrain.records import Record, Results
+from fltrain.reporting.layout import Sheet
 from fltrain.spec import RunSpec
 from fltrain.train import train
 
 CPU = torch.device("cpu")
+
+
+class Cells:
+    """Cells of a sheet, to be filled by hand-made records: seeds are counted per place."""
+
+    def __init__(self, root: Path) -> None:
+        self.results = Results(root)
+        self.cells: list[dict[str, Any]] = []
+
+    def place(self, labels: dict[str, str], run: str, **rest: Any) -> None:
+        """Add a cell with this run, and with the next seed of its place."""
+        seed = sum(cell["labels"] == labels for cell in self.cells)
+        cell = {"reported": {}, "partition": "of-no-matter", **rest}
+        self.cells.append({"labels": labels, "seed": seed, "run": run, **cell})
+
+    def sheet(self, **changes: Any) -> Sheet:
+        """The sheet of all cells so far; its axes are those of their labels."""
+        axes: dict[str, dict[str, None]] = {}
+        for axis, label in itertools.chain.from_iterable(cell["labels"].items() for cell in self.cells):
+            axes.setdefault(axis, {})[label] = None
+        data = {
+            "id": "toy/table",
+            "paper": "A toy paper",
+            "title": "A toy",
+            "caption": "What is shown.",
+            "scale": "on toy data",
+            "reduced": True,
+            "axes": {axis: list(labels) for axis, labels in axes.items()},
+            "table": None,
+            "figure": None,
+            "reported": None,
+            "cells": self.cells,
+        }
+        return Sheet.parse({**data, **changes}, "sheet")
+
 
 TINY: dict[str, Any] = {
     "dataset": "digits",

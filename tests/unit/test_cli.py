@@ -18,7 +18,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fltrain import __version__
+from fltrain import __version__, calibration
 from fltrain.cli import SCHEMAS, app, main
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.download import OFFLINE
@@ -446,7 +446,7 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
         lines = map(cells_of, invoke("status", "toy_table", "--scale", "one").stdout.splitlines())
         return {line[0]: line[1:] for line in lines if line and line[0] in runs.values()}
 
-    assert planned() == ["toy/table", "Two methods", "2", "2", "0"]
+    assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""]
     assert not (tmp_path / "results").exists(), "looking writes nothing"
     rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
     assert [(row["item"], row["cell"], row["run"]) for row in rows] == [
@@ -459,7 +459,7 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     started = Results(tmp_path / "results").run(runs["fedprox"])
     started.mkdir()
     (started / "train.log").touch()
-    assert planned()[-1] == "1"
+    assert planned()[4] == "1"
     accuracy = f"{100 * record.summary['accuracy']['final']:.2f}"
     seconds = f"{record.costs['seconds']['total']:.1f}"
     assert states() == {
@@ -467,6 +467,56 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
         runs["fedprox"]: ["0", "toy/table", "started", "", ""],
     }
     assert invoke("status", "--scale", "one").stdout.splitlines()[-1] == "1 completed, 1 started"
+
+
+def test_plan_calibrates_estimates_and_compares_with_what_was_trained(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "PATIENCE", 0.0)
+    monkeypatch.setattr(calibration, "_start_up", lambda: 3600.0)
+    asked = ("plan", "toy", "--scale", "one")
+    assert "hours: measure a few steps on this machine first: fltrain plan --scale one --calibrate" in (
+        invoke(*asked).stdout.splitlines()
+    )
+    written = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert written == [tmp_path / "results" / "one" / "plan.csv"], "the run table, nothing else"
+    assert len(list(csv.DictReader(written[0].read_text().splitlines()))) == 2
+    said = invoke(*asked, "--calibrate", "--device", "cpu", "--out", "runs.csv").stdout
+    assert "1 of 5: " in said and "5 of 5: " in said
+    (line,) = (cells_of(line) for line in said.splitlines() if "toy/table" in line)
+    assert line[5:7] == ["2.00", "2.00"], "of two runs; only their start takes long"
+    rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
+    assert [3600 <= int(row["estimated_seconds"]) < 3660 for row in rows] == [True, True]
+
+    invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
+    after = invoke(*asked).stdout
+    (line,) = (cells_of(line) for line in after.splitlines() if "toy/table" in line)
+    assert line[5:7] == ["2.00", "1.00"]
+    assert re.search(r"^1 finished run: actual / estimated median [\d.]+ \([\d.]+ to [\d.]+\)$", after, re.M)
+    within = invoke(*asked, "--hours", "1.1").stdout
+    assert "toy/table" in within
+    other = invoke(*asked, "--methods", "fedprox", "--hours", "1.1").stdout
+    (line,) = (cells_of(line) for line in other.splitlines() if "toy/table" in line)
+    assert line[2:5] == ["1", "1", "0"]
+
+
+@pytest.mark.parametrize("command", ["plan", "status", "track"])
+def test_commands_take_restrictions(config: Path, command: str) -> None:
+    run = RunSpec.parse({**MINUTE, "method": "fedprox"}, "").run_id
+    for method in ("fedavg", "fedprox"):
+        invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump({**MINUTE, "method": method}))
+    restricted = ("toy", "--methods", "fedprox", "--datasets", "digits", "--seeds", "1", "--scale", "one")
+    said = invoke(command, *restricted).stdout
+    told = {
+        "plan": "all, shared runs once",
+        "status": run,
+        "track": "sqlite:///results/mlflow.db: 1 created",
+    }[command]
+    (line,) = (line for line in said.splitlines() if told in line)
+    if command == "plan":
+        assert cells_of(line)[2:5] == ["1", "1", "1"]
+    if command == "status":
+        assert said.splitlines()[-1] == "1 completed"
 
 
 def test_status_shows_whole_run_ids_on_a_narrow_terminal(
@@ -483,8 +533,13 @@ def test_status_shows_whole_run_ids_on_a_narrow_terminal(
         (["--scale", "two"], ["unknown scale 'two'", "one"]),
         (["toy/tabel", "--scale", "one"], ["'toy/tabel'", "'toy/table'"]),
         (["--config", "nowhere"], ["demo", "nowhere"]),
+        (["--methods", "fedavgg", "--scale", "one"], ["unknown method 'fedavgg'", "'fedavg'"]),
+        (["--seeds", "0", "--scale", "one"], ["seeds", "1", "0"]),
+        (["--hours", "3", "--scale", "one"], ["hours", "fltrain plan --scale one --calibrate"]),
+        (["--hours", "nan", "--scale", "one"], ["hours: input should be a finite number"]),
+        (["--hours", "inf", "--scale", "one"], ["hours: input should be a finite number"]),
     ],
-    ids=["scale", "item", "folder"],
+    ids=["scale", "item", "folder", "method", "seeds", "hours", "no number", "infinite"],
 )
 def test_mistakes_in_what_is_asked_for(
     config: Path,
@@ -496,6 +551,27 @@ def test_mistakes_in_what_is_asked_for(
 ) -> None:
     message = fail(command, *arguments, capsys=capsys, monkeypatch=monkeypatch)
     assert [word for word in told if word not in message] == [], message
+
+
+def test_hardware_that_was_not_measured(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("plan", "--scale", "one", "--hardware", "nope")
+    message = fail(*asked, capsys=capsys, monkeypatch=monkeypatch)
+    assert "nothing was measured on 'nope'" in message and "--calibrate" in message
+
+
+def test_track_keeps_the_items_of_runs_under_a_restriction(config: Path) -> None:
+    """The table's run is the other's, too; asking for one of them takes nothing from the other."""
+    paper = yaml.safe_load((config / "papers" / "toy.yaml").read_text())
+    paper["items"]["other"] = paper["items"]["table"]
+    (config / "papers" / "toy.yaml").write_text(yaml.safe_dump(paper))
+    scale = config / "scales" / "one.yaml"
+    scale.write_text(yaml.safe_dump({**yaml.safe_load(scale.read_text()), "items": ["toy"]}))
+    invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
+    track = ("track", "--scale", "one", "--uri", "sqlite:///shared.db")
+    assert "1 created" in invoke(*track).stdout
+    assert invoke(*track, "toy/other").stdout.endswith("0 replaced, 1 unchanged\n")
 
 
 def test_track_exports_what_is_trained_once(config: Path) -> None:

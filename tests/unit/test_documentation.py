@@ -1,5 +1,7 @@
 """The documentation says what is in the code: pages, settings, generated parts, links."""
 
+import csv
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -7,12 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from sklearn.datasets import load_digits
 
+from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import prepare
+from fltrain.declarations import Axis
+from fltrain.errors import FltrainError
+from fltrain.experiments import plan
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.spec import RunSpec
 
+from .conftest import Register
 from .helpers import federation, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -69,17 +77,21 @@ def test_examples_on_the_page_are_valid_runs(method: type[Method]) -> None:
         assert name in spec.composition.name.split("+")
 
 
+def examples(guide: str, language: str) -> list[str]:
+    """The blocks of a guide in a language, in order."""
+    text = (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
 def test_the_example_of_a_method_works(tmp_path: Path) -> None:
     """The file of the guide is a method that trains, and is federated averaging when it is neutral."""
-    text = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
-    code, run = (
-        re.search(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
-        for kind in ("python", "yaml")
-    )
+    (code,) = examples("add-a-method", "python")
+    run, line = map(yaml.safe_load, examples("add-a-method", "yaml"))
     namespace: dict[str, object] = {}
     exec(code, namespace)
     example = namespace["FedCalm"]
-    assert yaml.safe_load(run)["method"]["name"] == example.model_fields["name"].default
+    name = example.model_fields["name"].default
+    assert run["method"]["name"] == name and name in line["method"].values()
     data = prepare(tiny().dataset, tmp_path / "digits.safetensors", tmp_path)
     weights = []
     for method in (example(), example(**example.neutral), METHODS["fedavg"]()):
@@ -90,9 +102,76 @@ def test_the_example_of_a_method_works(tmp_path: Path) -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_the_index_is_up_to_date() -> None:
+def test_the_example_of_a_data_set_works(
+    tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the guide writes is read back, as its short and its full entry say, and can be trained on."""
+    monkeypatch.chdir(tmp_path)
+    exec(examples("add-a-dataset", "python")[0], {})
+    short, folders, run, axis, full, remote, _ = map(yaml.safe_load, examples("add-a-dataset", "yaml"))
+    digits = load_digits()
+    for entry in (short, full):
+        register(entry)
+        data = prepare(Dataset(name="parity"), tmp_path / "prepared", tmp_path)
+        assert data.train_labels.tolist() == (digits.target[:1400] % 2).tolist()
+        assert data.mean == pytest.approx([digits.images[:1400].mean() / 16], abs=1e-3)
+    assert RunSpec.parse(run, "run").dataset.name == "parity"
+    points = Axis.parse(Axis.spelled_out("dataset", axis["axes"]["dataset"]), "axis").points.values()
+    assert [RunSpec.parse({**run, **point.set}, "run").dataset.side for point in points] == [8, 16]
+    register({**folders, **remote})
+    assert Dataset(name="photos").side == 32
+
+
+def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what the guide says, refuses what does not fit in one line, and is what the entry names."""
+    (tmp_path / "example_reader.py").write_text(examples("add-a-dataset", "python")[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = importlib.import_module("example_reader").Lines
+    (entry,) = yaml.safe_load(examples("add-a-dataset", "yaml")[-1]).values()
+    assert lines.model_fields["name"].default == entry["reader"]
+    (tmp_path / "train.csv").write_text("1,0,10,20,30\n0,255,0,0,0\n")
+    (tmp_path / "test.csv").write_text("0,1,2,3,4\n")
+    read = lines().read(tmp_path)
+    assert read.train_images.tolist() == [[[[0, 10], [20, 30]]], [[[255, 0], [0, 0]]]]
+    assert (read.train_labels.tolist(), read.test_labels.tolist()) == ([1, 0], [0])
+    for damaged in ("0,1,2,3,256\n", "0,1,2,3\n", "0,1,2,3,x\n"):
+        (tmp_path / "test.csv").write_text(damaged)
+        with pytest.raises(FltrainError, match=r"test\.csv: not readable as lines of a label"):
+            lines().read(tmp_path)
+
+
+def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
+    """Its grid, exception, shared runs, published values, claim and assumption are what the guide says."""
+    paper, scale, quick, register = examples("add-an-experiment", "yaml")
+    files = {"papers/skew": paper, "scales/skew": scale, "scales/skew_quick": quick, "register": register}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    table, figure = plan(tmp_path, "skew").items
+    assert (len(table.run_ids), len(figure.run_ids)) == (16, 4)
+    assert set(figure.run_ids) < set(table.run_ids)
+    weights = {
+        entry.labels["skew"]: entry.spec.method.mu
+        for entry in table.entries
+        if entry.labels["method"] == "fedprox"
+    }
+    assert weights == {"strong": 0.1, "weak": METHODS["fedprox"]().mu}
+    assert len(plan(tmp_path, "skew_quick").runs) == 4
+    assert table.assumptions[0].startswith("O-1: ")
+    values, claims = (
+        list(csv.DictReader(text.splitlines())) for text in examples("add-an-experiment", "csv")
+    )
+    for row in values:
+        assert [entry.seed for entry in table.entries if entry.reported.items() <= row.items()] == [0, 1]
+    (claim,) = table.paper.claims
+    assert [(claim.where, claim.claim)] == [(row["where"], row["claim"]) for row in claims]
+
+
+@pytest.mark.parametrize("name", ["methods/README.md", "items.md"])
+def test_pages_made_from_code_and_configuration_are_up_to_date(name: str) -> None:
+    """Beside the matrix of methods, see below."""
     generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-    assert (PAGES / "README.md").read_text(encoding="utf-8") == generate["index"]()
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == generate["WRITTEN"][name]()
 
 
 def test_the_matrix_has_a_row_for_every_base_and_a_column_for_every_plug_in() -> None:

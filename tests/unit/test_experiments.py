@@ -16,8 +16,11 @@ from typer.testing import CliRunner
 
 from fltrain.cli import SCHEMAS, app
 from fltrain.component import Settings
+from fltrain.declarations import Axis, Paper, Scale, merge, read_yaml
 from fltrain.errors import FltrainError
-from fltrain.experiments import Axis, Paper, Plan, Scale, merge, plan, read_yaml, table_rows
+from fltrain.experiments import Plan, plan, table_rows
+from fltrain.reporting.layout import Sheet
+from fltrain.selection import Request, Selection
 from fltrain.spec import RunSpec
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -80,6 +83,9 @@ SCALE: Yaml = {
 }
 
 
+PLUGIN_AXIS = PAPER["items"]["figure"]["axes"]["plugin"]
+
+
 class Config:
     """A folder with one paper and one scale, each changed by what is handed in."""
 
@@ -93,7 +99,7 @@ class Config:
             data = copy.deepcopy(original)
             if edit:
                 edit(data)
-            (self.folder / f"{path}.yaml").write_text(yaml.safe_dump(data))
+            (self.folder / f"{path}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
         return plan(self.folder, name)
 
     def error(self, paper: Edit | None = None, scale: Edit | None = None, name: str = "tiny") -> str:
@@ -245,6 +251,17 @@ def test_exceptions_patch_the_cells_that_they_name(config: Config) -> None:
     assert "items.table" in message and "'fedavgg'" in message
 
 
+def test_a_scale_adds_exceptions_of_its_own(config: Config) -> None:
+    special = {"when": {"method": "scaffold", "plugin": "FLFA"}, "set": {"training": {"lr": 0.125}}}
+    table, other = config.plan(scale=put([special], "exceptions")).items
+    rates = {tuple(entry.labels.values()): entry.spec.training.lr for entry in table.entries}
+    assert [cell for cell, rate in rates.items() if rate == 0.125] == [("scaffold", "FLFA")]
+    assert 0.125 not in {entry.spec.training.lr for entry in other.entries}
+    wrong = {**special, "when": {"method": "scafold"}}
+    message = config.error(scale=put([wrong], "exceptions"))
+    assert "scale 'tiny'" in message and "'scafold'" in message and "'method'" in message
+
+
 def test_yaml_numbers_without_a_point_are_numbers(config: Config) -> None:
     config.plan()
     paper = config.folder / "papers" / "toy.yaml"
@@ -252,6 +269,70 @@ def test_yaml_numbers_without_a_point_are_numbers(config: Config) -> None:
     paper.write_text(written)
     assert yaml.safe_load(written)["settings"]["training"] == {"lr": "1e-5"}, "the trap: YAML reads a text"
     assert {spec.training.lr for spec in plan(config.folder, "tiny").runs.values()} == {1e-5}
+
+
+def test_an_exception_may_name_several_labels_of_an_axis(config: Config) -> None:
+    special = {
+        "when": {"method": ["fedavg", "scaffold"], "plugin": "FLFA"},
+        "set": {"training": {"lr": 0.125}},
+    }
+    table, _ = config.plan(put([special], *TABLE, "exceptions")).items
+    rates = {tuple(entry.labels.values()): entry.spec.training.lr for entry in table.entries}
+    assert [cell for cell, rate in rates.items() if rate == 0.125] == [
+        ("fedavg", "FLFA"),
+        ("scaffold", "FLFA"),
+    ]
+    special["when"] = {"method": ["fedavg", "scafold"]}
+    message = config.error(put([special], *TABLE, "exceptions"))
+    assert "items.table" in message and "'scafold'" in message
+
+
+def test_a_scale_can_name_a_paper_whole(config: Config) -> None:
+    """All items in the paper's order; an item named by itself has its own reduction, wherever it stands."""
+    whole = config.plan(scale=put(["toy"], "items"))
+    assert [item.id for item in whole.items] == ["toy/table", "toy/figure"]
+    assert whole.runs.keys() == config.plan().runs.keys()
+    some = config.plan(
+        scale=put([{"toy": {"seeds": 1}}, {"toy/figure": {"settings": {"rounds": 3}}}], "items")
+    )
+    assert [(item.id, len({entry.seed for entry in item.entries})) for item in some.items] == [
+        ("toy/table", 1),
+        ("toy/figure", 2),
+    ]
+    assert {entry.spec.rounds for entry in some.items[1].entries} == {3}
+    assert "'toy'" in config.error(scale=put(["toy", "toy"], "items"))
+
+
+def register(folder: Path, **entries: Yaml) -> None:
+    (folder / "register.yaml").write_text(yaml.safe_dump({"entries": entries}))
+
+
+def test_assumptions_are_the_papers_and_the_items(config: Config) -> None:
+    register(
+        config.folder,
+        **{
+            "T-1": {"question": "Rounds", "assumed": "100", "alternatives": "50"},
+            "T-2": {"question": "Rate", "assumed": "0.01"},
+        },
+    )
+
+    def edit(data: Yaml) -> None:
+        put(["T-1"], "assumptions")(data)
+        put(["T-2", "T-1"], *TABLE, "assumptions")(data)
+
+    first, second = "T-1: Rounds: 100 (alternatives: 50).", "T-2: Rate: 0.01."
+    table, figure = config.plan(edit).items
+    assert (table.sheet.assumptions, figure.sheet.assumptions) == ((first, second), (first,))
+
+
+@pytest.mark.parametrize("keys", [("assumptions",), ("items", "table", "assumptions")], ids=["paper", "item"])
+def test_assumptions_that_the_register_does_not_have(config: Config, keys: tuple[str, ...]) -> None:
+    register(config.folder, **{"T-1": {"question": "Rounds", "assumed": "100"}})
+    message = config.error(put(["T-11"], *keys))
+    assert message.startswith("toy/table: assumptions: no entry 'T-11'") and "'T-1'" in message
+    (config.folder / "register.yaml").write_text("entries: {T-1: {question: Rounds}}")
+    message = config.error()
+    assert "register.yaml" in message and "assumed" in message
 
 
 # ---------------------------------------------------------------- axes
@@ -357,7 +438,7 @@ def test_nothing_is_trained_for_an_item_that_shows_partitions(config: Config) ->
     assert list(planned.runs) == table.run_ids
     assert set(planned.memberships) == set(table.run_ids)
     assert {item for items in planned.memberships.values() for item in items} == {"toy/table"}
-    alone = planned.restricted(["toy_bubbles"])
+    alone = planned.restricted(Selection(items=("toy_bubbles",)))
     assert (alone.runs, alone.memberships, len(alone.specs)) == ({}, {}, 2)
 
 
@@ -371,26 +452,244 @@ def test_partitions_are_those_of_the_cells_and_shared_between_items(config: Conf
     assert table.partition_ids[:1] == by_label["many"], "the default; runs share one partition per seed"
 
 
+# ---------------------------------------------------------------- restrictions
+def select(**wanted: Any) -> Selection:
+    return Selection.parse(wanted, "test")
+
+
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        ([], ["toy/table", "toy/figure"]),
-        (["toy"], ["toy/table", "toy/figure"]),
-        (["toy/figure"], ["toy/figure"]),
-        (["toy_figure"], ["toy/figure"]),
-        (["toy_figure", "toy/table"], ["toy/table", "toy/figure"]),
+        ({}, ["toy/table", "toy/figure"]),
+        ({"items": "toy"}, ["toy/table", "toy/figure"]),
+        ({"items": "toy/figure"}, ["toy/figure"]),
+        ({"items": "toy_figure"}, ["toy/figure"]),
+        ({"items": "toy_figure, toy/table"}, ["toy/table", "toy/figure"]),
+        ({"papers": ["toy"]}, ["toy/table", "toy/figure"]),
+        ({"papers": "toy", "items": "toy/table"}, ["toy/table"]),
+        ({"items": None, "papers": ""}, ["toy/table", "toy/figure"]),
+        ({"methods": "scaffold"}, ["toy/table"]),
     ],
-    ids=["nothing", "paper", "item", "target", "order of the scale"],
+    ids=[
+        "nothing",
+        "paper",
+        "item",
+        "target",
+        "order of the scale",
+        "list",
+        "both",
+        "empty",
+        "without cells",
+    ],
 )
-def test_restricted(config: Config, wanted: list[str], expected: list[str]) -> None:
-    restricted = config.plan().restricted(wanted)
+def test_restricted(config: Config, wanted: Yaml, expected: list[str]) -> None:
+    restricted = config.plan().restricted(select(**wanted))
     assert [item.id for item in restricted.items] == expected
     assert set(restricted.memberships) == set(restricted.runs)
 
 
-def test_restricted_to_the_unknown(config: Config) -> None:
-    with pytest.raises(FltrainError, match=r"unknown item 'toy/figur'; did you mean 'toy/figure'\?"):
-        config.plan().restricted(["toy/table", "toy/figur"])
+def cells(planned: Plan) -> list[tuple[str, ...]]:
+    """Labels and seed of all cells of the first item."""
+    return [(*entry.labels.values(), str(entry.seed)) for entry in planned.items[0].entries]
+
+
+def test_cells_fit_by_method_plugin_and_seed(config: Config) -> None:
+    whole = config.plan()
+    base = whole.restricted(select(methods=["fedprox"], seeds=1))
+    assert cells(base) == [("fedprox", "BP", "0"), ("fedprox", "FLFA", "0")]
+    grid = [(method, plugin) for method in ("fedavg", "fedprox", "scaffold") for plugin in ("BP", "FLFA")]
+    both = whole.restricted(select(methods="fedprox,scaffold"))
+    assert cells(both) == [(*labels, seed) for labels in grid[2:] for seed in "01"]
+    assert whole.restricted(select(seeds=2)) is whole, "no more than there are"
+
+
+# What the toy's table measures, the methods that are asked for, and the cells that then stay.
+REFERENCES: dict[str, tuple[Yaml, str, list[tuple[str, str]]]] = {
+    "gains of a plug-in": (
+        {"measure": "final_accuracy", "gain_over": {"plugin": "BP"}},
+        "flfa",
+        [(method, plugin) for method in ("fedavg", "fedprox", "scaffold") for plugin in ("BP", "FLFA")],
+    ),
+    "nothing is compared": (
+        {"measure": "final_accuracy"},
+        "flfa",
+        [("fedavg", "FLFA"), ("fedprox", "FLFA"), ("scaffold", "FLFA")],
+    ),
+    "multiples": (
+        {"measure": "round_seconds", "relative_to": {"method": "fedavg"}},
+        "scaffold",
+        [("fedavg", "BP"), ("fedavg", "FLFA"), ("scaffold", "BP"), ("scaffold", "FLFA")],
+    ),
+    "multiples of one cell": (
+        {"measure": "round_seconds", "relative_to": {"method": "fedavg", "plugin": "BP"}},
+        "scaffold",
+        [("fedavg", "BP"), ("scaffold", "BP"), ("scaffold", "FLFA")],
+    ),
+    "a target": (
+        {"measure": "rounds_to_target", "target_of": {"method": "fedprox", "plugin": "BP"}},
+        "fedavg",
+        [("fedavg", "BP"), ("fedavg", "FLFA"), ("fedprox", "BP")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFERENCES)
+def test_what_cells_are_compared_with_stays_with_them(config: Config, case: str) -> None:
+    measured, methods, expected = REFERENCES[case]
+    whole = config.plan(put([measured], "items", "table", "table", "measures"))
+    restricted = whole.restricted(select(methods=methods, items="toy/table", seeds=1))
+    assert cells(restricted) == [(*labels, "0") for labels in expected]
+    assert set(restricted.runs) == {entry.spec.run_id for entry in restricted.items[0].entries}
+
+
+def test_what_curves_are_compared_with_stays_with_them(config: Config) -> None:
+    figure = config.plan().restricted(select(methods="flfa", items="toy/figure")).items[0]
+    assert {entry.labels["plugin"] for entry in figure.entries} == {"BP", "FLFA"}
+    panel = put([{"curve": "updates.drift", "label": "Drift"}], "items", "figure", "figure", "panels")
+    figure = config.plan(panel).restricted(select(methods="flfa", items="toy/figure")).items[0]
+    assert {entry.labels["plugin"] for entry in figure.entries} == {"FLFA"}
+
+
+# What is wanted, and what a plan of the toy's table and figure then says that it was restricted to.
+RESTRICTIONS: list[tuple[Yaml, tuple[str, ...]]] = [
+    ({}, ()),
+    ({"papers": "toy", "items": "toy", "seeds": 2, "datasets": "digits"}, ()),
+    ({"items": "toy_table", "seeds": 1}, ("item toy_table", "1 seed")),
+    ({"methods": "fedprox,scaffold"}, ("methods fedprox, scaffold",)),
+    ({"hours": 7}, ("what fits into 7 hours",)),
+    ({"hours": 12}, ()),
+]
+
+
+@pytest.mark.parametrize(("wanted", "said"), RESTRICTIONS, ids=str)
+def test_a_plan_says_what_it_was_restricted_to(config: Config, wanted: Yaml, said: tuple[str, ...]) -> None:
+    whole = config.plan()
+    restricted = whole.restricted(select(**wanted), dict.fromkeys(whole.runs, 3600.0))
+    assert restricted.restrictions == said
+
+
+def test_cells_fit_by_data_set(config: Config) -> None:
+    datasets = put({"dataset": ["digits", "mnist"], "plugin": PLUGIN_AXIS}, "items", "figure", "axes")
+    curves = put("dataset", "items", "figure", "figure", "columns")
+
+    def edit(data: Yaml) -> None:
+        datasets(data)
+        curves(data)
+
+    whole = config.plan(edit)
+    restricted = whole.restricted(select(datasets="mnist"))
+    assert [item.id for item in restricted.items] == ["toy/figure"]
+    (figure,) = restricted.items
+    assert {entry.spec.dataset.name for entry in figure.entries} == {"mnist"}
+    assert figure.axes == {"dataset": ["mnist"], "plugin": ["BP", "FLFA"]}, "no empty panels"
+    assert figure.sheet.scale == "a trial, restricted to data set mnist"
+
+
+def test_sheets_say_what_they_were_restricted_to(config: Config) -> None:
+    table, figure = config.plan().restricted(select(methods="fedavg,fedprox", seeds=1)).items
+    assert table.sheet.scale == "a trial, restricted to methods fedavg, fedprox, 1 seed"
+    assert figure.sheet.scale == "a trial, restricted to 1 seed", "it has no other methods"
+
+
+def test_a_sheet_whose_baseline_fell_away_is_still_valid(config: Config) -> None:
+    """A method brings its baselines along; a budget, for example, may leave them out."""
+    whole = config.plan()
+    kept = {run: items for run, items in whole.memberships.items() if whole.runs[run].composition.methods[1:]}
+    for item in whole.within(kept, "a part").items:
+        assert {cell.labels["plugin"] for cell in item.sheet.cells} == {"FLFA"}
+        item.layout.check(item.id, item.sheet.axes)
+        assert Sheet.parse(item.sheet.model_dump(mode="json"), "sheet") == item.sheet
+
+
+UNKNOWN: dict[str, tuple[Yaml, str]] = {
+    "item": ({"items": ["toy/table", "toy/figur"]}, "unknown item 'toy/figur'; did you mean 'toy/figure'?"),
+    "each item once": ({"items": "x"}, "unknown item 'x' (scale 'tiny' has toy/figure, toy/table)"),
+    "target": ({"items": "toy_tabel"}, "unknown item 'toy_tabel'; did you mean 'toy_table'?"),
+    "paper": ({"papers": "toi"}, "unknown paper 'toi'; did you mean 'toy'?"),
+    "data set": ({"datasets": "digit"}, "unknown data set 'digit'; did you mean 'digits'?"),
+    "data set of others": ({"datasets": "mnist"}, "unknown data set 'mnist'"),
+    "method": ({"methods": "fedavg,fedprx"}, "unknown method 'fedprx'; did you mean 'fedprox'?"),
+    "nothing left": (
+        {"items": "toy/figure", "methods": "scaffold"},
+        "no run is left of it with items: toy/figure",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", UNKNOWN)
+def test_restricted_to_the_unknown(config: Config, mistake: str) -> None:
+    wanted, told = UNKNOWN[mistake]
+    with pytest.raises(FltrainError) as raised:
+        config.plan().restricted(select(**wanted))
+    assert told in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        *({"seeds": 0}, {"method": "fedavg"}, {"items": 3}),
+        *({"hours": hours} for hours in (0, float("nan"), float("inf"))),
+    ],
+    ids=str,
+)
+def test_a_selection_is_checked(wanted: Yaml) -> None:
+    with pytest.raises(FltrainError, match=f"^test: .*{next(iter(wanted))}"):
+        select(**wanted)
+
+
+@pytest.mark.parametrize(("written", "train"), [("false", False), ("True", True), (False, False)], ids=str)
+def test_a_request_is_read_as_snakemake_hands_it_over(written: Any, train: bool) -> None:
+    asked = Request.parse({"scale": "paper", "train": written, "seeds": 2, "methods": "a,b"}, "test")
+    assert asked.train is train
+    assert asked.selection == select(seeds=2, methods=["a", "b"])
+    with pytest.raises(FltrainError, match="'hours' is a budget for training"):
+        Request.parse({"train": "false", "hours": 1}, "test")
+
+
+# The table's 12 runs (6 per seed) hold the figure's 4 (2 per seed).
+BUDGETS: dict[str, tuple[list[str], float, list[str], dict[str, list[int]]]] = {
+    "everything": ([], 12, [], {"toy/table": [0, 1], "toy/figure": [0, 1]}),
+    "seed by seed": ([], 11, [], {"toy/table": [0], "toy/figure": [0, 1]}),
+    "one seed": ([], 7, [], {"toy/table": [0], "toy/figure": [0]}),
+    "what is smaller": ([], 5, [], {"toy/figure": [0, 1]}),
+    "order of the scale": (["toy/figure", "toy/table"], 6, [], {"toy/figure": [0], "toy/table": [0]}),
+    "trained runs cost nothing": ([], 5, ["fedprox"], {"toy/table": [0], "toy/figure": [0]}),
+}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_budget_is_spent_seed_by_seed_in_the_order_of_the_items(config: Config, budget: str) -> None:
+    order, hours, trained, expected = BUDGETS[budget]
+    whole = config.plan(scale=put(order, "items") if order else None)
+    seconds = {run: 0.0 if spec.method.name in trained else 3600.0 for run, spec in whole.runs.items()}
+    affordable = whole.restricted(select(hours=hours), seconds)
+    found = {item.id: sorted({entry.seed for entry in item.entries}) for item in affordable.items}
+    assert found == expected
+    assert sum(seconds[run] for run in affordable.runs) <= 3600 * hours
+    again = whole.within(affordable.memberships, "what fits")
+    assert [cells(Plan(whole.scale, [item])) for item in again.items] == [
+        cells(Plan(whole.scale, [item])) for item in affordable.items
+    ]
+
+
+def test_a_budget_is_on_the_sheet_and_needs_estimates(config: Config) -> None:
+    whole = config.plan()
+    table, _ = whole.restricted(select(hours=6), dict.fromkeys(whole.runs, 3600.0)).items
+    assert table.sheet.scale == "a trial, restricted to what fits into 6 hours"
+    with pytest.raises(FltrainError, match=r"hours: .* measured"):
+        whole.restricted(select(hours=6))
+
+
+def test_without_training_items_with_a_record_are_left(config: Config) -> None:
+    whole = config.plan(add_bubbles, put(["toy"], "items"))
+    table, figure, bubbles = whole.items
+    only_table = next(run for run in table.run_ids if run not in figure.run_ids)
+    left = whole.recorded({only_table}, lambda item: True)
+    assert left.items == [table, bubbles], "with all their cells"
+    assert left.restrictions == ("what records allow",)
+    assert whole.recorded({only_table}, lambda item: item.trains).items == [table]
+    with pytest.raises(FltrainError, match="none of its runs"):
+        whole.recorded((), lambda item: item.trains)
 
 
 # ---------------------------------------------------------------- mistakes
@@ -479,7 +778,7 @@ SCALE_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "key": ({}, ("setings",), ["tiny.yaml", "'setings'", "'settings'"]),
     "paper": (["tou/table"], ("items",), ["unknown paper 'tou'", "'toy'"]),
     "item": (["toy/tabel"], ("items",), ["unknown item 'toy/tabel'", "'table'", "toy/figure"]),
-    "paper without item": (["toy"], ("items",), ["unknown item 'toy'", "toy/table"]),
+    "item of a paper that is named whole": (["toy", "toy/tabel"], ("items",), ["unknown item 'toy/tabel'"]),
     "item twice": (["toy/table", "toy/table"], ("items",), ["tiny", "toy/table"]),
     "two items in one": ([{"toy/table": {}, "toy/figure": {}}], ("items",), ["tiny.yaml", "toy/table"]),
     "items as a mapping": ({"toy/table": {}}, ("items",), ["tiny.yaml", "items", "list"]),
@@ -548,7 +847,7 @@ def test_committed_scales_expand_to_runs(scale: str) -> None:
     assert len(planned.runs) > 0
     for item in planned.items:
         if item.item.reported is not None:
-            assert (CONFIG / "reported" / item.item.reported).is_file()
+            assert (CONFIG / "reported" / item.item.reported.file).is_file()
 
 
 def test_committed_schemas_are_those_of_the_models(tmp_path: Path) -> None:

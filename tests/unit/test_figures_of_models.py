@@ -50,7 +50,7 @@ def sheet(records: dict[str, Record], figure: dict[str, Any]) -> Sheet:
 
 def drawn(records: dict[str, Record], figure: dict[str, Any], folder: Path) -> pd.DataFrame:
     """The numbers of a figure, after it was written."""
-    outputs = [folder / name for name in ("figure.pdf", "figure.png", "figure.csv")]
+    outputs = [folder / name for name in ("figure.pdf", "figure.svg", "figure.png", "figure.csv")]
     figures.write(sheet(records, figure), results_of(records), outputs)
     assert all(path.stat().st_size > 0 for path in outputs)
     return pd.read_csv(outputs[-1])
@@ -74,6 +74,13 @@ def test_preferences_are_drawn_neuron_by_neuron(records: dict[str, Record], tmp_
     assert numbers["top_class"].between(-1, 9).all()
     plain = numbers[numbers["panel"] == "plain"]
     assert plain.groupby("layer").size().to_dict() == {"fc1.0": 3 * 120, "fc2.0": 3 * 84}
+
+
+@pytest.mark.parametrize("figure", ["preference", "variance"])
+def test_a_run_that_is_missing_is_left_out(records: dict[str, Record], tmp_path: Path, figure: str) -> None:
+    some = {**records, "plain": Record(results_of(records).run("never-trained"))}
+    numbers = drawn(some, {"kind": figure, "columns": "case", "images": 5}, tmp_path)
+    assert set(numbers["panel"]) == {"grouped"}
 
 
 def test_more_layers_than_there_are(records: dict[str, Record], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,14 +15,15 @@ from matplotlib.axes import Axes
 from fltrain.errors import FltrainError
 from fltrain.experiments import plan
 from fltrain.files import write_arrays
-from fltrain.records import Record, Results, write_record
+from fltrain.records import Record, write_record
 from fltrain.reporting import figures, tables
-from fltrain.reporting.layout import Bubbles, Curves, Sheet
+from fltrain.reporting.layout import Bubbles, Curves, Points, Sheet
 from fltrain.reporting.measures import MEASURES
+from fltrain.reporting.published import Published, read_anomalies
 from fltrain.reporting.tables import LATEX_COMMANDS, Shown, cells
 from fltrain.train import ensure_data, ensure_partition
 
-from .helpers import tiny, trained
+from .helpers import Cells, tiny, trained
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("stem.0", "stage1.expand", "stage1.project", "classifier")
@@ -34,12 +34,8 @@ Row = dict[str, Any]
 
 
 # ---------------------------------------------------------------- records and sheets
-class Runs:
-    """Hand-made records and partitions, and the cells that they fill: seeds counted per place."""
-
-    def __init__(self, root: Path) -> None:
-        self.results = Results(root)
-        self.cells: list[Yaml] = []
+class Runs(Cells):
+    """Hand-made records and partitions, and the cells that they fill."""
 
     def add(
         self,
@@ -57,44 +53,25 @@ class Runs:
             "run_id": run,
             "status": "diverged" if diverged else "completed",
             # A run that diverged late has a last and a best accuracy all the same.
-            "accuracy": {"final": value, "best": 0.99 if diverged else value, "last": value},
+            "accuracy": {
+                **{"final": value, "best": 0.99 if diverged else value, "last": value},
+                **{"best_macro": value, "best_macro_std": value},
+            },
             "layers": LAYERS,
+            "rounds": 3,
+            "extra": {"other_test": value},
+            "bytes": {"down": 3_000_000, "up": 1_000_000},
         }
         costs = {"round_seconds": list(seconds)}
         write_record(self.results.run(run), tiny(), rows, summary, costs, {})
-        self._add(labels, reported or {}, run, "of-no-matter")
+        self.place(labels, run, reported=reported or {})
         return run
 
     def divide(self, labels: dict[str, str], counts: Sequence[Sequence[int]]) -> None:
         """Write a partition with these images by client and class; its run has no record."""
         partition = f"partition-{len(self.cells)}"
         write_arrays(self.results.partition_file(partition), {"counts": np.array(counts, np.int64)}, {})
-        self._add(labels, {}, "never-trained", partition)
-
-    def _add(self, labels: dict[str, str], reported: dict[str, str], run: str, partition: str) -> None:
-        seed = sum(cell["labels"] == labels for cell in self.cells)
-        places = {"labels": labels, "reported": reported, "seed": seed}
-        self.cells.append({**places, "run": run, "partition": partition})
-
-    def sheet(self, **changes: Any) -> Sheet:
-        """The sheet of all cells so far."""
-        axes: dict[str, dict[str, None]] = {}
-        for axis, label in itertools.chain.from_iterable(cell["labels"].items() for cell in self.cells):
-            axes.setdefault(axis, {})[label] = None
-        data = {
-            "id": "toy/table",
-            "paper": "A toy paper",
-            "title": "A toy",
-            "caption": "What is shown.",
-            "scale": "on toy data",
-            "reduced": True,
-            "axes": {axis: list(labels) for axis, labels in axes.items()},
-            "table": None,
-            "figure": None,
-            "reported": None,
-            "cells": self.cells,
-        }
-        return Sheet.parse({**data, **changes}, "sheet")
+        self.place(labels, "never-trained", partition=partition)
 
     def table(self, *measures: Yaml, rows: str = "method", **changes: Any) -> Sheet:
         layout = {key: changes.pop(key) for key in ("columns", "panels") if key in changes}
@@ -105,6 +82,10 @@ class Runs:
         layout = {"kind": "curves", "series": series, "panels": list(panels), **grid}
         return self.sheet(figure=layout, **changes)
 
+    def points(self, along: str = "classes", series: str | None = "method", **layout: Any) -> Sheet:
+        places = {"along": along, "label": "classes per client", "series": series}
+        return self.sheet(figure={"kind": "points", "measure": "best_accuracy", **places, **layout})
+
     def bubbles(self, columns: str = "alpha", **changes: Any) -> Sheet:
         return self.sheet(figure={"kind": "bubbles", "columns": columns}, **changes)
 
@@ -112,7 +93,7 @@ class Runs:
         """The cells of a table by row, column and panel, as far as there are such."""
         return {
             tuple(filter(None, (cell.row, cell.column, cell.panel))): cell
-            for cell in cells(sheet, self.results.record, published)
+            for cell in cells(sheet, self.results.record, Published.read(published))
         }
 
 
@@ -182,7 +163,7 @@ def test_one_seed_has_no_spread(runs: Runs) -> None:
     cell = shown["FedAvg", "FLFA"]
     assert cell.value is not None
     assert (cell.value.std, cell.value.n, cell.text) == (None, 1, "83.00")
-    assert cell.quantities(reduced=True)["gain"] == "+3.00"
+    assert cell.quantities(reduced=True, marks={})["gain"] == "+3.00"
 
 
 def test_multiples_of_a_base_are_taken_per_seed(runs: Runs) -> None:
@@ -256,6 +237,36 @@ def test_at_full_scale_the_published_target_counts(runs: Runs, tmp_path: Path) -
         assert [cell.published for cell in shown.values()] == [3, 2]
 
 
+def test_the_target_that_a_paper_s_text_prints_counts_at_full_scale(runs: Runs) -> None:
+    for method, accuracies in (("FedAvg", (0.5, 0.6, 0.7)), ("MOON", (0.56, 0.6, 0.65))):
+        runs.add({"method": method}, 0.7, rows=accuracy_rows(*accuracies))
+    measure = {"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}, "printed_target": 60.0}
+    at_each = {False: {"FedAvg": "2", "MOON": "2"}, True: {"FedAvg": "3", "MOON": "never"}}
+    for reduced, expected in at_each.items():
+        shown = runs.shown(runs.table(measure, reduced=reduced))
+        assert {row: cell.text for (row,), cell in shown.items()} == expected
+    with pytest.raises(FltrainError, match="toy/table: 'printed_target' goes with"):
+        runs.shown(runs.table({**ACCURACY, "printed_target": 60.0}))
+
+
+def test_the_best_of_all_seeds_is_a_maximum_without_spread_test_or_gain(runs: Runs, tmp_path: Path) -> None:
+    published = tmp_path / "table.csv"
+    published.write_text("plugin,metric,value,note\nBP,best,75,\nFLFA,best,82.5,\n")
+    without_and_with(runs)
+    best = {"measure": "best_of_all_seeds", "reported": "best"}
+    shown = runs.shown(runs.table(best, columns="plugin", reduced=False), published)
+    assert {plugin: cell.text for (_, plugin), cell in shown.items()} == {"BP": "80.00", "FLFA": "83.00"}
+    far, near = (shown["FedAvg", plugin].compared for plugin in ("BP", "FLFA"))
+    assert far is not None and near is not None
+    assert (far.difference, far.p, far.interval) == (pytest.approx(5), None, None)
+    assert near.verdict == "match"
+    for reference in ("gain_over", "relative_to"):
+        with pytest.raises(FltrainError, match="toy/table: 'best_of_all_seeds' is a maximum over seeds"):
+            runs.shown(runs.table({**best, reference: {"plugin": "BP"}}, columns="plugin"))
+    with pytest.raises(FltrainError, match="no 'average'"):
+        runs.shown(runs.table({**best, "average": {"of": "value"}}, columns="plugin"))
+
+
 def test_a_target_belongs_to_rounds_and_the_other_way_round(runs: Runs) -> None:
     runs.add({"method": "FedAvg"}, 0.5)
     for measure in ({"measure": "rounds_to_target"}, {**ACCURACY, "target_of": {"method": "FedAvg"}}):
@@ -270,13 +281,16 @@ def test_a_diverged_run_is_shown_and_left_out_of_the_mean(runs: Runs, measure: s
         (DIVERGED, selections("stem.0", "stem.0"), 9.0),
         (0.8, selections("stem.0", "classifier"), 1.0),
     ):
+        rows = [*rows, *accuracy_rows(*[0.1] * 79, 0.8)]
         runs.add({"method": "FedAvg"}, accuracy, rows=rows, seconds=[seconds] * 4)
     dimension = MEASURES[measure].dimension
     sheet = runs.table({"measure": measure}, rows=dimension or "method")
     cell = next(iter(runs.shown(sheet).values()))
-    expected = {"round_seconds": 1, "selection_share": 50}.get(measure, 80)
+    in_seconds = {"round_seconds": 1, "training_seconds": 4}
+    spread = pytest.approx(0) if MEASURES[measure].over_seeds == "mean" else None
+    expected = {**in_seconds, "selection_share": 50, "traffic": 4, "fall": 0}.get(measure, 80)
     assert cell.value is not None
-    assert (cell.value.mean, cell.value.std, cell.value.n) == (pytest.approx(expected), pytest.approx(0), 2)
+    assert (cell.value.mean, cell.value.std, cell.value.n) == (pytest.approx(expected), spread, 2)
     assert cell.diverged == 1
     assert cell.text.endswith(" (1 of 3 diverged)")
     assert len(cell.runs) == 3
@@ -378,8 +392,6 @@ def published(tmp_path: Path) -> Path:
         ({"method": "moon", "dataset": "pathmnist"}, 50.0, ["second of two"], "50.00"),
         ({"method": "fedprox", "plugin": "BP"}, None, ["no convergence", "3 seeds"], "no convergence"),
         ({"method": "fedprox", "plugin": "FLFA"}, 61.0, [], "61.00"),
-        ({"method": "moon", "plugin": "BP"}, None, [], ""),
-        ({"method": "fedavg"}, None, [], ""),
         ({"method": "scaffold"}, None, [], ""),
     ],
     ids=[
@@ -388,8 +400,6 @@ def published(tmp_path: Path) -> Path:
         "unique by data set",
         "empty value",
         "no note",
-        "two rows",
-        "too few names",
         "absent",
     ],
 )
@@ -399,7 +409,20 @@ def test_published_values(
     runs.add({"method": "ours"}, 0.5, names)
     (cell,) = runs.shown(runs.table({**ACCURACY, "reported": "acc"}), published).values()
     assert (cell.published, cell.published_notes) == (value, notes)
-    assert cell.quantities(reduced=False)["published"] == text
+    assert cell.quantities(reduced=False, marks={})["published"] == text
+
+
+@pytest.mark.parametrize("names", [{"method": "moon", "plugin": "BP"}, {"method": "fedavg"}])
+def test_published_values_for_one_cell_are_not_several(
+    runs: Runs, published: Path, names: dict[str, str]
+) -> None:
+    runs.add({"method": "ours"}, 0.5, names)
+    measured = {**ACCURACY, "reported": "acc"}
+    with pytest.raises(FltrainError, match=r"published\.csv: 2 published values of 'acc' fit method="):
+        runs.shown(runs.table(measured, reduced=False), published)
+    # A reduced scale can replace an axis; then the cell stands for no published value.
+    (cell,) = runs.shown(runs.table(measured), published).values()
+    assert (cell.published, cell.published_notes) == (None, [])
 
 
 def test_published_values_are_shown_only_where_asked_for(runs: Runs, published: Path) -> None:
@@ -420,8 +443,8 @@ def test_published_gains(runs: Runs, published: Path) -> None:
         ("fedprox", "BP"): None,
         ("fedprox", "FLFA"): None,
     }, "no gain over a value that was not published"
-    assert shown["fedavg", "FLFA"].quantities(reduced=False)["published gain"] == "+2.30"
-    assert "published (full scale)" in shown["fedavg", "FLFA"].quantities(reduced=True)
+    assert shown["fedavg", "FLFA"].quantities(reduced=False, marks={})["published gain"] == "+2.30"
+    assert "published (full scale)" in shown["fedavg", "FLFA"].quantities(reduced=True, marks={})
 
 
 @pytest.mark.parametrize(
@@ -516,6 +539,33 @@ def test_titles_say_so_if_the_scale_is_reduced(runs: Runs, rich: Callable[..., S
     assert ("not comparable with the published" in texts["html"]) == reduced
 
 
+ROUNDS = {"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}}
+
+
+@pytest.mark.parametrize(
+    ("measures", "seeds", "sentence"),
+    [
+        ([ACCURACY], 3, "Mean ± standard deviation over 3 seeds."),
+        ([{**ACCURACY, "interval": True}], 2, "Mean with its 95 % interval over 2 seeds."),
+        ([ROUNDS], 2, "Median over 2 seeds."),
+        ([{"measure": "best_of_all_seeds"}], 2, "Maximum over 2 seeds."),
+        ([ACCURACY, ROUNDS], 1, ""),
+        (
+            [ACCURACY, {"measure": "fall"}, {**ROUNDS, "label": "rounds"}],
+            3,
+            "Over 3 seeds: accuracy, % (mean ± standard deviation); "
+            "fall from best to last, points (mean ± standard deviation); rounds (median).",
+        ),
+    ],
+)
+def test_it_is_said_what_stands_for_the_seeds(
+    runs: Runs, measures: list[Yaml], seeds: int, sentence: str
+) -> None:
+    for _ in range(seeds):
+        runs.add({"method": "FedAvg"}, 0.5)
+    assert tables.over_seeds(runs.table(*measures)) == sentence
+
+
 def test_markdown(runs: Runs, published: Path) -> None:
     without_and_with(runs, better=(0.83, DIVERGED, 0.62))
     sheet = runs.table({**GAIN, "reported": "acc"}, columns="plugin")
@@ -554,23 +604,10 @@ def test_markdown_keeps_bars_in_labels(runs: Runs) -> None:
     assert lines[4] == r"| a\|b | 50.00 |"
 
 
-CSV_COLUMNS = {
-    "row": str,
-    "column": str,
-    "panel": str,
-    "measure": str,
-    "label": str,
-    "mean": float,
-    "std": float,
-    "n": int,
-    "diverged": int,
-    "gain": float,
-    "gain_std": float,
-    "published": float,
-    "published_gain": float,
-    "published_notes": str,
-    "runs": str,
-}
+TEXTS = ("row", "column", "panel", "measure", "label", "names", "values")
+TEXTS += ("published_notes", "anomalies", "test", "verdict", "runs")
+COUNTS = ("n", "gain_n", "diverged", "missing")
+CSV_COLUMNS: dict[str, type] = {**dict.fromkeys(TEXTS, str), **dict.fromkeys(COUNTS, int)}
 
 
 def test_csv_holds_all_cells_in_long_form(runs: Runs, published: Path) -> None:
@@ -578,7 +615,8 @@ def test_csv_holds_all_cells_in_long_form(runs: Runs, published: Path) -> None:
     written(runs, runs.table({**GAIN, "reported": "acc"}, columns="plugin"), published)
     path = runs.results.root / "written" / "table.csv"
     frame = pd.read_csv(path, dtype=CSV_COLUMNS)
-    assert list(frame.columns) == list(CSV_COLUMNS)
+    assert set(CSV_COLUMNS) <= set(frame.columns)
+    assert all(frame[column].dtype == float for column in frame.columns if column not in CSV_COLUMNS)
     base, other = frame.to_dict("records")
     assert {key: base[key] for key in ("row", "column", "measure", "label", "n", "diverged", "runs")} == {
         "row": "FedAvg",
@@ -591,6 +629,10 @@ def test_csv_holds_all_cells_in_long_form(runs: Runs, published: Path) -> None:
     }
     assert (base["mean"], base["std"]) == (pytest.approx(70, rel=1e-12), pytest.approx(10, rel=1e-12))
     assert (base["published"], base["published_notes"]) == (65.8, "as printed")
+    assert (base["names"], base["values"]) == ("method=fedavg; plugin=BP", "80 70 60")
+    # Student's factor for 3 seeds, from a table: 4.303.
+    assert (base["low"], base["high"]) == pytest.approx((70 - 24.84, 70 + 24.84), abs=0.01)
+    assert pd.isna(base["verdict"]) and pd.isna(base["difference"]), "the scale is reduced"
     assert (other["n"], other["diverged"]) == (0, 3)
     assert all(pd.isna(other[key]) for key in ("mean", "std", "gain", "gain_std"))
 
@@ -638,21 +680,26 @@ def test_latex_of_a_simple_table(runs: Runs, published: Path) -> None:
 def test_latex_with_headings_over_several_columns(
     runs: Runs, rich: Callable[..., Sheet], published: Path
 ) -> None:
-    lines = check_latex(written(runs, rich(reduced=False), published)["tex"], 20)
+    lines = check_latex(written(runs, rich(reduced=False), published)["tex"], 36)
     assert [cell for cell in lines[0] if cell] == [
-        r"\multicolumn{6}{c}{one}",
-        r"\multicolumn{6}{c}{two}",
-        r"\multicolumn{4}{c}{one}",
-        r"\multicolumn{4}{c}{two}",
+        r"\multicolumn{10}{c}{one}",
+        r"\multicolumn{10}{c}{two}",
+        r"\multicolumn{8}{c}{one}",
+        r"\multicolumn{8}{c}{two}",
     ]
-    assert lines[-2][:7] == [
+    # Deviation of 40 and 50: 7.07; Student's factor for two seeds, from a table: 12.706.
+    assert lines[-2][:11] == [
         "fedavg",
         r"45.00 $\pm$ 7.07",
         "65.80",
+        "-20.80 [-84.33, +42.73]",
+        "within noise",
         r"45.00 $\pm$ 7.07",
         r"+0.00 $\pm$ 0.00",
         "68.10",
         "+2.30",
+        "-23.10 [-86.63, +40.43]",
+        "within noise",
     ]
 
 
@@ -670,77 +717,19 @@ def test_latex_knows_the_characters_of_the_committed_papers() -> None:
         for item in plan(ROOT / "config", scale.stem).items:
             sheet = item.sheet
             texts += [sheet.title, sheet.caption, sheet.scale_note, *itertools.chain(*sheet.axes.values())]
+            texts += sheet.assumptions
             texts += [measured.label or "" for measured in (sheet.table.measures if sheet.table else ())]
+    texts += [anomaly.reason for anomaly in read_anomalies(ROOT / "config" / "reported" / "anomalies.csv")]
     foreign = {character for text in texts for character in text if not character.isascii()}
     assert foreign <= set(LATEX_COMMANDS)
 
 
-# ---------------------------------------------------------------- HTML
-class Page(HTMLParser):
-    """A page as a strict reader sees it: every element closed, in order."""
-
-    VOID = {"meta", "br", "hr", "img", "link", "input"}
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.addresses: list[str] = []
-        self.texts: list[tuple[str, str]] = []
-        self.spans: list[list[int]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == [], "elements that are not closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.addresses += [values[name] or "" for name in ("src", "href", "action") if name in values]
-        if tag == "tr":
-            self.spans.append([])
-        if tag in ("th", "td"):
-            self.spans[-1].append(int(values.get("colspan") or 1))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.texts.append((self.open[-1] if self.open else "", data.strip()))
-
-    def of(self, tag: str) -> list[str]:
-        return [text for inside, text in self.texts if inside == tag]
-
-
-def test_html(runs: Runs, rich: Callable[..., Sheet], published: Path) -> None:
-    text = written(runs, rich(), published)["html"]
-    page = Page(text)
-    assert text.startswith("<!doctype html>")
-    assert page.addresses == []
-    assert not re.search(r"https?:|@import|url\(|<script", text)
-    assert set(page.of("code")) == {cell["run"] for cell in runs.cells}, "all runs are listed"
-    assert page.of("h1") == ["toy/table — A toy"]
-    assert page.of("summary") == ["Runs behind each cell"]
-    heads, body = page.spans[:3], page.spans[3:5]
-    # The corner spans all heading rows, so only the first counts it.
-    assert [sum(heads[0]) - 1, sum(heads[1]), sum(heads[2]), *(sum(line) - 1 for line in body)] == [20] * 5
-    assert "as printed" in text and "no convergence" in text and "3 seeds" in text
-    assert "over 2 seeds" in text
-
-
-def test_html_escapes_texts(runs: Runs) -> None:
-    runs.add({"method": NASTY, "plugin": NASTY}, 0.5)
-    changes = {"title": NASTY, "caption": NASTY, "scale": NASTY, "paper": NASTY}
-    text = written(runs, runs.table({**ACCURACY, "label": NASTY}, columns="plugin", **changes))["html"]
-    assert Page(text).of("i") == []
-    assert "over 1 seed." in text
-
-
-def test_html_lists_every_run_of_a_measure_with_a_dimension(runs: Runs) -> None:
+def test_html_lists_the_runs_of_a_measure_with_a_dimension_once(runs: Runs) -> None:
     for accuracy in (0.5, DIVERGED):
         runs.add({"strategy": "low"}, accuracy, rows=selections("stem.0") if accuracy == 0.5 else ())
-    page = Page(written(runs, runs.table(SHARE, rows="block", columns="strategy"))["html"])
-    assert set(page.of("code")) == {"run-0", "run-1"}
+    text = written(runs, runs.table(SHARE, rows="block", columns="strategy"))["html"]
+    assert re.findall("<code>(.*?)</code>", text) == ["run-0", "run-1"]
+    assert "stem / low; stage1 / low; classifier / low" in text
 
 
 # ---------------------------------------------------------------- figures
@@ -846,7 +835,21 @@ def bubbles(runs: Runs) -> Sheet:
     return runs.bubbles()
 
 
-@pytest.fixture(params=["drawn", "bubbles"])
+@pytest.fixture
+def marked(runs: Runs) -> Sheet:
+    """A figure of two methods along an axis, two seeds each; one run diverged."""
+    for method, classes, *accuracies in (
+        ("BP", "4", 0.5, 0.7),
+        ("BP", "8", 0.4, 0.4),
+        ("FLFA", "4", 0.6, DIVERGED),
+        ("FLFA", "8", 0.9, 0.8),
+    ):
+        for accuracy in accuracies:
+            runs.add({"method": method, "classes": classes}, accuracy)
+    return runs.points()
+
+
+@pytest.fixture(params=["drawn", "bubbles", "marked"])
 def any_figure(request: pytest.FixtureRequest) -> Sheet:
     """Each kind of figure in turn."""
     sheet: Sheet = request.getfixturevalue(request.param)
@@ -914,6 +917,52 @@ def test_figures_that_cannot_be(runs: Runs, tmp_path: Path, layout: Yaml, told: 
     sheet = runs.figure(reduction, series=layout.get("series", "method"))
     with pytest.raises(FltrainError) as raised:
         figures.write(sheet, runs.results, [tmp_path / "figure.pdf"])
+    assert [word for word in told if word not in str(raised.value)] == [], raised.value
+
+
+def test_points_are_the_measure_of_every_run_that_has_one(runs: Runs, marked: Sheet, tmp_path: Path) -> None:
+    figures.write(marked, runs.results, [tmp_path / "figure.csv"])
+    numbers = pd.read_csv(tmp_path / "figure.csv")
+    found = {(series, along, seed): value for series, along, seed, value in numbers.to_numpy()}
+    assert found == pytest.approx(
+        {("BP", 4, 0): 50, ("BP", 4, 1): 70, ("BP", 8, 0): 40, ("BP", 8, 1): 40}
+        | {("FLFA", 4, 0): 60, ("FLFA", 8, 0): 90, ("FLFA", 8, 1): 80}
+    )
+
+
+def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, marked: Sheet) -> None:
+    assert isinstance(marked.figure, Points)
+    canvas, _ = figures._draw_points(marked, marked.figure, runs.results)
+    (axes,) = canvas.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["4", "8"]
+    lines = dict(zip(("BP", "FLFA"), axes.containers, strict=True))
+    for method, means, ranges in (
+        ("BP", [60, 40], [[50, 70], [40, 40]]),
+        ("FLFA", [60, 85], [[60, 60], [80, 90]]),
+    ):
+        line, _, (bars,) = lines[method].lines
+        assert line.get_ydata().tolist() == pytest.approx(means)
+        np.testing.assert_allclose([bar[:, 1] for bar in bars.get_segments()], ranges)
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        ({"along": "klasses"}, ["'klasses'", "classes"]),
+        ({"series": "methd"}, ["'methd'", "method"]),
+        ({"along": "method"}, ["'method'", "twice"]),
+        ({"series": None}, ["'method'", "mixed"]),
+        ({"measure": "best"}, ["'best'", "best_accuracy"]),
+        ({"measure": "rounds_to_target"}, ["'rounds_to_target'", "one number"]),
+        ({"measure": "selection_share"}, ["'selection_share'", "one number"]),
+        ({"measure": "best_of_all_seeds"}, ["'best_of_all_seeds'", "one number"]),
+    ],
+)
+def test_points_that_cannot_be(
+    runs: Runs, marked: Sheet, tmp_path: Path, layout: Yaml, told: list[str]
+) -> None:
+    with pytest.raises(FltrainError) as raised:
+        figures.write(runs.points(**layout), runs.results, [tmp_path / "figure.pdf"])
     assert [word for word in told if word not in str(raised.value)] == [], raised.value
 
 
@@ -1046,9 +1095,19 @@ def test_bubbles_count_the_training_images_of_real_partitions(runs: Runs, local_
 def test_records_of_real_runs_are_understood(tmp_path: Path) -> None:
     """What training writes is what the measures read."""
     statistics = {"statistics": ["drift", "similarity", "separability"]}
-    record: Record = trained(tiny(plugins=["flfa"], evaluation=statistics), tmp_path)
+    evaluation = {**statistics, "extra": ["digits"]}
+    record: Record = trained(tiny(plugins=["flfa"], evaluation=evaluation), tmp_path)
+    assert MEASURES["extra_accuracy"].of(record) == {"digits": 100 * record.summary["accuracy"]["final"]}
+    weights = 4 * record.summary["parameters"] / 1e6
+    assert MEASURES["traffic"].of(record)[""] >= 12 * weights, "three rounds, two clients, up and down"
+    own = trained(tiny(method="perfedavg", local_test={}), tmp_path)
+    assert MEASURES["best_macro_accuracy"].of(record) is None, "no client has images of its own"
+    best = max(own.rows("evaluation"), key=lambda row: row["macro"])
+    assert MEASURES["best_macro_accuracy"].of(own) == {"": pytest.approx(100 * best["macro"])}
+    assert MEASURES["spread_over_clients"].of(own) == {"": pytest.approx(100 * best["std"])}
     for name, measure in MEASURES.items():
-        values = measure.of(record, *([0.05] if measure.targeted else []))
+        of_clients = "over clients" in measure.label
+        values = measure.of(own if of_clients else record, *([0.05] if measure.targeted else []))
         assert values and all(value >= 0 for value in values.values()), name
     for name in ("updates.drift", "separability.ratio", "evaluation.accuracy"):
         assert figures.curve(record, name).index.tolist() == [1, 2, 3]

@@ -209,7 +209,7 @@ def test_nothing_of_a_recording_is_kept_between_rounds(digits: PreparedData) -> 
     def sizes(*plugins: Method) -> tuple[object, ...]:
         simulation = trained(Scaffold(), digits, *plugins, spec=tiny())
         assert all(result.update.trajectory is None for result in simulation.executor.results)
-        states = [tensor for result in simulation.executor.results for tensor in held(result.states)]
+        states = [tensor for result in simulation.executor.results for tensor in held(result.kept)]
         return simulation.bytes_up, simulation.bytes_down, sum(states), sum(held(simulation.server.states))
 
     assert sizes(Ecgr()) == sizes()

@@ -1,6 +1,7 @@
 """The workflow as people run it, in a copy of this checkout: a few runs of a round, a table, two figures."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fltrain.costs import Calibration, DeviceCosts, Exchange, StepCost, Workload, calibration_file, run_table
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import load_partition, load_prepared
-from fltrain.experiments import Plan, plan, table_rows
+from fltrain.experiments import Plan, plan
 from fltrain.records import RECORD_FILES, Results
 
 pytestmark = pytest.mark.slow
@@ -90,13 +92,17 @@ fedprox,acc,92.00,as printed
 
 TABLE, FIGURE, BUBBLES = "assembling toy/accuracy", "drawing toy/drift", "drawing toy/shares"
 RUN_TABLE, TRACK = "writing the run table", "exporting runs to MLflow"
+CLAIMS, OVERVIEW = "judging the claims of toy", "writing the overview"
 DATA = "preparing data set digits"
 REPORT = "results/report.html"
 OUTPUTS = [
     "runs.csv",
     "tracked.json",
-    *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html")),
-    *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in ("csv", "pdf", "png")),
+    "index.html",
+    "runs.html",
+    *(f"toy/{name}" for name in ("claims.csv", "claims.md", "summary.json")),
+    *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html", "published.html")),
+    *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in ("csv", "pdf", "svg", "png")),
 ]
 
 
@@ -126,14 +132,16 @@ class Checkout:
     def plan(self) -> Plan:
         return plan(self.root / "config", "tiny")
 
-    def snakemake(self, *arguments: str, scale: str = "tiny") -> tuple[int, str]:
-        """Run Snakemake with the default profile; return its exit code and all it said."""
+    def snakemake(
+        self, *arguments: str, scale: str = "tiny", settings: tuple[str, ...] = ()
+    ) -> tuple[int, str]:
+        """Run Snakemake with the default profile and more configuration; return exit code and all it said."""
         foreign = ("SNAKEMAKE", "FLTRAIN")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         environment["PYTHONPATH"] = str(self.root)
         done = subprocess.run(
-            [sys.executable, "-m", "snakemake", *arguments, "--config", f"scale={scale}"],
+            [sys.executable, "-m", "snakemake", *arguments, "--config", f"scale={scale}", *settings],
             cwd=self.root,
             env=environment,
             stdout=subprocess.PIPE,
@@ -142,9 +150,9 @@ class Checkout:
         )
         return done.returncode, done.stdout
 
-    def jobs(self, *arguments: str) -> dict[str, str]:
+    def jobs(self, *arguments: str, settings: tuple[str, ...] = ()) -> dict[str, str]:
         """What a dry run would do, with the reasons; a job is known by its message."""
-        code, said = self.snakemake("--dry-run", *arguments)
+        code, said = self.snakemake("--dry-run", *arguments, settings=settings)
         assert code == 0, said
         found = jobs_in(said)
         assert found or "Nothing to be done" in said, said
@@ -246,8 +254,8 @@ def test_records_are_complete(done: Checkout) -> None:
 def test_the_run_table_lists_the_plan(done: Checkout) -> None:
     with (done.results.root / "tiny" / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
-    expected = [{key: str(value) for key, value in row.items()} for row in table_rows(done.plan.items)]
-    assert rows == expected
+    assert rows == list(csv.DictReader(run_table(done.plan, {}).splitlines())), "nothing was measured here"
+    assert [row["run"] for row in rows] == list(done.plan.runs)
 
 
 def test_the_table_shows_ours_and_the_published_values(done: Checkout) -> None:
@@ -277,7 +285,7 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
     report = (done.root / REPORT).read_text()
     for item in done.plan.items:
         assert item.item.title in report and item.item.caption in report
-    for text in ("Reduced scale", '"toy"', '"tables"', '"figures"'):
+    for text in ("Reduced scale", '"toy"', '"tables"', '"figures"', '"ours"', '"published"'):
         assert text in report
 
 
@@ -294,7 +302,7 @@ def test_a_hyper_parameter_of_a_method_retrains_the_runs_of_that_method(changed:
     changed.edit("config/papers/toy.yaml", "mu: 0.1", "mu: 0.2")
     (new,) = set(changed.plan.runs) - before
     jobs = changed.jobs()
-    assert set(jobs) == training(new) | {TABLE, RUN_TABLE, TRACK}
+    assert set(jobs) == training(new) | {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
     assert jobs[f"training {new}"] == f"Missing output files: results/runs/{new}/summary.json"
     assert new in jobs[TABLE]
 
@@ -303,7 +311,7 @@ def test_a_caption_or_a_published_value_concerns_its_item_only(changed: Checkout
     changed.edit("config/papers/toy.yaml", "Which classes, in bubbles.", "Which classes they hold.")
     changed.edit("config/reported/toy_accuracy.csv", "91.00", "90.00")
     jobs = changed.jobs()
-    assert set(jobs) == {TABLE, BUBBLES}
+    assert set(jobs) == {TABLE, BUBBLES, CLAIMS, OVERVIEW}
     assert "config/reported/toy_accuracy.csv" in jobs[TABLE] and "Params" not in jobs[TABLE]
     assert "Params have changed" in jobs[BUBBLES] and "Which classes they hold." in jobs[BUBBLES]
 
@@ -315,7 +323,8 @@ def test_a_new_revision_of_a_data_set_concerns_everything_made_from_it(changed: 
     trained = {job for job in jobs if job.startswith("training ")}
     assert (len(divided), len(trained)) == (3, 3)
     assert not {job.split()[-1] for job in trained} & set(changed.plan.runs)
-    assert set(jobs) == {DATA, *divided, *trained, TABLE, FIGURE, BUBBLES, RUN_TABLE, TRACK}
+    made = {TABLE, FIGURE, BUBBLES, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    assert set(jobs) == {DATA, *divided, *trained, *made}
     assert "Params have changed" in jobs[DATA]
 
 
@@ -339,6 +348,150 @@ def test_an_unknown_scale_is_one_clear_error(fresh: Checkout) -> None:
     assert code != 0
     assert said.count("unknown scale 'tinny'; did you mean 'tiny'?") == 1
     assert "Traceback" not in said
+
+
+def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
+    """FedProx needs FedAvg, over which the table shows its gain; FedAvg needs no other."""
+    average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
+    divided = f"dividing data: {prox.partition_id}"
+    common = {DATA, divided, TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    needed = {"fedprox": (average.run_id, prox.run_id), "[fedavg]": (average.run_id,)}
+    for method, runs in needed.items():
+        settings = (f"methods={method}", "items=toy/accuracy", "papers=[toy]", "seeds=1")
+        assert set(fresh.jobs(settings=settings)) == {*common, *training(*runs)}
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("methods=fedprx", "unknown method 'fedprx'; did you mean 'fedprox'?"),
+        ("method=fedprox", "unknown key 'method'; did you mean 'methods'?"),
+        ("hours=1", "hours: how long"),
+        ("train=false", "none of its runs has a record"),
+    ],
+)
+def test_a_restriction_that_cannot_be_met_is_one_clear_error(
+    fresh: Checkout, setting: str, told: str
+) -> None:
+    code, said = fresh.snakemake("--dry-run", settings=(setting,))
+    assert code != 0
+    assert said.count(told) == 1
+    assert "Traceback" not in said
+
+
+def test_a_restricted_table_says_so(changed: Checkout) -> None:
+    settings = ("methods=fedavg", "items=toy/accuracy")
+    code, said = changed.snakemake(settings=settings)
+    assert code == 0, said
+    assert set(jobs_in(said)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    folder = changed.results.root / "tiny"
+    table = (folder / "toy" / "accuracy.md").read_text()
+    assert "FedAvg" in table and "| FedProx" not in table
+    assert "Reduced scale: a round on a few clients, restricted to method fedavg." in table
+    for page in ("index.html", "runs.html"):
+        assert "restricted to item toy/accuracy, method fedavg." in (folder / page).read_text()
+
+
+def test_a_restriction_takes_no_item_from_runs_in_mlflow(changed: Checkout) -> None:
+    """FedAvg's run is in the table and in the added one; only the latter is asked for."""
+    added = """\
+  again:
+    title: Again
+    axes: {method: [fedavg]}
+    table: {rows: method, measures: [{measure: final_accuracy}]}
+"""
+    (changed.root / "config" / "papers" / "toy.yaml").write_text(PAPER + added)
+    scale = SCALE.replace("[toy/", "[toy/again, toy/")
+    (changed.root / "config" / "scales" / "tiny.yaml").write_text(scale)
+    code, said = changed.snakemake("results/tiny/tracked.json", settings=("items=toy/again",))
+    assert code == 0, said
+    with closing(sqlite3.connect(changed.results.tracking)) as store:
+        query = "select value from tags where key = 'items' and value like '%again%'"
+        assert store.execute(query).fetchall() == [("toy/again toy/accuracy",)]
+
+
+def test_a_budget_is_spent_once(changed: Checkout) -> None:
+    """An hour each: the table's two runs fit into 2 hours, the figure's does not; done runs cost nothing."""
+    costs = DeviceCosts(start=3600.0)
+    for spec in changed.plan.runs.values():
+        work = Workload.of(spec)
+        assert work is not None
+        costs.steps[work.step] = StepCost(step=0.0, image=0.0)
+        costs.factors[work.composition] = 1.0
+        costs.exchanges[work.exchange] = Exchange(down=0, up=0, model=0, server=0.0, rows=0)
+    Calibration(latest="here", devices={"here": costs}).write(calibration_file(changed.results))
+    table, figure, _ = changed.plan.items
+    for run in (*table.run_ids, *figure.run_ids):
+        shutil.rmtree(changed.results.run(run))
+    jobs = set(changed.jobs(settings=("hours=2",)))
+    assert jobs >= training(*table.run_ids) and not jobs & training(*figure.run_ids)
+    budget = changed.results.root / "tiny" / "budget.json"
+    assert not budget.exists(), "a dry run writes nothing"
+    code, said = changed.snakemake("toy_accuracy", settings=("hours=2",))
+    assert code == 0, said
+    assert json.loads(budget.read_text()) == {run: ["toy/accuracy"] for run in table.run_ids}
+    assert changed.jobs(settings=("hours=2",)).keys() >= training(*figure.run_ids)
+    # A job of a cluster reads the configuration anew, and has to find the plan that it is a part of.
+    as_job = ("--dry-run", "--mode", "subprocess")
+    codes = [
+        changed.snakemake(item, *as_job, settings=("hours=2",))[0] for item in ("toy_accuracy", "toy_drift")
+    ]
+    assert codes[0] == 0 and codes[1] != 0
+
+
+def test_without_training_tables_are_made_from_the_records_that_exist(changed: Checkout) -> None:
+    table, figure, _ = changed.plan.items
+    kept, lost = table.run_ids
+    for run in (lost, *figure.run_ids):
+        shutil.rmtree(changed.results.run(run))
+    for folder in ("data", "partitions"):
+        shutil.rmtree(changed.results.root / folder)
+    code, said = changed.snakemake(settings=("train=false",))
+    assert code == 0, said
+    assert set(jobs_in(said)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    assert [path.name for path in (changed.results.root / "runs").iterdir()] == [kept]
+    assert not (changed.results.root / "data").exists()
+    rows = (changed.results.root / "tiny" / "toy" / "accuracy.md").read_text().splitlines()
+    assert "not run" in next(row for row in rows if row.startswith("| FedProx"))
+    assert "not run" not in next(row for row in rows if row.startswith("| FedAvg"))
+
+
+METHOD = '''
+"""Half of every gradient: what federated averaging does at half the rate."""
+
+from typing import Literal
+
+from fltrain.methods.base import Method
+
+
+class Halved(Method):
+    """Federated averaging with halved gradients."""
+
+    name: Literal["halved"] = "halved"
+
+    def correct(self, gradient, weights, local, carry):
+        return gradient / 2
+'''
+
+
+def test_a_new_method_takes_one_file_and_one_line(changed: Checkout) -> None:
+    (changed.root / "fltrain" / "methods" / "halved.py").write_text(METHOD)
+    changed.edit(
+        "config/papers/toy.yaml",
+        "        FedAvg: fedavg\n",
+        "        FedAvg: fedavg\n        Halved: halved\n",
+    )
+    code, said = changed.snakemake("toy_accuracy")
+    assert code == 0, said
+    trained = {job for job in jobs_in(said) if job.startswith("training ")}
+    assert len(trained) == 1 and next(iter(trained)).startswith("training digits-halved-")
+    with (changed.results.root / "tiny" / "toy" / "accuracy.csv").open() as file:
+        rows = {row["row"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["FedAvg", "Halved", "FedProx"]
+    record = changed.results.record(rows["Halved"]["runs"])
+    assert float(rows["Halved"]["mean"]) == pytest.approx(100 * record.summary["accuracy"]["final"])
+    average = changed.results.record(rows["FedAvg"]["runs"])
+    assert record.summary["loss"] != average.summary["loss"], "it does what it says"
 
 
 def test_the_workflow_has_no_lint() -> None:

@@ -1,37 +1,106 @@
 # The plan of the chosen scale, and look-ups for the rules. Configuration is read here and nowhere else:
 # jobs get what they need through `params`, so that a change reruns exactly what it concerns.
+import gc
 import json
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
+from fltrain.costs import affordable, calibration_file
 from fltrain.data.datasets import Dataset
 from fltrain.errors import FltrainError
 from fltrain.experiments import plan
-from fltrain.records import Results
+from fltrain.files import read_json, write_json
+from fltrain.records import MODELS_FILE, Results
 from fltrain.reporting.layout import Sheet
+from fltrain.selection import Request, budget_note
+
+# Planning makes millions of objects that stay: looking for garbage among them would take a fifth of the time.
+gc.disable()
 
 # Shell commands find the Python that runs the workflow, whether or not its environment is activated.
 shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 
 RESULTS = Results(Path("results"))
+
+
+def budget_file(request):
+    """The runs that a budget was spent on, with the items that they belong to."""
+    return RESULTS.root / request.scale / "budget.json"
+
+
+def chosen(request, whole):
+    """The part of a scale's plan that is asked for.
+
+    A budget is spent once: jobs that read the configuration anew, while records appear, keep to what was
+    chosen in the beginning.
+    """
+    if request.hours is None or workflow.is_main_process:
+        return affordable(whole, request.selection, RESULTS)
+    unlimited = request.selection.model_copy(update={"hours": None})
+    memberships = read_json(budget_file(request))
+    return whole.restricted(unlimited).within(memberships, budget_note(request.hours))
+
+
+def from_records(wanted):
+    """The part of a plan that can be made without training, from the files that are there."""
+    complete = {run for run in wanted.runs if RESULTS.record(run).complete}
+
+    def there(item):
+        runs = item.run_ids if item.looks_into_models else []
+        models = [RESULTS.run(run) / MODELS_FILE for run in runs]
+        return all(Path(file).exists() for file in (*looked_into(item), *models))
+
+    return wanted.recorded(complete, there)
+
+
+def looked_into(item):
+    """What an item is made from beside records."""
+    if item.trains and not item.looks_into_models:
+        return []
+    files = [RESULTS.partition_file(partition) for partition in item.partition_ids]
+    if item.looks_into_models:
+        files += [RESULTS.data(entry.spec.dataset) for entry in item.entries]
+    return sorted({str(file) for file in files})
+
+
 try:
-    SCALE = str(config.get("scale", "demo"))
-    PLAN = plan(Path("config"), SCALE)
+    REQUEST = Request.parse(config, "config/config.yaml or --config")
+    WHOLE = plan(Path("config"), REQUEST.scale)
+    PLAN = chosen(REQUEST, WHOLE)
+    PLAN = PLAN if REQUEST.train else from_records(PLAN)
 except FltrainError as error:
     raise WorkflowError(str(error)) from None
 
+
+onstart:
+    gc.enable()
+    if REQUEST.hours is not None:
+        write_json(budget_file(REQUEST), PLAN.memberships)
+
+
+SCALE = REQUEST.scale
 OUT = f"results/{SCALE}"
-ITEMS = {f"{item.paper.paper}/{item.name}": item for item in PLAN.items}
+ITEMS = {item.id: item for item in PLAN.items}
+# The runs that there will be a record of, with all the items of the scale that they belong to: of these MLflow
+# must not lose any, whatever is asked for.
+MEMBERSHIPS = {
+    run: WHOLE.memberships[run]
+    for run in PLAN.runs
+    if REQUEST.train or RESULTS.record(run).complete
+}
 DATASETS = {
     data.id: data.prepared
     for spec in PLAN.specs
     for data in (spec.dataset, *spec.evaluation.extra)
 }
 PARTITIONS = {spec.partition_id: spec for spec in PLAN.specs}
+# What the run table's estimates come from, if steps were measured.
+CALIBRATION = [str(file) for file in [calibration_file(RESULTS)] if file.exists()]
 
-TABLE_FORMS = ("csv", "md", "tex", "html")
-FIGURE_FORMS = ("csv", "pdf", "png")
+TABLE_FORMS = ("csv", "md", "tex", "html", "published.html")
+FIGURE_FORMS = ("csv", "pdf", "svg", "png")
 
 # Names of tables and of figures, as wildcards of the two rules: both write CSV files.
 TABLES = sorted({item.name for item in PLAN.items if item.item.table})
@@ -85,46 +154,48 @@ def partition_data(wildcards):
     return str(RESULTS.data(PARTITIONS[wildcards.partition].dataset))
 
 
-def spec_of(wildcards):
-    return PLAN.runs[wildcards.run].to_json()
+# Snakemake asks for these several times of each of thousands of runs.
+@cache
+def run_spec(run):
+    return PLAN.runs[run].to_json()
 
 
-def run_inputs(wildcards):
-    spec = PLAN.runs[wildcards.run]
+@cache
+def run_files(run):
+    spec = PLAN.runs[run]
     data = [
         str(RESULTS.data(dataset)) for dataset in (spec.dataset, *spec.evaluation.extra)
     ]
     return {"data": data, "partition": str(RESULTS.partition(spec))}
 
 
+def spec_of(wildcards):
+    return run_spec(wildcards.run)
+
+
+def run_inputs(wildcards):
+    return run_files(wildcards.run)
+
+
 def records_of(runs):
     """The summaries, which are written last and so stand for whole records."""
-    return [f"results/runs/{run}/summary.json" for run in runs]
+    return [f"results/runs/{run}/summary.json" for run in runs if run in MEMBERSHIPS]
 
 
 def item_records(wildcards):
     """What an item is made from: records of runs, or partitions where these are all it shows."""
     item = ITEMS[f"{wildcards.paper}/{wildcards.item}"]
-    partitions = [
-        str(RESULTS.partition_file(partition)) for partition in item.partition_ids
-    ]
-    if not item.trains:
-        return partitions
-    if not item.looks_into_models:
-        return records_of(item.run_ids)
-    data = {str(RESULTS.data(entry.spec.dataset)) for entry in item.entries}
-    return [*records_of(item.run_ids), *partitions, *sorted(data)]
+    return [*records_of(item.run_ids), *looked_into(item)]
+
+
+@cache
+def sheet_of(item):
+    return ITEMS[item].sheet.model_dump(mode="json")
 
 
 def sheet_part(field):
     """Look-up of one field of an item's sheet: one parameter each, so that a dry run names what changed."""
-
-    def part(wildcards):
-        return ITEMS[f"{wildcards.paper}/{wildcards.item}"].sheet.model_dump(
-            mode="json"
-        )[field]
-
-    return part
+    return lambda wildcards: sheet_of(f"{wildcards.paper}/{wildcards.item}")[field]
 
 
 SHEET = {field: sheet_part(field) for field in Sheet.model_fields}
@@ -132,11 +203,59 @@ SHEET = {field: sheet_part(field) for field in Sheet.model_fields}
 
 def item_published(wildcards):
     reported = ITEMS[f"{wildcards.paper}/{wildcards.item}"].item.reported
-    return [f"config/reported/{reported}"] if reported else []
+    return [f"config/reported/{reported.file}"] if reported else []
 
 
-def item_labels(wildcards):
-    """What the report calls a table or figure. One label: it makes switches of labels with two values."""
-    return {
-        "item": f"{wildcards.item}: {ITEMS[f'{wildcards.paper}/{wildcards.item}'].item.title}"
-    }
+def item_labels(numbers=None):
+    """What the report calls a table or figure, and whose numbers a table shows: it makes a switch of these."""
+
+    def labels(wildcards):
+        item = ITEMS[f"{wildcards.paper}/{wildcards.item}"].item
+        named = {"item": f"{wildcards.item}: {item.title}"}
+        return {**named, "numbers": numbers} if numbers else named
+
+    return labels
+
+
+# The papers of the plan. Our own items stand under one without claims.
+PAPERS = {item.paper.paper: item.paper for item in PLAN.items}
+
+
+def items_of(paper):
+    return [item for item in PLAN.items if item.paper.paper == paper]
+
+
+def paper_items(wildcards):
+    """The paper's tables and figures: they are made anew whenever a record is, and there are fewer of them."""
+    items = items_of(wildcards.paper)
+    return [output for item in items for output in item_outputs(item)]
+
+
+def paper_published(wildcards):
+    reported = [item.item.reported for item in items_of(wildcards.paper)]
+    files = dict.fromkeys(one.file for one in reported if one)
+    return [f"config/reported/{file}" for file in files]
+
+
+def paper_statements(wildcards):
+    file = f"config/reported/{wildcards.paper}_claims.csv"
+    return [file] if PAPERS[wildcards.paper].claims else []
+
+
+# Texts, because in nested parameters Snakemake drops what is None.
+def paper_heading(wildcards):
+    paper = PAPERS[wildcards.paper]
+    scale = PLAN.scale
+    heading = {"paper": paper.paper, "title": paper.title, "scale": scale.scale}
+    note = f"Reduced scale: {scale.title}." if scale.reduced else f"{scale.title}."
+    return json.dumps({**heading, "reduced": scale.reduced, "scale_note": note})
+
+
+def paper_sheets(wildcards):
+    return json.dumps([sheet_of(item.id) for item in items_of(wildcards.paper)])
+
+
+def paper_claims(wildcards):
+    return json.dumps(
+        [claim.model_dump(mode="json") for claim in PAPERS[wildcards.paper].claims]
+    )

@@ -3,6 +3,7 @@ rule table:
     input:
         records=item_records,
         published=item_published,
+        anomalies="config/reported/anomalies.csv",
     output:
         csv=f"{OUT}/{{paper}}/{{item}}.csv",
         md=f"{OUT}/{{paper}}/{{item}}.md",
@@ -12,7 +13,14 @@ rule table:
             caption="../report/item.rst",
             category="{paper}",
             subcategory="tables",
-            labels=item_labels,
+            labels=item_labels("ours"),
+        ),
+        published=report(
+            f"{OUT}/{{paper}}/{{item}}.published.html",
+            caption="../report/published.rst",
+            category="{paper}",
+            subcategory="tables",
+            labels=item_labels("published"),
         ),
     log:
         f"results/logs/{SCALE}/table/{{paper}}_{{item}}.log",
@@ -37,13 +45,14 @@ rule figure:
         records=item_records,
     output:
         pdf=f"{OUT}/{{paper}}/{{item}}.pdf",
+        svg=f"{OUT}/{{paper}}/{{item}}.svg",
         csv=f"{OUT}/{{paper}}/{{item}}.csv",
         png=report(
             f"{OUT}/{{paper}}/{{item}}.png",
             caption="../report/item.rst",
             category="{paper}",
             subcategory="figures",
-            labels=item_labels,
+            labels=item_labels(),
         ),
     log:
         f"results/logs/{SCALE}/figure/{{paper}}_{{item}}.log",
@@ -64,6 +73,8 @@ rule figure:
 
 rule run_table:
     """List every run of the scale, to be read before spending anything."""
+    input:
+        calibration=CALIBRATION,
     output:
         f"{OUT}/runs.csv",
     log:
@@ -74,8 +85,9 @@ rule run_table:
     conda:
         "../../environment.yml"
     params:
-        runs=list(PLAN.runs),
+        scale=SCALE,
+        memberships=PLAN.memberships,
     message:
         "writing the run table"
-    shell:
-        f"python -m fltrain plan --scale {SCALE} --out {{output}} > {{log}}"
+    script:
+        "../scripts/run_table.py"

@@ -12,7 +12,7 @@ rule track:
     conda:
         "../../environment.yml"
     params:
-        memberships=PLAN.memberships,
+        memberships=MEMBERSHIPS,
     message:
         "exporting runs to MLflow"
     script:

@@ -11,4 +11,5 @@ with job(snakemake.log[0]):  # noqa: F821
     sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")  # noqa: F821
     published = next(map(Path, snakemake.input.published), None)  # noqa: F821
     outputs = {form: Path(path) for form, path in snakemake.output.items()}  # noqa: F821
-    tables.write(sheet, Results(Path("results")).record, published, outputs)
+    anomalies = Path(snakemake.input.anomalies)  # noqa: F821
+    tables.write(sheet, Results(Path("results")).record, published, outputs, anomalies)

@@ -1,0 +1,312 @@
+"""Archives of records: what tables, figures and MLflow are made from, in one small file. No torch.
+
+An archive is a gzipped tar file of ``<run id>/<file>`` for the files of complete records. Logs and models
+stay behind. Equal records make equal archives, byte for byte. An archive from elsewhere is not trusted:
+nothing is unpacked but these files, and a record comes in only if its spec has the run id that names its
+folder and its summary follows from its rows. Provenance is exported as it is, the machine's name included.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fltrain.component import explain
+from fltrain.errors import FltrainError
+from fltrain.files import replacing
+from fltrain.records import RECORD_FILES, Record, Results, summarise
+from fltrain.spec import RunSpec
+
+MAX_RUNS = 100_000
+MAX_FILE_BYTES = 64 * 2**20
+"""A file of a record; the largest of the papers' runs (500 rounds, all statistics) take a few MB."""
+MAX_BYTES = 8 * 2**30
+"""All that is unpacked from an archive."""
+
+_RUN = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
+_MEMBER = re.compile(rf"(?P<run>{_RUN})/(?P<file>[a-z]+\.jsonl?)")
+
+
+class _Loose(BaseModel):
+    """What readers of records rely on; further keys are theirs to ignore."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class _Row(_Loose):
+    round: int
+    kind: str
+
+
+class _Diverged(_Loose):
+    round: int
+
+
+class _Summary(_Loose):
+    run_id: str
+    status: Literal["completed", "diverged"]
+    diverged: _Diverged | None
+    rounds: int
+    accuracy: dict[str, float | None]
+    loss: dict[str, float | None]
+    bytes: dict[str, int]
+    layers: list[str]
+
+
+class _Seconds(_Loose):
+    total: float
+
+
+class _Costs(_Loose):
+    seconds: _Seconds
+    round_seconds: list[float]
+
+
+class _Provenance(_Loose):
+    fltrain: str
+    commit: str | None
+    dirty: bool
+    packages: dict[str, str]
+    processor: str
+    device: str
+    gpu: str | None
+    cuda: str | None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """How many records an import added, replaced, and found to be there already."""
+
+    added: int
+    replaced: int
+    unchanged: int
+
+
+# ---------------------------------------------------------------------------------------------------- export
+def named_records(results: Results, runs: Sequence[str]) -> list[Record]:
+    """The records of these runs, each once.
+
+    Raises:
+        FltrainError: if a name is none that a run can have.
+    """
+    for run in runs:
+        if not re.fullmatch(_RUN, run):
+            raise FltrainError(f"{run!r} is no run id; `fltrain status` lists them")
+    return [results.record(run) for run in dict.fromkeys(runs)]
+
+
+def export_records(records: Iterable[Record], path: Path) -> int:
+    """Write complete records to an archive; return how many.
+
+    Raises:
+        FltrainError: if there is none, one is not complete, or a file is missing; or if a folder is where the
+            archive is to be.
+    """
+    wanted = sorted(records, key=lambda record: record.run_id)
+    if not wanted:
+        raise FltrainError("there are no records to export: nothing has been trained yet")
+    if path.is_dir():
+        raise FltrainError(
+            f"{path}: is a folder; name a file to write, for example {path / 'records.tar.gz'}"
+        )
+    # No dates, owners or file names: equal records are equal archives.
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb") as raw,
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for record in wanted:
+            if not record.complete:
+                raise FltrainError(f"{record.run_id}: no complete record in {record.folder.parent}")
+            for name in RECORD_FILES:
+                content = (record.folder / name).read_bytes()
+                member = tarfile.TarInfo(f"{record.run_id}/{name}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return len(wanted)
+
+
+# ---------------------------------------------------------------------------------------------------- import
+def import_records(path: Path, results: Results, replace: bool = False) -> Imported:
+    """Bring the records of an archive into the results folder: all that are new, or none if one is wrong.
+
+    Args:
+        path: an archive that ``export_records`` made, or that claims to be one.
+        results: where to.
+        replace: whether an archived record takes the place of a different one of the same run.
+
+    Raises:
+        FltrainError: if the archive is none, or holds anything but valid records; or if another record of one
+            of its runs is there and ``replace`` is not set.
+    """
+    runs = results.run("-").parent
+    runs.mkdir(parents=True, exist_ok=True)
+    # On the same file system and under names that no run has, so that a record arrives by a rename.
+    staging, aside = (Path(tempfile.mkdtemp(prefix=f".{use}-", dir=runs)) for use in ("import", "replaced"))
+    try:
+        names = _unpack(path, staging)
+        for run_id in names:
+            _check(staging / run_id, path)
+        there = {run_id for run_id in names if results.record(run_id).complete}
+        same = {run_id for run_id in there if _equal(staging / run_id, results.run(run_id))}
+        different = sorted(there - same)
+        if different and not replace:
+            raise FltrainError(
+                f"{path}: {len(different)} of its {len(names)} records differ from those in {runs}, for "
+                f"example {different[0]}; nothing was imported (--replace takes the archived ones)"
+            )
+        places = {staging / run_id: results.run(run_id) for run_id in names if run_id not in same}
+        try:
+            _move(places, aside)
+        except OSError as error:
+            left = f"; {aside} keeps records that could not be put back" if any(aside.iterdir()) else ""
+            raise FltrainError(f"{error.filename}: {error.strerror}; nothing was imported{left}") from None
+        shutil.rmtree(aside)
+        return Imported(len(names) - len(there), len(different), len(same))
+    finally:
+        shutil.rmtree(staging)
+        with suppress(OSError):  # records that could not be put back stay
+            aside.rmdir()
+
+
+class _Bounded(gzip.GzipFile):
+    """A gzip file of which nobody gets more than an archive may hold, whatever a header claims."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= MAX_FILE_BYTES or self.tell() > MAX_BYTES:
+            raise tarfile.ReadError(f"more than {MAX_FILE_BYTES:,} bytes at once or {MAX_BYTES:,} in all")
+        return super().read(size)
+
+
+def _unpack(path: Path, staging: Path) -> list[str]:
+    """Write the files of an archive below ``staging``; return the run ids."""
+
+    def refuse(why: str) -> NoReturn:
+        raise FltrainError(f"{path}: not an archive of records: {why}; nothing was imported")
+
+    found: dict[str, set[str]] = {}
+    total = 0
+    try:
+        with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
+            for member in archive:
+                place = _MEMBER.fullmatch(member.name)
+                if place is None or place["file"] not in RECORD_FILES:
+                    refuse(
+                        f"it holds {member.name[:200]!r}; allowed are <run id>/{{{', '.join(RECORD_FILES)}}}"
+                    )
+                if not member.isreg() or member.issparse():
+                    refuse(f"{member.name!r} is not an ordinary file")
+                total += member.size
+                if not 0 <= member.size <= MAX_FILE_BYTES or total > MAX_BYTES:
+                    refuse(
+                        f"{member.name!r} has {member.size:,} bytes; {MAX_FILE_BYTES:,} are allowed for a "
+                        f"file, {MAX_BYTES:,} for all"
+                    )
+                files = found.setdefault(place["run"], set())
+                if place["file"] in files:
+                    refuse(f"{member.name!r} is there twice")
+                if len(found) > MAX_RUNS:
+                    refuse(f"it holds more than {MAX_RUNS:,} runs")
+                files.add(place["file"])
+                content = archive.extractfile(member)
+                assert content is not None  # it is an ordinary file
+                (staging / place["run"]).mkdir(exist_ok=True)
+                (staging / member.name).write_bytes(content.read())
+    except FileNotFoundError:
+        raise FltrainError(f"{path}: no such file") from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        refuse(f"it cannot be read ({error})")
+    if not found:
+        refuse("it is empty")
+    for run_id, files in found.items():
+        if missing := [name for name in RECORD_FILES if name not in files]:
+            refuse(f"{run_id} lacks {', '.join(missing)}")
+    return sorted(found)
+
+
+def _check(folder: Path, path: Path) -> None:
+    """Refuse a record that is not what its run id says."""
+    try:
+        spec = RunSpec.parse(_without_revisions(_read(folder / "spec.json")), "spec.json")
+        if spec.canonical != _read(folder / "spec.json"):
+            raise ValueError("spec.json is of another version of fltrain (its revisions or settings differ)")
+        if spec.run_id != folder.name:
+            raise ValueError(f"spec.json is that of {spec.run_id}")
+        rows = [_json(line) for line in _text(folder / "metrics.jsonl").splitlines()]
+        summary = _read(folder / "summary.json")
+        for number, row in enumerate(rows, start=1):
+            _valid(_Row, row, f"metrics.jsonl, line {number}")
+        _valid(_Summary, summary, "summary.json")
+        _valid(_Costs, _read(folder / "costs.json"), "costs.json")
+        _valid(_Provenance, _read(folder / "provenance.json"), "provenance.json")
+        for key, value in summarise(spec, rows, summary["diverged"], {}).items():
+            if summary.get(key) != value:
+                raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
+        raise FltrainError(f"{path}: {folder.name}: {what}; nothing was imported") from None
+
+
+def _without_revisions(spec: Any) -> Any:
+    return (
+        {key: value for key, value in spec.items() if key != "revisions"} if isinstance(spec, dict) else spec
+    )
+
+
+def _valid(kind: type[BaseModel], data: Any, where: str) -> None:
+    try:
+        kind.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {explain(error, data)}") from None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _read(path: Path) -> Any:
+    return _json(_text(path))
+
+
+def _json(text: str) -> Any:
+    data = json.loads(text)
+    # What this program writes: no infinities (which 1e999 is, too), and texts that have an encoding.
+    json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
+    return data
+
+
+def _equal(one: Path, other: Path) -> bool:
+    return all(
+        (other / name).exists() and (one / name).read_bytes() == (other / name).read_bytes()
+        for name in RECORD_FILES
+    )
+
+
+def _move(places: Mapping[Path, Path], aside: Path) -> None:
+    """Put folders into their places by renaming: all, or none if one cannot be.
+
+    What was there, logs and models included, is in ``aside`` then; or again in its place, if one cannot be.
+    """
+    with ExitStack() as undo:
+        for new, place in places.items():
+            if place.exists():
+                old = aside / place.name
+                place.rename(old)
+                undo.callback(old.rename, place)
+            new.rename(place)
+            undo.callback(place.rename, new)
+        undo.pop_all()

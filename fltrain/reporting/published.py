@@ -1,0 +1,237 @@
+"""Published values and what is known to be wrong with them, by the names that the published tables use."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from fltrain.component import suggest
+from fltrain.errors import FltrainError
+
+Names = Mapping[str, str]
+"""Columns of a file of published values -> what they hold for a cell."""
+
+FAILURES = "failed to converge", "not reached"
+"""How the note on a value begins where the paper's own run failed."""
+
+METHOD = "method", "plugin", "variant"
+"""Columns that say what was run; the others say in which setting."""
+
+REQUIRED = "metric", "value", "note"
+
+
+@dataclass(frozen=True)
+class PublishedValue:
+    """A published value, in per cent if it was printed as a fraction; None where only a note is printed."""
+
+    value: float | None
+    std: float | None
+    notes: tuple[str, ...]
+    anomalies: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the paper says that its own runs failed."""
+        return self.value is None and any(note.startswith(FAILURES) for note in self.notes)
+
+
+@dataclass(frozen=True)
+class Published:
+    """The rows of one ``file`` (its name), those of an unknown table if there is none."""
+
+    rows: pd.DataFrame
+    file: str = ""
+
+    @classmethod
+    def read(cls, path: Path | None, anomalies: Path | None = None) -> Published:
+        """Read a file of published values and mark those that a file of anomalies names.
+
+        Raises:
+            FltrainError: if one of them cannot be read.
+        """
+        if path is None:
+            return cls(pd.DataFrame(columns=[*REQUIRED, "std", "anomalies"], dtype=str))
+        rows = _read(path, REQUIRED)
+        try:
+            for column in {"value", "std"} & set(rows):
+                rows[column] = pd.to_numeric(rows[column].replace("", None))
+        except ValueError as error:
+            raise FltrainError(f"{path}: published values cannot be read ({error})") from None
+        if "std" not in rows:
+            rows["std"] = None
+        if "unit" in rows:
+            fractions = rows["unit"] == "fraction"
+            rows.loc[fractions, ["value", "std"]] = 100 * rows.loc[fractions, ["value", "std"]].astype(float)
+        rows["anomalies"] = [() for _ in rows.index]
+        for anomaly in read_anomalies(anomalies) if anomalies else []:
+            if anomaly.file == path.name:
+                concerned = anomaly.concerns(rows)
+                rows.loc[concerned, "anomalies"] = rows.loc[concerned, "anomalies"].map(
+                    lambda known, reason=anomaly.reason: (*known, reason)
+                )
+        return cls(rows, path.name)
+
+    def _matching(self, metric: str | None, names: Names) -> pd.Series:
+        return _where(self.rows, {"metric": [metric or ""], **{key: [name] for key, name in names.items()}})
+
+    def find(self, metric: str | None, names: Names, reduced: bool = False) -> PublishedValue | None:
+        """The one published value that the names fit, None if there is none.
+
+        Args:
+            metric: of the value; None has none.
+            names: of a cell.
+            reduced: whether the cell is one of a reduced scale. That can replace an axis by one that has no
+                names, so that several values fit: then the cell stands for none of them.
+
+        Raises:
+            FltrainError: if there are several at full scale.
+        """
+        found = self.rows[self._matching(metric, names)] if metric else self.rows[:0]
+        if found.empty or (reduced and len(found) > 1):
+            return None
+        if len(found) > 1:
+            named = ", ".join(f"{key}={name}" for key, name in names.items()) or "a cell without names"
+            raise FltrainError(
+                f"{self.file}: {len(found)} published values of {metric!r} fit {named}; "
+                f"name more columns under 'reported' (columns: {', '.join(map(str, self.rows.columns))})"
+            )
+        row = found.iloc[0]
+        notes = tuple(note for note in str(row["note"]).split("; ") if note)
+        return PublishedValue(_number(row["value"]), _number(row["std"]), notes, tuple(row["anomalies"]))
+
+    def absent(
+        self, metric: str | None, declared: Iterable[Names], cells: Iterable[Names]
+    ) -> list[dict[str, str]]:
+        """Names of the published values of a metric that none of the cells stands for.
+
+        Values of another part of the table do not count: those that differ from all declared names in what
+        these have in common, or that leave empty what they name.
+
+        Args:
+            metric: of the values; None has none.
+            declared: names of the table's cells; any text stands for a ``{dimension}`` in them.
+            cells: names of the cells that are shown, where runs have told the labels of a dimension.
+        """
+        if not metric:
+            return []
+        declared = list(declared)
+        columns = [
+            key for key in dict.fromkeys(key for names in declared for key in names) if key in self.rows
+        ]
+        named = {column: {names.get(column, "") for names in declared} for column in columns}
+        failed = self.rows["note"].map(lambda note: str(note).startswith(FAILURES)).astype(bool)
+        part = (self.rows["metric"] == metric) & (self.rows["value"].notna() | failed)
+        for column, used in named.items():
+            fits = "|".join(map(_pattern, used)) if len(used) == 1 or "" in used else ".+"
+            part &= self.rows[column].str.fullmatch(fits).astype(bool)
+        for names in cells:
+            part &= ~self._matching(metric, names)
+        return [
+            {str(key): str(value) for key, value in row.items()}
+            for row in self.rows.loc[part, columns].to_dict("records")
+        ]
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """A reason to doubt the published values of a file in whose rows the columns have one of these texts."""
+
+    file: str
+    match: Mapping[str, list[str]]
+    reason: str
+
+    def concerns(self, rows: pd.DataFrame) -> pd.Series:
+        """Which rows of the file are meant.
+
+        Raises:
+            FltrainError: if it has no such column.
+        """
+        for column in self.match:
+            if column not in rows:
+                hint = f"{suggest(column, rows.columns)} (columns: {', '.join(rows.columns)})"
+                raise FltrainError(f"anomalies: {self.file} has no column {column!r}{hint}")
+        return _where(rows, self.match)
+
+
+def read_anomalies(path: Path) -> list[Anomaly]:
+    """Read the file of doubtful values: paper, item, match (``column=text|text; column=...``), reason.
+
+    Raises:
+        FltrainError: if it cannot be read.
+    """
+    found: list[Anomaly] = []
+    for row in _read(path, ("paper", "item", "match", "reason")).to_dict("records"):
+        match: dict[str, list[str]] = {}
+        for part in filter(None, row["match"].split("; ")):
+            column, equals, texts = part.partition("=")
+            if not equals:
+                raise FltrainError(f"{path}: match {part!r}: write column=text, or column=text|text")
+            match[column] = texts.split("|")
+        found.append(Anomaly(f"{row['paper']}_{row['item']}.csv", match, row["reason"]))
+    return found
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A row of a file of claims: where the paper says what, and the number that it states, if one."""
+
+    where: str
+    claim: str
+    value: float | None
+    unit: str
+
+    @property
+    def text(self) -> str:
+        """The stated number with its unit."""
+        return "" if self.value is None else f"{self.value:g} {self.unit}".strip()
+
+
+def read_claims(path: Path) -> list[Statement]:
+    """Read a paper's file of claims.
+
+    Raises:
+        FltrainError: if it cannot be read.
+    """
+    rows = _read(path, ("where", "claim", "value", "unit"))
+    try:
+        rows["value"] = pd.to_numeric(rows["value"].replace("", None))
+    except ValueError as error:
+        raise FltrainError(f"{path}: claims cannot be read ({error})") from None
+    return [
+        Statement(row["where"], row["claim"], _number(row["value"]), row["unit"])
+        for row in rows.to_dict("records")
+    ]
+
+
+def _read(path: Path, columns: Iterable[str]) -> pd.DataFrame:
+    try:
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise FltrainError(f"{path}: published values cannot be read ({error})") from None
+    for column in columns:
+        if column not in rows:
+            raise FltrainError(f"{path}: published values cannot be read (no column {column!r})")
+    return rows
+
+
+def _where(rows: pd.DataFrame, texts: Mapping[str, list[str]]) -> pd.Series:
+    """Rows that have one of the texts in each column; columns that the file does not have do not count."""
+    where = pd.Series(True, index=rows.index)
+    for column in texts.keys() & set(rows.columns):
+        where &= rows[column].isin(texts[column])
+    return where
+
+
+def _pattern(name: str) -> str:
+    """Regular expression for a declared name, in which anything stands for a ``{dimension}``."""
+    parts = string.Formatter().parse(name)
+    return "".join(re.escape(text) + (".+" if dimension else "") for text, dimension, _, _ in parts)
+
+
+def _number(value: object) -> float | None:
+    return None if pd.isna(value) else float(value)  # type: ignore[call-overload, arg-type]

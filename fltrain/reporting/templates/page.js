@@ -1,0 +1,72 @@
+"use strict";
+// Tables of the class "sortable" can be sorted by their headings and filtered by their rows' texts.
+// Rows that belong together (a tbody of their own) stay together.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const groups = table.tBodies.length > 1;
+  const units = groups ? [...table.tBodies] : [...table.tBodies[0].rows];
+  const parent = groups ? table : table.tBodies[0];
+  const headings = [...table.tHead.querySelectorAll("th[data-column]")];
+  const cell = (unit, column) => {
+    const found = (groups ? unit.rows[0] : unit).cells[column];
+    return found ? (found.dataset.value ?? found.textContent).trim() : "";
+  };
+  const compare = (column, numeric, sign) => (one, other) => {
+    const [a, b] = [cell(one, column), cell(other, column)];
+    if (!numeric) return sign * a.localeCompare(b, "en", { numeric: true });
+    const [x, y] = [parseFloat(a), parseFloat(b)];
+    // What is no number ("diverged", nothing) comes last in either direction.
+    if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y);
+    return x === y ? 0 : sign * (x < y ? -1 : 1);
+  };
+  for (const heading of headings) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...heading.childNodes);
+    heading.append(button);
+    button.addEventListener("click", () => {
+      const numeric = heading.dataset.sort !== "text";
+      // Numbers start with the largest; a third click brings the order of the table back.
+      const turns = numeric ? ["descending", "ascending"] : ["ascending", "descending"];
+      const next = turns[turns.indexOf(heading.getAttribute("aria-sort")) + 1];
+      headings.forEach((other) => other.removeAttribute("aria-sort"));
+      if (next) heading.setAttribute("aria-sort", next);
+      const sign = next === "ascending" ? 1 : -1;
+      const order = next ? [...units].sort(compare(Number(heading.dataset.column), numeric, sign)) : units;
+      parent.append(...order);
+    });
+  }
+  const tools = document.querySelector(`.tools[data-for="${table.id}"]`);
+  if (!tools || units.length < 4) continue;
+  tools.hidden = false;
+  const [input, output] = [tools.querySelector("input"), tools.querySelector("output")];
+  const texts = units.map((unit) =>
+    ` ${[...unit.querySelectorAll("th, td")].map((cell) => cell.textContent).join(" ")} `.toLowerCase(),
+  );
+  const show = () => {
+    // All words have to be there; what stands in quotes, as a whole word.
+    const words = (input.value.toLowerCase().match(/"[^"]*"|\S+/g) ?? []).map((word) => word.replaceAll('"', " "));
+    let count = 0;
+    units.forEach((unit, index) => {
+      unit.hidden = !words.every((word) => texts[index].includes(word));
+      count += !unit.hidden;
+    });
+    output.textContent = words.length ? `${count} of ${units.length}` : "";
+  };
+  input.addEventListener("input", show);
+  input.value = new URLSearchParams(location.search).get("filter") ?? "";
+  show();
+}
+
+// A link to something inside of closed details opens them.
+const reveal = () => {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let details = target && target.closest("details"); details; details = details.parentElement.closest("details"))
+    details.open = true;
+  if (target) target.scrollIntoView();
+};
+addEventListener("hashchange", reveal);
+reveal();
+addEventListener("beforeprint", () => document.querySelectorAll("details:not(.runs)").forEach((details) => (details.open = true)));
+
+// Embedded in another page (Snakemake's report), there are no files beside this one.
+if (location.protocol === "data:") document.querySelectorAll("a[data-file]").forEach((link) => link.removeAttribute("href"));

@@ -1,0 +1,311 @@
+"""Pages in headless Chromium, opened from disk: those of hand-made records, and those of a scale on disk.
+
+Not among the tests that `make test` runs, as they need a browser: `.ci/run` runs them. The browser is the one
+that FLTRAIN_BROWSER names, or Playwright's own. FLTRAIN_PAGES names the folder that the workflow made, if it
+is not results/demo.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from ..toy import GPU, METHODS, Toy
+
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+FOLDER = Path(os.environ.get("FLTRAIN_PAGES", "results/demo")).resolve()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Containers, in which tests often run, have no sandbox to offer.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(
+            executable_path=os.environ.get("FLTRAIN_BROWSER"), args=arguments
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    changed = {Toy.run("MOON", "BP", 0): GPU, Toy.run("MOON", "BP", 1): {"commit": "b" * 40, "dirty": True}}
+    return Toy(tmp_path_factory.mktemp("toy"), provenance=changed, missing=("<b>bold</b>",)).write()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page of which every complaint fails the test."""
+    page = browser.new_page(viewport=DESKTOP)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("requestfailed", lambda request: complaints.append(f"not loaded: {request.url}"))
+    page.on("request", lambda request: complaints.append(request.url) if _foreign(request.url) else None)
+    yield page
+    page.close()
+    assert complaints == []
+
+
+def _foreign(url: str) -> bool:
+    return urlsplit(url).scheme not in ("file", "data", "blob")
+
+
+def pages_on_disk() -> list[Path]:
+    found = [path for path in sorted(FOLDER.rglob("*.html")) if path.name != "report.html"]
+    assert found, f"{FOLDER} holds no pages; `make reproduce` makes them"
+    return found
+
+
+def pages_of(toy: Toy) -> list[Path]:
+    found = [
+        toy.folder / "index.html",
+        toy.folder / "runs.html",
+        toy.table,
+        toy.table.with_suffix(".published.html"),
+    ]
+    assert all(path.exists() for path in found)
+    return found
+
+
+def check(page: Page, path: Path) -> None:
+    """What holds for every page, at the width of a desk and of a phone, by day and by night."""
+    for viewport in (DESKTOP, PHONE):
+        page.set_viewport_size(viewport)
+        page.goto(path.as_uri())
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= viewport["width"], f"{path.name} is {width} pixels wide"
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert _contrast(page) >= 4.5
+    assert page.locator("h1").count() == 1
+    assert page.locator("main").count() == 1
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.evaluate("[...document.images].every((image) => image.alt)")
+    identifiers = page.evaluate("[...document.querySelectorAll('[id]')].map((element) => element.id)")
+    assert len(identifiers) == len(set(identifiers)), "every id once"
+    page.evaluate("for (const image of document.images) image.loading = 'eager'")
+    page.wait_for_function("[...document.images].every((image) => image.complete)")
+    assert page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+    links = page.evaluate("[...document.links].map((link) => [link.protocol, link.href])")
+    for scheme, address in links:
+        assert scheme == "file:", address
+        parts = urlsplit(address)
+        target = Path(unquote(parts.path))
+        assert target.exists(), f"{path}: {address} leads nowhere"
+        if parts.fragment and target == path:
+            assert unquote(parts.fragment) in identifiers, f"{path}: {address} leads nowhere"
+
+
+def _contrast(page: Page) -> float:
+    """The least contrast of any text with the background behind it, after the rules of WCAG 2."""
+    value: float = page.evaluate(
+        """() => {
+          const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+          const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+            .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+            .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+          const behind = (element) => {
+            for (let at = element; at; at = at.parentElement) {
+              const colour = parse(getComputedStyle(at).backgroundColor);
+              if (colour.length < 4 || colour[3] > 0) return colour;
+            }
+            return [255, 255, 255];
+          };
+          let least = 21;
+          for (const element of document.body.querySelectorAll("*")) {
+            const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+            if (!own || ["SCRIPT", "STYLE"].includes(element.tagName)) continue;
+            const [one, other] = [light(parse(getComputedStyle(element).color)), light(behind(element))];
+            least = Math.min(least, (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05));
+          }
+          return least;
+        }"""
+    )
+    return value
+
+
+# ---------------------------------------------------------------- every page
+@pytest.mark.parametrize("index", range(4), ids=["index", "runs", "table", "published"])
+def test_pages_of_hand_made_records(page: Page, toy: Toy, index: int) -> None:
+    check(page, pages_of(toy)[index])
+
+
+@pytest.mark.parametrize("path", pages_on_disk(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_pages_on_disk(page: Page, path: Path) -> None:
+    check(page, path)
+
+
+def test_the_browser_notices(page: Page, tmp_path: Path) -> None:
+    """The checks can fail: each of these pages is wrong in one way."""
+    good = "<!doctype html><html lang=en><title>x</title><body><main><h1>x</h1>{}</main>"
+    for wrong in (
+        "<p style='width: 2000px'>wide",
+        "<a href=nowhere.html>gone</a>",
+        "<a href=#nowhere>gone</a>",
+        "<p style='color: #bbb'>pale",
+        "<h1>again</h1>",
+        "<p id=x><p id=x>",
+        "<a href='https://example.org'>elsewhere</a>",
+    ):
+        path = tmp_path / "bad.html"
+        path.write_text(good.format(wrong))
+        with pytest.raises(AssertionError):
+            check(page, path)
+    path.write_text(good.format("fine"))
+    check(page, path)
+
+
+# ---------------------------------------------------------------- tables
+def column(page: Page, number: int) -> list[str]:
+    cells = page.locator(f"#values tbody tr > :nth-child({number + 1})")
+    return [text.strip() for text in cells.all_inner_texts()]
+
+
+def test_tables_are_sorted_by_their_headings(page: Page, toy: Toy) -> None:
+    page.goto(toy.table.as_uri())
+    methods = list(METHODS)
+    assert column(page, 0) == methods
+    heading = page.locator("#values th[data-column='1']")
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    # 57.00 (one seed), 55, 53, 51; without a run last. FedDyn's two others diverged.
+    assert column(page, 0) == ["FedDyn", "MOON", "FedProx", "FedAvg", "<b>bold</b>"]
+    heading.locator("button").press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert column(page, 0) == ["FedAvg", "FedProx", "MOON", "FedDyn", "<b>bold</b>"]
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") is None
+    assert column(page, 0) == methods
+
+
+def test_only_one_heading_is_marked_as_sorted(page: Page, toy: Toy) -> None:
+    page.goto(toy.table.as_uri())
+    for number in (0, 1, 2):
+        page.locator(f"#values th[data-column='{number}'] button").click()
+        assert page.locator("#values [aria-sort]").count() == 1
+
+
+def test_rows_are_filtered(page: Page, toy: Toy) -> None:
+    page.goto(toy.table.as_uri())
+    field = page.get_by_label("Filter rows")
+    field.fill("PROX")
+    assert page.locator("#values tbody tr:visible").count() == 1
+    assert page.locator(".tools[data-for=values] output").inner_text() == "1 of 5"
+    field.fill("nothing of the kind")
+    assert page.locator("#values tbody tr:visible").count() == 0
+    field.fill("")
+    assert page.locator("#values tbody tr:visible").count() == 5
+
+
+def test_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:
+    page.goto(toy.table.as_uri())
+    assert not page.locator("#runs").is_visible()
+    page.locator("#values tbody tr").nth(1).locator("td a").first.click()
+    behind = page.locator("tbody:target")
+    assert behind.is_visible()
+    assert behind.locator("code").all_inner_texts() == [Toy.run("FedProx", "BP", seed) for seed in (0, 1, 2)]
+    behind.get_by_role("link", name="summary").first.click()
+    assert (
+        Path(unquote(urlsplit(page.url).path))
+        == toy.results.run(Toy.run("FedProx", "BP", 0)) / "summary.json"
+    )
+
+
+def test_runs_of_a_cell_stay_together(page: Page, toy: Toy) -> None:
+    page.goto(toy.table.as_uri() + "#runs-1")
+    page.locator("#runs th[data-column='0'] button").click()
+    page.locator("#runs th[data-column='0'] button").click()
+    names = page.locator("#runs tbody").evaluate_all("(groups) => groups.map((group) => group.rows.length)")
+    assert names == [3] * 10
+    assert page.locator("#runs tbody th").first.inner_text() == "MOON / BP"
+
+
+def test_the_overview_leads_to_the_runs_of_an_item_and_no_other(page: Page, toy: Toy) -> None:
+    """Table 10 is another one than table 1."""
+    page.goto((toy.folder / "index.html").as_uri())
+    page.locator("#item-table tbody tr", has_text="paper/table10").get_by_role("link", name="3").click()
+    assert urlsplit(page.url).path.endswith("/runs.html")
+    assert page.locator("#runs tbody tr:visible").count() == 3
+    page.goto((toy.folder / "index.html").as_uri())
+    page.locator("#item-table tbody tr", has_text="Accuracy & gain").get_by_role("link", name=" of ").click()
+    assert page.locator("#runs tbody tr:visible").count() == 30
+
+
+def test_claims_are_filtered_by_verdict(page: Page, toy: Toy) -> None:
+    page.goto((toy.folder / "index.html").as_uri())
+    page.get_by_label("Filter claims").fill("contradicted")
+    assert page.locator("#claim-table tbody tr:visible").count() == 1
+
+
+def test_everything_can_be_reached_by_the_keyboard(page: Page, toy: Toy) -> None:
+    page.goto(toy.table.as_uri())
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.type") == "search"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "region", (
+        "it can be scrolled by keys"
+    )
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "BUTTON"
+
+
+def test_pages_work_without_scripts(browser: Browser, toy: Toy) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(toy.table.as_uri())
+    assert page.locator("#values tbody tr").count() == 5
+    assert not page.locator(".tools").first.is_visible(), "no field that would do nothing"
+    page.locator("summary").last.click()
+    assert page.locator("#runs").is_visible()
+    context.close()
+
+
+def test_embedded_pages_have_no_links_to_files(page: Page, toy: Toy) -> None:
+    """In Snakemake's report a page stands in a frame whose address is its content: no file is beside it."""
+    page.goto("about:blank")
+    page.evaluate(
+        """(html) => {
+          const frame = document.createElement("iframe");
+          frame.src = "data:text/html;charset=utf-8," + encodeURIComponent(html);
+          frame.width = 1000; frame.height = 700;
+          document.body.append(frame);
+        }""",
+        toy.table.read_text(),
+    )
+    frame = page.frame_locator("iframe")
+    frame.locator("#values tbody tr").nth(0).locator("td a").first.click()
+    assert frame.locator("#runs-1").is_visible()
+    assert frame.locator("a[data-file]").count() > 0
+    assert frame.locator("a[data-file][href]").count() == 0
+
+
+def test_printed_pages_show_what_is_assumed(page: Page, toy: Toy) -> None:
+    page.goto(toy.table.as_uri())
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.get_by_text("A-1: Which rate").is_visible()
+    assert not page.locator(".tools").first.is_visible()
+
+
+# ---------------------------------------------------------------- Snakemake's report
+def test_the_report_switches_between_our_numbers_and_published_ones(browser: Browser) -> None:
+    # Where a paper has tables only, the report has no further level to choose them in.
+    published = min(path for path in FOLDER.glob("*/*.published.html") if any(path.parent.glob("*.png")))
+    page = browser.new_page(viewport=DESKTOP)
+    page.goto((FOLDER / "report.html").as_uri())
+    page.get_by_text("Results", exact=True).click()
+    if len(list(FOLDER.glob("*/summary.json"))) > 1:  # otherwise there is no list of papers
+        page.get_by_text(published.parent.name, exact=True).click()
+    page.get_by_text("tables", exact=True).click()
+    row = page.locator("tr", has_text=f"{published.name.partition('.')[0]}: ")
+    row.get_by_role("link").first.click()
+    assert "as published" not in page.frame_locator("iframe").locator("h1").inner_text()
+    page.get_by_text("published", exact=True).click()
+    row.get_by_role("link").first.click()
+    assert "as published" in page.frame_locator("iframe").locator("h1").inner_text()
+    page.close()

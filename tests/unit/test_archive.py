@@ -1,0 +1,483 @@
+"""Archives of records: what goes in comes out, equal records are equal bytes, hostile archives stay out."""
+
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fltrain import archive
+from fltrain.archive import Imported, export_records, import_records
+from fltrain.cli import app
+from fltrain.errors import FltrainError
+from fltrain.files import write_json
+from fltrain.records import RECORD_FILES, Record, Results
+
+from .helpers import TINY, tiny, trained
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture(scope="session")
+def trained_here(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Two runs that differ in their seed, as training left them."""
+    root = tmp_path_factory.mktemp("trained")
+    for seed in (0, 1):
+        trained(tiny(rounds=2, seed=seed), root)
+    return Results(root)
+
+
+@pytest.fixture
+def here(trained_here: Results, tmp_path: Path) -> Results:
+    """A copy of their records that a test may damage."""
+    shutil.copytree(trained_here.root / "runs", tmp_path / "here" / "runs")
+    return Results(tmp_path / "here")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Results:
+    """Another results folder, empty."""
+    return Results(tmp_path / "there")
+
+
+@pytest.fixture
+def packed(here: Results, tmp_path: Path) -> Path:
+    """An archive of both."""
+    path = tmp_path / "records.tar.gz"
+    assert export_records(here.records(), path) == 2
+    return path
+
+
+def files(results: Results) -> Files:
+    """All files of the runs by path, hidden ones too."""
+    runs = results.root / "runs"
+    return {str(path.relative_to(runs)): path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+
+
+def member(name: str, content: bytes = b"{}", **changes: Any) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in changes.items():
+        setattr(info, key, value)
+    return info, content
+
+
+def pack(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as packed:
+        for info, content in members:
+            packed.addfile(info, io.BytesIO(content))
+    return path
+
+
+def repack(path: Path, record: Record, changes: dict[str, bytes | None]) -> Path:
+    """An archive of one record with some of its files changed or, if None, left out."""
+    contents = {name: (record.folder / name).read_bytes() for name in RECORD_FILES}
+    kept = {name: content for name, content in {**contents, **changes}.items() if content is not None}
+    return pack(path, *(member(f"{record.run_id}/{name}", content) for name, content in kept.items()))
+
+
+def refused(path: Path, there: Results, *said: str) -> None:
+    """The import fails with these words in one line, and leaves nothing behind."""
+    before = files(there)
+    with pytest.raises(FltrainError) as failure:
+        import_records(path, there)
+    message = str(failure.value)
+    assert "\n" not in message and "nothing was imported" in message
+    assert all(words in message for words in said), message
+    assert files(there) == before
+    assert not list((there.root / "runs").glob(".*"))
+
+
+# ---------------------------------------------------------------- there and back
+def test_records_arrive_as_they_left(here: Results, there: Results, packed: Path) -> None:
+    assert import_records(packed, there) == Imported(added=2, replaced=0, unchanged=0)
+    assert files(there) == {
+        name: text for name, text in files(here).items() if not name.endswith("train.log")
+    }
+    assert [record.complete for record in there.records()] == [True, True]
+    assert not list((there.root / "runs").glob(".*")), "nothing but the records is left"
+
+
+def test_records_are_for_everyone_to_read(there: Results, packed: Path) -> None:
+    import_records(packed, there)
+    (folder, *_) = (there.root / "runs").iterdir()
+    umask = os.umask(0)
+    os.umask(umask)
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_equal_records_are_equal_archives(here: Results, packed: Path, tmp_path: Path) -> None:
+    for path in (here.root / "runs").rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(0o700)
+    again = tmp_path / "of-another-name.tar.gz"
+    export_records(reversed(list(here.records())), again)
+    assert again.read_bytes() == packed.read_bytes()
+
+
+def test_only_the_files_of_records_are_exported(here: Results, packed: Path) -> None:
+    with tarfile.open(packed) as archive:
+        names = archive.getnames()
+    assert sorted(names) == sorted(
+        f"{record.run_id}/{name}" for record in here.records() for name in RECORD_FILES
+    )
+
+
+def test_importing_again_changes_nothing(there: Results, packed: Path) -> None:
+    import_records(packed, there)
+    before = {path: path.stat().st_mtime_ns for path in there.root.rglob("*.json")}
+    assert import_records(packed, there) == Imported(added=0, replaced=0, unchanged=2)
+    assert {path: path.stat().st_mtime_ns for path in there.root.rglob("*.json")} == before
+
+
+def test_a_different_record_is_kept_unless_told_otherwise(
+    here: Results, there: Results, packed: Path
+) -> None:
+    import_records(packed, there)
+    mine = next(there.records())
+    provenance = mine.folder / "provenance.json"
+    provenance.write_text(provenance.read_text().replace('"cpu"', '"cuda:0"'))
+    (mine.folder / "models.safetensors").write_bytes(b"of the other training")
+    refused(packed, there, "1 of its 2 records", mine.run_id, "--replace")
+    assert "cuda:0" in provenance.read_text()
+    assert import_records(packed, there, replace=True) == Imported(added=0, replaced=1, unchanged=1)
+    assert provenance.read_bytes() == (here.run(mine.run_id) / "provenance.json").read_bytes()
+    assert not (mine.folder / "models.safetensors").exists(), "it belonged to the record that went"
+
+
+def test_what_an_interrupted_training_left_is_no_record(there: Results, here: Results, packed: Path) -> None:
+    run = next(here.records()).run_id
+    there.run(run).mkdir(parents=True)
+    (there.run(run) / "train.log").write_text("killed")
+    assert import_records(packed, there) == Imported(added=2, replaced=0, unchanged=0)
+    assert not (there.run(run) / "train.log").exists()
+
+
+def test_nothing_to_export(there: Results, here: Results, tmp_path: Path) -> None:
+    path = tmp_path / "none.tar.gz"
+    with pytest.raises(FltrainError, match="nothing has been trained"):
+        export_records([], path)
+    with pytest.raises(FltrainError, match="digits-none: no complete record"):
+        export_records([here.record("digits-none")], path)
+    assert not path.exists()
+
+
+# ---------------------------------------------------------------- archives that are none
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd",
+        "../outside/spec.json",
+        "run/../../spec.json",
+        "run/sub/spec.json",
+        "spec.json",
+        "run/train.log",
+        "run/models.safetensors",
+        "run/other.json",
+        ".hidden/spec.json",
+        "..",
+        "run\\spec.json",
+        "run/spec.json\n",
+        "a" * 250 + "/spec.json",
+    ],
+)
+def test_other_names_are_refused(name: str, there: Results, tmp_path: Path) -> None:
+    refused(pack(tmp_path / "bad.tar.gz", member(name)), there, "not an archive of records", "it holds")
+    assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.gz", "there"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE],
+    ids=["symbolic link", "link", "folder", "pipe", "device"],
+)
+def test_only_ordinary_files_are_unpacked(kind: bytes, there: Results, tmp_path: Path) -> None:
+    bad = member("run/spec.json", b"", type=kind, linkname="/etc/passwd")
+    refused(pack(tmp_path / "bad.tar.gz", bad), there, "is not an ordinary file")
+
+
+def test_sizes_are_limited(there: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_FILE_BYTES", 20_000)
+    monkeypatch.setattr(archive, "MAX_BYTES", 50_000)
+    monkeypatch.setattr(archive, "MAX_RUNS", 2)
+    path = tmp_path / "bad.tar.gz"
+    refused(pack(path, member("run/spec.json", b" " * 20_001)), there, "20,001 bytes")
+    several = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
+    refused(pack(path, *several), there, "50,000 for all")
+    refused(pack(path, *(member(f"run-{n}/spec.json") for n in range(3))), there, "more than 2 runs")
+
+
+def header(name: str, size: int, kind: bytes) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["pax", "long name"])
+@pytest.mark.parametrize("size", [10**12, -512])
+def test_headers_that_lie_about_their_size_take_neither_memory_nor_time(
+    kind: bytes, size: int, there: Results, tmp_path: Path
+) -> None:
+    """Python's own reader would read all that such a header claims, or go in circles."""
+    path = tmp_path / "bad.tar.gz"
+    path.write_bytes(gzip.compress(header("run/spec.json", size, kind) + b"\0" * 4096))
+    refused(path, there, "not an archive of records")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no archive",
+        gzip.compress(b""),
+        gzip.compress(b"no archive" * 100),
+        gzip.compress(b"\0" * 20480),
+    ],
+    ids=["empty", "text", "nothing packed", "text packed", "no members"],
+)
+def test_what_is_no_archive(content: bytes, there: Results, tmp_path: Path) -> None:
+    path = tmp_path / "bad.tar.gz"
+    path.write_bytes(content)
+    refused(path, there, "not an archive of records")
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_an_archive_cut_short(share: float, packed: Path, there: Results) -> None:
+    content = packed.read_bytes()
+    packed.write_bytes(content[: int(share * len(content))])
+    refused(packed, there, "not an archive of records")
+
+
+def test_no_such_file(there: Results, tmp_path: Path) -> None:
+    with pytest.raises(FltrainError, match=r"none\.tar\.gz: no such file"):
+        import_records(tmp_path / "none.tar.gz", there)
+
+
+def test_a_file_twice(there: Results, tmp_path: Path) -> None:
+    bad = pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json"))
+    refused(bad, there, "is there twice")
+
+
+# ---------------------------------------------------------------- records that are none
+@pytest.mark.parametrize("name", RECORD_FILES)
+def test_every_file_has_to_be_there(name: str, here: Results, there: Results, tmp_path: Path) -> None:
+    record = next(here.records())
+    refused(repack(tmp_path / "bad.tar.gz", record, {name: None}), there, record.run_id, f"lacks {name}")
+
+
+@pytest.mark.parametrize("name", RECORD_FILES)
+@pytest.mark.parametrize(
+    "content",
+    [
+        *[b"{", b"[]", b"null", b"3", b"\xff", b'{"round": NaN}', b'{"round": 1e999}'],
+        *[b"[" * 200_000, b'"\\ud800"', b"1" * 10_000],
+    ],
+)
+def test_every_file_has_to_be_what_it_is(
+    name: str, content: bytes, here: Results, there: Results, tmp_path: Path
+) -> None:
+    record = next(here.records())
+    refused(repack(tmp_path / "bad.tar.gz", record, {name: content}), there, record.run_id)
+
+
+def edited(record: Record, name: str, change: Callable[[Any], Any]) -> dict[str, bytes | None]:
+    data = json.loads((record.folder / name).read_text())
+    return {name: json.dumps(change(data)).encode()}
+
+
+def test_the_folder_has_to_be_that_of_the_spec(here: Results, there: Results, tmp_path: Path) -> None:
+    one, other = here.records()
+    stolen = (other.folder / "spec.json").read_bytes()
+    refused(
+        repack(tmp_path / "bad.tar.gz", one, {"spec.json": stolen}),
+        there,
+        f"spec.json is that of {other.run_id}",
+    )
+
+
+CHANGES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "other rounds": ("spec.json", lambda spec: {**spec, "rounds": 3}, "spec.json is that of"),
+    "unknown setting": ("spec.json", lambda spec: {**spec, "evil": 1}, "unknown key 'evil'"),
+    "other revision": (
+        "spec.json",
+        lambda spec: {**spec, "revisions": {**spec["revisions"], "model": 99}},
+        "another version of fltrain",
+    ),
+    "better accuracy": (
+        "summary.json",
+        lambda summary: {**summary, "accuracy": {**summary["accuracy"], "final": 0.99}},
+        "'accuracy' does not follow",
+    ),
+    "another's summary": ("summary.json", lambda summary: {**summary, "run_id": "x"}, "'run_id' does not"),
+    "made to fail": (
+        "summary.json",
+        lambda summary: {**summary, "status": "diverged", "diverged": None},
+        "'status' does not follow",
+    ),
+    "text for a number": ("costs.json", lambda costs: {**costs, "seconds": {"total": "1"}}, "seconds.total"),
+    "no place of divergence": (
+        "summary.json",
+        lambda summary: {**summary, "status": "diverged", "diverged": {"what": "loss"}},
+        "diverged.round",
+    ),
+    "no code version": ("provenance.json", lambda found: {**found, "dirty": "no"}, "dirty"),
+}
+
+
+@pytest.mark.parametrize(
+    "key", ["fltrain", "commit", "dirty", "packages", "processor", "device", "gpu", "cuda"]
+)
+def test_provenance_has_to_say_what_pages_and_estimates_read(
+    key: str, here: Results, there: Results, tmp_path: Path
+) -> None:
+    record = next(here.records())
+
+    def without(found: Any) -> Any:
+        return {name: value for name, value in found.items() if name != key}
+
+    changed = edited(record, "provenance.json", without)
+    refused(repack(tmp_path / "bad.tar.gz", record, changed), there, f"provenance.json: {key}")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_records_that_were_tampered_with(name: str, here: Results, there: Results, tmp_path: Path) -> None:
+    file, change, said = CHANGES[name]
+    record = next(here.records())
+    refused(repack(tmp_path / "bad.tar.gz", record, edited(record, file, change)), there, record.run_id, said)
+
+
+BETTER = '{"round": 2, "kind": "evaluation", "split": "test", "view": "global", "accuracy": 1.0, "loss": 0.1}'
+ROWS: dict[str, tuple[str, str]] = {
+    "no rows": ("", "do not fit together"),
+    "a better one": (f"{{}}{BETTER}", "does not follow"),
+    "a test without accuracy": (f"{{}}{BETTER.replace('accuracy', 'x')}", "do not fit together"),
+    "a round in words": ('{}{"round": "1", "kind": "x"}', "round: input should be a valid integer"),
+    "no kind": ('{}{"round": 1}', "kind"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_were_tampered_with(name: str, here: Results, there: Results, tmp_path: Path) -> None:
+    record = next(here.records())
+    text, said = ROWS[name]
+    rows = text.replace("{}", (record.folder / "metrics.jsonl").read_text(), 1)
+    refused(repack(tmp_path / "bad.tar.gz", record, {"metrics.jsonl": rows.encode()}), there, said)
+
+
+def test_one_wrong_record_keeps_all_out(here: Results, there: Results, tmp_path: Path) -> None:
+    good, bad = here.records()
+    members = [
+        member(f"{record.run_id}/{name}", (record.folder / name).read_bytes())
+        for record in (good, bad)
+        for name in RECORD_FILES
+        if (record.run_id, name) != (bad.run_id, "costs.json")
+    ]
+    refused(pack(tmp_path / "bad.tar.gz", *members), there, bad.run_id)
+    assert list(there.records()) == []
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3, 4])
+def test_a_rename_that_fails_leaves_everything_as_it_was(
+    fails: int, here: Results, there: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two records are replaced, by two renames each."""
+    import_records(packed, there)
+    for record in there.records():
+        (record.folder / "costs.json").write_text("{}")
+        (record.folder / "train.log").write_text("ours")
+    before, rename, calls = files(there), Path.rename, iter(range(1, 100))
+
+    def failing(self: Path, target: Path) -> Path:
+        if next(calls) == fails:
+            raise OSError(28, "No space left on device", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(FltrainError, match=r"No space left on device; nothing was imported$"):
+        import_records(packed, there, replace=True)
+    assert files(there) == before
+    assert not list((there.root / "runs").glob(".*"))
+    monkeypatch.setattr(Path, "rename", rename)
+    assert import_records(packed, there, replace=True) == Imported(added=0, replaced=2, unchanged=0)
+    assert not list((there.root / "runs").glob(".*"))
+
+
+def test_records_that_cannot_be_put_back_are_kept_and_named(
+    here: Results, there: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_records(packed, there)
+    for record in there.records():
+        (record.folder / "costs.json").write_text("{}")
+    before, rename, calls = files(there), Path.rename, iter(range(1, 100))
+
+    def failing(self: Path, target: Path) -> Path:
+        if next(calls) > 1:
+            raise OSError(5, "Input/output error", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(FltrainError, match=r"keeps records that could not be put back$"):
+        import_records(packed, there, replace=True)
+    (aside,) = (there.root / "runs").glob(".replaced-*")
+    now = {name.removeprefix(f"{aside.name}/"): content for name, content in files(there).items()}
+    assert now == before
+
+
+# ---------------------------------------------------------------- command line
+def call(*arguments: str) -> Iterator[str]:
+    done = CliRunner().invoke(app, ["records", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    yield from done.output.splitlines()
+
+
+def test_commands(here: Results, there: Results, tmp_path: Path) -> None:
+    path = str(tmp_path / "out.tar.gz")
+    run = next(here.records()).run_id
+    assert list(call("export", path, "--results", str(here.root))) == [f"{path}: 2 records"]
+    assert list(call("export", path, run, "--results", str(here.root))) == [f"{path}: 1 records"]
+    arguments = ("import", path, "--results", str(there.root))
+    assert list(call(*arguments)) == [f"{path}: 1 added, 0 replaced, 0 unchanged"]
+    assert list(call(*arguments)) == [f"{path}: 0 added, 0 replaced, 1 unchanged"]
+    assert list(call("export", path, run, run, "--results", str(here.root))) == [f"{path}: 1 records"]
+    with tarfile.open(path) as archive:
+        assert len(archive.getnames()) == len(RECORD_FILES)
+    with pytest.raises(FltrainError, match="not both"):
+        list(call("export", path, run, "--scale", "demo"))
+
+
+@pytest.mark.parametrize("name", ["../../etc", "..", "", ".hidden", "a/b", "/etc"])
+def test_names_that_no_run_has_are_refused(name: str, here: Results, tmp_path: Path) -> None:
+    with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is no run id"):
+        list(call("export", str(tmp_path / "out.tar.gz"), name, "--results", str(here.root)))
+
+
+def test_an_archive_is_no_folder(here: Results, tmp_path: Path) -> None:
+    with pytest.raises(FltrainError, match=f"^{re.escape(str(tmp_path))}: is a folder; name a file"):
+        list(call("export", str(tmp_path), "--results", str(here.root)))
+
+
+def test_export_of_a_scale(here: Results, tmp_path: Path) -> None:
+    """Only its runs, as far as they are trained."""
+    config = tmp_path / "config"
+    paper = {"paper": "toy", "title": "t", "citation": "c", "seeds": 2, "settings": {**TINY, "rounds": 2}}
+    grid = {"title": "t", "axes": {"rounds": [2]}}
+    layout = {"table": {"rows": "rounds", "measures": [{"measure": "final_accuracy"}]}}
+    scale = {"scale": "small", "title": "s", "reduced": True, "seeds": 1, "items": ["toy/one"]}
+    write_json(config / "papers" / "toy.yaml", {**paper, "items": {"one": {**grid, **layout}}})
+    write_json(config / "scales" / "small.yaml", scale)
+    path = tmp_path / "out.tar.gz"
+    options = ("--scale", "small", "--results", str(here.root), "--config", str(config))
+    assert list(call("export", str(path), *options)) == [
+        "small: 1 of 1 runs are trained",
+        f"{path}: 1 records",
+    ]
+    with tarfile.open(path) as archive:
+        assert {name.split("/")[0] for name in archive.getnames()} == {tiny(rounds=2, seed=0).run_id}

@@ -1,0 +1,51 @@
+"""Measures that are read off a whole curve, of hand-made ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fltrain.records import Results, write_record
+from fltrain.reporting.measures import measure
+
+from .helpers import tiny
+
+
+def measured(name: str, accuracies: Sequence[float], root: Path, status: str = "completed") -> float | None:
+    """The measure of a run that was tested after every round, with these accuracies."""
+    rows = [
+        {"round": round, "kind": "evaluation", "split": "test", "view": "global", "accuracy": accuracy}
+        for round, accuracy in enumerate(accuracies, start=1)
+    ]
+    accuracy = {"best": max(accuracies), "last": accuracies[-1]}
+    summary = {"run_id": "run", "status": status, "accuracy": accuracy}
+    write_record(Results(root).run("run"), tiny(), rows, summary, {"round_seconds": [1.0]}, {})
+    found = measure(name).of(Results(root).record("run"))
+    return found[""] if found else None
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "round"),
+    [
+        ([0.5, 0.7, 0.88, 0.875, 0.89], 3),  # exactly a point below the best is near enough,
+        ([0.5, 0.7, 0.879, 0.875, 0.89], 5),  # more is not,
+        ([0.9, 0.5, 0.6], 1),  # and what comes later does not matter.
+        ([0.3, 0.3, 0.3], 1),
+    ],
+)
+def test_a_curve_settles_where_it_first_comes_within_a_point_of_its_best(
+    tmp_path: Path, accuracies: list[float], round: int
+) -> None:
+    assert measured("rounds_to_settle", accuracies, tmp_path) == round
+
+
+@pytest.mark.parametrize(("accuracies", "fall"), [([0.5, 0.9, 0.6], 30.0), ([0.5, 0.6, 0.9], 0.0)])
+def test_the_fall_is_from_the_best_to_the_last_accuracy(
+    tmp_path: Path, accuracies: list[float], fall: float
+) -> None:
+    assert measured("fall", accuracies, tmp_path) == pytest.approx(fall, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["rounds_to_settle", "fall"])
+def test_a_run_that_diverged_neither_settles_nor_falls(tmp_path: Path, name: str) -> None:
+    assert measured(name, [0.5, 0.9], tmp_path, status="diverged") is None

@@ -1,0 +1,371 @@
+"""Pages of hand-made records: what stands where, where links lead, that nothing is loaded from elsewhere."""
+
+import base64
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from fltrain.experiments import plan
+from fltrain.reporting import overview
+from fltrain.reporting.listing import Listing
+from fltrain.reporting.overview import Progress, duration, write
+from fltrain.reporting.pages import Code, Run, heading_rows, mixtures
+from fltrain.selection import Selection
+
+from ..toy import DOUBT, GPU, METHODS, PLUGINS, PROVENANCE, SEEDS, Toy
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("index.html", "runs.html", "paper/table1.html", "paper/table1.published.html")
+
+
+class Page(HTMLParser):
+    """A page as a strict reader sees it: every element closed, in order."""
+
+    VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.ids: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.rows: list[list[tuple[int, int]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], "elements that are not closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if "href" in values:
+            (self.links if tag == "a" else self.loaded).append(values["href"] or "")
+        self.loaded += [values[name] or "" for name in ("src", "srcset", "action", "data") if name in values]
+        self.ids += [values["id"] or ""] if "id" in values else []
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append((int(values.get("rowspan") or 1), int(values.get("colspan") or 1)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", data.strip()))
+
+    def of(self, tag: str) -> list[str]:
+        return [text for inside, text in self.texts if inside == tag]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return Toy(tmp_path_factory.mktemp("toy")).write()
+
+
+def read(toy: Toy, name: str) -> Page:
+    return Page((toy.folder / name).read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------- every page
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_loaded_from_elsewhere(toy: Toy, name: str) -> None:
+    page = read(toy, name)
+    assert page.text.startswith("<!doctype html>")
+    assert not re.search(r"https?:|//cdn|@import|url\(|<script [^>]*src|fetch\(|import\(", page.text)
+    assert [address for address in page.loaded if not address.startswith("data:")] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_to_what_is_there(toy: Toy, name: str) -> None:
+    page = read(toy, name)
+    folder = (toy.folder / name).parent
+    assert page.links
+    for link in page.links:
+        file, _, anchor = link.partition("#")
+        if file:
+            assert (folder / unquote(file.partition("?")[0])).exists(), link
+        else:
+            assert anchor in page.ids, link
+    assert len(page.ids) == len(set(page.ids))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_texts_are_escaped(toy: Toy, name: str) -> None:
+    assert read(toy, name).of("b") == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_equal_results_are_equal_pages(toy: Toy, name: str, tmp_path: Path) -> None:
+    again = Toy(tmp_path).write()
+    assert (again.folder / name).read_bytes() == (toy.folder / name).read_bytes()
+
+
+# ---------------------------------------------------------------- tables
+def test_a_table_says_what_it_is(toy: Toy) -> None:
+    page = read(toy, "paper/table1.html")
+    assert page.of("h1") == ["paper/table1 — Accuracy & gain"]
+    assert "A-1: Which rate: 0.1 (alternatives: 0.01)." in page.of("li")
+    assert any("over 3 seeds." in text for text in page.of("p"))
+    assert "differs" in page.of("span") and "not comparable" not in page.text
+
+
+def test_at_a_reduced_scale_there_is_no_verdict(tmp_path: Path) -> None:
+    page = read(Toy(tmp_path, reduced=True).write(), "paper/table1.html")
+    assert any("not comparable with the published ones" in text for text in page.of("p"))
+    assert not set(page.of("span")) & {"match", "differs", "trend only", "within noise"}
+
+
+def test_headings_and_rows_have_equally_many_columns(toy: Toy) -> None:
+    page = read(toy, "paper/table1.html")
+    first, last, *body = page.rows[: 2 + len(METHODS)]
+    width = sum(columns for _, columns in first)
+    assert first[0] == (2, 1)
+    assert all(columns == 1 for _, columns in last), "each column has a heading of its own, to sort by"
+    assert {1 + len(last), *(len(row) for row in body)} == {width}
+
+
+def test_headings_span_columns_of_one_group_only() -> None:
+    columns = [("a", "x", "n"), ("a", "y", "n"), ("b", "y", "n"), ("b", "y", "m")]
+    assert heading_rows(columns) == [
+        [("a", 2), ("b", 2)],
+        [("x", 1), ("y", 1), ("y", 2)],
+        [("n", 1), ("n", 1), ("n", 1), ("m", 1)],
+    ]
+    assert heading_rows([]) == []
+
+
+def test_doubts_and_notes_are_linked_from_the_values_that_they_concern(toy: Toy) -> None:
+    page = read(toy, "paper/table1.html")
+    assert f"Doubtful as published: {DOUBT}." in page.of("li")
+    assert page.links.count("#doubt-1") == 2, "both values of FedProx"
+    assert page.links.count("#note-a") == 1 and "read off a plot" in page.of("li")
+    assert "mean of 3 seeds" in page.of("li"), "it is on every value, so it needs no mark"
+
+
+def test_published_values_stand_alone_on_a_page_of_their_own(toy: Toy) -> None:
+    page = read(toy, "paper/table1.published.html")
+    cells = page.of("td")
+    assert [cell for cell in cells if cell != "failed to converge"] == [
+        *["50.00", "70.00", "+20.00"],
+        *["51.00", "52.00", "+1.00"],
+    ]
+    assert "failed to converge" in cells and DOUBT in page.text
+    assert page.of("code") == [], "nothing of ours"
+
+
+# ---------------------------------------------------------------- from cells to runs
+def behind(page: Page) -> dict[str, list[str]]:
+    """Links to files below each anchor of runs."""
+    parts = re.split(r'<tbody id="(runs-\d+)">', page.text)
+    return {
+        anchor: re.findall(r'href="([^"]+)"', body)
+        for anchor, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def test_every_cell_leads_to_its_runs_and_their_files(toy: Toy) -> None:
+    page = read(toy, "paper/table1.html")
+    cells = [(method, plugin) for method in METHODS for plugin in PLUGINS]
+    anchors = [link[1:] for link in page.links if link.startswith("#runs-")]
+    assert len(anchors) == len(cells) == len(set(anchors))
+    files = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json", "train.log")
+    for (method, plugin), anchor in zip(cells, anchors, strict=True):
+        runs = [Toy.run(method, plugin, seed) for seed in SEEDS]
+        assert list(map(unquote, behind(page)[anchor])) == [
+            f"../../runs/{run}/{file}" for run in runs for file in files
+        ]
+
+
+def test_runs_are_listed_with_seed_status_code_and_profile(toy: Toy) -> None:
+    page = read(toy, "paper/table1.html")
+    row = page.text[page.text.index(Toy.run("FedDyn", "BP", 1)) :].partition("</tr>")[0]
+    cells = re.findall(r"<td>([^<]*)", row)
+    assert cells == ["diverged in round 7", "", "aaaaaaaaaa", "cpu, torch 2.12.1, numpy 2.4.6"]
+    assert f'tags."fltrain.run_id" = "{Toy.run("FedAvg", "BP", 0)}"' in page.of("kbd")
+
+
+def test_files_that_are_not_there_are_not_linked(tmp_path: Path) -> None:
+    """An archive of records holds no logs; a run that was never trained has no record."""
+    toy = Toy(tmp_path, missing=("MOON",)).write()
+    for log in (toy.results.root / "runs").glob("*/train.log"):
+        log.unlink()
+    toy.write_pages()
+    page = read(toy, "paper/table1.html")
+    assert not any("train.log" in link for link in page.links)
+    assert not any("moon" in link for link in page.links)
+    row = page.text[page.text.index(f"<code>{Toy.run('MOON', 'BP', 0)}") :].partition("</tr>")[0]
+    assert re.findall(r"<td>([^<]*)", row) == ["not run", "", "", ""]
+    assert Page((toy.folder / "index.html").read_text()).of("small")[0] == "of 30"
+
+
+MIXED: dict[str, tuple[dict[str, Any], str | None]] = {
+    "the same": ({}, None),
+    "another host": ({"host": "elsewhere"}, None),
+    "another commit": (
+        {"commit": "b" * 40},
+        "2 revisions of the code: aaaaaaaaaa (29 runs); bbbbbbbbbb (1 run).",
+    ),
+    "changed": (
+        {"dirty": True},
+        "2 revisions of the code: aaaaaaaaaa (29 runs); aaaaaaaaaa, changed (1 run).",
+    ),
+    "no checkout": (
+        {"commit": None},
+        "2 revisions of the code: aaaaaaaaaa (29 runs); fltrain 0.1.0 (1 run).",
+    ),
+    "another torch": (
+        {"packages": {"torch": "2.13.0", "numpy": "2.4.6"}},
+        "2 numeric profiles: cpu, torch 2.12.1, numpy 2.4.6 (29 runs); "
+        "cpu, torch 2.13.0, numpy 2.4.6 (1 run).",
+    ),
+    "a GPU": (
+        GPU,
+        "2 numeric profiles: cpu, torch 2.12.1, numpy 2.4.6 (29 runs); "
+        "NVIDIA H200, torch 2.12.1, numpy 2.4.6, CUDA 12.8 (1 run).",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_mixture_of_code_or_machines_is_said_at_the_top(name: str, tmp_path: Path) -> None:
+    changes, said = MIXED[name]
+    toy = Toy(tmp_path, provenance={Toy.run("FedProx", "BP", 1): changes}).write()
+    for file in ("index.html", "runs.html", "paper/table1.html"):
+        page = read(toy, file)
+        assert [text for text in page.of("li") if "runs)" in text] == ([said] if said else []), file
+        if said:
+            assert page.text.index(said) < page.text.index("<table"), "before any number"
+
+
+def test_a_run_of_several_cells_counts_once_in_a_mixture() -> None:
+    runs = [
+        Run("a", 0, "completed", Code("one", "cpu"), {}),
+        Run("a", 0, "completed", Code("one", "cpu"), {}),
+        Run("b", 0, "completed", Code("two", "cpu"), {}),
+        Run("c", 0, "not run", None, {}),
+    ]
+    assert mixtures(runs) == {"revisions of the code": {"one": 1, "two": 1}}
+
+
+def test_provenance_of_older_records_may_lack_fields() -> None:
+    assert Code.of({}) == Code("fltrain of an unknown version", "unknown device")
+    assert Code.of(PROVENANCE) == Code("aaaaaaaaaa", "cpu, torch 2.12.1, numpy 2.4.6")
+
+
+# ---------------------------------------------------------------- overview
+def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
+    page = read(toy, "index.html")
+    numbers = dict(zip(page.of("dt"), page.of("dd"), strict=False))
+    assert numbers["runs done"] == "30"
+    assert numbers["of them diverged"] == "4"
+    assert numbers["time they took"] == "50 min"  # 30 runs of 100 seconds
+    verdicts = list(zip(page.of("span")[::2], page.of("span")[1::2], strict=False))
+    assert verdicts[:2] == [("3", "match"), ("1", "differs")]
+    assert "FLFA <always> helps" in page.of("td")
+
+
+def test_pictures_are_in_the_overview_unless_they_are_large(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be handed on alone."""
+    picture = (toy.folder / "paper" / "figure1.png").read_bytes()
+    (found,) = (address for address in read(toy, "index.html").loaded if address.startswith("data:image/png"))
+    assert base64.b64decode(found.partition("base64,")[2]) == picture
+    monkeypatch.setattr(overview, "PICTURE_BYTES", len(picture) - 1)
+    large = Page(overview.index_page(toy.listing, toy.results, toy.folder, "runs.html"))
+    assert [one for one in large.loaded if not one.startswith("data:")] == ["paper/figure1.png"]
+
+
+def test_a_figure_without_its_pdf_leads_to_the_picture(tmp_path: Path) -> None:
+    toy = Toy(tmp_path).write()
+    (toy.folder / "paper" / "figure1.pdf").unlink()
+    page = overview.index_page(toy.listing, toy.results, toy.folder, "runs.html")
+    assert '<a href="paper/figure1.png"><img' in page
+
+
+def test_the_overview_says_how_well_orders_agree(toy: Toy, tmp_path: Path) -> None:
+    said = "\N{GREEK SMALL LETTER RHO} 0.75, \N{GREEK SMALL LETTER TAU} 0.50, 1 group"
+    assert said in read(toy, "index.html").of("td")
+    page = read(Toy(tmp_path, reduced=True).write(), "index.html")
+    assert said[0] not in page.text, "as with verdicts: at a reduced scale nothing is compared"
+
+
+def test_a_restricted_overview_says_so(toy: Toy) -> None:
+    whole = toy.listing
+    restricted = whole.model_copy(update={"restrictions": ("methods fedavg, fedprox", "1 seed")})
+    for make, other in ((overview.index_page, "runs.html"), (overview.runs_page, "index.html")):
+        assert "restricted" not in make(whole, toy.results, toy.folder, other)
+        page = Page(make(restricted, toy.results, toy.folder, other))
+        (said,) = (text for text in page.of("p") if "restricted" in text)
+        assert "restricted to methods fedavg, fedprox, 1 seed." in said
+        assert page.text.index(said) < page.text.index("<table"), "before any number"
+
+
+def test_the_overview_links_only_what_was_made(toy: Toy) -> None:
+    page = read(toy, "index.html")
+    assert "paper/table1.published.html" in page.links
+    assert "#paper/figure1" in page.links and "paper/figure1.pdf" in page.links
+    assert not any(link.startswith("paper/table10") for link in page.links)
+
+
+def test_runs_are_listed_once_with_all_their_items(toy: Toy) -> None:
+    page = read(toy, "runs.html")
+    runs = page.of("code")
+    assert len(runs) == len(set(runs)) == 30
+    assert page.of("td").count("paper/table1 paper/figure1") == 3
+    assert page.of("td").count("paper/table1 paper/table10") == 3
+
+
+def test_an_overview_before_anything_is_done(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    toy.folder.mkdir(parents=True)
+    write(toy.listing, toy.results, toy.folder / "index.html", toy.folder / "runs.html")
+    page = read(toy, "index.html")
+    assert dict(zip(page.of("dt"), page.of("dd"), strict=False))["runs done"] == "0"
+    assert {link for link in page.links if not link.startswith("#")} == {
+        *("runs.html", "report.html"),
+        *(link for link in page.links if link.startswith("runs.html?")),
+    }
+
+
+def test_shared_runs_count_once(toy: Toy) -> None:
+    run = Toy.run("FedAvg", "BP", 0)
+    records = {run: toy.results.record(run)}
+    assert Progress.of([run, run], records) == Progress(planned=1, done=1, diverged=0, seconds=100.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h"), (1e6, "277.8 h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_listing_of_a_plan_survives_the_way_through_the_workflow() -> None:
+    planned = plan(ROOT / "config", "demo")
+    listing = Listing.of(planned)
+    assert Listing.parse(json.loads(listing.model_dump_json()), "listing") == listing
+    listed = [f"{paper.name}/{item.name}" for paper in listing.papers for item in paper.items]
+    assert sorted(listed) == sorted(item.id for item in planned.items)
+    assert {run for paper in listing.papers for item in paper.items for run in item.runs} == set(planned.runs)
+    assert listing.restrictions == ()
+    part = planned.restricted(Selection(papers=("fed2",), seeds=1))
+    assert Listing.of(part).restrictions == part.restrictions != ()
+
+
+def test_results_can_be_moved(toy: Toy, tmp_path: Path) -> None:
+    """All links are relative."""
+    moved = shutil.copytree(toy.root, tmp_path / "moved")
+    page = Page((moved / "results" / "toy" / "runs.html").read_text())
+    assert all((moved / "results" / "toy" / unquote(link)).exists() for link in page.links)
+    assert str(toy.root) not in page.text

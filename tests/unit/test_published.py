@@ -1,0 +1,283 @@
+"""What is declared is what was published: tables and figures, numbers of runs, values, claims."""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from fltrain.declarations import Paper, read_yaml
+from fltrain.experiments import Plan, PlannedItem, plan
+from fltrain.reporting import claims
+from fltrain.reporting.coverage import Covered, coverage, experiments, totals
+from fltrain.reporting.layout import Measured
+from fltrain.reporting.measures import measure
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "config"
+REPORTED = CONFIG / "reported"
+EXPERIMENTS = experiments(REPORTED / "experiments.csv")
+PAPERS = list(dict.fromkeys(experiment.paper for experiment in EXPERIMENTS))
+TOTALS = totals(REPORTED / "distinct_runs.csv")
+
+every_paper = pytest.mark.parametrize("paper", PAPERS)
+
+
+@cache
+def planned() -> Plan:
+    """Everything at the papers' own protocol; planned once, as it is some thousand runs."""
+    return plan(CONFIG, "paper")
+
+
+def items(paper: str) -> dict[str, PlannedItem]:
+    return {item.name: item for item in planned().items if item.paper.paper == paper}
+
+
+def covered(paper: str) -> dict[str, Covered]:
+    own = list(items(paper).values())
+    assert own, f"nothing of {paper} is in config/scales/paper.yaml"
+    return {one.experiment.item: one for one in coverage(own[0].paper, own, EXPERIMENTS)}
+
+
+# ---------------------------------------------------------------- tables and figures
+@every_paper
+def test_the_paper_scale_has_all_items(paper: str) -> None:
+    written = yaml.safe_load((CONFIG / "papers" / f"{paper}.yaml").read_text(encoding="utf-8"))
+    assert items(paper).keys() == written["items"].keys()
+
+
+@every_paper
+def test_every_published_table_and_figure_is_covered(paper: str) -> None:
+    untrained = next(iter(items(paper).values())).paper.untrained
+    missing = {
+        name
+        for name, one in covered(paper).items()
+        if not one.items and (one.experiment.runs or name not in untrained)
+    }
+    assert not missing
+
+
+@every_paper
+def test_nothing_is_both_covered_and_called_untrained(paper: str) -> None:
+    untrained = next(iter(items(paper).values())).paper.untrained
+    assert not {name for name, one in covered(paper).items() if one.items and name in untrained}
+
+
+@every_paper
+def test_names_of_published_tables_and_figures_exist(paper: str) -> None:
+    own = items(paper)
+    named = {name for item in own.values() for name in item.item.covers}
+    named |= next(iter(own.values())).paper.untrained.keys()
+    assert named <= covered(paper).keys()
+
+
+def agrees(one: Covered) -> bool:
+    """Whether as many runs are declared as the paper's text lets count."""
+    return one.runs == one.experiment.runs
+
+
+@every_paper
+def test_as_many_runs_are_declared_as_published_or_it_is_said_why_not(paper: str) -> None:
+    differing = {
+        name: f"{one.runs} declared, {one.experiment.runs} published"
+        for name, one in covered(paper).items()
+        if one.items and not agrees(one) and not any(item.item.counted for item in one.items)
+    }
+    assert not differing, "\n".join(map(": ".join, differing.items()))
+
+
+@every_paper
+def test_nothing_is_explained_that_agrees(paper: str) -> None:
+    published = covered(paper)
+    stale = {
+        name
+        for name, item in items(paper).items()
+        if item.item.counted and all(agrees(published[covers]) for covers in item.item.covers)
+    }
+    assert not stale
+
+
+@every_paper
+def test_the_number_of_distinct_runs(paper: str) -> None:
+    """Shared ones once, at the largest number of seeds that is stated for each."""
+    seeds: dict[str, int] = {}
+    for one in covered(paper).values():
+        for cell in one.cells:
+            seeds[cell] = max(seeds.get(cell, 1), one.experiment.seeds)
+    total = TOTALS[paper]
+    assert sum(seeds.values()) == total.declared
+    assert (total.declared == total.published) == (not total.explained)
+
+
+def test_totals_are_of_the_papers() -> None:
+    assert list(TOTALS) == PAPERS
+
+
+# ---------------------------------------------------------------- published values
+def published_values(item: PlannedItem) -> pd.DataFrame:
+    assert item.item.reported
+    return pd.read_csv(REPORTED / item.item.reported.file, dtype=str, keep_default_na=False)
+
+
+def matches(values: pd.DataFrame, names: Mapping[str, str], dimension: str | None) -> pd.Series:
+    """Which published values have these names; any stands where the names leave a ``{dimension}`` open."""
+    matching = pd.Series(True, index=values.index)
+    for column, name in names.items():
+        if column in values:
+            before, placeholder, after = name.partition("{" + (dimension or "") + "}")
+            matching &= (
+                values[column].str.fullmatch(f"{re.escape(before)}.+{re.escape(after)}")
+                if placeholder
+                else values[column] == name
+            )
+    return matching
+
+
+def placed(item: PlannedItem, measured: Measured) -> dict[int, list[str]]:
+    """Cells (in words) that each published value of a measure fits, by its row in the file."""
+    values = published_values(item)
+    values = values[values["metric"] == measured.reported]
+    dimension = measure(measured.measure).dimension
+    found: dict[int, list[str]] = {row: [] for row in values.index}
+    for entry in item.entries:
+        if entry.spec.seed == 0:
+            for row in values.index[matches(values, entry.reported, dimension)]:
+                found[row].append(" / ".join(entry.labels.values()))
+    return found
+
+
+def compared(paper: str) -> Iterator[tuple[PlannedItem, Measured]]:
+    """Items and measures that have published values."""
+    for item in items(paper).values():
+        if item.item.table and item.item.reported:
+            yield from ((item, measured) for measured in item.item.table.measures if measured.reported)
+
+
+@every_paper
+def test_every_cell_has_at_most_one_published_value_and_every_value_one_cell(paper: str) -> None:
+    """Else a value would stand in the wrong cell or, being ambiguous, in none."""
+    faults = []
+    for item, measured in compared(paper):
+        where, found = f"{item.id}, {measured.reported}", placed(item, measured)
+        faults += [f"{where}: row {row} fits {cells}" for row, cells in found.items() if len(cells) > 1]
+        if measure(measured.measure).dimension is None:
+            times = Counter(cell for cells in found.values() for cell in cells)
+            faults += [f"{where}: {number} values for {cell}" for cell, number in times.items() if number > 1]
+    assert not faults, "\n".join(faults)
+
+
+NO_CELLS = {
+    ("fedimpro_table10.csv", "best_acc"): 5,  # other methods, quoted from their own papers
+    ("fedimpro_table2.csv", "target_acc"): 16,  # of a row: what its rounds are counted to
+    ("fedimpro_table5.csv", "lr"): 80,  # settings, see below
+}
+"""Published numbers that stand beside none of ours: how many, by file and metric."""
+
+
+@every_paper
+def test_every_published_value_stands_beside_one_of_ours(paper: str) -> None:
+    there: dict[tuple[str, str], set[int]] = {}
+    averages = set()
+    for item, measured in compared(paper):
+        file = item.item.reported.file
+        rows = there.setdefault((file, measured.reported), set())
+        rows.update(row for row, cells in placed(item, measured).items() if cells)
+    for item in items(paper).values():
+        for measured in item.item.table.measures if item.item.table else ():
+            if measured.average and measured.average.reported:
+                averages.add((item.item.reported.file, measured.average.reported))
+    for file in REPORTED.glob(f"{paper}_table*.csv"):
+        metrics = pd.read_csv(file, dtype=str, keep_default_na=False)["metric"]
+        for metric, number in metrics.value_counts().items():
+            place = (file.name, str(metric))
+            if place not in averages:
+                assert number - len(there.get(place, ())) == NO_CELLS.get(place, 0), place
+
+
+def test_learning_rates_are_those_that_fedimpro_prints() -> None:
+    """Its table 5 has one for every setting and method of table 1; FedDyn's is missing."""
+    rates = pd.read_csv(REPORTED / "fedimpro_table5.csv", dtype=str, keep_default_na=False)
+    used = set()
+    for entry in items("fedimpro")["table1"].entries:
+        for row in rates.index[matches(rates, entry.reported, None)]:
+            assert entry.spec.training.lr == float(rates["value"][row]), entry.labels
+            used.add(row)
+    assert used == set(rates.index)
+
+
+@every_paper
+def test_published_values_of_an_item_are_those_of_what_it_covers(paper: str) -> None:
+    """A table that stands for the paper's table 5 is compared with the values of table 5."""
+    files = {
+        row["item"]: row["reported_csv"]
+        for row in csv.DictReader((REPORTED / "experiments.csv").open(encoding="utf-8"))
+        if row["paper"] == paper
+    }
+    for name, item in items(paper).items():
+        if item.item.reported and item.item.covers:
+            assert item.item.reported.file in {files[covers] for covers in item.item.covers}, name
+
+
+# ---------------------------------------------------------------- claims
+def claims_of(paper: str) -> Sequence[claims.Claim]:
+    return next(iter(items(paper).values())).paper.claims
+
+
+@every_paper
+def test_every_claim_of_the_text_is_judged_once(paper: str) -> None:
+    with (REPORTED / f"{paper}_claims.csv").open(encoding="utf-8", newline="") as file:
+        stated = Counter((row["where"], row["claim"]) for row in csv.DictReader(file))
+    judged = Counter((claim.where, claim.claim) for claim in claims_of(paper))
+    assert {*stated.values()} == {1}
+    assert not stated - judged, "without a test"
+    assert not judged - stated, "not in the text, or judged twice"
+
+
+def named_labels(quantity: claims.Quantity) -> Iterator[tuple[str, str]]:
+    """Axes and labels that a claim's test names."""
+    sides: tuple[Mapping[str, claims.OneOrSeveral], ...] = quantity.over, quantity.at, *quantity.sides
+    for side in sides:
+        for axis, named in side.items():
+            yield from ((axis, label) for label in claims.several(named))
+
+
+@every_paper
+def test_what_claims_are_judged_by_exists(paper: str) -> None:
+    faults = []
+    for claim in claims_of(paper):
+        if isinstance(claim.test, claims.Tested) and not (ROOT / claim.test.by).is_file():
+            faults.append(f"{claim.claim}: no file {claim.test.by}")
+        for quantity in claims.quantities(claim.test):
+            if quantity.item not in items(paper):
+                faults.append(f"{claim.claim}: no item {quantity.item}")
+                continue
+            axes = items(paper)[quantity.item].axes
+            faults += [
+                f"{claim.claim}: no {label!r} on the axis {axis!r} of {quantity.item}"
+                for axis, label in named_labels(quantity)
+                if label not in axes.get(axis, [])
+            ]
+            faults += [
+                f"{claim.claim}: no axis {axis!r} of {quantity.item}"
+                for axis in quantity.mean_over
+                if axis not in axes
+            ]
+    assert not faults, "\n".join(faults)
+
+
+# ---------------------------------------------------------------- register
+def test_every_entry_of_the_register_concerns_something() -> None:
+    """Entries that are named exist: the plan refuses others."""
+    entries = yaml.safe_load((CONFIG / "register.yaml").read_text(encoding="utf-8"))["entries"]
+    used: set[str] = set()
+    for file in (CONFIG / "papers").glob("*.yaml"):
+        paper = read_yaml(file, Paper, "paper")
+        used.update(paper.assumptions, *(item.assumptions for item in paper.items.values()))
+    for page in (ROOT / "docs" / "methods").glob("*.md"):
+        used.update(re.findall(r"\b[AF]-\d+b?\b", page.read_text(encoding="utf-8")))
+    assert entries.keys() - used == set()

@@ -1,0 +1,37 @@
+"""Judge a paper's claims and sum up how its tables compare with the published ones."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+from fltrain.files import write_json, write_text
+from fltrain.job import job
+from fltrain.records import Results
+from fltrain.reporting import judgement
+from fltrain.reporting.claims import Claim
+from fltrain.reporting.layout import Sheet
+from fltrain.reporting.published import Published, read_claims
+from fltrain.reporting.summaries import summarise
+
+with job(snakemake.log[0]):  # noqa: F821
+    paper = json.loads(snakemake.params.paper)  # noqa: F821
+    sheets = [Sheet.parse(sheet, "sheet") for sheet in json.loads(snakemake.params.sheets)]  # noqa: F821
+    claims = [Claim.parse(claim, "claim") for claim in json.loads(snakemake.params.claims)]  # noqa: F821
+    paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)
+    files = {Path(path).name: Path(path) for path in snakemake.input.published}  # noqa: F821
+    anomalies = Path(snakemake.input.anomalies)  # noqa: F821
+    statements = [statement for path in snakemake.input.claims for statement in read_claims(Path(path))]  # noqa: F821
+    runs = Results(Path("results")).record
+
+    @cache
+    def read(name: str | None) -> Published:
+        return Published.read(files[name] if name else None, anomalies)
+
+    def published(sheet: Sheet) -> Published:
+        return read(sheet.reported)
+
+    judged = judgement.judge(claims, statements, sheets, runs, published, paper["reduced"])
+    outputs = snakemake.output  # noqa: F821
+    write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
+    write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))
+    write_json(Path(outputs.summary), summarise(paper, sheets, judged, runs, published))

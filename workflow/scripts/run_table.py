@@ -1,0 +1,15 @@
+"""List the runs of a plan and what they cost."""
+
+from pathlib import Path
+
+from fltrain.costs import PlanCosts, run_table
+from fltrain.experiments import plan
+from fltrain.files import write_text
+from fltrain.job import job
+from fltrain.records import Results
+
+with job(snakemake.log[0]):  # noqa: F821
+    whole = plan(Path("config"), snakemake.params.scale)  # noqa: F821
+    planned = whole.within(snakemake.params.memberships, "")  # noqa: F821
+    costs = PlanCosts.of(planned, Results(Path("results")))
+    write_text(Path(snakemake.output[0]), run_table(planned, costs.estimates))  # noqa: F821
