@@ -26,7 +26,7 @@ $(shell test -x $(BIN)/python || rm -f $(STAMP))
 # Compiled once at installation, or every start of every program would compile again.
 UV_OPTIONS := --quiet --compile-bytecode --python $(BIN)/python --no-build-isolation
 
-.PHONY: help env reproduce tables test lint format ui schema lock clean
+.PHONY: help env reproduce tables test golden lint format ui schema lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
@@ -71,6 +71,9 @@ tables: env ## make tables, figures and claims from the records that exist; trai
 
 test: env ## run the tests and show what they cover
 	@$(BIN)/pytest -n $(CORES) --dist loadfile --cov --cov-report=term
+
+golden: env ## keep the numbers that tests compare with (refused for changes without a new revision)
+	@$(BIN)/python tests/golden/golden.py
 
 lint: env ## check style, types and the workflow
 	@$(BIN)/ruff check .

@@ -1,7 +1,8 @@
-"""Write the pages that are made from code and configuration: the methods, which go together, all items.
+"""Write the pages that are made from code and configuration: methods, which go together, items, messages.
 
-``python docs/generate.py`` writes them, ``--check`` only says whether they are up to date. Every cell of the
-matrix of methods is a federation that is trained for two rounds and compared, bit for bit, with its base.
+``python docs/generate.py`` writes them, ``--check`` only says whether they are up to date; with names of
+pages only these, as in ``python docs/generate.py --check errors``. ``methods/compatibility`` takes a minute:
+every cell of the matrix is a federation, trained for two rounds and compared, bit for bit, with its base.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import errors
 import numpy as np
 import torch
 
@@ -402,24 +404,31 @@ def items() -> str:
     return ITEMS.format(papers="\n".join(sections), register=table(heads, rows))
 
 
-WRITTEN = {"methods/README.md": index, "methods/compatibility.md": compatibility, "items.md": items}
+WRITTEN = {
+    "methods/README": index,
+    "methods/compatibility": compatibility,
+    "items": items,
+    "errors": errors.page,
+}
 """What makes each page."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pages", nargs="*", choices=WRITTEN, help=f"all if none: {', '.join(WRITTEN)}")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
     options = parser.parse_args()
     torch.set_num_threads(1)
     stale = []
-    for name, make in WRITTEN.items():
-        page, text = PAGES / name, make()
+    for name in options.pages or WRITTEN:
+        page, text = PAGES / f"{name}.md", WRITTEN[name]()
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             stale.append(name)
             if not options.check:
                 page.write_text(text, encoding="utf-8")
+    said = "out of date; run python docs/generate.py {}" if options.check else "written"
     for name in stale:
-        print(f"{name}: {'out of date; run python docs/generate.py' if options.check else 'written'}")
+        print(f"{name}.md: {said.format(name)}")
     return int(options.check and bool(stale))
 
 

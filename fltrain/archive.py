@@ -2,15 +2,14 @@
 
 An archive is a gzipped tar file of ``<run id>/<file>`` for the files of complete records. Logs and models
 stay behind. Equal records make equal archives, byte for byte. An archive from elsewhere is not trusted:
-nothing is unpacked but these files, and a record comes in only if its spec has the run id that names its
-folder and its summary follows from its rows. Provenance is exported as it is, the machine's name included.
+nothing is unpacked but these files, and a record comes in only if it is whole (see ``fltrain.integrity``) and
+its spec is what today's code would write. Provenance is exported as it is, the machine's name included.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import shutil
 import tarfile
@@ -20,15 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import NoReturn
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from fltrain.component import explain
 from fltrain.errors import FltrainError
 from fltrain.files import replacing
-from fltrain.records import RECORD_FILES, Record, Results, summarise
-from fltrain.spec import RunSpec
+from fltrain.integrity import check_record
+from fltrain.records import RECORD_FILES, Record, Results
 
 MAX_RUNS = 100_000
 MAX_FILE_BYTES = 64 * 2**20
@@ -38,52 +34,6 @@ MAX_BYTES = 8 * 2**30
 
 _RUN = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
 _MEMBER = re.compile(rf"(?P<run>{_RUN})/(?P<file>[a-z]+\.jsonl?)")
-
-
-class _Loose(BaseModel):
-    """What readers of records rely on; further keys are theirs to ignore."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-
-class _Row(_Loose):
-    round: int
-    kind: str
-
-
-class _Diverged(_Loose):
-    round: int
-
-
-class _Summary(_Loose):
-    run_id: str
-    status: Literal["completed", "diverged"]
-    diverged: _Diverged | None
-    rounds: int
-    accuracy: dict[str, float | None]
-    loss: dict[str, float | None]
-    bytes: dict[str, int]
-    layers: list[str]
-
-
-class _Seconds(_Loose):
-    total: float
-
-
-class _Costs(_Loose):
-    seconds: _Seconds
-    round_seconds: list[float]
-
-
-class _Provenance(_Loose):
-    fltrain: str
-    commit: str | None
-    dirty: bool
-    packages: dict[str, str]
-    processor: str
-    device: str
-    gpu: str | None
-    cuda: str | None
 
 
 @dataclass(frozen=True)
@@ -239,54 +189,12 @@ def _unpack(path: Path, staging: Path) -> list[str]:
 
 
 def _check(folder: Path, path: Path) -> None:
-    """Refuse a record that is not what its run id says."""
+    """Refuse a record that is not what its run id says, or not what today's code would write."""
     try:
-        spec = RunSpec.parse(_without_revisions(_read(folder / "spec.json")), "spec.json")
-        if spec.canonical != _read(folder / "spec.json"):
-            raise ValueError("spec.json is of another version of fltrain (its revisions or settings differ)")
-        if spec.run_id != folder.name:
-            raise ValueError(f"spec.json is that of {spec.run_id}")
-        rows = [_json(line) for line in _text(folder / "metrics.jsonl").splitlines()]
-        summary = _read(folder / "summary.json")
-        for number, row in enumerate(rows, start=1):
-            _valid(_Row, row, f"metrics.jsonl, line {number}")
-        _valid(_Summary, summary, "summary.json")
-        _valid(_Costs, _read(folder / "costs.json"), "costs.json")
-        _valid(_Provenance, _read(folder / "provenance.json"), "provenance.json")
-        for key, value in summarise(spec, rows, summary["diverged"], {}).items():
-            if summary.get(key) != value:
-                raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-        what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
-        raise FltrainError(f"{path}: {folder.name}: {what}; nothing was imported") from None
-
-
-def _without_revisions(spec: Any) -> Any:
-    return (
-        {key: value for key, value in spec.items() if key != "revisions"} if isinstance(spec, dict) else spec
-    )
-
-
-def _valid(kind: type[BaseModel], data: Any, where: str) -> None:
-    try:
-        kind.model_validate(data)
-    except ValidationError as error:
-        raise ValueError(f"{where}: {explain(error, data)}") from None
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-def _read(path: Path) -> Any:
-    return _json(_text(path))
-
-
-def _json(text: str) -> Any:
-    data = json.loads(text)
-    # What this program writes: no infinities (which 1e999 is, too), and texts that have an encoding.
-    json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
-    return data
+        if stale := check_record(folder).stale:
+            raise FltrainError(f"{folder.name}: spec.json is of another version of fltrain ({stale})")
+    except FltrainError as error:
+        raise FltrainError(f"{path}: {error}; nothing was imported") from None
 
 
 def _equal(one: Path, other: Path) -> bool:

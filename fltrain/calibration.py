@@ -28,8 +28,8 @@ from fltrain.costs import (
 )
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.declarations import Patch
-from fltrain.engine.clients import BATCH
 from fltrain.engine.evaluation import test
+from fltrain.engine.memory import BATCH
 from fltrain.engine.rounds import Diverged, Simulation
 from fltrain.errors import FltrainError
 from fltrain.experiments import Plan

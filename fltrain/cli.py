@@ -1,6 +1,7 @@
-"""The command line: ``fltrain train | plan | status | track | records | data | schema``.
+"""The command line: ``fltrain train | plan | status | verify | track | records | data | schema``.
 
-Exit codes: 0 done, 2 a mistake in configuration, data or environment (one line says which), 130 interrupted.
+Exit codes: 0 done, 2 a mistake in configuration, data or environment (one line says which); the others are
+those of the classes in ``fltrain.errors``.
 Imports that take long (torch, mlflow) wait until a command needs them.
 """
 
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -20,13 +21,16 @@ from fltrain import __version__
 from fltrain.component import Settings
 from fltrain.costs import PlanCosts, affordable, how_to_calibrate, run_table
 from fltrain.declarations import Paper, Register, Scale
-from fltrain.errors import FltrainError
+from fltrain.determinism import Profile
+from fltrain.errors import FltrainError, Stopped, as_mistake
 from fltrain.experiments import Plan, plan
 from fltrain.files import write_json, write_text
 from fltrain.methods.base import Place
+from fltrain.plain_yaml import read_plain
 from fltrain.records import Results
 from fltrain.selection import Selection
 from fltrain.spec import RunSpec
+from fltrain.states import State, stale_runs
 
 app = typer.Typer(
     help="Train and compare federated-learning runs of the papers FLFA, ECGR, Fed2, FedFCD and FedImpro.",
@@ -77,10 +81,29 @@ def train(
         float,
         typer.Option(min=0, help="GiB of the device that clients' states may take; more goes into a file."),
     ] = 4.0,
+    checkpoint_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0, envvar="FLTRAIN_CHECKPOINT_SECONDS", help="Save the state of a run after so many seconds."
+        ),
+    ] = 120.0,
+    checkpoint_rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, envvar="FLTRAIN_CHECKPOINT_ROUNDS", help="Save it after every so many rounds, too."
+        ),
+    ] = None,
+    determinism: Annotated[
+        Profile,
+        typer.Option(help="On CUDA: exact for the same bits every time, fast for whatever PyTorch chooses."),
+    ] = "exact",
     again: Annotated[bool, typer.Option("--again", help="Train even if the record is complete.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
 ) -> None:
-    """Train runs and write their records to RESULTS/runs/<run id>/."""
+    """Train runs and write their records to RESULTS/runs/<run id>/.
+
+    A run that was stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed goes on from its last checkpoint.
+    """
     parsed = [_read_spec(name) for name in specs]
     where = Results(results)
     for spec in parsed:
@@ -89,24 +112,20 @@ def train(
             typer.echo(f"{spec.run_id}: already trained (--again trains it once more)")
             continue
         from fltrain import train as training
+        from fltrain.engine.checkpoint import Interval
 
+        interval = Interval(checkpoint_seconds, checkpoint_rounds)
         chosen = training.pick_device(device)
-        record = training.train(spec, where, chosen, threads, quiet, recordings, client_memory)
+        execution = training.Execution(chosen, threads, recordings, client_memory, interval, determinism)
+        record = training.train(spec, where, execution, quiet)
         typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
 
 
 def _read_spec(name: str) -> RunSpec:
-    where = "standard input" if name == "-" else name
-    try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-        data: Any = yaml.safe_load(text)
-    except OSError as error:
-        raise FltrainError(f"{where}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FltrainError(f"{where}: neither YAML nor JSON: {' '.join(str(error).split())}") from None
+    data = read_plain(None if name == "-" else Path(name))
     if isinstance(data, dict):
         data.pop("revisions", None)  # a record's spec.json can be trained as it is
-    return RunSpec.parse(data, where)
+    return RunSpec.parse(data, "standard input" if name == "-" else name)
 
 
 @app.command("plan")
@@ -212,32 +231,55 @@ def status(
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Show each run: completed, diverged, or not trained, with its final accuracy and time."""
-    wanted = _selection(items, datasets, methods, seeds, hours)
-    planned = affordable(plan(config, scale), wanted, Results(results))
+    """Show what became of each run, with its final accuracy and time.
+
+    A stopped run goes on from its last checkpoint. A stale run was trained before one of its components was
+    revised; it takes training again.
+    """
+    wanted, where = _selection(items, datasets, methods, seeds, hours), Results(results)
+    planned = affordable(plan(config, scale), wanted, where)
     table = Table()
     table.add_column("run", no_wrap=True)
     for name in ("seed", "items", "status"):
         table.add_column(name, no_wrap=True)
     for name in ("final accuracy, %", "seconds"):
         table.add_column(name, justify="right")
-    counts: dict[str, int] = {}
-    for run_id, spec in planned.runs.items():
-        record = Results(results).record(run_id)
-        state = str(record.summary["status"]) if record.complete else _unfinished(record.folder)
-        counts[state] = counts.get(state, 0) + 1
-        final = record.summary["accuracy"]["final"] if record.complete else None
-        seconds = f"{record.costs['seconds']['total']:.1f}" if record.complete else ""
-        members = ", ".join(planned.memberships[run_id])
-        table.add_row(
-            run_id, str(spec.seed), members, state, "" if final is None else f"{100 * final:.2f}", seconds
-        )
+    stale = stale_runs(planned.runs, where)
+    states = {run: State.of(run, where, stale.get(run)) for run in planned.runs}
+    for run, state in states.items():
+        members = ", ".join(planned.memberships[run])
+        final = "" if state.final is None else f"{100 * state.final:.2f}"
+        seconds = "" if state.seconds is None else f"{state.seconds:.1f}"
+        table.add_row(run, str(planned.runs[run].seed), members, state.name, final, seconds)
     _print(table)
-    typer.echo(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
+    for run, state in states.items():
+        if state.detail:
+            typer.echo(f"{run}: {state.name}: {state.detail}")
+    counts = Counter(state.name for state in states.values())
+    typer.echo(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
 
 
-def _unfinished(folder: Path) -> str:
-    return "started" if (folder / "train.log").exists() else "not trained"
+@app.command()
+def verify(
+    results: ResultsOption = Path("results"),
+    scale: Annotated[
+        str | None, typer.Option(help="Only the tables of this scale; of all that were made if not given.")
+    ] = None,
+    config: ConfigOption = Path("config"),
+) -> None:
+    """Check everything in RESULTS once more: data sets, partitions, records, and tables against the records.
+
+    There is a line for each problem; the exit code is 2 if there is one. What is stale or left over is named,
+    but is no problem.
+    """
+    from fltrain.verify import Verification
+
+    verification = Verification(Results(results), config, scale)
+    for finding in verification.findings():
+        typer.echo(finding.text)
+    typer.echo(verification.summary)
+    if verification.problems:
+        raise typer.Exit(FltrainError.exit_code)
 
 
 @app.command()
@@ -432,11 +474,12 @@ def main() -> None:
     """Run the command line; mistakes of the user end in one line and exit code 2."""
     try:
         app()
-    except FltrainError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
-        sys.exit(FltrainError.exit_code)
+    except (FltrainError, OSError) as error:
+        mistake = as_mistake(error)
+        typer.echo(f"error: {mistake}", err=True)
+        sys.exit(mistake.exit_code)
+    except Stopped as stopped:
+        typer.echo(str(stopped), err=True)
+        sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -14,9 +14,10 @@ import json
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,12 +29,43 @@ from pydantic import (
 from fltrain.errors import FltrainError
 
 _NUMBER_AS_TEXT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+_TOO_DEEP = "lists or mappings are nested too deeply; use fewer within one another"
+_TEXT_WANTED = ("string_type", "literal_error", "model_type", "model_attributes_type")
+"""Faults that pydantic finds in a truth value where a text, or a name for a mapping, should be."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Say which of the known words was probably meant: ``"; did you mean 'lr'?"`` or nothing."""
     close = difflib.get_close_matches(str(word), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def misread(value: Any) -> str:
+    """Say of a truth value where a text is wanted how it came about: a hint, or nothing for other values."""
+    if not isinstance(value, bool):
+        return ""
+    return "; YAML reads no, off, yes and on as truth values: write a text in quotes"
+
+
+def file_name(name: str, what: str = "name") -> str:
+    """Return a name that becomes a part of a path, if it can be one.
+
+    Raises:
+        FltrainError: if it could lead elsewhere; ``what`` is what the message calls it.
+    """
+    if not _FILE_NAME.fullmatch(name):
+        raise FltrainError(
+            f"the {what} {name!r} becomes part of a path: use 1 to 100 letters (a to z), digits, '_', '.', "
+            "'+' and '-', and begin with none of the last three"
+        )
+    return name
+
+
+FileName = Annotated[
+    str, AfterValidator(file_name), Field(json_schema_extra={"pattern": f"^{_FILE_NAME.pattern}$"})
+]
+"""A text that becomes a part of a path."""
 
 
 class Settings(BaseModel):
@@ -53,7 +85,7 @@ class Settings(BaseModel):
         for key in value:
             if key not in cls.model_fields:
                 raise ValueError(f"unknown key {key!r}{suggest(key, known)} (known: {', '.join(known)})")
-        return {key: _number(item, cls.model_fields[key].annotation) for key, item in value.items()}
+        return {key: _meant(item, key, cls.model_fields[key].annotation) for key, item in value.items()}
 
     @classmethod
     def parse(cls, data: Any, where: str) -> Self:
@@ -66,12 +98,17 @@ class Settings(BaseModel):
             FltrainError: with one line that says what is wrong, where, and what is allowed.
         """
         try:
-            text = json.dumps(data)  # what is not finite is refused below, by its key
+            # What is not finite is refused below, by its key; texts without an encoding (surrogates) here.
+            text = json.dumps(data, ensure_ascii=False).encode()
+        except RecursionError:
+            raise FltrainError(f"{where}: {_TOO_DEEP}") from None
         except (TypeError, ValueError) as error:
             raise FltrainError(f"{where}: not plain data ({error})") from None
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
+            if error.errors(include_url=False)[0]["type"] == "json_invalid":  # only its depth can be at fault
+                raise FltrainError(f"{where}: {_TOO_DEEP}") from None
             raise FltrainError(f"{where}: {explain(error, data)}") from None
 
 
@@ -83,11 +120,25 @@ class Component(Settings):
     citation: ClassVar[str] = ""
 
 
-def _number(value: Any, annotation: Any) -> Any:
-    # YAML 1.1 reads `1e-5` (no dot) as text. What is meant is never in doubt, so take it as the number.
-    if annotation is not str and isinstance(value, str) and _NUMBER_AS_TEXT.fullmatch(value):
-        return float(value)
+def _meant(value: Any, key: str, annotation: Any) -> Any:
+    """A value of a key, with texts that are numbers as numbers.
+
+    Raises:
+        ValueError: if it is a whole number of more than 64 bits.
+    """
+    if isinstance(value, str):
+        # YAML 1.1 reads `1e-5` (no dot) as text. Where a number is wanted, it is what is meant.
+        number = _NUMBER_AS_TEXT.fullmatch(value) and _admits_numbers(annotation)
+        return float(value) if number else value
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError(f"{key}: whole numbers must be below 2^63, got one of {len(str(value))} digits")
+    if isinstance(value, list):
+        return [_meant(item, key, annotation) for item in value]
     return value
+
+
+def _admits_numbers(annotation: Any) -> bool:
+    return annotation in (int, float) or any(map(_admits_numbers, get_args(annotation)))
 
 
 AnyComponent = TypeVar("AnyComponent", bound=Component)
@@ -127,7 +178,8 @@ def choice(
             if elsewhere and isinstance(name, str) and name in elsewhere:
                 raise ValueError(f"{name!r} {elsewhere[name]}")
             if not isinstance(name, str) or name not in known:
-                raise ValueError(f"unknown {kind} {name!r}{suggest(name, known)} (known: {', '.join(known)})")
+                hint = f"{suggest(name, known)}{misread(name)}"
+                raise ValueError(f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})")
         return value
 
     members = tuple(known.values())
@@ -153,6 +205,8 @@ def explain(error: ValidationError, data: Any) -> str:
     shown = first["input"]
     said = first["type"] == "value_error" or isinstance(shown, Mapping | list | tuple)
     got = "" if said else f", got {shown!r}"
+    if first["type"] in _TEXT_WANTED:
+        got += misread(shown)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{'.'.join(keys)}{': ' if keys else ''}{message}{got}{more}"
 

@@ -11,16 +11,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-import yaml
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, Strict, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Strict, model_validator
 from pydantic_core import CoreSchema
 
-from fltrain.component import Settings, suggest
+from fltrain.component import FileName, Settings, suggest
 from fltrain.errors import FltrainError
+from fltrain.plain_yaml import read_plain
 from fltrain.reporting.claims import Claim
 from fltrain.reporting.layout import Figure, Labels, Table
 
 Patch = dict[str, Any]
+
+
+def _none_of(*names: str) -> AfterValidator:
+    """Refuse names that others have in the same folder of results."""
+
+    def check(name: str) -> str:
+        if name in names:
+            raise ValueError(f"the name {name!r} is taken in the results folder; choose another one")
+        return name
+
+    return AfterValidator(check)
 
 
 class Point(Settings):
@@ -118,7 +129,7 @@ class Ambiguity(Settings):
 class Reported(Settings):
     """The file of published values behind an item, and how many seeds the paper averaged, if it says so."""
 
-    file: str
+    file: FileName
     seeds: int | None = Field(default=None, ge=1)
 
 
@@ -184,13 +195,13 @@ class Paper(Settings):
     other tables and figures why there is nothing to train for them.
     """
 
-    paper: str
+    paper: FileName
     title: str
     citation: str
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     settings: Patch = {}
     seeds: int = Field(default=3, ge=1)
-    items: dict[str, Item]
+    items: dict[Annotated[FileName, _none_of("claims")], Item]
     untrained: dict[str, str] = {}
     claims: Annotated[tuple[Claim, ...], Strict(False)] = ()
 
@@ -252,7 +263,7 @@ def _by_name(written: Any) -> Any:
 class Scale(Reduction):
     """How far the papers' protocol is reduced, and which items run, each possibly reduced further."""
 
-    scale: str
+    scale: Annotated[FileName, _none_of("benchmarks", "data", "downloads", "logs", "partitions", "runs")]
     title: str
     reduced: bool
     items: Annotated[
@@ -290,14 +301,8 @@ def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
     Raises:
         FltrainError: if it is missing, not YAML, or not valid; a missing one names its neighbours.
     """
-    try:
-        data = yaml.load(
-            path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )
-    except FileNotFoundError:
+    if not path.exists():
         known = sorted(other.stem for other in path.parent.glob("*.yaml"))
         hint = f"{suggest(path.stem, known)} (known in {path.parent}: {', '.join(known)})"
-        raise FltrainError(f"unknown {what} {path.stem!r}{hint}") from None
-    except (OSError, yaml.YAMLError) as error:
-        raise FltrainError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    return kind.parse(data, str(path))
+        raise FltrainError(f"unknown {what} {path.stem!r}{hint}")
+    return kind.parse(read_plain(path), str(path))

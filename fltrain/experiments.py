@@ -8,13 +8,14 @@ the seed.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from fltrain.component import suggest
+from fltrain.component import file_name, suggest
 from fltrain.declarations import Item, Paper, Reduction, Register, Scale, merge, read_yaml
 from fltrain.errors import FltrainError
 from fltrain.reporting.inversions import Inversion
@@ -32,6 +33,11 @@ from fltrain.reporting.layout import (
 from fltrain.selection import Demand, Selection, budget_note
 from fltrain.spec import RunSpec
 
+MOST_RUNS = 100_000
+"""Cells times seeds of an item: a plan holds all of them in memory."""
+
+AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -47,7 +53,8 @@ class Entry:
 class PlannedItem:
     """An item at a scale: what is shown and the runs behind it.
 
-    ``restricted`` says what it was restricted to beyond the scale, if anything.
+    ``restricted`` says what it was restricted to beyond the scale, if anything; ``stale``, of runs without a
+    record (by id) that have a stale one, in what it is.
     """
 
     paper: Paper
@@ -59,6 +66,7 @@ class PlannedItem:
     axes: dict[str, list[str]]
     entries: list[Entry]
     restricted: tuple[str, ...] = ()
+    stale: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -128,6 +136,10 @@ class PlannedItem:
         }
         return replace(self, axes=axes, entries=kept, restricted=(*self.restricted, demand.why))
 
+    def showing(self, stale: Mapping[str, str]) -> Self:
+        """The item with cells that say of these runs (by id) in what they are stale."""
+        return replace(self, stale=stale)
+
     @cached_property
     def sheet(self) -> Sheet:
         """What the assembler needs to make the table or figure from run records."""
@@ -153,6 +165,7 @@ class PlannedItem:
                     run=entry.spec.run_id,
                     partition=entry.spec.partition_id,
                     methods=tuple(method.name for method in entry.spec.composition.methods),
+                    stale=self.stale.get(entry.spec.run_id, ""),
                 )
                 for entry in self.entries
             ),
@@ -209,7 +222,9 @@ class Plan:
             rest = rest._reduced_to([item.keeping(demand) for item in rest.items], demand.why)
         if selection.hours is not None:
             if seconds is None:
-                raise FltrainError("hours: how long runs take has not been measured yet")
+                raise FltrainError(
+                    "hours: how long runs take has not been measured yet; run `fltrain plan --calibrate`"
+                )
             rest = rest._affordable(selection.hours, seconds)
         if not rest.items:
             wanted = selection.model_dump(exclude_defaults=True, include=set(Selection.model_fields))
@@ -217,7 +232,7 @@ class Plan:
                 f"{key}: {', '.join(value) if isinstance(value, tuple) else f'{value:g}'}"
                 for key, value in wanted.items()
             )
-            raise FltrainError(f"scale {self.scale.scale!r}: no run is left of it with {said}")
+            raise FltrainError(f"scale {self.scale.scale!r}: no run is left of it with {said}; ask for more")
         return rest
 
     def _check_names(self, selection: Selection) -> None:
@@ -268,13 +283,16 @@ class Plan:
         ]
         return self._reduced_to(items, why)
 
-    def recorded(self, complete: Collection[str], there: Callable[[PlannedItem], bool]) -> Plan:
+    def recorded(
+        self, complete: Collection[str], stale: Mapping[str, str], there: Callable[[PlannedItem], bool]
+    ) -> Plan:
         """The items that can be made without training: of those with runs, the ones with a complete record.
 
-        They keep all their cells; tables say then which were not run.
+        They keep all their cells; tables say then which were not run, and which are stale.
 
         Args:
             complete: runs (by id) that have a complete record.
+            stale: of the others, those that have a stale one, and in what it is.
             there: whether what else an item is made from exists.
 
         Raises:
@@ -283,11 +301,12 @@ class Plan:
         items = [item for item in self.items if not item.trains or set(item.run_ids) & set(complete)]
         rest = self._reduced_to([item for item in items if there(item)], "what records allow")
         if not rest.items:
+            older = f" ({len(stale)} have a stale one, see `fltrain status`)" if stale else ""
             raise FltrainError(
-                f"scale {self.scale.scale!r}: none of its runs has a record; bring some "
+                f"scale {self.scale.scale!r}: none of its runs has a record{older}; bring some "
                 "(`fltrain records import`), or train them"
             )
-        return rest
+        return replace(rest, items=[item.showing(stale) for item in rest.items])
 
 
 def _belongs(memberships: Mapping[str, Collection[str]], item: PlannedItem, spec: RunSpec) -> bool:
@@ -317,7 +336,7 @@ def plan(config: Path, scale: str) -> Plan:
     Raises:
         FltrainError: if a file or a run is not valid; the message names item and cell.
     """
-    chosen = read_yaml(config / "scales" / f"{scale}.yaml", Scale, "scale")
+    chosen = _declared(config, "scale", scale, Scale)
     register_file = config / "register.yaml"
     register = read_yaml(register_file, Register, "register") if register_file.exists() else Register()
     papers: dict[str, Paper] = {}
@@ -325,7 +344,7 @@ def plan(config: Path, scale: str) -> Plan:
     for item_id, reduction in chosen.items.items():
         name, _, item = item_id.partition("/")
         if name not in papers:
-            papers[name] = read_yaml(config / "papers" / f"{name}.yaml", Paper, "paper")
+            papers[name] = _declared(config, "paper", name, Paper)
         paper = papers[name]
         if item and item not in paper.items:
             raise FltrainError(
@@ -343,6 +362,15 @@ def plan(config: Path, scale: str) -> Plan:
         concerned = [one for one in planned if one.reduction is reduction]
         _check_axes(f"scale {scale!r}: nothing in {item_id!r}", reduction, concerned)
     return Plan(chosen, planned)
+
+
+def _declared(config: Path, what: str, name: str, kind: type[AnyDeclared]) -> AnyDeclared:
+    """Read a paper or scale, which must be called like its file: results are written under the name."""
+    path = config / f"{what}s" / f"{file_name(name, what)}.yaml"
+    declared = read_yaml(path, kind, what)
+    if (said := getattr(declared, what)) != name:
+        raise FltrainError(f"{path}: {what}: must be called {name!r} like the file, not {said!r}")
+    return declared
 
 
 def _check_axes(who: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
@@ -374,6 +402,12 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
     seeds = min(limits)
     if isinstance(item.figure, Bubbles):
         seeds = 1  # it shows the partitions of the first
+    cells = math.prod(len(points) for points in axes.values())
+    if cells * seeds > MOST_RUNS:
+        raise FltrainError(
+            f"{paper.paper}/{name}: {cells} cells with {seeds} seeds each are more than {MOST_RUNS:,} runs; "
+            "shorten axes or lower seeds"
+        )
     entries: list[Entry] = []
     for combination in itertools.product(*(points.items() for points in axes.values())):
         labels = dict(zip(axes, (label for label, _ in combination), strict=True))

@@ -353,7 +353,10 @@ def recover(run: TrainedRun, figure: Inversion) -> Recovered:
     cut = network.cut(figure.split)
     private = tuple(islice(private_images(run.data), figure.images))
     if len(private) < figure.images:
-        raise FltrainError(f"{figure.images} images asked for; the clients have {len(private)} to show")
+        raise FltrainError(
+            f"figure.images: {figure.images} images asked for; the clients have {len(private)} to show: "
+            "use at most these"
+        )
 
     def features(images: Tensor) -> Tensor:
         return network.lower(torch.addcmul(train.shift, 255 * images, train.scale), cut)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fltrain.component import suggest
+from fltrain.component import misread, suggest
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def expand(run: Mapping[str, Any]) -> dict[str, Any]:
     if name is None:
         return spelled_out
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"preset: unknown {name!r}{suggest(name, PRESETS)} (known: {', '.join(PRESETS)})")
+        raise ValueError(
+            f"preset: unknown {name!r}{suggest(name, PRESETS)}{misread(name)} (known: {', '.join(PRESETS)})"
+        )
     for default in PRESETS[name]:
         default.fill(spelled_out)
     return spelled_out

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import torch
 from fltrain import __version__
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic")
+DECISIVE = ("packages", "processor", "threads", "gpu", "cuda")
+"""Facts that decide the last bits of a run's numbers."""
 
 
 def gather(device: torch.device, threads: int) -> dict[str, Any]:
-    """Return code version, packages, processor, device and level of determinism."""
+    """Return code version, packages, processor and device."""
     cuda = device.type == "cuda"
     return {
         "fltrain": __version__,
@@ -31,8 +35,27 @@ def gather(device: torch.device, threads: int) -> dict[str, Any]:
         "device": str(device),
         "gpu": torch.cuda.get_device_name(device) if cuda else None,
         "cuda": torch.version.cuda if cuda else None,
-        "determinism": "statistical" if cuda else "bitwise",
     }
+
+
+def merged(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Provenance of a run that several processes have trained, one after the other.
+
+    The facts are those of the last one. ``resumed`` says for each earlier one in which facts it was another,
+    and after which round it was followed. What was trained in different environments is not bitwise.
+    """
+    *earlier, last = processes
+    resumed = [
+        {
+            **{key: value for key, value in one.items() if value != last.get(key)},
+            "after_round": after["after_round"],
+        }
+        for one, after in pairwise(processes)
+    ]
+    facts = {key: value for key, value in last.items() if key != "after_round"}
+    if any(one[key] != last[key] for one in earlier for key in DECISIVE):
+        facts["determinism"] = "statistical"
+    return {**facts, "resumed": resumed}
 
 
 def _git(*arguments: str) -> str | None:

@@ -4,7 +4,7 @@
 
 * ``spec.json``        the resolved spec with the revisions of its components;
 * ``metrics.jsonl``    one row per evaluation or statistic: ``round`` (counted from 1), ``kind``, values;
-* ``summary.json``     status, accuracies, traffic;
+* ``summary.json``     format of the record, status, accuracies, traffic, digests of data, partition, metrics;
 * ``costs.json``       seconds by phase, throughput, peak memory;
 * ``provenance.json``  code, packages and machine that trained;
 * ``train.log``        what was printed;
@@ -16,6 +16,7 @@ differs between executions is in the last three. No torch here.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,15 +28,34 @@ from numpy.typing import NDArray
 
 from fltrain.data.datasets import Dataset
 from fltrain.errors import FltrainError
-from fltrain.files import read_json, replacing, write_arrays, write_json
+from fltrain.files import read_json, write_arrays, write_json, write_text
 from fltrain.spec import RunSpec
 
 Row = dict[str, Any]
+
+RECORD_FORMAT = 1
+"""Raised whenever records are written so that programs of before would misread them."""
+
 RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json")
 """The files of a complete record."""
 
 MODELS_FILE = "models.safetensors"
 """Weights that a record holds if its spec asks for them."""
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the latest one first."""
+    return sorted(folder.glob("round-*.safetensors"), reverse=True)
+
+
+def checkpoint_file(folder: Path, finished: int) -> Path:
+    """The checkpoint after so many rounds."""
+    return folder / f"round-{finished:06d}.safetensors"
+
+
+def round_of(checkpoint: Path) -> int:
+    """The rounds after which a checkpoint was written."""
+    return int(checkpoint.stem.partition("-")[2])
 
 
 @dataclass(frozen=True)
@@ -69,6 +89,18 @@ class Results:
         """Record of a run, complete or not."""
         return Record(self.run(run_id))
 
+    def checkpoints(self, run_id: str) -> Path:
+        """Folder of a run's checkpoints, from the first one on until there is a record."""
+        return self.root / "checkpoints" / run_id
+
+    def saved_rounds(self, run_id: str) -> int:
+        """Rounds after which the last checkpoint of a run was written; 0 without one."""
+        return max((round_of(path) for path in checkpoint_files(self.checkpoints(run_id))), default=0)
+
+    def lease(self, run_id: str) -> Path:
+        """File that is locked by the process that trains a run."""
+        return self.root / "checkpoints" / f"{run_id}.lock"
+
     @property
     def tracking(self) -> Path:
         """SQLite database that MLflow shows."""
@@ -96,15 +128,30 @@ class Record:
         """Name of the run."""
         return self.folder.name
 
+    @property
+    def written(self) -> float:
+        """When a complete record was written, in seconds since 1970."""
+        return (self.folder / "summary.json").stat().st_mtime
+
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The resolved spec, as plain data with revisions."""
         return self._mapping("spec.json")
 
     @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The spec without revisions: what can be parsed, and trained again."""
+        return {key: value for key, value in self.spec.items() if key != "revisions"}
+
+    @cached_property
     def summary(self) -> dict[str, Any]:
         """Status, accuracies, traffic."""
-        return self._mapping("summary.json")
+        summary = self._mapping("summary.json")
+        try:
+            check_format(summary)
+        except FltrainError as error:
+            raise FltrainError(f"{self.folder / 'summary.json'}: {error}") from None
+        return summary
 
     @cached_property
     def costs(self) -> dict[str, Any]:
@@ -134,6 +181,28 @@ class Record:
         if not isinstance(data, dict):
             raise FltrainError(f"{self.folder / name}: not a JSON object; train the run again")
         return data
+
+
+def check_format(summary: Mapping[str, Any]) -> None:
+    """Refuse the summary of a record that another version of fltrain has written otherwise.
+
+    Raises:
+        FltrainError: with what to do.
+    """
+    found = summary.get("format")
+    if found == RECORD_FORMAT:
+        return
+    if isinstance(found, int) and found > RECORD_FORMAT:
+        raise FltrainError(
+            f"made by a newer version of fltrain (record format {found}, this one reads {RECORD_FORMAT}); "
+            "update fltrain or train into another results folder"
+        )
+    raise FltrainError(f"not a record of format {RECORD_FORMAT}; train the run again")
+
+
+def metrics_digest(content: bytes) -> str:
+    """SHA-256 of what ``metrics.jsonl`` holds."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def summarise(
@@ -206,13 +275,17 @@ def write_record(
     provenance: Mapping[str, Any],
     models: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write the record of a run; the summary, which marks it complete, comes last."""
+    """Write the record of a run; the summary, which marks it complete, comes last.
+
+    The summary gets the format of the record and the digest of the metrics.
+    """
     (folder / "summary.json").unlink(missing_ok=True)  # an older record is not complete any more
     write_json(folder / "spec.json", spec.canonical)
-    with replacing(folder / "metrics.jsonl") as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    metrics = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    write_text(folder / "metrics.jsonl", metrics)
     if models is not None:
         write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
     write_json(folder / "costs.json", costs)
     write_json(folder / "provenance.json", provenance)
-    write_json(folder / "summary.json", summary)
+    digests = {**summary.get("digests", {}), "metrics": metrics_digest(metrics.encode())}
+    write_json(folder / "summary.json", {"format": RECORD_FORMAT, **summary, "digests": digests})

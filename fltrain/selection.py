@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
-from fltrain.component import Settings
+from fltrain.component import FileName, Settings
 from fltrain.spec import RunSpec
 
 
@@ -94,7 +94,7 @@ class Request(Selection):
     Without ``train`` nothing is trained: tables and figures are made from the records that exist.
     """
 
-    scale: str = "demo"
+    scale: FileName = "demo"
     train: Annotated[bool, BeforeValidator(_truth)] = True
 
     @model_validator(mode="after")

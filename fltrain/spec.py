@@ -223,7 +223,7 @@ class RunSpec(Settings):
         extra = [data.name for data in self.evaluation.extra]
         for data in self.evaluation.extra:
             if extra.count(data.name) > 1:
-                raise ValueError(f"evaluation.extra: {data.name!r} is named twice")
+                raise ValueError(f"evaluation.extra: {data.name!r} is named twice; leave one out")
             if data.normalisation != "default":
                 raise ValueError(
                     f"evaluation.extra: {data.name!r} is normalised like the run's own data set; "
@@ -231,7 +231,8 @@ class RunSpec(Settings):
                 )
         if self.local_test and "separability" in self.evaluation.statistics:
             raise ValueError(
-                "evaluation.statistics: 'separability' needs the global test images, not local_test"
+                "evaluation.statistics: 'separability' needs the global test images, not local_test; "
+                "leave out one of the two"
             )
         self._check_personal()
         images = self._images
@@ -337,7 +338,7 @@ class RunSpec(Settings):
         scheme = {**self.partition.model_dump(mode="json"), "revision": self.partition.revision}
         data = {**self.dataset.prepared.model_dump(mode="json"), "revision": self.dataset.revision}
         local_test = self.local_test.model_dump(mode="json") if self.local_test else None
-        return f"{self.dataset.id}-{self.partition.name}-{short_hash([data, scheme, local_test, self.seed])}"
+        return partition_name(self.dataset.id, data, scheme, local_test, self.seed)
 
     @property
     def final_rounds(self) -> range:
@@ -351,3 +352,14 @@ class RunSpec(Settings):
     def to_json(self) -> str:
         """Canonical JSON without revisions: what ``parse`` reads back."""
         return canonical_json(self.model_dump(mode="json"))
+
+
+def partition_name(
+    dataset: str,
+    data: Mapping[str, Any],
+    scheme: Mapping[str, Any],
+    local_test: Mapping[str, Any] | None,
+    seed: int,
+) -> str:
+    """Name a partition of a data set (by its id), from settings and revisions of all that it depends on."""
+    return f"{dataset}-{scheme['name']}-{short_hash([data, scheme, local_test, seed])}"

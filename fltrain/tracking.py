@@ -13,7 +13,7 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from fltrain.component import canonical_json, short_hash
 from fltrain.errors import FltrainError
+from fltrain.files import replacing
 from fltrain.records import Record
 
 if TYPE_CHECKING:
@@ -34,12 +35,6 @@ REVISION = 1
 """Raised whenever an MLflow run would be written otherwise: all runs are then replaced."""
 
 UNASSIGNED = "unassigned"
-LOCK_SECONDS = 60.0
-"""How long to wait for another export, and then for another program that writes to the database."""
-
-SERVER_SECONDS = 10.0
-"""How long to wait for a tracking server to answer at all."""
-
 _CURVES = {
     "test_accuracy": ("evaluation", "accuracy"),
     "test_loss": ("evaluation", "loss"),
@@ -59,6 +54,19 @@ _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _PARAM_CHARACTERS, _PAGE = 1000, 100, 6000, 1
 
 
 @dataclass(frozen=True)
+class Patience:
+    """How long an export waits, in seconds.
+
+    Attributes:
+        lock: for another export, and then for another program that writes to the database.
+        server: for a tracking server to answer at all.
+    """
+
+    lock: float = 60.0
+    server: float = 10.0
+
+
+@dataclass(frozen=True)
 class Exported:
     """How many MLflow runs an export created, found unchanged, and replaced."""
 
@@ -67,7 +75,12 @@ class Exported:
     replaced: int
 
 
-def export(records: Iterable[Record], memberships: Mapping[str, Sequence[str]], uri: str) -> Exported:
+def export(
+    records: Iterable[Record],
+    memberships: Mapping[str, Sequence[str]],
+    uri: str,
+    patience: Patience = Patience(),
+) -> Exported:
     """Bring an MLflow store in line with run records. Runs that are in the store only are left alone.
 
     Args:
@@ -76,12 +89,14 @@ def export(records: Iterable[Record], memberships: Mapping[str, Sequence[str]], 
             lose items when only some of these are asked for; a run goes to the experiment of its first item's
             paper, or to ``unassigned``.
         uri: address of the store, ``sqlite:///path`` or that of a tracking server.
+        patience: how long it waits for others.
 
     Raises:
-        FltrainError: if the store cannot be written to, or a record cannot be read.
+        FltrainError: if the store cannot be written to, or a record cannot be read. What was exported before
+            stays; the next export goes on from there.
     """
     counts = {"created": 0, "unchanged": 0, "replaced": 0}
-    with _store(uri) as client:
+    with _store(uri, patience) as client:
         wanted = [(record, list(memberships.get(record.run_id, ()))) for record in records]
         # Experiments come first: reviving one that was deleted brings its runs back, too.
         names = sorted({_papers(items)[0] for _, items in wanted})
@@ -106,11 +121,14 @@ def _papers(items: Sequence[str]) -> list[str]:
 
 # -------------------------------------------------------------------------------------------------- the store
 @contextmanager
-def _store(uri: str) -> Iterator[MlflowClient]:
+def _store(uri: str, patience: Patience) -> Iterator[MlflowClient]:
     """Open a store for this process alone; whatever goes wrong with it becomes one line."""
     # Read by MLflow when it is imported; what the user has set stays.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    # A server that fails in the middle would be tried again for a quarter of an hour.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     try:
         import mlflow
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -125,13 +143,17 @@ def _store(uri: str) -> Iterator[MlflowClient]:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         if not uri.startswith(_SQLITE):
-            _check_reachable(uri)
+            _check_reachable(uri, patience.server)
             yield mlflow.MlflowClient(uri)
             return
         path = Path(uri.removeprefix(_SQLITE).partition("?")[0])
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=LOCK_SECONDS):
-            _check_writable(path)
+        with FileLock(f"{path}.lock", timeout=patience.lock):
+            if not path.exists():
+                # Making the tables takes seconds, and MLflow cannot finish what a killed process has begun.
+                with replacing(path) as temporary:
+                    SqlAlchemyStore(f"{_SQLITE}{temporary}", _ARTEFACTS).engine.dispose()  # type: ignore[no-untyped-call]
+            _check_writable(path, patience.lock)
             # MLflow remembers having made the tables, also those of a database that was deleted since.
             store = SqlAlchemyStore(uri, _ARTEFACTS)  # type: ignore[no-untyped-call]
             try:
@@ -142,18 +164,33 @@ def _store(uri: str) -> Iterator[MlflowClient]:
         raise FltrainError(f"{uri}: another process has been exporting to it; try again later") from None
     except (OSError, ImportError, sqlite3.Error, SQLAlchemyError, mlflow.MlflowException) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FltrainError(f"{uri}: cannot write to this MLflow store ({reason})") from error
+        raise FltrainError(
+            f"{uri}: cannot write to this MLflow store ({reason}); {_remedy(uri, reason)}"
+        ) from error
+
+
+def _remedy(uri: str, reason: str) -> str:
+    if not uri.startswith(_SQLITE):
+        return "start the server or check its address, then export again"
+    if "locked" in reason:
+        return "end the program that uses it, then export again"
+    if "full" in reason or "I/O" in reason:
+        return "make room, then export again"
+    return "delete it, then export again: it is made anew from the records"
 
 
 # MLflow retries hopeless cases for minutes, and reports them in many words; so they are tried beforehand.
-def _check_reachable(uri: str) -> None:
+def _check_reachable(uri: str, seconds: float) -> None:
     if uri.startswith("http"):
-        with suppress(HTTPError):  # whatever it is, it is an answer
-            urlopen(uri, timeout=SERVER_SECONDS).close()
+        try:
+            urlopen(uri, timeout=seconds).close()
+        except HTTPError as answer:
+            if answer.code >= 500:  # whatever else it is, somebody is there
+                raise
 
 
-def _check_writable(path: Path) -> None:
-    connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
+def _check_writable(path: Path, seconds: float) -> None:
+    connection = sqlite3.connect(path, timeout=seconds)
     try:
         connection.execute("BEGIN IMMEDIATE")
         connection.rollback()
@@ -198,9 +235,11 @@ def _create(
 ) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
-    # Records hold durations, no dates: the run ended when its last file was written.
-    ended = int((record.folder / "summary.json").stat().st_mtime * 1000)
-    started = ended - round(1000 * record.costs["seconds"]["total"])
+    # Records hold durations, no dates: the run ended when its last file was written. Whatever date that has,
+    # MLflow knows none before 1970, and takes 0 for none.
+    duration = round(1000 * record.costs["seconds"]["total"])
+    ended = max(int(1000 * record.written), duration + 1)
+    started = ended - duration
     run = client.create_run(experiment, started, {"fltrain.run_id": record.run_id}, record.run_id).info.run_id
 
     metrics = [Metric(key, value, ended, step) for key, value, step in _metrics(record)]

@@ -25,14 +25,11 @@ def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
     ``weights`` ``[P]``, ``buffers`` ``[B]`` and ``counters`` of the global model; for ``clients`` also those
     of the last round's ``clients`` after local training, ``client_weights`` ``[m, P]``, ``client_buffers``.
     """
-    keep, server, updates = simulation.spec.evaluation.keep, simulation.server, simulation.last_updates
-    if keep == "nothing":
+    server = simulation.server
+    if simulation.spec.evaluation.keep == "nothing":
         return None
     kept = {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}
-    if updates:  # the simulation holds them for `clients` alone; none, if the first round diverged
-        kept["clients"] = torch.tensor([update.client for update in updates])
-        kept["client_weights"] = torch.stack([update.trained for update in updates])
-        kept["client_buffers"] = torch.stack([update.buffers for update in updates])
+    kept |= simulation.last_models  # none unless the spec says `clients`, or if the first round diverged
     return {name: tensor.cpu().numpy() for name, tensor in kept.items()}
 
 

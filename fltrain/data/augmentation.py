@@ -40,7 +40,9 @@ class Augmentation(Settings):
     @model_validator(mode="after")
     def _mode_has_padding(self) -> Self:
         if self.padding_mode != "zeros" and not self.crop_padding:
-            raise ValueError(f"'padding_mode' {self.padding_mode!r} needs 'crop_padding'")
+            raise ValueError(
+                f"'padding_mode' {self.padding_mode!r} needs 'crop_padding'; set it or leave out the mode"
+            )
         return self
 
     @property

@@ -34,7 +34,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fltrain.component import Settings
+from fltrain.component import FileName, Settings
 from fltrain.errors import FltrainError
 from fltrain.files import read_json, write_json
 
@@ -59,7 +59,7 @@ class RemoteFile(Settings):
         bytes: its size, for showing progress.
     """
 
-    name: Annotated[str, Field(pattern=r"^[^/\\]*[^/\\.][^/\\]*$")]
+    name: FileName
     urls: Annotated[tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...], Strict(False)]
     checksum: Annotated[str, Field(pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$")]
     bytes: Annotated[int, Field(gt=0)] | None = None

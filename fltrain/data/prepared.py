@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,16 +21,6 @@ from fltrain.files import read_arrays, replacing, write_arrays
 SPLITS = ("train", "test")
 SHEET_COLUMNS = 12
 """Images of each class on the contact sheet."""
-
-
-def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 over names, types, shapes and bytes of the arrays, in the order of their names."""
-    state = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        state.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        state.update(array.data)
-    return state.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -106,7 +95,6 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
             split: np.bincount(arrays[f"{split}_labels"], minlength=classes).tolist() for split in SPLITS
         },
         "notes": raw.notes,
-        "digest": digest(arrays),
     }
     _contact_sheet(raw, arrays, classes, path.with_suffix(".png"))
     write_arrays(path, arrays, about)
@@ -125,8 +113,6 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
         raise FltrainError(
             f"{path}: prepared from other settings or an older version; delete it to have it made again"
         )
-    if digest(arrays) != about["digest"]:
-        raise FltrainError(f"{path}: the data do not match their digest; delete it to have it made again")
     normalisation = dataset.normalise(arrays["test_images"].shape[1])
     mean, std = (
         (normalisation.mean, normalisation.std)
@@ -136,7 +122,7 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     if len(mean) != arrays["test_images"].shape[1]:
         raise FltrainError(
             f"data set {dataset.name!r}: mean and std have {len(mean)} values, the images "
-            f"{arrays['test_images'].shape[1]} channel(s)"
+            f"{arrays['test_images'].shape[1]} channel(s); state one for each channel in the registry"
         )
     return PreparedData(
         **arrays, classes=about["classes"], mean=mean, std=std, digest=about["digest"], about=about
@@ -199,8 +185,7 @@ def partition(
         "sizes": _sizes(clients),
         "counts": class_counts(clients, labels, data.classes),
     }
-    about = {**_origin(scheme, local_test, data, seed), "digest": digest(arrays)}
-    write_arrays(path, arrays, about)
+    write_arrays(path, arrays, _origin(scheme, local_test, data, seed))
     return load_partition(scheme, local_test, data, seed, path)
 
 
@@ -215,8 +200,6 @@ def load_partition(
     arrays, about = read_arrays(path, "partition")
     if any(about.get(key) != value for key, value in _origin(scheme, local_test, data, seed).items()):
         raise FltrainError(f"{path}: made from other data or settings; delete it to have it made again")
-    if digest(arrays) != about["digest"]:
-        raise FltrainError(f"{path}: the indices do not match their digest; delete it to have it made again")
     tests = _parts(arrays["test_indices"], arrays["test_sizes"]) if local_test else None
     return Partition(_parts(arrays["indices"], arrays["sizes"]), about["digest"], tests)
 

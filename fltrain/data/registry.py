@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-import yaml
 from pydantic import Field, Strict, model_validator
 
 from fltrain.component import Settings, choice, suggest
 from fltrain.data.download import RemoteFile
 from fltrain.data.formats import READERS, Facts, Reader
 from fltrain.errors import FltrainError
+from fltrain.plain_yaml import read_plain
 
 if TYPE_CHECKING:
     AnyReader: TypeAlias = Reader
@@ -27,7 +27,8 @@ else:
 
 Numbers = Annotated[tuple[float, ...], Strict(False)]
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+"""Names of data sets; they become parts of paths."""
 
 
 class Normalisation(Settings):
@@ -39,7 +40,9 @@ class Normalisation(Settings):
     @model_validator(mode="after")
     def _of_equal_length(self) -> Self:
         if len(self.mean) != len(self.std):
-            raise ValueError(f"'mean' has {len(self.mean)} values and 'std' has {len(self.std)}")
+            raise ValueError(
+                f"'mean' has {len(self.mean)} values and 'std' has {len(self.std)}; state one a channel"
+            )
         return self
 
 
@@ -93,7 +96,7 @@ class DatasetEntry(Settings):
     @model_validator(mode="after")
     def _has_a_source(self) -> Self:
         if self.files and self.path is not None:
-            raise ValueError("either 'files' or 'path', not both")
+            raise ValueError("either 'files' or 'path', not both; leave one out")
         if self.reader.needs_files and not self.files and self.path is None and self.obtain is None:
             raise ValueError(f"reader {self.reader.name!r} needs 'files', a 'path', or at least 'obtain'")
         return self
@@ -101,10 +104,12 @@ class DatasetEntry(Settings):
     @model_validator(mode="after")
     def _normalisations_fit(self) -> Self:
         if (self.mean is None) != (self.std is None):
-            raise ValueError("'mean' and 'std' belong together")
+            raise ValueError("'mean' and 'std' belong together; state both or neither")
         reserved = {"default", *UNIVERSAL} & self.normalisations.keys()
         if reserved:
-            raise ValueError(f"normalisations: {reserved.pop()!r} is defined for every set")
+            raise ValueError(
+                f"normalisations: {reserved.pop()!r} is defined for every set; choose another name"
+            )
         named = dict(self.normalisations)
         if self.mean is not None and self.std is not None:
             named["default"] = Normalisation(mean=self.mean, std=self.std)
@@ -112,7 +117,7 @@ class DatasetEntry(Settings):
             if self.channels not in (None, len(normalisation.mean)):
                 raise ValueError(
                     f"normalisation {name!r} has {len(normalisation.mean)} values "
-                    f"for {self.channels} channel(s)"
+                    f"for {self.channels} channel(s); state one for each"
                 )
         return self
 
@@ -162,12 +167,15 @@ def load(path: Path) -> dict[str, DatasetEntry]:
     Raises:
         FltrainError: with one line that says which entry is wrong, how, and what is allowed.
     """
-    data = _read(path)
+    data = read_plain(path)
+    if not isinstance(data, Mapping):
+        raise FltrainError(f"{path}: found no entries, expected a mapping from names to data sets")
     entries: dict[str, DatasetEntry] = {}
     for name, entry in data.items():
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise FltrainError(
-                f"{path}: data set {name!r}: names consist of lower-case letters, digits, '.', '_' and '-'"
+                f"{path}: data set {name!r}: names consist of up to 100 lower-case letters, digits, '.', '_' "
+                "and '-'"
             )
         if name in ("test", "local_test"):
             raise FltrainError(
@@ -180,19 +188,6 @@ def load(path: Path) -> dict[str, DatasetEntry]:
     return dict(sorted(entries.items()))
 
 
-def _read(path: Path) -> Mapping[Any, Any]:
-    try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    except FileNotFoundError:
-        raise FltrainError(f"{path}: no such file") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise FltrainError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(data, Mapping):
-        raise FltrainError(f"{path}: found no entries, expected a mapping from names to data sets")
-    return data
-
-
 def _check_relation(where: str, entry: DatasetEntry, entries: Mapping[str, DatasetEntry]) -> None:
     """A set that tests the models of another one must have images and classes like it."""
     other = entries.get(entry.of or "")
@@ -201,4 +196,4 @@ def _check_relation(where: str, entry: DatasetEntry, entries: Mapping[str, Datas
     for key in ("classes", "channels", "side"):
         mine, theirs = getattr(entry, key), getattr(other, key)
         if mine != theirs:
-            raise FltrainError(f"{where}: {key} is {mine}, but {entry.of} has {theirs}")
+            raise FltrainError(f"{where}: {key} is {mine}, but {entry.of} has {theirs}; state the same")

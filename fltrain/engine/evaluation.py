@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.engine.clients import BATCH, TRAINED, Clients, Kept, Round
+from fltrain.engine.clients import TRAINED, Clients, Kept, Round
 from fltrain.engine.data import Split
+from fltrain.engine.memory import in_batches
 from fltrain.methods.base import Local
 from fltrain.models.network import Network
 from fltrain.randomness import Purpose, seeded_torch
@@ -52,17 +53,12 @@ def test(
     network: Network, split: Split, indices: Tensor | None = None, keep_features: bool = False
 ) -> TestResult:
     """Test the network, in evaluation mode, on all images of the split or on those named."""
-    kept: list[Tensor] = []
 
-    def decide(images: Tensor) -> Tensor:
+    def decide(images: Tensor) -> tuple[Tensor, Tensor | None]:
         features = network.features(images)
-        if keep_features:
-            kept.append(features)
-        logits: Tensor = network.classifier(features)
-        return logits
+        return network.classifier(features), features if keep_features else None
 
-    correct, losses = _test(network, split, indices, decide)
-    return TestResult(correct, losses, torch.cat(kept) if keep_features else None)
+    return _test(network, split, indices, decide)
 
 
 def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> TestResult:
@@ -75,7 +71,7 @@ def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> Te
     """
     assert clients.data.tests is not None
     model, composition = clients.model, clients.composition
-    results: list[tuple[Tensor, Tensor]] = []
+    results: list[TestResult] = []
     for client, images in enumerate(clients.data.tests):
         arrived = clients.arrive(round, client, kept.get(client), to_train=False)
         local = arrived.local
@@ -86,28 +82,41 @@ def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> Te
             weights = composition.personalise(views, model.weights.clone())
         model.weights.copy_(weights)
 
-        def decide(images: Tensor, views: Mapping[str, Local] = views) -> Tensor:
-            return composition.predict(model.network, images, views)
+        def decide(images: Tensor, views: Mapping[str, Local] = views) -> tuple[Tensor, None]:
+            return composition.predict(model.network, images, views), None
 
         results.append(_test(model.network, clients.data.train, images, decide))
-    correct, losses = (torch.cat(parts) for parts in zip(*results, strict=True))
-    return TestResult(correct, losses, None)
+    return _joined(results)
 
 
 def _test(
-    network: Network, split: Split, indices: Tensor | None, decide: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Whether each image was classified correctly, and its cross entropy."""
+    network: Network,
+    split: Split,
+    indices: Tensor | None,
+    decide: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+) -> TestResult:
+    """Test with what is decided of images: their logits and, if they are to be kept, their features."""
     order = torch.arange(len(split), device=split.labels.device) if indices is None else indices
-    correct: list[Tensor] = []
-    losses: list[Tensor] = []
+
+    def tested(chosen: Tensor) -> TestResult:
+        images, labels = split.batch(chosen)
+        logits, features = decide(images)
+        losses = functional.cross_entropy(logits, labels, reduction="none")
+        return TestResult(logits.argmax(1) == labels, losses, features)
+
     training = network.training
     network.eval()
     with torch.no_grad():
-        for chosen in order.split(BATCH[order.device.type]):
-            images, labels = split.batch(chosen)
-            logits = decide(images)
-            correct.append(logits.argmax(1) == labels)
-            losses.append(functional.cross_entropy(logits, labels, reduction="none"))
+        results = in_batches(order, tested)
     network.train(training)
-    return torch.cat(correct), torch.cat(losses)
+    return _joined(results)
+
+
+def _joined(results: Sequence[TestResult]) -> TestResult:
+    """Results of one after the other."""
+    features = [result.features for result in results if result.features is not None]
+    return TestResult(
+        torch.cat([result.correct for result in results]),
+        torch.cat([result.losses for result in results]),
+        torch.cat(features) if features else None,
+    )

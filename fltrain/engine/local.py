@@ -14,6 +14,7 @@ from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.flat import FlatModel
 from fltrain.engine.trajectory import Trajectory
+from fltrain.errors import noting
 from fltrain.methods.base import Outputs, Part, Phase, Place, Update
 from fltrain.methods.composition import LocalHooks
 from fltrain.randomness import Purpose, seeded_torch, stream
@@ -57,9 +58,18 @@ class LoopExecutor:
         trained: list[Trained] = []
         for client, own in zip(clients, kept, strict=True):
             # Dropout is the one thing in a local step that may be random; it has a stream like all else.
-            with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
+            with (
+                noting(self._inputs(round, client)),
+                seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client),
+            ):
                 trained.append(self._train(round, images, client, own))
         return trained
+
+    def _inputs(self, round: Round, client: int) -> str:
+        data = self.clients.data
+        shape = " x ".join(map(str, data.train.images.shape[1:]))
+        images = f"{len(data.clients[client])} images of {shape}"
+        return f"training client {client} with {images} in batches of {round.training.batch_size}"
 
     def gradients(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> Tensor:
         rows: list[Tensor] = []

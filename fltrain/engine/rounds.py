@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,8 +22,8 @@ from fltrain.engine.evaluation import TestResult, test, test_clients
 from fltrain.engine.flat import FlatModel, pack
 from fltrain.engine.local import Executor, LoopExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, measure
-from fltrain.errors import FltrainError
-from fltrain.methods.base import Server, Task, Update
+from fltrain.errors import FltrainError, noting
+from fltrain.methods.base import Server, State, Task
 from fltrain.metrics.representation import separability
 from fltrain.models.build import build
 from fltrain.models.network import Network, map_shape
@@ -56,7 +56,12 @@ class Costs:
 
 
 class Simulation:
-    """A run in memory: ``run`` trains it and yields the rows of its record."""
+    """A run in memory: ``run`` trains it and yields the rows of its record.
+
+    The next round depends, beside spec and data, on ``finished`` (the rounds so far), ``server`` and
+    ``clients``; the record, beside the rows, on ``last_models`` (of the last round's clients, if the record
+    keeps them), ``bytes_down`` and ``bytes_up``. These are what a checkpoint holds.
+    """
 
     def __init__(
         self,
@@ -67,8 +72,12 @@ class Simulation:
         executor: ExecutorFactory = LoopExecutor,
         extra: Mapping[str, PreparedData] | None = None,
         store: MutableMapping[int, Kept] | None = None,
+        interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Build network, server and data on ``device``; what clients keep goes into ``store``.
+
+        While clients are trained, in the context ``interruptible``, a round may be ended by an exception: the
+        simulation is then as it was before the round.
 
         Raises:
             FltrainError: if the spec does not fit the network or the data.
@@ -119,9 +128,10 @@ class Simulation:
             )
             self.everyone = Clients(self.model, self.data, self.composition, self.ownership)
             self.clients: MutableMapping[int, Kept] = {} if store is None else store
-            self.last_updates: list[Update] = []
+            self.last_models: State = {}
             self.executor = executor(self.everyone)
-        self.bytes_down = self.bytes_up = 0
+        self.interruptible = interruptible
+        self.finished = self.bytes_down = self.bytes_up = 0
 
     def _network(self, client: int | None = None) -> Network:
         """A newly drawn network, as the methods adapt it: the one the run starts from, or a client's own."""
@@ -142,13 +152,15 @@ class Simulation:
         )
 
     def run(self) -> Iterator[list[Row]]:
-        """Train round by round and yield the rows of each.
+        """Train the rounds that are left and yield the rows of each.
 
         Raises:
             Diverged: if a loss or a weight is not finite; the rows of the rounds before have been yielded.
         """
-        for number in range(self.spec.rounds):
-            yield self.round(number)
+        for number in range(self.finished, self.spec.rounds):
+            with noting(f"in round {number + 1}"):
+                rows = self.round(number)
+            yield rows
 
     def sample(self, number: int) -> list[int]:
         """Clients of a round, ascending: uniform without replacement, the same for every method."""
@@ -164,12 +176,15 @@ class Simulation:
                 self._introduce()
         before, task, sampled = self.server, self._at(number), self.sample(number)
         kept = [self.clients.get(client) for client in sampled]
-        with self.costs.phase("train", self.device):
+        with self.interruptible(), self.costs.phase("train", self.device):
             trained = self.executor.train(task, sampled, kept)
         updates = [result.update for result in trained]
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
-        with self.costs.phase("aggregate", self.device):
+        with (
+            noting(f"aggregating what clients {sampled} sent"),
+            self.costs.phase("aggregate", self.device),
+        ):
             weights, buffers, states = self.composition.aggregate(self.task, before, updates)
             counters = torch.stack([update.counters for update in updates]).amax(0)
             if self.ownership.private is not None:
@@ -186,7 +201,11 @@ class Simulation:
             for result in trained:
                 self.clients[result.update.client] = result.kept
         if self.spec.evaluation.keep == "clients":
-            self.last_updates = updates
+            self.last_models = {
+                "clients": torch.tensor([update.client for update in updates]),
+                "client_weights": torch.stack([update.trained for update in updates]),
+                "client_buffers": torch.stack([update.buffers for update in updates]),
+            }
         self.costs.round_seconds.append(time.perf_counter() - server_started)
         self.costs.samples += sum(self._images_of_steps(update.samples) for update in updates)
         self._count_traffic(task, trained)
@@ -206,8 +225,9 @@ class Simulation:
                 {"kind": name, **row} for name, row in self.composition.report(self.task, before, updates)
             ]
         if self.spec.evaluates(number + 1):
-            with self.costs.phase("evaluate", self.device):
+            with noting("testing"), self.costs.phase("evaluate", self.device):
                 rows += self._evaluate(number + 1)
+        self.finished = number + 1
         return [{"round": number + 1, **row} for row in rows]
 
     def _at(self, number: int) -> Round:

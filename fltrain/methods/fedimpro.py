@@ -76,7 +76,7 @@ class FedImpro(Method):
     @model_validator(mode="after")
     def _labels_say_how_many(self) -> Self:
         if self.labels != "balanced" and self.n_hat:
-            raise ValueError(f"n_hat: labels {self.labels!r} decide how many samples there are")
+            raise ValueError(f"n_hat: labels {self.labels!r} decide how many samples there are; leave it out")
         return self
 
     # ---------------------------------------------------------------- the cut

@@ -73,7 +73,9 @@ class Flfa(Method):
 
         names = [layer.name for layer in task.layout.layers]
         if self.strategy != "fixed" and self.n_fa > len(names):
-            raise FltrainError(f"plugins.flfa.n_fa: {self.n_fa} layers, but the network has {len(names)}")
+            raise FltrainError(
+                f"plugins.flfa.n_fa: {self.n_fa} layers, but the network has {len(names)}; use at most these"
+            )
         chosen = names if self.layers == "all" else self.layers
         for name in chosen:
             if name not in names:

@@ -49,7 +49,9 @@ class Scaffold(Method):
     @model_validator(mode="after")
     def _the_normaliser_fits(self) -> Self:
         if self.option == "II" and self.correction == "after_step" and self.normaliser != "plain":
-            raise ValueError("correction 'after_step' goes with normaliser 'plain'")
+            raise ValueError(
+                f"correction 'after_step' goes with normaliser 'plain', not {self.normaliser!r}; change one"
+            )
         return self
 
     def init_server(self, task: Task, start: Tensor) -> State:

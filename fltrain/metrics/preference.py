@@ -63,7 +63,9 @@ def class_preference(
     counts = torch.bincount(split.labels[chosen], minlength=classes)
     if not counts.all():
         missing = int((counts == 0).nonzero()[0])
-        raise FltrainError(f"class preferences need images of all classes; there are none of {missing}")
+        raise FltrainError(
+            f"class preferences need images of all classes; there are none of {missing}; take other data"
+        )
     totals: dict[str, Tensor] = {}
     training = network.training
     try:

@@ -74,7 +74,9 @@ class NormedModel(Model):
     @classmethod
     def _groups_divide_widths(cls, groups: int | None) -> int | None:
         if groups is not None and cls.width_step % groups:
-            raise ValueError(f"must divide {cls.width_step}, of which the layers' widths are multiples")
+            raise ValueError(
+                f"must divide {cls.width_step}, of which the layers' widths are multiples, got {groups}"
+            )
         return groups
 
     @property

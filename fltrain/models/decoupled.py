@@ -171,7 +171,9 @@ def _leaves(path: str, module: nn.Module, parent: nn.Module) -> Iterator[tuple[s
     elif isinstance(module, _LEAVES):
         yield path, module, parent
     else:
-        raise FltrainError(f"this network is no chain of layers: {path!r} is a {type(module).__name__}")
+        raise FltrainError(
+            f"this network is no chain of layers: {path!r} is a {type(module).__name__}; choose another model"
+        )
 
 
 def _chain(network: Network, count: Count) -> list[_Layer]:
@@ -195,7 +197,9 @@ def _chain(network: Network, count: Count) -> list[_Layer]:
                 flatten = path
             before = module
     if layers[-1].path != "classifier" or not isinstance(layers[-1].module, nn.Linear):
-        raise FltrainError("this network is no chain of layers that ends in one linear classifier")
+        raise FltrainError(
+            "this network is no chain of layers that ends in one linear classifier; choose another model"
+        )
     return layers
 
 
@@ -379,7 +383,10 @@ class _Surgery:
         """Width of a layer's output in groups."""
         width, whole = layer.outputs, layer.outputs // self.groups * self.groups
         if self.rounding == "uneven" and not whole:
-            raise FltrainError(f"{layer.path!r} has {width} channels, too few for {self.groups} groups")
+            raise FltrainError(
+                f"{layer.path!r} has {width} channels, too few for {self.groups} groups; use at most {width} "
+                "groups, or another width than 'uneven'"
+            )
         if self.rounding == "uneven" or whole == width:
             return width
         return whole + self.groups if self.rounding == "round_up" else whole or self.groups

@@ -68,7 +68,9 @@ class Network(nn.Module):
         """
         cuts = sorted(self.splits)
         if not cuts:
-            raise FltrainError("this network cannot be split: it has no convolutions below a classifier")
+            raise FltrainError(
+                "this network cannot be split: it has no convolutions below a classifier; take another model"
+            )
         if split is not None and split not in cuts:
             known = ", ".join(map(str, cuts))
             raise FltrainError(f"this network cannot be split at convolution {split} (possible: {known})")

@@ -74,16 +74,20 @@ class Quantity(Settings):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.measure is None) == (self.curve is None):
-            raise ValueError("a claim is about either a 'measure' or a 'curve'")
+            raise ValueError("a claim is about either a 'measure' or a 'curve'; name one of them")
         if not 0 <= self.rounds[0] < self.rounds[1] <= 1:
-            raise ValueError("rounds: a share of them from 0 to 1, the first below the second")
+            raise ValueError(
+                f"rounds: {list(self.rounds)} is no share of them; write two numbers from 0 to 1, in order"
+            )
         if self.oscillation and self.curve is None:
-            raise ValueError("oscillation: only a 'curve' has one")
+            raise ValueError("oscillation: only a 'curve' has one; name a curve or leave it out")
         if self.relative and not (self.over or self.sides):
             raise ValueError("relative: there is nothing that the number is compared with; give it 'over'")
         averaged = {axis for side in self.sides for axis in side} & set(self.mean_over)
         if averaged:
-            raise ValueError(f"mean_over: {', '.join(sorted(averaged))} is what the test compares")
+            raise ValueError(
+                f"mean_over: {', '.join(sorted(averaged))} is what the test compares; leave it out there"
+            )
         return self
 
 

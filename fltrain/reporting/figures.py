@@ -118,7 +118,8 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
         notes.append(f"Centred means over {sheet.figure.smoothing} {sheet.figure.over}, pale as measured.")
     ended = {run for run, record in records.items() if diverged(record)}
     missing = {cell.run for cell in sheet.cells} - set(records)
-    for what, left_out in (("Not run", missing), ("Diverged", ended)):
+    stale = {cell.run for cell in sheet.cells if cell.stale} & missing
+    for what, left_out in (("Not run", missing - stale), ("Stale", stale), ("Diverged", ended)):
         if left_out:
             notes.append(f"{what}: {_named(sheet, left_out)}.")
     return notes

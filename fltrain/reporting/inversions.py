@@ -59,7 +59,7 @@ class Attack(Settings):
         if self.kind == "pixels":
             for name in ("ema", "channels", "scales", "perturbation"):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name}: belongs to the attack 'prior', not to 'pixels'")
+                    raise ValueError(f"{name}: belongs to the attack 'prior', not to 'pixels'; leave it out")
         return self
 
     @property
@@ -141,7 +141,8 @@ class Inversion(Settings):
         for axis, labels in axes.items():
             if len(labels) > 1:
                 raise FltrainError(
-                    f"{item}: the layout does not show the axis {axis!r}; an inversion attacks one run"
+                    f"{item}: the layout does not show the axis {axis!r}; an inversion attacks one run: "
+                    "leave the axis one of its points"
                 )
 
 

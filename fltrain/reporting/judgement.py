@@ -51,9 +51,11 @@ from fltrain.reporting.statistics import (
     p_text,
 )
 from fltrain.reporting.values import (
+    ABSENT,
     DIVERGED,
-    DONE,
     MISSING,
+    STALE,
+    STATES,
     UNKNOWN,
     Numbers,
     has_labels,
@@ -166,7 +168,7 @@ def _finding(
         only = f", restricted to {', '.join(sheet.restricted)}" if sheet.restricted else ""
         return Finding("not run", f"{test.item} has no {absent} at this scale{only}.")
     lines = _lines(sheet, test, runs, published(sheet))
-    if (lines["state"] == MISSING).all() and not lines.empty:
+    if lines["state"].isin(ABSENT).all() and not lines.empty:
         return Finding("not run", "No run, or pair of runs, that it needs is complete.")
     if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
         parts = f" of {', '.join(test.parts)}" if test.parts else ""
@@ -285,10 +287,6 @@ def _over_rounds(record: Record, test: Quantity) -> Numbers | None:
     return {"": float(steps.abs().mean() - abs(steps.mean()))}
 
 
-STATES = (DONE, DIVERGED, MISSING)
-"""From best to worst."""
-
-
 def _joined(
     frame: pd.DataFrame, axes: Collection[str], how: Literal["mean", "sum"], least: int = 1
 ) -> pd.DataFrame:
@@ -340,7 +338,7 @@ class Evidence:
         where = [axis for axis in places(lines) if lines[axis].nunique() > 1]
         names = lines[where].agg(", ".join, axis=1) if where else pd.Series("all", index=lines.index)
         numbers = lines.assign(place=names).pivot(index="seed", columns="place", values="value")
-        lost = {state: int((lines["state"] == state).sum()) for state in (DIVERGED, MISSING)}
+        lost = {state: int((lines["state"] == state).sum()) for state in LOST}
         return cls(numbers[list(dict.fromkeys(names))], lost, " %" if test.relative else "")
 
     @cached_property
@@ -398,7 +396,7 @@ class Evidence:
 
 
 AVERAGE = "the average"
-LOST = {DIVERGED: "lost to divergence", MISSING: "not run"}
+LOST = {DIVERGED: "lost to divergence", STALE: "stale", MISSING: "not run"}
 UNTESTABLE = f"no test: it takes two seeds, or for an average {FEWEST_PLACES} places"
 
 

@@ -358,7 +358,8 @@ class Cell(Settings):
     """One run in its place: labels on the item's axes, seed, and its names in the published table.
 
     ``run`` and ``partition`` are the ids of the run and of the partition that it uses, ``methods`` the names
-    of its method and plug-ins, in order.
+    of its method and plug-ins, in order. ``stale`` says, of a run without a record, what was revised since
+    which record, if there is one.
     """
 
     labels: Labels
@@ -367,6 +368,7 @@ class Cell(Settings):
     run: str
     partition: str
     methods: Annotated[tuple[str, ...], Strict(False)] = ()
+    stale: str = ""
 
 
 class Sheet(Settings):

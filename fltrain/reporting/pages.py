@@ -69,8 +69,11 @@ class Run:
     files: dict[str, str]
 
     @classmethod
-    def of(cls, record: Record, seed: int | None, folder: Path) -> Run:
-        """Look at a record, complete or not, for a page in ``folder``."""
+    def of(cls, record: Record, seed: int | None, folder: Path, stale: str = "") -> Run:
+        """Look at a record, complete or not, for a page in ``folder``.
+
+        ``stale`` says, of one that is not, in what an older record of the run is stale, if there is one.
+        """
         way = Path(os.path.relpath(record.folder, folder)).as_posix()
         files = {
             name.partition(".")[0]: f"{quote(way)}/{name}"
@@ -78,7 +81,7 @@ class Run:
             if (record.folder / name).exists()
         }
         if not record.complete:
-            return cls(record.run_id, seed, "not run", None, files)
+            return cls(record.run_id, seed, f"stale: {stale}" if stale else "not run", None, files)
         status = record.summary["status"]
         if diverged := record.summary.get("diverged"):
             status += f" in round {diverged['round']}"
@@ -211,8 +214,8 @@ def _name(cell: Shown) -> str:
 
 def _behind(sheet: Sheet, shown: list[Shown], runs: Callable[[str], Record], folder: Path) -> list[Behind]:
     """Group cells by the runs behind them; all measures of a cell have the same."""
-    seeds = {cell.run: cell.seed for cell in sheet.cells}
-    found = {run: Run.of(runs(run), seed, folder) for run, seed in seeds.items()}
+    cells = {cell.run: cell for cell in sheet.cells}
+    found = {run: Run.of(runs(run), cell.seed, folder, cell.stale) for run, cell in cells.items()}
     groups: dict[tuple[str, ...], list[str]] = {}
     for cell in shown:
         names = groups.setdefault(tuple(cell.runs), [])

@@ -72,7 +72,8 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
         hidden = [layer for layer in aligned if not layer.startswith("classifier")]
         if len(hidden) < figure.layers:
             raise FltrainError(
-                f"{sheet.id}: figure.layers: {label} has {len(hidden)} layers that can be shown"
+                f"{sheet.id}: figure.layers: {figure.layers} are asked for, {label} has {len(hidden)} "
+                "that can be shown; use at most these"
             )
         for across, layer in zip(grid, hidden[-figure.layers :], strict=True):
             bars = torch.stack([top_classes(client[layer]) for client in clients]).numpy()

@@ -29,7 +29,17 @@ from fltrain.reporting.statistics import (
     known,
     p_text,
 )
-from fltrain.reporting.values import DIVERGED, DONE, MISSING, has_labels, measured_values, names_at
+from fltrain.reporting.values import (
+    ABSENT,
+    DIVERGED,
+    DONE,
+    MISSING,
+    STALE,
+    STATES,
+    has_labels,
+    measured_values,
+    names_at,
+)
 
 AVERAGE = "average"
 """Label of the row of averages."""
@@ -44,7 +54,7 @@ class Shown:
         value: over the seeds that have one, of ``values``; ``without`` is shown if none has.
         gain: paired over seeds, of ``gains``, and the paired t test of it against zero.
         gain_p_holm: its p corrected for all gains of the table.
-        seeds: how many there should be; so many of them ``diverged`` or are ``missing``.
+        seeds: how many there should be; so many of them ``diverged``, are ``stale`` or ``missing``.
         published: what the paper prints; at full scale, ``compared`` says how ours relates to it.
         anomalies: reasons to doubt it.
         as_interval: whether the 95 % interval is shown in place of the deviation.
@@ -67,6 +77,7 @@ class Shown:
     gain_p_holm: float | None
     seeds: int
     diverged: int
+    stale: int
     missing: int
     published: float | None
     published_std: float | None
@@ -84,7 +95,7 @@ class Shown:
         """The value as people read it, with what became of runs that have none."""
         if self.value is None:
             return self.without
-        lost = {"diverged": self.diverged, "not run": self.missing}
+        lost = {"diverged": self.diverged, "stale": self.stale, "not run": self.missing}
         notes = [f"{number} of {self.seeds} {what}" for what, number in lost.items() if number]
         note = f" ({', '.join(notes)})" if notes else ""
         return self.value.text(self.decimals, interval=self.as_interval) + note
@@ -192,7 +203,7 @@ def _averages(table: Table, measured: Measured, average: Average, values: pd.Dat
             "seed": first["seed"],
             "run": " ".join(group["run"]),
             # As bad as the worst of its rows.
-            "state": max(group["state"], key=(DONE, DIVERGED, MISSING).index) if whole else MISSING,
+            "state": max(group["state"], key=STATES.index) if whole else MISSING,
             "names": {key: name for key, name in first["names"].items() if (key, name) in common},
             "value": group["value"].mean(skipna=False) if whole else math.nan,
             "gain": group["gain"].mean(skipna=False) if whole else math.nan,
@@ -249,11 +260,11 @@ def _cells_of(
                 gain=gain.mean if gain else None,
                 published_gain=published_gain,
                 of_gains=of_gain,
-                complete=len(group) - states[MISSING],
+                complete=len(group) - sum(states[state] for state in ABSENT),
                 diverged=states[DIVERGED],
                 group=_setting(measured, average, names),
             )
-        lost = DIVERGED if states[DIVERGED] else MISSING if states[MISSING] else DONE
+        lost = next((state for state in (DIVERGED, MISSING, STALE) if states[state]), DONE)
         shown.append(
             Shown(
                 row=str(first[table.rows]),
@@ -272,6 +283,7 @@ def _cells_of(
                 gain_p_holm=None,
                 seeds=len(group),
                 diverged=states[DIVERGED],
+                stale=states[STALE],
                 missing=states[MISSING],
                 published=None if of_gain or printed is None else printed.value,
                 published_std=printed.std if printed else None,
@@ -288,7 +300,7 @@ def _cells_of(
     return shown
 
 
-WITHOUT = {DONE: "—", DIVERGED: "diverged", MISSING: "not run"}
+WITHOUT = {DONE: "—", DIVERGED: "diverged", STALE: "stale", MISSING: "not run"}
 """What is shown in place of a value, by what became of the runs."""
 
 
@@ -384,6 +396,7 @@ def _line(cell: Shown) -> dict[str, Any]:
         "high": high,
         "values": " ".join(f"{value:.10g}" for value in cell.values),
         "diverged": cell.diverged,
+        "stale": cell.stale,
         "missing": cell.missing,
         "gain": cell.gain.mean if cell.gain else None,
         "gain_std": cell.gain.std if cell.gain else None,
@@ -422,6 +435,7 @@ class Below:
         marks: of the reasons to doubt published values, by reason.
         over_seeds: what sums up the seeds; empty if there is one only.
         comparison: how values were compared, and the margins; empty at a reduced scale.
+        stale: what it means that runs are, if any.
         absent: how many published values have no cell, if any.
         assumptions: on what the paper's text leaves open.
     """
@@ -429,6 +443,7 @@ class Below:
     marks: dict[str, str]
     over_seeds: str
     comparison: str
+    stale: str
     absent: str
     assumptions: tuple[str, ...]
 
@@ -442,6 +457,7 @@ class Below:
             marks={reason: str(number) for number, reason in enumerate(reasons, start=1)},
             over_seeds=over_seeds(sheet),
             comparison=COMPARISON.format(margins="; ".join(margins)) if margins else "",
+            stale=STALE_RUNS if any(cell.stale for cell in shown) else "",
             absent=f"Published values without a run here: {len(missing)}." if missing else "",
             assumptions=sheet.assumptions,
         )
@@ -450,7 +466,7 @@ class Below:
     def texts(self) -> list[str]:
         """The notes, one text each, without the assumptions."""
         doubts = [f"[{mark}] Doubtful as published: {reason}." for reason, mark in self.marks.items()]
-        return [*doubts, *filter(None, (self.comparison, self.absent))]
+        return [*doubts, *filter(None, (self.comparison, self.stale, self.absent))]
 
 
 ASSUMED = "Assumed where the paper's text leaves it open:"
@@ -462,6 +478,12 @@ COMPARISON = (
     "with few seeds this says little, as only large differences are significant. Differs: no match, and "
     "significantly different, or with one seed, untested. Trend only: differs, but the sign of the gain, or "
     "without gains the rank, is the published one."
+)
+
+
+STALE_RUNS = (
+    "Stale: the run was trained before one of its components was revised, and its numbers are not shown; it "
+    "takes training again."
 )
 
 

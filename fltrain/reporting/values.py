@@ -1,7 +1,7 @@
 """The numbers behind tables and claims: a data frame with one line for each run and place of a sheet.
 
 Its columns are the sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done,
-diverged or missing), ``value``, ``gain``, and ``names``, what the published table calls the place.
+diverged, stale or missing), ``value``, ``gain``, and ``names``, what the published table calls the place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from fltrain.reporting.readings import Runs
 Numbers = Mapping[str, float]
 """Label of a dimension (empty if there is none) -> number."""
 
-DONE, DIVERGED, MISSING = "done", "diverged", "missing"
+DONE, DIVERGED, STALE, MISSING = "done", "diverged", "stale", "missing"
+STATES = (DONE, DIVERGED, STALE, MISSING)
+"""From best to worst."""
+ABSENT = (STALE, MISSING)
+"""Those of runs without a record; there is an older one of those that are stale."""
+
 UNKNOWN = "—"
 """Label on a dimension, as long as no run tells its labels."""
 
@@ -46,7 +51,7 @@ def values_of(
             state = DIVERGED if record.summary["status"] == "diverged" else DONE
             found.append((cell, state, read(record, cell) or {}))
         else:
-            found.append((cell, MISSING, {}))
+            found.append((cell, STALE if cell.stale else MISSING, {}))
     # A run without numbers stands in all places that other runs have.
     nothing = dict.fromkeys((label for _, _, numbers in found for label in numbers), math.nan)
     nothing = nothing or {UNKNOWN if dimension else "": math.nan}

@@ -15,7 +15,7 @@ from fltrain.engine.rounds import Simulation
 from fltrain.records import Record, Results
 from fltrain.reporting.layout import Sheet
 from fltrain.spec import RunSpec
-from fltrain.train import train
+from fltrain.train import Execution, train
 
 CPU = torch.device("cpu")
 
@@ -73,7 +73,7 @@ def tiny(**changes: Any) -> RunSpec:
 
 def trained(spec: RunSpec, root: Path) -> Record:
     """Train a run on one thread of the CPU."""
-    return train(spec, Results(root), CPU, threads=1)
+    return train(spec, Results(root), Execution(CPU))
 
 
 def federation(

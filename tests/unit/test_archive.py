@@ -1,6 +1,7 @@
 """Archives of records: what goes in comes out, equal records are equal bytes, hostile archives stay out."""
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from fltrain.archive import Imported, export_records, import_records
 from fltrain.cli import app
 from fltrain.errors import FltrainError
 from fltrain.files import write_json
+from fltrain.methods.fedavg import FedAvg
 from fltrain.records import RECORD_FILES, Record, Results
 
 from .helpers import TINY, tiny, trained
@@ -309,7 +311,43 @@ CHANGES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "other revision": (
         "spec.json",
         lambda spec: {**spec, "revisions": {**spec["revisions"], "model": 99}},
-        "another version of fltrain",
+        "spec.json is that of",
+    ),
+    "newer format": ("summary.json", lambda summary: {**summary, "format": 2}, "newer version of fltrain"),
+    "no format": (
+        "summary.json",
+        lambda summary: {key: value for key, value in summary.items() if key != "format"},
+        "not a record of format 1",
+    ),
+    "no digest": (
+        "summary.json",
+        lambda summary: {**summary, "digests": {"data": "", "partition": ""}},
+        "digests.metrics",
+    ),
+    "other digest": (
+        "summary.json",
+        lambda summary: {**summary, "digests": {**summary["digests"], "metrics": "0" * 64}},
+        "metrics.jsonl does not have the digest",
+    ),
+    "what a terminal would obey": (
+        "provenance.json",
+        lambda found: {**found, "processor": "\x1b[2J"},
+        "provenance.json: holds control characters",
+    ),
+    "and among keys": (
+        "summary.json",
+        lambda summary: {**summary, "loss": {"\x9b31m": "x"}},
+        "summary.json: holds control characters",
+    ),
+    "text that is shown backwards": (
+        "summary.json",
+        lambda summary: {**summary, "layers": ["\u202egnp.exe"]},
+        "summary.json: holds control characters",
+    ),
+    "beyond 64 bits": (
+        "costs.json",
+        lambda costs: {**costs, "samples": 2**63},
+        "an integer of 19 characters is beyond 64 bits",
     ),
     "better accuracy": (
         "summary.json",
@@ -354,11 +392,28 @@ def test_records_that_were_tampered_with(name: str, here: Results, there: Result
     refused(repack(tmp_path / "bad.tar.gz", record, edited(record, file, change)), there, record.run_id, said)
 
 
+def test_backslashes_and_quotes_are_no_control_characters(
+    here: Results, there: Results, tmp_path: Path
+) -> None:
+    record = next(here.records())
+    changed = edited(record, "provenance.json", lambda found: {**found, "gpu": 'a \\n "b" \\\\ ×'})
+    imported = import_records(repack(tmp_path / "good.tar.gz", record, changed), there)
+    assert imported == Imported(added=1, replaced=0, unchanged=0)
+
+
+def test_records_of_other_revisions_stay_out(
+    packed: Path, there: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    refused(packed, there, "spec.json is of another version of fltrain (methods 1 -> 2)")
+
+
 BETTER = '{"round": 2, "kind": "evaluation", "split": "test", "view": "global", "accuracy": 1.0, "loss": 0.1}'
 ROWS: dict[str, tuple[str, str]] = {
     "no rows": ("", "do not fit together"),
     "a better one": (f"{{}}{BETTER}", "does not follow"),
     "a test without accuracy": (f"{{}}{BETTER.replace('accuracy', 'x')}", "do not fit together"),
+    "a round that is not due": ('{}{"round": 3, "kind": "x"}', "metrics.jsonl: has round 3 of 2"),
     "a round in words": ('{}{"round": "1", "kind": "x"}', "round: input should be a valid integer"),
     "no kind": ('{}{"round": 1}', "kind"),
 }
@@ -368,8 +423,12 @@ ROWS: dict[str, tuple[str, str]] = {
 def test_rows_that_were_tampered_with(name: str, here: Results, there: Results, tmp_path: Path) -> None:
     record = next(here.records())
     text, said = ROWS[name]
-    rows = text.replace("{}", (record.folder / "metrics.jsonl").read_text(), 1)
-    refused(repack(tmp_path / "bad.tar.gz", record, {"metrics.jsonl": rows.encode()}), there, said)
+    rows = text.replace("{}", (record.folder / "metrics.jsonl").read_text(), 1).encode()
+    path = tmp_path / "bad.tar.gz"
+    refused(repack(path, record, {"metrics.jsonl": rows}), there, "metrics.jsonl does not have the digest")
+    digests = {**record.summary["digests"], "metrics": hashlib.sha256(rows).hexdigest()}
+    knowing = edited(record, "summary.json", lambda summary: {**summary, "digests": digests})
+    refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), there, said)
 
 
 def test_one_wrong_record_keeps_all_out(here: Results, there: Results, tmp_path: Path) -> None:

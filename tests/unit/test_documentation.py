@@ -2,9 +2,12 @@
 
 import csv
 import importlib
+import itertools
 import re
 import runpy
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -167,11 +170,126 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     assert [(claim.where, claim.claim)] == [(row["where"], row["claim"]) for row in claims]
 
 
-@pytest.mark.parametrize("name", ["methods/README.md", "items.md"])
-def test_pages_made_from_code_and_configuration_are_up_to_date(name: str) -> None:
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is in ``docs/generate.py``."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return runpy.run_path(str(ROOT / "docs" / "generate.py"))
+
+
+@pytest.mark.parametrize("name", ["methods/README", "items", "errors"])
+def test_pages_made_from_code_and_configuration_are_up_to_date(name: str, generate: dict[str, Any]) -> None:
     """Beside the matrix of methods, see below."""
-    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == generate["WRITTEN"][name]()
+    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == generate["WRITTEN"][name]()
+
+
+def test_a_page_can_be_checked_and_written_alone(
+    tmp_path: Path, generate: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(generate["main"].__globals__, "PAGES", tmp_path)
+    endings = []
+    for arguments in (["--check", "errors"], ["errors"], ["--check", "errors"]):
+        monkeypatch.setattr(sys, "argv", ["generate.py", *arguments])
+        endings.append((generate["main"](), [path.name for path in tmp_path.iterdir()]))
+    assert endings == [(1, []), (0, ["errors.md"]), (0, ["errors.md"])]
+
+
+RAISING = """
+import pickle
+from typing import NoReturn
+
+from fltrain.errors import FltrainError, MethodError
+
+MOST = 1000
+
+
+def suggest(word, known) -> str:
+    close = [other for other in known if other.startswith(word)]
+    if not word:
+        return ", which has no name"
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Part:
+    def check(self, known):
+        hint = f"{suggest(self.name, known)} (known: {', '.join(known)})"
+        raise FltrainError(f"unknown part {self.name!r}{hint}")
+
+    def _valid(self):
+        raise ValueError(
+            f"size: {len(self.sizes):,} {'is' if self.one else 'are'} too many; "
+            f"use at most {MOST}{' each' if self.each else ''}"
+        )
+
+    def build(self):
+        raise TypeError(f"{type(self).__name__} does not say how to be built")
+
+
+def refuse(why: str) -> NoReturn:
+    raise FltrainError(f"refused: {why}")
+
+
+def read(file):
+    def load(code):
+        raise pickle.UnpicklingError(f"it asks for {code}")
+
+    if file.path.exists():
+        refuse("it is empty")
+    try:
+        load(file)
+    except pickle.UnpicklingError as error:
+        refuse(f"{file.path.name} cannot be read ({error.strerror or error})")
+    except FltrainError as error:
+        raise FltrainError(f"{file.path}: {error}") from None
+    except OSError as error:
+        raise error
+    raise MethodError(f"{file.method!r} failed")
+
+
+def wordless(reason):
+    raise pickle.UnpicklingError(reason)
+"""
+
+SAID = [
+    ("unknown part <name>[; did you mean <close>?|, which has no name] (known: <known>)", 2, "Part.check"),
+    ("... size: <number of sizes> {is|are} too many; use at most 1,000[ each]", 2, "Part._valid"),
+    ("<type of self> does not say how to be built", 1, "Part.build"),
+    ("refused: it is empty", 2, "read"),
+    ("refused: <path.name> cannot be read (<error.strerror>)", 2, "read"),
+    ("... it asks for <code>", 2, "read.load"),
+    ("<file.path>: <error>", 2, "read"),
+    ("<file.method> failed", 1, "read"),
+]
+
+
+def test_messages_are_read_from_the_code_that_raises_them(
+    tmp_path: Path, generate: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each kind: errors of ours, parts, faults, functions that only raise, texts from elsewhere."""
+    (tmp_path / "raising.py").write_text(RAISING)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = generate["errors"].messages(importlib.import_module("raising"))
+    assert [(one.text, one.exit_code, one.function) for one in found] == SAID
+
+
+def test_all_messages_are_listed(generate: dict[str, Any]) -> None:
+    """Every line of the package that raises one of the user's mistakes; the workflow raises none itself."""
+    raising = re.compile(r"^ *raise (?:FltrainError|MethodError|ValueError)\b", re.MULTILINE)
+    for module in itertools.chain(*generate["errors"].modules().values()):
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        lines = {source.count("\n", 0, match.end()) + 1 for match in raising.finditer(source)}
+        listed = generate["errors"].messages(module)
+        assert lines <= {one.line for one in listed}, module.__name__
+        assert all(re.search(r"\w", one.text) for one in listed), module.__name__
+    files = [ROOT / "Snakefile", *ROOT.glob("workflow/**/*.smk"), *ROOT.glob("workflow/**/*.py")]
+    raised = {line for file in files for line in re.findall(r"^ *(raise .*)", file.read_text(), re.MULTILINE)}
+    assert raised == {"raise WorkflowError(str(error)) from None"}
+
+
+def test_the_exit_codes_are_those_of_the_errors(generate: dict[str, Any]) -> None:
+    codes = generate["errors"].exit_codes()
+    assert list(codes) == [0, 1, 2, 75, 130]
+    assert all(codes.values())
 
 
 def test_the_matrix_has_a_row_for_every_base_and_a_column_for_every_plug_in() -> None:

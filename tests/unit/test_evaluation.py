@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fltrain.data.partition import Iid
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine import evaluation
+from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.evaluation import TestResult
 from fltrain.engine.evaluation import test as evaluate
@@ -73,7 +73,7 @@ def test_batches_do_not_matter(
     split: Split, network: Network, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = evaluate(network, split, keep_features=True)
-    monkeypatch.setitem(evaluation.BATCH, "cpu", batch)
+    monkeypatch.setitem(memory.BATCH, "cpu", batch)
     result = evaluate(network, split, keep_features=True)
     assert torch.equal(result.correct, expected.correct)
     assert result.loss == pytest.approx(expected.loss, rel=1e-6)
@@ -99,7 +99,7 @@ def test_the_network_is_left_as_it_was(split: Split, network: Network, training:
 
 
 def test_a_network_that_is_always_right(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(evaluation.BATCH, "cpu", len(split))
+    monkeypatch.setitem(memory.BATCH, "cpu", len(split))
 
     class Oracle(Network):
         def __init__(self) -> None:
@@ -297,4 +297,4 @@ def test_further_sets_of_another_form_are_refused(
     spec = tiny(**OWN, evaluation={"extra": ["other"]})
     with pytest.raises(FltrainError, match="other"):
         trained(spec, tmp_path)
-    assert not Results(tmp_path).run(spec.run_id).exists()
+    assert not Results(tmp_path).record(spec.run_id).complete

@@ -684,12 +684,28 @@ def test_without_training_items_with_a_record_are_left(config: Config) -> None:
     whole = config.plan(add_bubbles, put(["toy"], "items"))
     table, figure, bubbles = whole.items
     only_table = next(run for run in table.run_ids if run not in figure.run_ids)
-    left = whole.recorded({only_table}, lambda item: True)
+    left = whole.recorded({only_table}, {}, lambda item: True)
     assert left.items == [table, bubbles], "with all their cells"
     assert left.restrictions == ("what records allow",)
-    assert whole.recorded({only_table}, lambda item: item.trains).items == [table]
-    with pytest.raises(FltrainError, match="none of its runs"):
-        whole.recorded((), lambda item: item.trains)
+    assert whole.recorded({only_table}, {}, lambda item: item.trains).items == [table]
+    with pytest.raises(FltrainError, match="none of its runs has a record; bring some"):
+        whole.recorded((), {}, lambda item: item.trains)
+
+
+def test_without_training_sheets_say_which_runs_are_stale(config: Config) -> None:
+    whole = config.plan()
+    table, _ = whole.items
+    recorded, older, *_ = table.run_ids
+    left = whole.recorded({recorded}, {older: "methods 1 -> 2 (toy)"}, lambda item: item is table)
+    stale = {cell.run: cell.stale for cell in left.items[0].sheet.cells}
+    assert {run: why for run, why in stale.items() if why} == {older: "methods 1 -> 2 (toy)"}
+    assert not any(cell.stale for cell in table.sheet.cells)
+    every = whole.recorded(whole.runs, {}, lambda item: True)
+    assert every.restrictions == (), "nothing is left out"
+    with pytest.raises(
+        FltrainError, match=r"none of its runs has a record \(1 have a stale one, see `fltrain"
+    ):
+        whole.recorded((), {older: "methods 1 -> 2 (toy)"}, lambda item: True)
 
 
 # ---------------------------------------------------------------- mistakes

@@ -24,8 +24,8 @@ from torchvision.transforms import CenterCrop, Compose, Resize
 from fltrain.data.formats import READERS, Facts, RawSplits, Reader, observed, statistics
 from fltrain.data.formats.cifar import restricted_load
 from fltrain.data.formats.folder import natural
-from fltrain.data.prepared import digest
 from fltrain.errors import FltrainError
+from fltrain.files import digest
 
 Pixels = NDArray[np.uint8]
 UNKNOWN = Facts()

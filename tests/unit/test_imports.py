@@ -12,6 +12,7 @@ MODULES = (
     "fltrain.records",
     "fltrain.reporting.tables",
     "fltrain.tracking",
+    "fltrain.verify",
     "fltrain.cli",
 )
 SCRIPT = """

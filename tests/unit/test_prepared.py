@@ -1,6 +1,8 @@
 """Prepared data sets and partitions: what is in the files, and that they are whole or refused."""
 
+import errno
 import json
+import os
 import shutil
 import tracemalloc
 import warnings
@@ -22,7 +24,6 @@ from fltrain.data.partition import ByWriter, Dirichlet, Iid, LocalTest
 from fltrain.data.prepared import (
     SHEET_COLUMNS,
     PreparedData,
-    digest,
     load_partition,
     load_prepared,
     partition,
@@ -30,7 +31,7 @@ from fltrain.data.prepared import (
 )
 from fltrain.engine.data import FederatedData
 from fltrain.errors import FltrainError
-from fltrain.files import read_json, replacing, write_json, write_text
+from fltrain.files import digest, read_json, replacing, write_json, write_text
 from fltrain.records import Results
 from fltrain.train import ensure_data, ensure_partition
 
@@ -233,7 +234,8 @@ def test_a_normalisation_needs_no_file_of_its_own(tmp_path: Path) -> None:
     second = trained(half, tmp_path)
     assert results.data(half.dataset).stat().st_ino == inode
     assert len(list((tmp_path / "data").iterdir())) == 2
-    assert first.summary["digests"] == second.summary["digests"]
+    for part in ("data", "partition"):
+        assert first.summary["digests"][part] == second.summary["digests"][part]
     assert first.metrics != second.metrics
     data = load_prepared(half.dataset, results.data(half.dataset))
     assert (data.mean, data.std) == ((0.5,), (0.5,))
@@ -575,13 +577,13 @@ def test_a_failure_while_arrays_are_written_leaves_no_half_of_them(
 ) -> None:
     def fail_late(arrays: Any, path: Path, metadata: Any) -> None:
         path.write_bytes(b"half")
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files, "save_file", fail_late)
     before = prepared.read_bytes()
     if not made_before:
         prepared.unlink()
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(FltrainError, match=r"cannot be written \(No space left on device\); make room"):
         prepare(DIGITS, prepared, prepared.parent)
     left = {path.name: path.read_bytes() for path in prepared.parent.iterdir() if path.suffix != ".png"}
     assert left == ({prepared.name: before} if made_before else {})

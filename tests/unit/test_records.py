@@ -1,6 +1,7 @@
 """What a run writes, and what its summary says."""
 
 import getpass
+import hashlib
 import json
 import math
 import platform
@@ -15,7 +16,7 @@ from fltrain import records
 from fltrain.engine.rounds import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.errors import FltrainError
-from fltrain.records import RECORD_FILES, Record, Results, summarise, write_record
+from fltrain.records import RECORD_FILES, RECORD_FORMAT, Record, Results, summarise, write_record
 
 from .helpers import tiny, trained
 
@@ -171,6 +172,29 @@ def test_a_document_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
         _ = Record(tmp_path).summary
 
 
+FORMATS: dict[str, tuple[Any, str]] = {
+    "newer": (
+        RECORD_FORMAT + 1,
+        "made by a newer version of fltrain .*; update fltrain or train into another",
+    ),
+    "older": (RECORD_FORMAT - 1, "not a record of format 1; train the run again"),
+    "none": (None, "not a record of format 1; train the run again"),
+    "a text": ("2", "not a record of format 1; train the run again"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_records_of_other_formats_are_refused(name: str, tmp_path: Path) -> None:
+    found, said = FORMATS[name]
+    write_record(tmp_path, tiny(), [], {}, {}, {})
+    path = tmp_path / "summary.json"
+    summary = json.loads(path.read_text())
+    assert next(iter(summary.items())) == ("format", RECORD_FORMAT)
+    path.write_text(json.dumps({**summary, "format": found}))
+    with pytest.raises(FltrainError, match=rf"^{path}: {said}"):
+        _ = Record(tmp_path).summary
+
+
 # ------------------------------------------------------------------------------------ the summary
 def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any) -> dict[str, Any]:
     """Summary of a run with these accuracies by round, and rows of other kinds, views and splits."""
@@ -240,7 +264,9 @@ def test_summary_of_a_real_run_is_that_of_its_rows(measured: Record) -> None:
     assert measured.summary["accuracy"]["best"] == max(accuracies.values())
     assert measured.summary["rounds_to_target"] == {"0.05": 1, "1.0": None}
     assert measured.summary["loss"]["last"] == measured.rows("evaluation")[-1]["loss"]
-    assert measured.summary["digests"].keys() == {"data", "partition"}
+    assert measured.summary["digests"].keys() == {"data", "partition", "metrics"}
+    metrics = (measured.folder / "metrics.jsonl").read_bytes()
+    assert measured.summary["digests"]["metrics"] == hashlib.sha256(metrics).hexdigest()
 
 
 # ------------------------------------------------------------------------------------ divergence

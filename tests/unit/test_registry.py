@@ -227,7 +227,10 @@ TINY = {"reader": "npz", "path": "x"}
         ({**TINY, "of": "mnist", "classes": 5}, r"mine: of: classes is 5, but mnist has 10"),
         ({"reader": "npz", "files": [{**FILE, "checksum": "0"}]}, r"files.0.checksum: .*pattern"),
         ({"reader": "npz", "files": [{**FILE, "urls": ["x.npz"]}]}, r"files.0.urls.0: .*pattern"),
-        ({"reader": "npz", "files": [{**FILE, "name": "../x"}]}, r"files.0.name: .*pattern"),
+        (
+            {"reader": "npz", "files": [{**FILE, "name": "../x"}]},
+            r"files.0.name: the name '../x' becomes part of a path",
+        ),
         ({"reader": "npz", "files": [{**FILE, "size": 3}]}, r"files.0: unknown key 'size'"),
         (None, r"mine: input should be an object"),
     ],
@@ -245,11 +248,12 @@ def test_mistakes_in_an_entry(tmp_path: Path, entry: Any, message: str) -> None:
     [
         ("", r"found no entries, expected a mapping"),
         ("- mnist", r"found no entries, expected a mapping"),
-        ("a: [", r"datasets.yaml: cannot be read: .*"),
-        ("a: \x00", r"datasets.yaml: cannot be read: .*"),
-        ({"My set": TINY}, r"data set 'My set': names consist of lower-case letters"),
-        ({"../up": TINY}, r"data set '../up': names consist of lower-case letters"),
-        ({10: TINY}, r"data set 10: names consist of lower-case letters"),
+        ("a: [", r"datasets.yaml: line 2: not YAML: .*"),
+        ("a: \x00", r"datasets.yaml: not YAML: .*"),
+        ({"My set": TINY}, r"data set 'My set': names consist of up to 100 lower-case letters"),
+        ({"../up": TINY}, r"data set '../up': names consist of up to 100 lower-case letters"),
+        ({101 * "x": TINY}, r"data set 'x+': names consist of up to 100 lower-case letters"),
+        ({10: TINY}, r"line 1: YAML reads the key '10' as a number; write it in quotes"),
     ],
 )
 def test_mistakes_in_the_file(tmp_path: Path, content: Any, message: str) -> None:

@@ -606,7 +606,7 @@ def test_markdown_keeps_bars_in_labels(runs: Runs) -> None:
 
 TEXTS = ("row", "column", "panel", "measure", "label", "names", "values")
 TEXTS += ("published_notes", "anomalies", "test", "verdict", "runs")
-COUNTS = ("n", "gain_n", "diverged", "missing")
+COUNTS = ("n", "gain_n", "diverged", "stale", "missing")
 CSV_COLUMNS: dict[str, type] = {**dict.fromkeys(TEXTS, str), **dict.fromkeys(COUNTS, int)}
 
 
@@ -633,7 +633,7 @@ def test_csv_holds_all_cells_in_long_form(runs: Runs, published: Path) -> None:
     # Student's factor for 3 seeds, from a table: 4.303.
     assert (base["low"], base["high"]) == pytest.approx((70 - 24.84, 70 + 24.84), abs=0.01)
     assert pd.isna(base["verdict"]) and pd.isna(base["difference"]), "the scale is reduced"
-    assert (other["n"], other["diverged"]) == (0, 3)
+    assert (other["n"], other["diverged"], other["stale"], other["missing"]) == (0, 3, 0, 0)
     assert all(pd.isna(other[key]) for key in ("mean", "std", "gain", "gain_std"))
 
 

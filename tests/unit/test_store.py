@@ -12,6 +12,7 @@ from fltrain import train as training
 from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError
 from fltrain.records import Results
+from fltrain.train import Execution
 
 from .helpers import CPU, tiny, trained
 
@@ -99,7 +100,7 @@ def test_a_run_does_not_depend_on_where_states_lie(
     monkeypatch.setattr(
         training, "ClientStore", lambda *given: stores.append(ClientStore(*given)) or stores[0]
     )
-    filed = training.train(spec, Results(tmp_path / "file"), CPU, threads=1, client_memory=0)
+    filed = training.train(spec, Results(tmp_path / "file"), Execution(CPU, client_memory=0))
     assert stores[0].spilled
     for name in ("metrics.jsonl", "summary.json"):
         assert (plain.folder / name).read_bytes() == (filed.folder / name).read_bytes()

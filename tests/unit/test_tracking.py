@@ -1,13 +1,19 @@
 """Exporting records to MLflow: every run once, whatever happened before; checked on real SQLite files."""
 
 import json
+import multiprocessing
 import os
+import resource
 import shutil
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,10 +21,10 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from fltrain import tracking
+from fltrain import cli, tracking
 from fltrain.errors import FltrainError
 from fltrain.records import Record, Results
-from fltrain.tracking import Exported, export
+from fltrain.tracking import Exported, Patience, export
 
 from .helpers import tiny, trained
 
@@ -109,9 +115,19 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def exported(originals: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database without a run; tests only look at it. Making one takes seconds."""
+    path = tmp_path_factory.mktemp("tables") / "mlflow.db"
+    assert export([], {}, f"sqlite:///{path}") == Exported(created=0, unchanged=0, replaced=0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(originals: Path, tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     """The exported results; tests only look at them."""
     store = Store(originals, tmp_path_factory.mktemp("exported"))
+    store.path.parent.mkdir()
+    shutil.copy(tables, store.path)
     assert store.export() == Exported(created=3, unchanged=0, replaced=0)
     return store
 
@@ -232,6 +248,15 @@ def test_times_are_those_of_the_run(exported: Store) -> None:
         record = exported.results.record(run["data"]["tags"]["fltrain.run_id"])
         seconds = (run["info"]["end_time"] - run["info"]["start_time"]) / 1000
         assert seconds == pytest.approx(record.costs["seconds"]["total"], abs=0.002)
+
+
+def test_a_run_of_a_wrong_clock_does_not_begin_before_1970(store: Store) -> None:
+    os.utime(store.plain.folder / "summary.json", (0, 0))
+    store.memberships = {}
+    store.export()
+    (run,) = (run for run in store.search() if run["data"]["tags"]["fltrain.run_id"] == store.plain.run_id)
+    start, end = (run["info"][f"{which}_time"] for which in ("start", "end"))
+    assert (start, end) == (1, 1 + round(1000 * store.plain.costs["seconds"]["total"]))
 
 
 def test_the_database_can_be_moved_with_the_results(exported: Store) -> None:
@@ -357,6 +382,66 @@ def test_two_processes_at_once_export_every_run_once_and_print_nothing(store: St
     assert not (store.folder / "mlruns").exists()
 
 
+def in_a_process(work: Callable[[], object]) -> int | None:
+    """Do the work in a process of its own and return how it ended."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def export_and_die(store: Store, call: str, number: int) -> None:
+    """Export, and be killed when MLflow is asked for something for the n-th time."""
+    calls, ask = count(1), getattr(MlflowClient, call)
+
+    def asked(*args: Any, **named: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ask(*args, **named)
+
+    setattr(MlflowClient, call, asked)
+    store.export()
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "whole"),
+    [
+        ("create_experiment", 2, 0),
+        ("log_batch", 2, 0),
+        ("log_batch", 6, 1),
+        ("set_tag", 2, 1),
+        ("set_tag", 3, 2),
+    ],
+)
+def test_an_export_that_is_killed_is_made_good(
+    exported: Store, store: Store, tables: Path, call: str, number: int, whole: int
+) -> None:
+    shutil.copy(tables, store.path)
+    assert in_a_process(lambda: export_and_die(store, call, number)) == -signal.SIGKILL
+    assert store.export().unchanged == whole
+    assert store.contents() == exported.contents()
+
+
+def test_an_export_that_is_killed_while_the_tables_are_made_is_made_good(
+    exported: Store, store: Store
+) -> None:
+    store.path.unlink()
+
+    def tables(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def export_and_die() -> None:
+        from alembic.runtime.migration import MigrationContext
+
+        MigrationContext._ensure_version_table = tables
+        store.export()
+
+    assert in_a_process(export_and_die) == -signal.SIGKILL
+    assert not store.path.exists()
+    assert store.export() == Exported(created=3, unchanged=0, replaced=0)
+    assert store.contents() == exported.contents()
+
+
 # ------------------------------------------------------------------------------------ what can be wrong
 def make_folder(path: Path) -> None:
     path.mkdir()
@@ -388,25 +473,142 @@ def test_a_database_that_cannot_be_written_is_one_clear_line(tmp_path: Path, mak
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     with pytest.raises(FltrainError) as caught:
         export([], {}, uri)
-    assert str(caught.value) == f"{uri}: cannot write to this MLflow store ({reason})"
+    assert str(caught.value) == (
+        f"{uri}: cannot write to this MLflow store ({reason}); delete it, then export again: it is made anew "
+        "from the records"
+    )
 
 
-def test_a_database_that_another_program_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "LOCK_SECONDS", 0.1)
-    path = tmp_path / "mlflow.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 100_000)
+
+
+@pytest.mark.parametrize("damage", [truncate, overwrite])
+def test_a_damaged_database_is_named(store: Store, damage: Callable[[Path], None]) -> None:
+    damage(store.path)
+
+    def be_refused() -> None:
+        with pytest.raises(FltrainError, match=r"disk image is malformed.*; delete it, then export again"):
+            store.export()
+
+    assert in_a_process(be_refused) == 0
+
+
+def test_a_full_disk_ends_an_export_and_the_next_one_goes_on(exported: Store, store: Store) -> None:
+    def on_a_full_disk() -> None:
+        size = store.path.stat().st_size if store.path.exists() else 100_000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        with pytest.raises(
+            FltrainError, match=r"mlflow\.db: cannot write to this .*; make room, then export"
+        ):
+            store.export()
+
+    memberships, store.memberships = store.memberships, {}  # all runs are written anew
+    assert in_a_process(on_a_full_disk) == 0
+    store.memberships = memberships
+    store.export()
+    assert store.contents() == exported.contents()
+    store.path.unlink()
+    assert in_a_process(on_a_full_disk) == 0
+    assert {path.name for path in store.path.parent.iterdir()} == {"mlflow.db.lock"}
+
+
+def test_the_command_line_tells_in_one_line_that_it_cannot_export(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = Path(__file__).parents[2] / "config"
+    command = [
+        "track",
+        "--results",
+        store.results.root,
+        "--config",
+        config,
+        "--uri",
+        f"sqlite:///{store.folder}",
+    ]
+    monkeypatch.setattr(sys, "argv", ["fltrain", *map(str, command)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith(f"error: sqlite:///{store.folder}: cannot write to this MLflow store")
+
+
+AT_ONCE = Patience(lock=0.1, server=0.2)
+
+
+def test_a_database_that_another_program_holds(store: Store) -> None:
+    expected = store.search()
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(FltrainError, match=r"mlflow\.db: .* \(database is locked\)$"):
-            export([], {}, f"sqlite:///{path}")
+        with pytest.raises(FltrainError, match=r"\(database is locked\); end the program that uses it, then"):
+            export(store.records, store.memberships, store.uri, AT_ONCE)
+    assert store.export() == Exported(created=0, unchanged=3, replaced=0)
+    assert store.search() == expected
 
 
-def test_another_export_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "LOCK_SECONDS", 0.1)
+def test_another_export_that_does_not_end(tmp_path: Path) -> None:
     with (
         tracking.FileLock(f"{tmp_path / 'mlflow.db'}.lock"),
         pytest.raises(FltrainError, match="another process has been exporting to it; try again later"),
     ):
-        export([], {}, f"sqlite:///{tmp_path / 'mlflow.db'}")
+        export([], {}, f"sqlite:///{tmp_path / 'mlflow.db'}", AT_ONCE)
+
+
+@contextmanager
+def serving(front: int, behind: int) -> Iterator[str]:
+    """The address of a server that answers with these codes: on its front page, and beyond it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(front if self.path == "/" else behind)
+            self.end_headers()
+            self.wfile.write(b"<html>this is no MLflow</html>")
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """The address of a server that takes calls and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        (lambda: serving(500, 500), "Internal Server Error"),
+        (lambda: serving(200, 500), "500 error responses"),
+        (lambda: serving(200, 200), ""),
+        (silent, "timed out"),
+    ],
+    ids=["broken", "broken behind its front page", "no MLflow", "silent"],
+)
+def test_a_server_that_does_not_do_its_work(
+    store: Store, monkeypatch: pytest.MonkeyPatch, server: Any, reason: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # pauses in between take seconds
+    with server() as uri, pytest.raises(FltrainError) as caught:
+        export(store.records, store.memberships, uri, AT_ONCE)
+    message = str(caught.value)
+    assert message.startswith(f"{uri}: cannot write to this MLflow store (") and reason in message
+    assert message.endswith("; start the server or check its address, then export again")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -454,6 +455,86 @@ def test_without_training_tables_are_made_from_the_records_that_exist(changed: C
     rows = (changed.results.root / "tiny" / "toy" / "accuracy.md").read_text().splitlines()
     assert "not run" in next(row for row in rows if row.startswith("| FedProx"))
     assert "not run" not in next(row for row in rows if row.startswith("| FedAvg"))
+
+
+# ---------------------------------------------------------------- faults of the system
+def test_mlflow_that_cannot_be_written_stops_nothing_else(changed: Checkout) -> None:
+    tiny, store = changed.results.root / "tiny", changed.results.tracking
+    for made in (tiny / "tracked.json", tiny / "index.html", store):
+        made.unlink()
+    store.mkdir()
+    code, said = changed.snakemake()
+    assert code != 0
+    (told,) = set(re.findall(r"^error: (.*)$", said, re.MULTILINE))
+    assert told.startswith("sqlite:///results/mlflow.db: cannot write to this MLflow store (unable to open")
+    assert told.endswith("; delete it, then export again: it is made anew from the records")
+    assert set(jobs_in(said)) == {TRACK, OVERVIEW}
+    assert [name for name in OUTPUTS if not (tiny / name).exists()] == ["tracked.json"]
+    store.rmdir()
+    code, said = changed.snakemake()
+    assert code == 0, said
+    assert set(jobs_in(said)) == {TRACK}
+
+
+def test_a_deleted_database_is_made_again(changed: Checkout) -> None:
+    changed.results.tracking.unlink()
+    assert changed.jobs().keys() == {TRACK}
+
+
+def test_a_clock_that_was_set_back_costs_no_record(changed: Checkout) -> None:
+    """Snakemake deletes what a job has made if it is older than the job's input."""
+    run = changed.plan.items[0].run_ids[-1]
+    shutil.rmtree(changed.results.run(run))
+    tomorrow = time.time() + 86400
+    for made in changed.results.root.rglob("*"):
+        os.utime(made, (tomorrow, tomorrow))
+    code, said = changed.snakemake("toy_accuracy")
+    assert code == 0, said
+    assert changed.results.record(run).complete
+    assert set(jobs_in(said)) == {*training(run), TABLE}
+
+
+def test_a_damaged_file_can_be_made_again_without_training_what_is_complete(changed: Checkout) -> None:
+    spec = changed.plan.items[0].entries[-1].spec
+    partition, run = changed.results.partition(spec), spec.run_id
+    shutil.rmtree(changed.results.run(run))
+    whole = partition.read_bytes()
+    os.truncate(partition, 100)
+    code, said = changed.snakemake("--force", str(partition.relative_to(changed.root)))
+    assert code == 0, said
+    assert set(jobs_in(said)) == {f"dividing data: {spec.partition_id}"} and partition.read_bytes() == whole
+    assert changed.jobs("toy_accuracy").keys() == {*training(run), TABLE}
+
+
+def test_data_that_are_made_anew_are_no_reason_to_train_again(changed: Checkout) -> None:
+    missing, kept = (entry.spec for entry in changed.plan.items[0].entries)
+    shutil.rmtree(changed.results.run(missing.run_id))
+    changed.results.data(kept.dataset).unlink()
+    changed.results.partition(kept).unlink()
+    before = dates(changed.results.run(kept.run_id))
+    code, said = changed.snakemake("toy_accuracy")
+    assert code == 0, said
+    assert f"{kept.run_id}: already trained" in said
+    after = dates(changed.results.run(kept.run_id))
+    metrics = changed.results.run(kept.run_id) / "metrics.jsonl"
+    assert after[metrics] == before[metrics]
+    assert changed.results.record(missing.run_id).complete
+
+
+def test_killed_processes_cost_no_result(fresh: Checkout, tmp_path: Path) -> None:
+    """A small version of what the script does by hand with a hundred kills."""
+    command = (sys.executable, "benchmarks/soak.py", "--scale", "tiny", "--kills", "5", "--every", "1")
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path / "soak")],
+        cwd=fresh.root,
+        env={**os.environ, "PYTHONPATH": str(fresh.root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^5 kills .*, \d+ starts", done.stdout, re.MULTILINE)
+    assert re.search(r"^\d\d files compared, 0 differ$", done.stdout, re.MULTILINE)
 
 
 METHOD = '''

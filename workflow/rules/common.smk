@@ -11,10 +11,11 @@ from fltrain.costs import affordable, calibration_file
 from fltrain.data.datasets import Dataset
 from fltrain.errors import FltrainError
 from fltrain.experiments import plan
-from fltrain.files import read_json, write_json
+from fltrain.files import backdate, read_json, write_json
 from fltrain.records import MODELS_FILE, Results
 from fltrain.reporting.layout import Sheet
 from fltrain.selection import Request, budget_note
+from fltrain.states import stale_runs
 
 # Planning makes millions of objects that stay: looking for garbage among them would take a fifth of the time.
 gc.disable()
@@ -52,7 +53,10 @@ def from_records(wanted):
         models = [RESULTS.run(run) / MODELS_FILE for run in runs]
         return all(Path(file).exists() for file in (*looked_into(item), *models))
 
-    return wanted.recorded(complete, there)
+    stale = stale_runs(wanted.runs, RESULTS)
+    return wanted.recorded(
+        complete, {run: str(old) for run, old in stale.items()}, there
+    )
 
 
 def looked_into(item):
@@ -82,6 +86,11 @@ onstart:
 
 SCALE = REQUEST.scale
 OUT = f"results/{SCALE}"
+
+# After a clock was set back, Snakemake would refuse, and delete, what is made from files of the time before.
+if workflow.is_main_process:
+    MADE = ("data/*", "partitions/*", "runs/*/summary.json", f"{SCALE}/**/*")
+    backdate(path for pattern in MADE for path in RESULTS.root.glob(pattern))
 ITEMS = {item.id: item for item in PLAN.items}
 # The runs that there will be a record of, with all the items of the scale that they belong to: of these MLflow
 # must not lose any, whatever is asked for.
@@ -154,7 +163,8 @@ def partition_data(wildcards):
     return str(RESULTS.data(PARTITIONS[wildcards.partition].dataset))
 
 
-# Snakemake asks for these several times of each of thousands of runs.
+# Snakemake asks for these several times of each of thousands of runs. Data and partitions are checked by digests
+# and named after what they depend on: that a file is new, or a clock was wrong, is no reason to train again.
 @cache
 def run_spec(run):
     return PLAN.runs[run].to_json()
@@ -166,7 +176,10 @@ def run_files(run):
     data = [
         str(RESULTS.data(dataset)) for dataset in (spec.dataset, *spec.evaluation.extra)
     ]
-    return {"data": data, "partition": str(RESULTS.partition(spec))}
+    return {
+        "data": ancient(data),
+        "partition": ancient(str(RESULTS.partition(spec))),
+    }
 
 
 def spec_of(wildcards):

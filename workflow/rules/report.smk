@@ -2,11 +2,13 @@ from fltrain.reporting.listing import Listing
 
 
 rule index:
-    """The overview of the scale: papers, tables, figures, verdicts, claims, costs, and a page of all runs."""
+    """The overview of the scale: papers, tables, figures, verdicts, claims, costs, and a page of all runs.
+
+    It does not wait for MLflow, which may not be available.
+    """
     input:
         [output for item in PLAN.items for output in item_outputs(item)],
         [f"{OUT}/{paper}/summary.json" for paper in PAPERS],
-        f"{OUT}/tracked.json",
         f"{OUT}/runs.csv",
     output:
         index=f"{OUT}/index.html",

@@ -1,3 +1,8 @@
+# Whoever deletes the database has it made again.
+if workflow.is_main_process and not RESULTS.tracking.exists():
+    Path(f"{OUT}/tracked.json").unlink(missing_ok=True)
+
+
 rule track:
     """Export all runs to MLflow: one process writes, and exporting again changes nothing."""
     input:

@@ -3,11 +3,14 @@ rule train:
     input:
         unpack(run_inputs),
     # The summary is written last and stands for the record: of thousands of runs, each further file that is declared
-    # makes planning slower by seconds.
+    # makes planning slower by seconds. A record that is there is never removed to be made again, whatever Snakemake
+    # finds to have changed: what its numbers depend on is in its name.
     output:
-        summary="results/runs/{run}/summary.json",
+        summary=update("results/runs/{run}/summary.json"),
     log:
         "results/runs/{run}/train.log",
+    # A run that was killed goes on from its last checkpoint.
+    retries: 2
     conda:
         "../../environment.yml"
     threads: 1
@@ -16,4 +19,4 @@ rule train:
     message:
         "training {wildcards.run}"
     shell:
-        "printf '%s' {params.spec:q} | python -m fltrain train - --again --quiet --threads {threads} 2>> {log:q}"
+        "printf '%s' {params.spec:q} | python -m fltrain train - --quiet --threads {threads} 2>> {log:q}"

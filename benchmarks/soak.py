@@ -1,0 +1,176 @@
+"""Kill random processes of the workflow, again and again, and compare what it makes with an undisturbed run.
+
+Every few seconds one of the processes that work on the scale is killed: Snakemake itself, a job or its shell,
+also those that have lost their parent. Whenever Snakemake ends, it is unlocked and started again, as a user
+would do, until everything is made. Then all records, and the numbers of all tables and figures that show no
+times, must be equal, byte for byte, to those of a run that nobody disturbed; ``fltrain verify`` must find
+nothing wrong, and MLflow must have every run once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import psutil
+
+from fltrain.records import MODELS_FILE
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("Snakefile", "workflow", "config", "profiles")
+RECORD = ("spec.json", "metrics.jsonl", "summary.json", MODELS_FILE)
+TIMED = ("seconds", "time", "hours")
+"""Words in the head of a table that shows how long something took."""
+
+
+class Workplace:
+    """A folder in which the workflow writes, beside links to its sources."""
+
+    def __init__(self, root: Path, scale: str, cores: int) -> None:
+        self.root = root
+        self.results = root / "results"
+        root.mkdir(parents=True)
+        for part in PARTS:
+            (root / part).symlink_to(ROOT / part)
+        self.command = ["snakemake", "--cores", str(cores), "--config", f"scale={scale}"]
+        self.log = root / "snakemake.log"
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start Snakemake; what it says goes to the log."""
+        # Runs are short here: an interval in seconds would never be over.
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLTRAIN_CHECKPOINT_ROUNDS": "1"}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *self.command, *arguments],
+                cwd=self.root,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def fltrain(self, *arguments: str) -> tuple[int, str]:
+        """Exit code and last line of a command of fltrain."""
+        done = subprocess.run(
+            [sys.executable, "-m", "fltrain", *arguments],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return done.returncode, done.stdout.strip().splitlines()[-1]
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs in this folder."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if Path(process.cwd()) == self.root and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def files(self) -> dict[str, bytes]:
+        """What must not depend on interruptions."""
+        paths = [path for name in RECORD for path in self.results.glob(f"runs/*/{name}")]
+        paths += self.results.glob("*/*/*.csv")
+        found = {str(path.relative_to(self.results)): path.read_bytes() for path in paths}
+        return {name: content for name, content in found.items() if not shows_times(name, content)}
+
+
+def shows_times(name: str, content: bytes) -> bool:
+    """Whether a file is a table of times, which differ in every execution."""
+    head = content.decode().partition("\n")[0] if name.endswith(".csv") else ""
+    return any(word in head for word in TIMED)
+
+
+def kind(process: psutil.Process) -> str:
+    """What a process does, in a word."""
+    try:
+        words = " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return "gone"
+    known = {"fltrain train": "training", ".snakemake/scripts": "script", "snakemake": "snakemake"}
+    return next((name for part, name in known.items() if part in words), "other")
+
+
+def soak(place: Workplace, kills: int, every: float, draw: random.Random) -> tuple[Counter[str], int]:
+    """Run the workflow to its end, disturbed so often; return what was killed and the number of starts."""
+    killed: Counter[str] = Counter()
+    starts = 0
+    while True:
+        starts += 1
+        running = place.start()
+        while running.poll() is None:
+            if killed.total() >= kills:
+                running.wait()
+                break
+            time.sleep(draw.uniform(0, 2 * every))
+            victims = defaultdict(list)
+            for process in place.processes():
+                victims[kind(process)].append(process)
+            if victims and running.poll() is None:
+                what = draw.choice(sorted(victims))
+                victim = draw.choice(victims[what])
+                try:
+                    victim.kill()
+                except psutil.NoSuchProcess:
+                    continue
+                killed[what] += 1
+                print(f"{killed.total():4d}: {what}", flush=True)
+        if running.returncode == 0:
+            return killed, starts
+        if killed.total() >= kills and starts > 3 * kills + 10:
+            raise SystemExit(f"the workflow does not end; see {place.log}")
+        place.start("--unlock").wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", default="demo")
+    parser.add_argument("--cores", type=int, default=os.cpu_count())
+    parser.add_argument("--kills", type=int, default=100, help="how many, unless everything is made before")
+    parser.add_argument("--every", type=float, default=3.0, help="mean seconds between two kills")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder if not given")
+    options = parser.parse_args()
+
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="soak-"))).resolve()
+    whole, disturbed = (
+        Workplace(folder / name, options.scale, options.cores) for name in ("whole", "disturbed")
+    )
+    started = time.monotonic()
+    if whole.start().wait():
+        raise SystemExit(f"the undisturbed run failed; see {whole.log}")
+    undisturbed = time.monotonic() - started
+    started = time.monotonic()
+    killed, starts = soak(disturbed, options.kills, options.every, random.Random(options.seed))
+    seconds = time.monotonic() - started
+
+    expected, found = whole.files(), disturbed.files()
+    different = sorted(
+        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+    )
+    failed, verified = disturbed.fltrain("verify")
+    _, tracked = disturbed.fltrain("track", "--scale", options.scale)
+    once = " 0 created, 0 replaced" in tracked
+    print(
+        f"{killed.total()} kills ({', '.join(f'{count} {what}' for what, count in killed.most_common())}), "
+        f"{starts} starts, {seconds:.0f} s instead of {undisturbed:.0f} s"
+    )
+    print(f"{len(expected)} files compared, {len(different)} differ")
+    print(verified, tracked, *different, sep="\n")
+    if different or failed or not once:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

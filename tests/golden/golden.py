@@ -1,0 +1,453 @@
+"""Golden numbers: what small runs and single components give, kept so that none changes unnoticed.
+
+``golden.json`` holds the numbers of every entry under a key that changes with the revisions of all that makes
+them. Other numbers under the same key are a change without a new revision, which is refused. Run as a program
+(``make golden``), this brings the file up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fltrain.component import Component, canonical_json, short_hash
+from fltrain.data.augmentation import Augmentation
+from fltrain.data.datasets import Dataset
+from fltrain.data.partition import SCHEMES, LocalTest, Scheme
+from fltrain.data.prepared import Partition, PreparedData, prepare
+from fltrain.engine.augment import Augmented
+from fltrain.engine.data import FederatedData
+from fltrain.engine.rounds import Simulation
+from fltrain.errors import FltrainError
+from fltrain.files import digest, write_text
+from fltrain.methods import METHODS
+from fltrain.methods.base import Method
+from fltrain.methods.composition import Composition
+from fltrain.models.build import build
+from fltrain.models.catalogue import MODELS, Model
+from fltrain.spec import ENGINE_REVISION, LEARNING_RATES, LearningRate, RunSpec
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+FINE, ROUGH = 5e-5, 1e-2
+"""Relative differences at which floats count as equal.
+
+The same code rounds differently on other processors. With PyTorch, MKL and oneDNN held to AVX2, or to what
+every x86-64 processor has, instead of AVX-512, numbers differed by up to 9e-6, and by up to 4e-3 where norm
+layers, large networks or a matching magnify that; the latter have names that begin with ``~``.
+"""
+
+Numbers = dict[str, Any]
+"""Integers, texts, floats, and lists and mappings of them, by name."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something whose numbers are kept.
+
+    Attributes:
+        name: for people, and for choosing tests.
+        key: what it is, and the revisions of all that makes its numbers.
+        revision: the attribute to raise when they change.
+        numbers: works them out.
+    """
+
+    name: str
+    key: str
+    revision: str
+    numbers: Callable[[], Numbers]
+
+
+ENGINE = "ENGINE_REVISION (fltrain.spec)"
+DATA = "the revision of digits (config/datasets.yaml)"
+
+
+# ------------------------------------------------------------------------------------ what is chosen
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "fed2": {"decoupled": 2, "groups": 5},
+    "fedacg": {"beta": 0.1},
+    "fedamp": {"alpha": 10.0, "decay_every": 1},
+    "fedamp variant=kernel": {"alpha": 0.5},
+    "fedfcd": {"head_lr": 0.05},
+    "fedimpro": {"noise": 0.1, "beta_server": 0.3},
+    "fedlc denominator=exclusive": {"missing": "clamp"},
+    "fedlc missing=eps": {"tau": 0.1},
+    "fednova": {"mu": 0.1, "server_momentum": 0.5},
+    "fedprox": {"mu": 1.0},
+    "flfa strategy=fixed": {"layers": "all"},
+    "flfa layers=all": {"strategy": "fixed"},
+    "flfa skew_sign=-1": {"strategy": "skew", "n_fa": 2},
+    "flfa strategy=skew": {"n_fa": 2},
+    "mobilenetv2 shortcut_projection=True": {"variant": "b"},
+    "mobilenetv2 stem_stride=2": {"variant": "t"},
+    "scaffold correction=after_step": {"normaliser": "plain"},
+}
+"""What goes with components, or with choices that do not go with the other defaults: without it they would be
+refused, or would do too little in a few rounds for a change to show."""
+
+
+def variants(component: type[Component], **needed: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and settings: the defaults, and each setting that is one of a few away from its own."""
+    name = component.model_fields["name"].default
+    chosen: list[dict[str, Any]] = [{}]
+    for setting, field in component.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        options = [option for kind in kinds if get_origin(kind) is Literal for option in get_args(kind)]
+        if field.annotation is bool:
+            options = [False, True]
+        if setting != "name":
+            chosen += [{setting: option} for option in options if option != field.default]
+    for settings in chosen:
+        label = " ".join([name, *(f"{setting}={value}" for setting, value in settings.items())])
+        beside = {**COMPANIONS.get(name, {}), **COMPANIONS.get(label, {})}
+        yield label, {"name": name, **needed, **beside, **settings}
+
+
+def raised(component: type[Component]) -> str:
+    """Where the revision of a component is."""
+    return f"{component.__name__}.revision ({component.__module__})"
+
+
+# ------------------------------------------------------------------------------------ runs
+RUN: dict[str, Any] = {
+    "dataset": {"name": "digits", "image_size": 16},
+    "partition": {"name": "dirichlet", "clients": 5, "min_size": 12},
+    "model": "lenet5",
+    "method": "fedavg",
+    "training": {"epochs": 2, "batch_size": 10, "lr": 0.05},
+    "rounds": 3,
+    "participation": {"fraction": 0.4},
+    "seed": 7,
+}
+"""With this seed, clients 2 and 3 take part in two rounds on end, and client 4 again after a pause: what
+clients keep matters."""
+
+NORMED: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "mobilenet_tiny",
+    "training": {"epochs": 2, "batch_size": 64, "lr": 0.05},
+}
+"""The same with BatchNorm."""
+
+SETTING: dict[str, dict[str, Any]] = {
+    "fed2 count=weight_layers": NORMED,
+    "fed2 norm=keep": NORMED,
+    "fedamp": {"participation": {"fraction": 0.6}},
+    "fedma": {"participation": {"fraction": 1.0}, "rounds": 5},
+    "fednova buffers=normalised": NORMED,
+    "fedsol feedback=loss": {"plugins": ["flfa"]},
+    "fedsol teacher=train": NORMED,
+    "scaffold displacement=uploaded": {"plugins": ["ecgr"]},
+}
+"""Runs in which methods work at all, or their choices make a difference."""
+
+MAGNIFYING = {"fedma mode=bbp_map"}
+"""What magnifies differences by rounding, beside norm layers."""
+
+ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
+    "augmented": {"training": {**RUN["training"], "augmentation": {"crop_padding": 1, "cutout": 3}}},
+    "clipped": {"training": {**RUN["training"], "clip_norm": 0.5, "last_batch": "drop"}},
+    "slowing down": {"training": {**RUN["training"], "lr_schedule": {"name": "step", "every": 2}}},
+    "measured": {
+        "evaluation": {
+            "statistics": ["drift", "similarity", "divergence", "dissimilarity", "separability"],
+            "every": 2,
+        }
+    },
+    "tested locally": {"local_test": {"stratify": True}},
+    "local batchnorm": {"local_test": {}, "batchnorm": "local"},
+    "tested after training": {"local_test": {}, "evaluation": {"point": "after_local"}},
+}
+"""Settings that the engine deals with."""
+
+TRAIN_IMAGES, TEST_IMAGES = 80, 40
+"""The first of the data set; more would take longer and show nothing more."""
+
+
+@cache
+def digits(dataset: Dataset) -> PreparedData:
+    """The prepared digits."""
+    with tempfile.TemporaryDirectory() as folder:
+        return prepare(dataset, Path(folder) / "digits.safetensors", Path(folder), quiet=True)
+
+
+def federation(spec: RunSpec) -> Simulation:
+    """The run of a spec, on the first images of its data set."""
+    whole = digits(spec.dataset)
+    data = PreparedData(
+        whole.train_images[:TRAIN_IMAGES],
+        whole.train_labels[:TRAIN_IMAGES],
+        whole.test_images[:TEST_IMAGES],
+        whole.test_labels[:TEST_IMAGES],
+        whole.classes,
+        whole.mean,
+        whole.std,
+        digest="",
+    )
+    pool = data.merged() if spec.local_test else data
+    clients, tests = spec.partition.split(pool.train_labels, data.classes, spec.seed), None
+    if spec.local_test:
+        clients, tests = spec.local_test.split(clients, pool.train_labels, spec.seed)
+    return Simulation(spec, data, Partition(clients, "", tests), torch.device("cpu"))
+
+
+ACCURACIES = {"evaluation accuracy", "evaluation macro", "evaluation std"}
+"""Numbers that jump when one image is decided otherwise."""
+
+
+def of_run(spec: RunSpec, rough: bool) -> Numbers:
+    """What a run records, and sums over what server and clients have in the end."""
+    simulation = federation(spec)
+    start = simulation.server.weights.clone()
+    numbers: Numbers = {}
+    for row in (row for rows in simulation.run() for row in rows):
+        for name, value in row.items():
+            if name not in ("round", "kind"):
+                numbers.setdefault(f"{row['kind']} {name}", []).append(value)
+    server = simulation.server
+    kept = [tensors for _, held in sorted(simulation.clients.items()) for tensors in held.values()]
+    numbers |= {
+        "bytes": [simulation.bytes_down, simulation.bytes_up],
+        "movement": sums([server.weights - start]),  # changes are small beside the weights themselves
+        "buffers": sums([server.buffers]),
+        "server": sums(tensor for state in server.states.values() for tensor in state.values()),
+        "clients": sums(tensor for tensors in kept for tensor in tensors.values()),
+    }
+    if rough:
+        return {f"~{name}": value for name, value in numbers.items() if name not in ACCURACIES}
+    return numbers
+
+
+def sums(tensors: Iterable[Tensor]) -> list[float]:
+    """Sums over all elements together: of absolute values, of positive ones, and of every other positive one.
+
+    Nothing cancels out in these, so that a relative tolerance makes sense.
+    """
+    totals = torch.zeros(3, dtype=torch.float64)
+    for tensor in tensors:
+        values = tensor.flatten().float()
+        positive = values.relu()
+        every = (values.abs(), positive, positive[::2])
+        totals += torch.stack([part.sum(dtype=torch.float64) for part in every])
+    return totals.tolist()
+
+
+def named(method: type[Method], settings: Any) -> dict[str, Any]:
+    """How a run names a method or plug-in."""
+    return {"plugins": [settings]} if method.plugin else {"method": settings}
+
+
+def runs() -> Iterator[Entry]:
+    """Federated averaging with the engine's settings, then every method and plug-in in all its variants."""
+
+    def entry(name: str, revision: str, changes: Mapping[str, Any]) -> Entry:
+        spec = RunSpec.parse({**RUN, **changes}, name)
+        rough = spec.model.name == NORMED["model"] or name in MAGNIFYING
+        return Entry(name, spec.run_id, revision, partial(of_run, spec, rough))
+
+    for name, changes in ENGINE_SETTINGS.items():
+        yield entry(f"fedavg {name}", ENGINE, changes)
+    for name, method in METHODS.items():
+        composed = Composition((METHODS["fedavg"](), method()) if method.plugin else (method(),))
+        needed = {**SETTING.get(name, {}), **({"local_test": {}} if composed.personal else {})}
+        for label, settings in variants(method):
+            changes = {**needed, **named(method, settings), **SETTING.get(label, {})}
+            yield entry(label, raised(method), changes)
+        if name != "fedma":  # which does not take networks with norm layers
+            yield entry(f"{name} normed", raised(method), {**NORMED, **needed, **named(method, name)})
+
+
+# ------------------------------------------------------------------------------------ components
+def of_data(dataset: Dataset) -> Numbers:
+    """Digest and normalisation of a prepared data set."""
+    data = digits(dataset)
+    return {"digest": data.digest, "mean": list(data.mean), "std": list(data.std)}
+
+
+AUGMENTATIONS: list[dict[str, Any]] = [
+    {"crop_padding": 2},
+    {"crop_padding": 2, "padding_mode": "reflect"},
+    {"flip": True},
+    {"cutout": 5},
+]
+
+LABELS, CLASSES, WRITERS = np.arange(12_000) % 10, 10, np.arange(12_000) // 300
+
+
+def of_scheme(scheme: Scheme) -> Numbers:
+    """Digests of who gets which images to train on, and which to test on."""
+    clients = scheme.split(LABELS, CLASSES, 0, WRITERS)
+    numbers: Numbers = {"clients": parts(clients)}
+    for stratify in (False, True):
+        train, tests = LocalTest(stratify=stratify).split(clients, LABELS, 0)
+        numbers[f"local test, stratify={stratify}"] = [parts(train), parts(tests)]
+    return numbers
+
+
+def parts(indices: Iterable[np.ndarray]) -> str:
+    """Digest of index arrays."""
+    return digest({f"{client:04}": own for client, own in enumerate(indices)})
+
+
+def of_schedule(schedule: LearningRate) -> Numbers:
+    """Factors of the first rounds."""
+    return {"factors": [schedule.factor(round) for round in range(25)]}
+
+
+def of_augmentation(augmentation: Augmentation) -> Numbers:
+    """Parameters of two visits to images, and sums over the images as they are then."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (8, 3, 12, 12), np.uint8)
+    data = PreparedData(images, np.arange(8), images, np.arange(8), 8, (0.3, 0.4, 0.5), (0.2, 0.2, 0.3), "")
+    whole = FederatedData.of(data, Partition([np.arange(8)], ""), torch.device("cpu")).train
+    augmented = Augmented(whole, augmentation)
+    parameters = augmented.parameters(seed=0, round=1, client=2, epochs=2, samples=8)
+    batches = [augmented.batch(torch.arange(8), visit)[0] for visit in parameters]
+    return {"parameters": digest({"": parameters.numpy()}), "images": sums(batches)}
+
+
+def of_model(model: Model) -> Numbers:
+    """Sums over initial weights; loss, gradient and sizes of a training step on random images."""
+    channels, classes, samples = 3, 10, 16
+    network = build(model, channels, model.min_side, classes, seed=0).train()
+    shares = [part.p for part in network.modules() if isinstance(part, nn.Dropout | nn.Dropout2d)]
+    for part in network.modules():
+        if isinstance(part, nn.Dropout | nn.Dropout2d):
+            part.eval()  # PyTorch draws its masks differently on other kinds of processors
+    shape = (samples, channels, model.min_side, model.min_side)
+    images = torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
+    weights = list(network.parameters())
+    loss = cross_entropy(network(images), torch.arange(samples) % classes)
+    gradient = torch.autograd.grad(loss, weights)
+    return {
+        "shapes": [list(parameter.shape) for parameter in weights],
+        "dropout": shares,
+        "weights": sums(parameter.detach() for parameter in weights),
+        "loss": float(loss.detach()),
+        "~gradient": sums(gradient),
+        "buffers": sums(network.buffers()),
+    }
+
+
+def components() -> Iterator[Entry]:
+    """Data, partition schemes, learning rates, augmentations and models, in all variants."""
+    for dataset in (Dataset(name="digits"), Dataset(name="digits", image_size=16)):
+        key = short_hash([dataset.model_dump(mode="json"), dataset.revision])
+        yield Entry(dataset.id, f"{dataset.id}-{key}", DATA, partial(of_data, dataset))
+
+    def of(
+        known: Mapping[str, type[Component]], numbers: Callable[[Any], Numbers], **needed: Any
+    ) -> Iterator[Entry]:
+        for name, component in known.items():
+            taken = {setting: value for setting, value in needed.items() if setting in component.model_fields}
+            for label, settings in variants(component, **taken):
+                one = component.parse(settings, label)
+                key = short_hash([one.model_dump(mode="json"), one.revision, ENGINE_REVISION])
+                yield Entry(label, f"{name}-{key}", raised(component), partial(numbers, one))
+
+    yield from of(SCHEMES, of_scheme, clients=30)
+    yield from of(LEARNING_RATES, of_schedule, rounds=20)
+    yield from of(MODELS, of_model)
+    for settings in AUGMENTATIONS:
+        augmentation = Augmentation(**settings)
+        key = short_hash([settings, ENGINE_REVISION])
+        name = " ".join(["augmentation", *(f"{setting}={value}" for setting, value in settings.items())])
+        yield Entry(name, f"augmentation-{key}", ENGINE, partial(of_augmentation, augmentation))
+
+
+def entries() -> list[Entry]:
+    """Every entry, what others build on first."""
+    by_key = {entry.key: entry for entry in reversed([*components(), *runs()])}
+    return list(reversed(by_key.values()))
+
+
+# ------------------------------------------------------------------------------------ comparison
+def read() -> dict[str, Numbers]:
+    """The numbers that are kept, by key."""
+    return json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+
+
+def differences(kept: Numbers, found: Numbers) -> list[str]:
+    """What is not equal, a line each."""
+    return [
+        f"{name}: {kept.get(name)} -> {found.get(name)}"
+        for name in sorted(kept.keys() | found.keys())
+        if not _equal(kept.get(name), found.get(name), ROUGH if name.startswith("~") else FINE)
+    ]
+
+
+def _equal(kept: Any, found: Any, relative: float) -> bool:
+    if isinstance(kept, list) and isinstance(found, list) and len(kept) == len(found):
+        return all(_equal(*pair, relative) for pair in zip(kept, found, strict=True))
+    if isinstance(kept, dict) and isinstance(found, dict) and kept.keys() == found.keys():
+        return all(_equal(kept[key], found[key], relative) for key in kept)
+    if isinstance(kept, float) and isinstance(found, float):
+        return math.isclose(kept, found, rel_tol=relative, abs_tol=1e-9)
+    return bool(kept == found)
+
+
+def rounded(value: Any) -> Any:
+    """The value with floats to seven digits."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def fault(entry: Entry, kept: Mapping[str, Numbers]) -> str | None:
+    """What is wrong with an entry; None if its numbers are those that are kept."""
+    if entry.key not in kept:
+        return f"{entry.name}: {entry.key} has no golden numbers: run `make golden`"
+    changed = differences(kept[entry.key], entry.numbers())
+    if not changed:
+        return None
+    return "\n  ".join(
+        [
+            f"numbers of {entry.name} changed but its revision did not: raise {entry.revision}, or undo the "
+            f"change, then run `make golden` ({entry.key})",
+            *changed,
+        ]
+    )
+
+
+def updated(wanted: Iterable[Entry], kept: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """Golden numbers of the wanted entries: those that are kept, and those of new keys.
+
+    Raises:
+        FltrainError: if numbers changed under a key that did not; it says which.
+    """
+    wanted = list(wanted)
+    faults = [said for entry in wanted if entry.key in kept and (said := fault(entry, kept))]
+    if faults:
+        raise FltrainError(
+            "golden numbers are left as they were; begin with the first, others may follow from it:\n"
+            + "\n".join(faults)
+        )
+    return {entry.key: kept.get(entry.key) or rounded(entry.numbers()) for entry in wanted}
+
+
+def write(numbers: Mapping[str, Numbers]) -> None:
+    """Keep the numbers: an entry a line, so that changes can be read."""
+    lines = (f"{json.dumps(key)}: {canonical_json(one)}" for key, one in sorted(numbers.items()))
+    write_text(GOLDEN, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    try:
+        write(updated(entries(), read()))
+    except FltrainError as refusal:
+        sys.exit(f"error: {refusal}")

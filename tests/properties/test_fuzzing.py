@@ -1,0 +1,554 @@
+"""Whatever users write: it is understood, or refused in one line; nothing hangs, nothing is half written."""
+
+import copy
+import io
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, reject, settings
+from hypothesis import strategies as st
+from pydantic.fields import FieldInfo
+from typer.main import get_command
+
+from fltrain.cli import app, main
+from fltrain.component import file_name
+from fltrain.data.datasets import Dataset
+from fltrain.data.partition import SCHEMES, LocalTest, Scheme
+from fltrain.data.prepared import PreparedData, load_partition, load_prepared, partition, prepare
+from fltrain.data.registry import load
+from fltrain.errors import FltrainError
+from fltrain.experiments import plan
+from fltrain.methods import METHODS
+from fltrain.models.catalogue import MODELS
+from fltrain.plain_yaml import parse_plain, read_plain
+from fltrain.presets import PRESETS
+from fltrain.spec import RunSpec
+
+from .helpers import COMBINATIONS, MODEL_FOR
+
+CONFIG = Path(__file__).parents[2] / "config"
+LONG = 1100
+"""Characters of a message at most: 1000, and what stands before them."""
+SECONDS = 5.0
+"""What any single refusal may take, on a busy machine."""
+
+
+def fuzz(examples: int) -> Callable[..., Any]:
+    """Settings of a test that tries so many examples, the same ones every time."""
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
+    return settings(
+        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=checks
+    )
+
+
+class Refused:
+    """Whether something was refused."""
+
+    def __init__(self) -> None:
+        self.message: str | None = None
+
+
+@contextmanager
+def understood_or_refused() -> Iterator[Refused]:
+    """Let nothing pass but a mistake that is told in one line, and soon."""
+    refused, start = Refused(), time.perf_counter()
+    try:
+        yield refused
+    except FltrainError as error:
+        refused.message = str(error)
+        assert refused.message and refused.message.isprintable() and len(refused.message) < LONG
+    assert time.perf_counter() - start < SECONDS
+
+
+# ------------------------------------------------------------------------------------ what is written
+def whole(spec: RunSpec) -> dict[str, Any]:
+    """A run with all settings spelled out."""
+    return spec.model_dump(mode="json")
+
+
+def valid_specs() -> Iterator[dict[str, Any]]:
+    """Runs with every method, scheme, model and preset, each at least once."""
+    plain: dict[str, Any] = {
+        "dataset": {"name": "digits", "image_size": 32},
+        "partition": {"name": "dirichlet", "clients": 10},
+        "model": "mobilenet_tiny",
+        "method": "fedavg",
+    }
+    yield plain
+    yield from ({**plain, "preset": preset} for preset in PRESETS)
+    yield from (whole(RunSpec.parse({**plain, "model": model}, "test")) for model in MODELS)
+    for scheme in SCHEMES:
+        yield whole(RunSpec.parse({**plain, "partition": {"name": scheme, "clients": 5}}, "test"))
+    for methods in COMBINATIONS:
+        method, *plugins = (method.model_dump(mode="json") for method in methods)
+        model = MODEL_FOR.get(method["name"])
+        chosen = model.model_dump(mode="json") if model else "mobilenet_tiny"
+        with_tests = {"method": method, "plugins": plugins, "local_test": {}, "model": chosen}
+        yield whole(RunSpec.parse({**plain, **with_tests}, "test"))
+
+
+SPECS = list(valid_specs())
+
+
+def places(data: Any, depth: int = 20) -> Iterator[tuple[Any, Any]]:
+    """Every place in nested data, if it is not too deep: the list or mapping, and the index or key."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in list(inside):
+        yield data, key
+        if depth:
+            yield from places(value, depth - 1)
+
+
+class Pool:
+    """Valid data, and all their keys and values to put into other places."""
+
+    def __init__(self, valid: Sequence[Any], also: Iterable[Any] = ()) -> None:
+        self.valid = valid
+        found = [(key, container[key]) for one in (*valid, *also) for container, key in places(one)]
+        self.keys = sorted({key for key, _ in found if isinstance(key, str)})
+        self.values = list({json.dumps(value): value for _, value in found}.values())
+
+
+def nested(depth: int) -> Any:
+    """A list in a list in a list ..."""
+    data: list[Any] = []
+    for _ in range(depth):
+        data = [data]
+    return data
+
+
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.text(st.characters(codec=None), max_size=5),  # surrogates, too
+    st.sampled_from(
+        [
+            "",
+            "no",
+            "1e-5",
+            "1e999",
+            "../../x",
+            "/etc/x",
+            "a\nb",
+            "\0",
+            "\ud800",
+            "\x1b[31m",
+            "é" * 5000,
+            "name",
+        ]
+    ),
+)
+NUMBERS = st.one_of(
+    st.integers(-5, 5),
+    st.integers(),
+    st.sampled_from([2**53 + 1, 2**63 - 1, 2**63, -(2**63), 10**400, 10**4000]),
+    st.floats(),
+    st.sampled_from([1e-320, 1e308, 0.1 + 0.2, float("nan"), float("inf")]),
+)
+PLAIN = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)),
+    max_leaves=8,
+)
+DEEP = st.sampled_from([20, 150, 250, 900, 5000]).map(nested)
+
+
+@st.composite
+def mutated(draw: Any, pool: Pool) -> Any:
+    """Valid data of which some parts are missing, others, or more."""
+
+    def one_of(values: Sequence[Any]) -> Any:
+        return values[draw(st.integers(0, len(values) - 1))]
+
+    def anything() -> Any:
+        return copy.deepcopy(one_of(pool.values)) if draw(st.booleans()) else draw(PLAIN | DEEP)
+
+    data = copy.deepcopy(one_of(pool.valid))
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2, 4]))):
+        found = list(places(data))
+        if not found:
+            return anything()
+        container, key = one_of(found)
+        action = draw(st.sampled_from(["delete", "replace", "add"]))
+        if action == "delete":
+            del container[key]
+        elif action == "replace":
+            container[key] = anything()
+        elif isinstance(container, dict):
+            container[one_of(pool.keys) if draw(st.booleans()) else draw(TEXTS)] = anything()
+        else:
+            container.insert(key, anything())
+    return data
+
+
+# ------------------------------------------------------------------------------------ runs
+@fuzz(500)
+@given(mutated(Pool(SPECS)))
+@example({**SPECS[0], "evaluation": {"targets": [1e-05]}})
+@example({**SPECS[0], "rounds": 10**400})
+@example({**SPECS[0], "training": {"lr": nested(300)}})
+def test_a_run_is_understood_and_written_back_or_refused(data: Any) -> None:
+    with understood_or_refused():
+        spec = RunSpec.parse(data, "spec.yaml")
+        # The workflow hands specs over as JSON text, which is then read as YAML.
+        for again in (json.loads(spec.to_json()), parse_plain(spec.to_json(), "again")):
+            assert RunSpec.parse(again, "again").run_id == spec.run_id
+        for name in (spec.run_id, spec.partition_id):
+            assert re.fullmatch(r"\w[\w.+-]*", name, re.ASCII)
+
+
+def test_every_method_is_among_the_runs() -> None:
+    spelled_out = [spec for spec in SPECS if "plugins" in spec]
+    used = {method["name"] for spec in spelled_out for method in (spec["method"], *spec["plugins"])}
+    assert used == METHODS.keys()
+
+
+# ------------------------------------------------------------------------------------ experiments, registries
+def name_of(entry: Any) -> str:
+    """The item that an entry of a scale is about."""
+    return entry if isinstance(entry, str) else next(iter(entry))
+
+
+def demonstration() -> dict[str, Any]:
+    """Some items of the demonstration with their papers: what stands in each file, by its name."""
+    files = {
+        "scales/demo": read_plain(CONFIG / "scales" / "demo.yaml"),
+        "register": read_plain(CONFIG / "register.yaml"),
+    }
+    wanted = {"flfa": ("table4",), "ecgr": ("figure4",), "fedfcd": ("figure3", "figure6")}
+    names = {f"{paper}/{item}" for paper, items in wanted.items() for item in items}
+    scale = files["scales/demo"]
+    scale["items"] = [entry for entry in scale["items"] if name_of(entry) in names]
+    for name, items in wanted.items():
+        paper = files[f"papers/{name}"] = read_plain(CONFIG / "papers" / f"{name}.yaml")
+        paper["items"] = {item: paper["items"][item] for item in items}
+        paper["claims"] = []
+    return files
+
+
+DEMONSTRATION = demonstration()
+POOLS = {name: Pool([data], DEMONSTRATION.values()) for name, data in DEMONSTRATION.items()}
+
+
+def write(path: Path, data: Any) -> None:
+    """Write data as JSON, which is YAML; leave out the example if even that cannot hold them."""
+    try:
+        text = json.dumps(data)
+    except (RecursionError, ValueError):
+        reject()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@st.composite
+def mutated_files(draw: Any) -> dict[str, Any]:
+    """The demonstration with one of its files mutated."""
+    name = draw(st.sampled_from(sorted(DEMONSTRATION)))
+    return {**DEMONSTRATION, name: draw(mutated(POOLS[name]))}
+
+
+@fuzz(150)
+@given(files=mutated_files())
+@example(files={**DEMONSTRATION, "scales/demo": {**DEMONSTRATION["scales/demo"], "scale": "../../x"}})
+@example(
+    files={**DEMONSTRATION, "scales/demo": {**DEMONSTRATION["scales/demo"], "items": ["../papers/flfa"]}}
+)
+@example(files={**DEMONSTRATION, "papers/ecgr": {**DEMONSTRATION["papers/ecgr"], "seeds": 10**9}})
+def test_experiments_are_planned_or_refused(tmp_path: Path, files: dict[str, Any]) -> None:
+    for name, data in files.items():
+        write(tmp_path / f"{name}.yaml", data)
+    with understood_or_refused():
+        planned = plan(tmp_path, "demo")
+        for item in planned.items:
+            for name in (planned.scale.scale, *item.id.split("/"), *item.run_ids, *item.partition_ids):
+                assert file_name(name[:100]) and "/" not in name
+            assert item.sheet.cells or not item.entries
+
+
+REGISTRY = {
+    name: entry
+    for name, entry in read_plain(CONFIG / "datasets.yaml").items()
+    if name in ("digits", "mnist", "cifar10", "cifar10.1-v4", "imagenet100")
+}
+
+
+@fuzz(150)
+@given(mutated(Pool([REGISTRY])))
+@example({**REGISTRY, "../up": REGISTRY["digits"]})
+@example({"mine": {"reader": "npz", "files": [{"name": "../x", "urls": [], "checksum": "md5:" + 32 * "0"}]}})
+def test_a_registry_is_understood_or_refused(tmp_path: Path, data: Any) -> None:
+    path = tmp_path / "datasets.yaml"
+    write(path, data)
+    with understood_or_refused():
+        for name, entry in load(path).items():
+            assert all("/" not in part for part in (name, *(file.name for file in entry.files)))
+
+
+TEXT_FILES = [
+    (CONFIG / name).read_bytes()
+    for name in ("examples/scaffold-flfa.yaml", "register.yaml", "scales/demo.yaml")
+]
+
+
+@st.composite
+def damaged(draw: Any, content: bytes, header: int | None = None) -> bytes:
+    """The bytes with a bit flipped, others in the place of some, or less or more of them."""
+    ends = st.integers(0, len(content) - 1)
+    at = draw(ends if header is None else st.one_of(ends, st.integers(0, header)))
+    match draw(st.sampled_from(["flip", "replace", "cut", "drop", "repeat"])):
+        case "flip":
+            flipped = content[at] ^ (1 << draw(st.integers(0, 7)))
+            return content[:at] + bytes([flipped]) + content[at + 1 :]
+        case "replace":
+            piece = draw(st.one_of(st.binary(max_size=8), st.sampled_from(TRAPS)))
+            return content[:at] + piece + content[at + len(piece) :]
+        case "cut":
+            return content[:at]
+        case "drop":
+            return content[:at] + content[at + draw(st.integers(1, 40)) :]
+        case _:
+            return content[:at] + content[at - draw(st.integers(0, 40)) :]
+
+
+TRAPS = [
+    b"\t",
+    b"<<: ",
+    b"&a ",
+    b"*a",
+    b"!!python/name:os.system ",
+    b"[",
+    b"{",
+    b"? ",
+    b"- ",
+    b": ",
+    b"no",
+    b"1:30",
+]
+
+
+@fuzz(250)
+@given(st.sampled_from(TEXT_FILES).flatmap(damaged))
+def test_damaged_text_is_read_as_pyyaml_reads_it_or_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_bytes(content)
+    with understood_or_refused() as refused:
+        data = read_plain(path)
+    try:
+        theirs = yaml.load(content.decode(), Loader=yaml.CSafeLoader)
+    except (yaml.YAMLError, ValueError):
+        theirs = refused
+    if refused.message is None:
+        assert repr(data) == repr(theirs)
+        with understood_or_refused():
+            RunSpec.parse(data, "some.yaml")
+    elif "not YAML" in refused.message:
+        assert theirs is refused
+
+
+# ------------------------------------------------------------------------------------ partitions
+def values_of(field: FieldInfo) -> st.SearchStrategy[Any]:
+    """What may be written for a setting of a scheme."""
+    kind = field.annotation
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    numbers = {
+        int: st.integers(0, 40),
+        float: st.one_of(st.floats(0, 3), st.sampled_from([1e-300, 1e-3, 1e6])),
+    }
+    return {**numbers, bool: st.booleans()}[kind]
+
+
+def schemes() -> st.SearchStrategy[dict[str, Any]]:
+    """Settings of every scheme, some left out."""
+    return st.one_of(
+        st.fixed_dictionaries(
+            {"name": st.just(name), "clients": st.integers(1, 30)},
+            optional={
+                key: values_of(field)
+                for key, field in scheme.model_fields.items()
+                if key not in ("name", "clients")
+            },
+        )
+        for name, scheme in SCHEMES.items()
+    )
+
+
+def labelled(
+    train: int, test: int = 20, classes: int = 10, alike: float = 100.0, written: bool = False, seed: int = 0
+) -> PreparedData:
+    """Images whose classes are more or less alike in size, perhaps by writers."""
+    random = np.random.default_rng(seed)
+    labels = random.choice(classes, train + test, p=random.dirichlet(np.full(classes, alike)))
+    images = np.zeros((train + test, 1, 2, 2), np.uint8)
+    writers = random.integers(0, 20, train) if written else None
+    halves = images[:train], labels[:train], images[train:], labels[train:]
+    return PreparedData(*halves, classes=classes, mean=(0.0,), std=(1.0,), digest="", writers=writers)
+
+
+LABELLED = st.builds(
+    labelled,
+    train=st.integers(1, 400),
+    test=st.integers(1, 40),
+    classes=st.integers(2, 12),
+    alike=st.sampled_from([0.1, 1.0, 100.0]),
+    written=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+
+
+@fuzz(300)
+@given(schemes(), LABELLED, st.none() | st.sampled_from([0.01, 0.25, 0.99]), st.booleans(), st.integers(0, 9))
+@example({"name": "dirichlet", "clients": 10, "alpha": 0.01, "min_size": 35}, labelled(400), None, False, 0)
+@example({"name": "dirichlet_topup", "clients": 10, "min_size": 35}, labelled(400), None, False, 0)
+@example({"name": "by_writer", "clients": 15}, labelled(400, written=True), None, False, 0)
+def test_images_are_divided_as_promised_or_not_at_all(
+    tmp_path_factory: pytest.TempPathFactory,
+    written: dict[str, Any],
+    data: PreparedData,
+    fraction: float | None,
+    stratify: bool,
+    seed: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("partition")
+    with understood_or_refused() as refused:
+        scheme: Scheme = SCHEMES[written["name"]].parse(written, "partition")
+        local_test = fraction and LocalTest(fraction=fraction, stratify=stratify)
+        divided = partition(scheme, local_test or None, data, seed, folder / "p.safetensors")
+    assert len(list(folder.iterdir())) == (refused.message is None)
+    if refused.message is not None:
+        return
+    pool = data.merged() if local_test else data
+    assert len(divided.clients) == scheme.clients
+    held = [
+        np.concatenate(parts) for parts in zip(divided.clients, *filter(None, [divided.tests]), strict=True)
+    ]
+    images = np.concatenate(held)
+    assert len(np.unique(images)) == len(images)
+    assert images.min(initial=0) >= 0 and images.max(initial=0) < len(pool.train_labels)
+    assert min(map(len, held)) >= getattr(scheme, "min_size", 0)
+    if divided.tests is not None:
+        assert all(map(len, divided.tests)) and all(map(len, divided.clients))
+    match written["name"]:
+        case "iid" | "n_by_c" | "pathological" | "dirichlet":
+            assert len(images) == len(pool.train_labels)
+        case "by_writer":
+            assert pool.writers is not None
+            assert all(len(np.unique(pool.writers[client])) == 1 for client in held)
+    if each := getattr(scheme, "classes_per_client", None):
+        assert all(len(np.unique(pool.train_labels[client])) == each for client in held)
+
+
+# ------------------------------------------------------------------------------------ damaged files
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with prepared data and a partition."""
+    folder = tmp_path_factory.mktemp("files")
+    data = prepare(DIGITS, folder / "data", folder)
+    partition(EVEN, None, data, 0, folder / "partition")
+    return folder
+
+
+DIGITS, EVEN = Dataset(name="digits"), SCHEMES["iid"](clients=10)
+
+
+@pytest.mark.parametrize("kind", ["data", "partition"])
+def test_damaged_arrays_are_refused(files: Path, tmp_path: Path, kind: str) -> None:
+    data = load_prepared(DIGITS, files / "data")
+
+    def content(path: Path) -> list[bytes]:
+        if kind == "data":
+            read = load_prepared(DIGITS, path)
+            arrays = [read.train_images, read.train_labels, read.test_images, read.test_labels]
+            return [json.dumps(read.about).encode(), *map(np.ndarray.tobytes, arrays)]
+        return [*map(np.ndarray.tobytes, load_partition(EVEN, None, data, 0, path).clients)]
+
+    whole = (files / kind).read_bytes()
+    right = content(files / kind)
+
+    @fuzz(80)
+    @given(damaged(whole, header=8 + int.from_bytes(whole[:8], "little")))
+    def refused_unless_equal(found: bytes) -> None:
+        path = tmp_path / kind
+        path.write_bytes(found)
+        with understood_or_refused():
+            assert content(path) == right
+
+    refused_unless_equal()
+
+
+# ------------------------------------------------------------------------------------ the command line
+def leaves(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The commands that do something, by the words that call them."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(leaves(get_command(app)))
+QUICK = sorted(COMMANDS.keys() - {("track",)})
+"""All but the one that begins with loading MLflow, for seconds."""
+
+WORDS = st.one_of(
+    st.text(max_size=8).filter(lambda text: "\0" not in text),
+    st.sampled_from(
+        ["", "..", "../../x", "/", "-", "--", "-1", "0", "nan", "inf", "1e999", "9" * 400, "no", "a\nb"]
+    ),
+    st.sampled_from(
+        ["demo", "flfa", "flfa/table4", "digits,", "fedavg", "flfa,flfa", "cpu", "cuda:99", "\udcff"]
+    ),
+)
+PLACES = st.sampled_from(["results", "config", "nowhere/x", "a file", "ü"])
+"""For options that name a file or folder, which may be anywhere: the test keeps them in its own folder."""
+
+
+@st.composite
+def command_lines(draw: Any) -> list[str]:
+    """A command with any of its options and arguments."""
+    path = draw(st.sampled_from(QUICK))
+    words, hints = list(path), get_type_hints(COMMANDS[path].callback)
+    for parameter in COMMANDS[path].params:
+        if parameter.name == "calibrate" or not draw(st.booleans()):
+            continue
+        values = PLACES if Path in (hints[parameter.name], *get_args(hints[parameter.name])) else WORDS
+        if parameter.param_type_name == "argument":
+            words.append(draw(values))
+        elif parameter.is_flag:
+            words.append(parameter.opts[0])
+        else:
+            words += [parameter.opts[0], draw(values)]
+    return words
+
+
+@fuzz(150)
+@given(command_lines(), st.sampled_from(["", "a: [", "dataset: no", "- 1", "{}"]))
+def test_a_command_line_ends_with_0_or_2(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], given_text: str
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    own = root / "x" / "y" / "z"
+    for name, data in DEMONSTRATION.items():
+        write(own / "config" / f"{name}.yaml", data)
+    (own / "a file").write_text("some text")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()) as said,
+    ):
+        patch.chdir(own)
+        patch.setattr(sys, "argv", ["fltrain", *words])
+        patch.setattr(sys, "stdin", io.StringIO(given_text))
+        with pytest.raises(SystemExit) as left:
+            main()
+    assert left.value.code in (0, 2), said.getvalue()
+    assert "Traceback" not in said.getvalue()
+    assert [path for path in root.rglob("*") if path.is_file() and own not in path.parents] == []

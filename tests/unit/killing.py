@@ -1,0 +1,77 @@
+"""Runs in processes of their own that are killed: at any time, or at a given operation on their files."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from fltrain.engine.checkpoint import Interval
+from fltrain.records import Record, Results
+from fltrain.spec import RunSpec
+
+FILES = ("spec.json", "metrics.jsonl", "summary.json", "models.safetensors")
+"""What must not depend on how often a run was interrupted."""
+
+_FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
+
+# Children are forked from a process that has imported torch already, so that they start at once.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["fltrain.train"])
+
+
+def started(spec: RunSpec, root: Path, kill_at: int | None = None) -> ForkServerProcess:
+    """A process that trains a run, with a checkpoint after every round.
+
+    With ``kill_at`` it kills itself before its operation of that number (from 1) on a file in ``root``.
+    """
+    process = _context.Process(target=_train, args=(spec.to_json(), root, kill_at))
+    process.start()
+    return process
+
+
+def finished(spec: RunSpec, root: Path) -> Record:
+    """The record of a run that was trained, or is now, as far as it was not, without being disturbed."""
+    process = started(spec, root)
+    process.join()
+    assert process.exitcode == 0
+    return Results(root).record(spec.run_id)
+
+
+def contents(record: Record) -> dict[str, bytes | None]:
+    """The files of a record that must not depend on interruptions."""
+    paths = {name: record.folder / name for name in FILES}
+    return {name: path.read_bytes() if path.exists() else None for name, path in paths.items()}
+
+
+def _train(spec: str, root: Path, kill_at: int | None) -> None:
+    import json
+
+    import torch
+
+    from fltrain.train import Execution, train
+
+    if kill_at is not None:
+        _kill_at(kill_at, root)
+    interval = Interval(rounds=1)
+    train(
+        RunSpec.parse(json.loads(spec), "test"),
+        Results(root),
+        Execution(torch.device("cpu"), checkpoints=interval),
+        quiet=True,
+    )
+
+
+def _kill_at(number: int, root: Path) -> None:
+    left = number
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in _FILE_EVENTS and any(str(one).startswith(str(root)) for one in arguments):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)

@@ -1,0 +1,214 @@
+"""Checkpoints: when they are written, what is refused, and what a damaged one costs."""
+
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fltrain.data.prepared import PreparedData
+from fltrain.engine import checkpoint, tensorfile
+from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
+from fltrain.engine.rounds import Simulation
+from fltrain.engine.tensorfile import Damaged, Tree
+from fltrain.errors import FltrainError
+
+from .helpers import CPU, federation, labels, pixels, tiny
+
+IDENTITY = {"settings": {"lr": 0.1}, "data": "0123"}
+
+
+@cache
+def small() -> PreparedData:
+    """Random images of ten classes."""
+    images, classes = pixels(240, 1, 8, 8), labels(240, 10)
+    splits = images[:200], classes[:200], images[200:], classes[200:]
+    return PreparedData(*splits, classes=10, mean=(0.5,), std=(0.3,), digest="")
+
+
+def new() -> Simulation:
+    return federation(tiny(method="scaffold"), small())
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoints:
+    """Checkpoints after rounds 1 to 3, of which two are kept."""
+    made = Checkpoints(tmp_path / "run", IDENTITY, Interval())
+    simulation, progress = new(), Progress([], 0.0, [])
+    for number in range(3):
+        progress.rows += simulation.round(number)
+        assert made.save(simulation, progress)
+    return made
+
+
+def names(checkpoints: Checkpoints) -> list[str]:
+    return sorted(path.name for path in checkpoints.folder.iterdir())
+
+
+# ----------------------------------------------------------------------------------------------- the file
+def test_a_tree_comes_back_with_all_types_shapes_and_empty_parts(tmp_path: Path) -> None:
+    tree: Tree = {
+        "a": {"float": torch.randn(3, 4), "none": torch.empty(0, 5), "number": torch.tensor(7)},
+        "b": {},
+        "c": {"d": {"yes": torch.tensor([True, False]), "half": torch.randn(5).bfloat16()}},
+        "view": torch.arange(12).view(3, 4).t(),
+    }
+    tensorfile.write(tmp_path / "tree", tree, {"what": [1, None, "ä"]})
+    about, back = tensorfile.read(tmp_path / "tree", CPU)
+    assert about == {"what": [1, None, "ä"]}
+
+    def check(one: Tree, other: Tree) -> None:
+        assert list(one) == list(other)
+        for name, part in one.items():
+            found = other[name]
+            if isinstance(part, Tensor):
+                assert isinstance(found, Tensor)
+                assert found.dtype == part.dtype and torch.equal(found, part)
+            else:
+                assert not isinstance(found, Tensor)
+                check(part, found)
+
+    check(tree, back)
+
+
+def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "tree"
+    tensorfile.write(path, {"weights": torch.arange(6.0)}, {"round": 3})
+    content = path.read_bytes()
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(Damaged):
+            tensorfile.read(path, CPU)
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(Damaged):
+            tensorfile.read(path, CPU)
+
+
+# ------------------------------------------------------------------------------------------------ the policy
+def test_the_last_two_are_kept_and_the_last_is_used(saved: Checkpoints) -> None:
+    assert names(saved) == ["round-000002.safetensors", "round-000003.safetensors"]
+    simulation = new()
+    progress = saved.restore(simulation)
+    assert progress is not None and simulation.finished == 3
+    assert [row["round"] for row in progress.rows if row["kind"] == "train"] == [1, 2, 3]
+    assert len(simulation.costs.round_seconds) == 3
+    saved.remove()
+    assert not saved.folder.exists()
+    assert saved.restore(new()) is None
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, lambda path: path.write_bytes(b"")])
+def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
+    saved: Checkpoints, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(saved.folder / "round-000003.safetensors")
+    simulation = new()
+    assert saved.restore(simulation) is not None
+    assert simulation.finished == 2
+    assert names(saved) == ["round-000002.safetensors", "round-000003.damaged"]
+    assert re.search(r"round-000003\.safetensors is damaged \(.*\): set aside", caplog.text)
+
+    damage(saved.folder / "round-000002.safetensors")
+    simulation = new()
+    assert saved.restore(simulation) is None
+    assert simulation.finished == 0, "the run begins anew"
+
+
+@pytest.mark.parametrize("what", IDENTITY)
+def test_the_state_of_another_run_is_refused(saved: Checkpoints, what: str) -> None:
+    other = Checkpoints(saved.folder, {**IDENTITY, what: "other"}, Interval())
+    before = names(saved)
+    with pytest.raises(FltrainError, match=rf"another {what}; delete the folder .*{saved.folder.name}"):
+        other.restore(new())
+    assert names(saved) == before
+
+
+@pytest.mark.parametrize(("written", "version"), [(2, "a newer"), (0, "an older")])
+def test_another_format_is_refused(
+    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch, written: int, version: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", written)
+    simulation = new()
+    simulation.round(0)
+    saved.remove()
+    saved.save(simulation, Progress([{"kind": "train"}], 0.0, []))
+    monkeypatch.undo()
+    with pytest.raises(FltrainError, match=f"written by {version} version of fltrain; use that, or delete"):
+        saved.restore(new())
+
+
+def test_leftovers_of_a_killed_process_are_removed(saved: Checkpoints) -> None:
+    (saved.folder / ".round-000004.safetensors.x1.part").write_bytes(b"half")
+    saved.restore(new())
+    assert names(saved) == ["round-000002.safetensors", "round-000003.safetensors"]
+
+
+def test_one_is_due_after_so_many_seconds_or_rounds(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path, {}, Interval(seconds=0)).due(1)
+    never = Checkpoints(tmp_path, {}, Interval(seconds=math.inf))
+    assert not never.due(1)
+    by_rounds = Checkpoints(tmp_path, {}, Interval(math.inf, rounds=3))
+    assert [number for number in range(1, 10) if by_rounds.due(number)] == [3, 6, 9]
+
+
+def test_writing_takes_one_part_in_a_hundred_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def slow(*_: object) -> None:
+        nonlocal now
+        now += 2.0
+
+    monkeypatch.setattr(tensorfile, "write", slow)
+    made = Checkpoints(tmp_path, {}, Interval(seconds=1))
+    simulation = new()
+    simulation.round(0)
+    now += 1
+    assert made.due(1)
+    made.save(simulation, Progress([], 0.0, []))
+    now += 199
+    assert not made.due(2)
+    now += 1
+    assert made.due(2)
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    made = Checkpoints(tmp_path / "file" / "run", {}, Interval())
+    simulation = new()
+    simulation.round(0)
+    assert not made.save(simulation, Progress([], 0.0, []))
+    assert "no checkpoint after round 1" in caplog.text
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_the_file_is_one_that_safetensors_reads(saved: Checkpoints) -> None:
+    from safetensors.torch import load_file, safe_open
+
+    path = saved.folder / "round-000003.safetensors"
+    tensors = load_file(path)
+    simulation = new()
+    saved.restore(simulation)
+    assert torch.equal(tensors["server/weights"], simulation.server.weights)
+    with safe_open(path, "pt") as file:
+        assert json.loads(file.metadata()["about"])["finished"] == 3

@@ -1,0 +1,425 @@
+"""Faults of the system outside the rounds: one clear line, nothing half done, and later the same succeeds."""
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fltrain.cli import main
+from fltrain.data.datasets import Dataset
+from fltrain.data.partition import Iid
+from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
+from fltrain.engine import memory
+from fltrain.engine.data import FederatedData, Split
+from fltrain.engine.evaluation import test as evaluate
+from fltrain.engine.memory import out_of_memory
+from fltrain.errors import FltrainError
+from fltrain.files import backdate, digest, read_arrays, replacing, write_arrays, write_json, write_text
+from fltrain.job import LOG, job
+from fltrain.models.network import Network
+from fltrain.records import Results
+from fltrain.spec import RunSpec
+
+from .helpers import CPU, TINY, tiny, trained
+
+CONFIG = Path(__file__).parents[2] / "config"
+RUN = {**TINY, "rounds": 1, "model": "mlp"}
+DIGITS = Dataset(name="digits")
+UNLIMITED = resource.RLIM_INFINITY
+REASON = "cannot be written (File too large); make room or choose another place"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process ended, and what it said."""
+
+    code: int | None
+    said: str
+
+
+def run(work: Callable[[], None], folder: Path, limit: int = UNLIMITED) -> Done:
+    """Do the work in a process of its own, whose files must not grow beyond so many bytes.
+
+    As on a full disk, what is larger cannot be written, and there is no way around it.
+    """
+
+    def child() -> None:
+        os.chdir(folder)
+        os.dup2(entrance, 1)
+        os.dup2(entrance, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        logging.root.handlers.clear()  # those of the tests
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, UNLIMITED))
+        work()
+
+    # Forked, as PyTorch takes seconds to be imported.
+    outlet, entrance = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    os.close(entrance)
+    with open(outlet) as stream:
+        said = stream.read()
+    process.join(60)
+    return Done(process.exitcode, said)
+
+
+def fltrain(folder: Path, *arguments: str | Path, limit: int = UNLIMITED) -> Done:
+    """Run the command line."""
+
+    def command() -> None:
+        sys.argv = ["fltrain", *map(str, arguments)]
+        main()
+
+    return run(command, folder, limit)
+
+
+def refused(done: Done) -> str:
+    """The message of a process that failed as it should: its last line, and no traceback before it."""
+    assert done.code == 2, done.said
+    assert "Traceback" not in done.said and "Logging error" not in done.said
+    *_, last = done.said.splitlines()
+    assert last.startswith("error: ")
+    return last.removeprefix("error: ")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a folder holds, but for locks and logs."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix not in (".lock", ".log")
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the results of one run; not to be changed."""
+    folder = tmp_path_factory.mktemp("finished")
+    trained(RunSpec.parse(RUN, "test"), folder / "results")
+    return folder
+
+
+@pytest.fixture
+def place(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, with the spec of the run in a file."""
+    folder = Path(shutil.copytree(finished, tmp_path / "place"))
+    (folder / "run.json").write_text(json.dumps(RUN))
+    return folder
+
+
+# ------------------------------------------------------------------------------------ no room, or no place
+def without_record(place: Path) -> None:
+    shutil.rmtree(place / "results" / "runs")
+
+
+def without_partition(place: Path) -> None:
+    without_record(place)
+    shutil.rmtree(place / "results" / "partitions")
+
+
+def without_data(place: Path) -> None:
+    shutil.rmtree(place / "results")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "limit", "command", "made"),
+    [
+        (without_record, 300, ["train", "run.json"], "results/runs/*/spec.json"),
+        (without_partition, 5000, ["train", "run.json"], "results/partitions/*.safetensors"),
+        (without_data, 20_000, ["data", "fetch", "digits"], "results/data/digits.safetensors"),
+        (without_data, 100, ["data", "fetch", "digits"], "results/data/digits.png"),
+        (lambda place: None, 500, ["plan", "--out", "plan.csv", "--config", CONFIG], "plan.csv"),
+        (lambda place: None, 500, ["records", "export", "records.tar.gz"], "records.tar.gz"),
+    ],
+    ids=["record", "partition", "data", "contact sheet", "run table", "archive"],
+)
+def test_without_room_a_command_fails_and_with_room_it_succeeds(
+    place: Path, prepare: Callable[[Path], None], limit: int, command: list[str | Path], made: str
+) -> None:
+    prepare(place)
+    before = files(place)
+    message = refused(fltrain(place, *command, limit=limit))
+    path, _, reason = message.partition(": ")
+    assert Path(path).match(made) and reason.startswith(REASON)
+    left = files(place)
+    assert not (place / path).exists() and not [name for name in left if name.endswith(".part")]
+    assert {name: left[name] for name in before} == before
+    done = fltrain(place, *command)
+    assert done.code == 0, done.said
+    assert (place / path).exists()
+
+
+def test_a_run_without_room_for_its_record_is_trained_again_to_the_same_record(place: Path) -> None:
+    expected = files(place / "results" / "runs")
+    without_record(place)
+    refused(fltrain(place, "train", "run.json", limit=max(map(len, expected.values())) - 1))
+    (record,) = Results(place / "results").root.glob("runs/*")
+    assert not (record / "summary.json").exists()
+    assert fltrain(place, "train", "run.json").code == 0
+    again = files(place / "results" / "runs")
+    same = [f"{record.name}/{name}" for name in ("spec.json", "metrics.jsonl", "summary.json")]
+    assert {name: again[name] for name in same} == {name: expected[name] for name in same}
+
+
+def make_table(rows: int) -> None:
+    with job("logs/job.log"):
+        LOG.info("a line that is too long for the log" * 10)
+        write_text(Path("table.csv"), "row\n" * rows)
+
+
+def test_a_job_without_room_ends_in_one_line_and_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("old")
+    done = run(partial(make_table, 1000), tmp_path, limit=100)
+    assert refused(done).startswith(f"table.csv: {REASON}") and done.said.count("\n") == 1
+    assert done.said.endswith("; what was there is unchanged\n")
+    assert files(tmp_path) == {"table.csv": b"old"}
+    assert run(partial(make_table, 1000), tmp_path) == Done(0, "")
+    assert (tmp_path / "table.csv").read_text() == "row\n" * 1000
+
+
+def test_a_log_without_room_does_not_disturb_a_job(tmp_path: Path) -> None:
+    assert run(partial(make_table, 5), tmp_path, limit=50) == Done(0, "")
+    assert (tmp_path / "logs" / "job.log").stat().st_size <= 50
+    assert (tmp_path / "table.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (OSError(errno.EACCES, "Permission denied", "results/file"), "results/file: Permission denied"),
+        (ConnectionError("it is gone"), "it is gone"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_a_job_tells_in_one_line_what_the_system_said(tmp_path: Path, error: OSError, message: str) -> None:
+    def fail() -> None:
+        with job("logs/job.log"):
+            raise error
+
+    assert run(fail, tmp_path) == Done(2, f"error: {message}\n")
+    assert (tmp_path / "logs" / "job.log").read_text().endswith(f" error: {message}\n")
+
+
+WRITERS: list[Callable[[Path], None]] = [
+    lambda path: write_text(path, "text"),
+    lambda path: write_json(path, {}),
+    lambda path: write_arrays(path, {"a": torch.zeros(3).numpy()}, {}),
+]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=["text", "json", "arrays"])
+def test_a_place_that_is_none_is_one_clear_line(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    for path, reason in [
+        (tmp_path / "file" / "new", f"{tmp_path / 'file'}: File exists"),
+        (tmp_path / "file" / "deeper" / "new", f"{tmp_path / 'file' / 'deeper'}: Not a directory"),
+    ]:
+        with pytest.raises(FltrainError) as caught:
+            write(path)
+        assert str(caught.value).startswith(f"{path}: cannot be written ({reason}); make room or choose")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "folder", tmp_path / "pipe"):
+        with pytest.raises(FltrainError, match=f"^{path}: is no ordinary file"):
+            write(path)
+    (tmp_path / "pipe").unlink()
+    assert files(tmp_path) == {"file": b"old"}
+
+
+def test_what_else_fails_while_a_file_is_written_is_not_blamed_on_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="source"), replacing(tmp_path / "copy") as temporary:
+        temporary.write_bytes((tmp_path / "source").read_bytes())
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------ out of memory
+class Narrow(Network):
+    """A linear network on a device with room for so many images."""
+
+    def __init__(self, room: int, error: BaseException) -> None:
+        super().__init__(classifier=nn.Linear(64, 10))
+        self.room, self.error = room, error
+        self.asked: list[int] = []
+        with torch.no_grad():
+            self.classifier.weight.copy_(torch.linspace(-9, 9, 640).sin().view(10, 64))
+            self.classifier.bias.zero_()
+
+    def features(self, images: Tensor) -> Tensor:
+        self.asked.append(len(images))
+        if len(images) > self.room:
+            raise self.error
+        return images.flatten(1)
+
+
+def allocation_failure() -> RuntimeError:
+    """What the CPU's allocator says: nobody has an exbibyte."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.fixture
+def split(digits: PreparedData, monkeypatch: pytest.MonkeyPatch) -> Split:
+    monkeypatch.setitem(memory.BATCH, "cpu", 64)
+    everyone = Partition(Iid(clients=1).split(digits.train_labels, 10, seed=0), digest="")
+    return FederatedData.of(digits, everyone, CPU).test
+
+
+def test_what_says_that_there_is_no_memory() -> None:
+    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    assert out_of_memory(MemoryError()) and out_of_memory(allocation_failure())
+    assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not out_of_memory(ValueError("can't allocate memory"))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), allocation_failure()])
+def test_when_memory_runs_out_tests_go_on_with_fewer_images_at_once(
+    split: Split, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = evaluate(Narrow(64, error), split, keep_features=True)
+    network = Narrow(20, error).train()
+    with caplog.at_level(logging.WARNING, "fltrain"):
+        result = evaluate(network, split, keep_features=True)
+    assert network.training
+    assert torch.equal(result.correct, expected.correct) and torch.equal(result.features, expected.features)
+    assert torch.allclose(result.losses, expected.losses, rtol=1e-6)
+    assert network.asked[:3] == [64, 32, 16] and set(network.asked[3:-1]) == {16}
+    assert [record.getMessage() for record in caplog.records] == [
+        "out of memory with 64 images at once; testing 32 at once now",
+        "out of memory with 32 images at once; testing 16 at once now",
+    ]
+    again = Narrow(20, error)
+    evaluate(again, split)
+    assert max(again.asked) == 16, "what is too much is not tried again"
+
+
+def test_a_single_image_that_is_too_much_is_an_error(split: Split) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    network = Narrow(0, error)
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(network, split)
+    assert network.asked == [64, 32, 16, 8, 4, 2, 1]
+
+
+def test_other_errors_are_raised_at_once(split: Split) -> None:
+    network = Narrow(0, RuntimeError("shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        evaluate(network, split)
+    assert network.asked == [64]
+
+
+# ------------------------------------------------------------------------------------ damaged files
+def truncated_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def truncated_data(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def another_digest(path: Path) -> None:
+    content = path.read_bytes()
+    place = content.index(b'\\"digest\\": \\"') + len(b'\\"digest\\": \\"')
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+
+
+def another_description(path: Path) -> None:
+    """Ten classes, or seed 0, become two classes or seed 2: neither has to do with the arrays' digest."""
+    content = path.read_bytes()
+    for old, new in [(b'classes\\": 10', b'classes\\": 12'), (b'seed\\": 0', b'seed\\": 2')]:
+        content = content.replace(old, new)
+    assert content != path.read_bytes()
+    path.write_bytes(content)
+
+
+DAMAGES = [truncated_header, truncated_data, empty, folder, another_digest, another_description]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("kind", ["data", "partitions"])
+def test_a_damaged_file_is_named_and_deleting_it_repairs_everything(
+    place: Path, kind: str, damage: Callable[[Path], None]
+) -> None:
+    (path,) = (place / "results" / kind).glob("*.safetensors")
+    whole, spec = path.read_bytes(), RunSpec.parse(RUN, "test")
+    damage(path)
+    results = Results(place / "results")
+    shutil.rmtree(results.root / "runs")
+    with pytest.raises(FltrainError) as caught:
+        trained(spec, results.root)
+    assert str(caught.value).startswith(f"{path}: not a readable ")
+    assert str(caught.value).endswith("; delete it to have it made again")
+    assert not results.record(spec.run_id).complete
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert trained(spec, results.root).complete
+    assert path.read_bytes() == whole
+
+
+def test_a_file_under_the_name_of_another_is_refused(tmp_path: Path, digits: PreparedData) -> None:
+    prepare(Dataset(name="digits", image_size=12), tmp_path / "digits.safetensors", tmp_path)
+    with pytest.raises(FltrainError, match=r"prepared from other settings .* delete it"):
+        load_prepared(DIGITS, tmp_path / "digits.safetensors")
+    partition(Iid(clients=3), None, digits, 1, tmp_path / "partition")
+    for scheme, seed in [(Iid(clients=3), 2), (Iid(clients=4), 1)]:
+        with pytest.raises(FltrainError, match="made from other data or settings; delete it"):
+            load_partition(scheme, None, digits, seed, tmp_path / "partition")
+
+
+def test_models_of_a_record_are_checked_to_the_last_bit(tmp_path: Path) -> None:
+    spec = tiny(rounds=1, model="mlp", evaluation={"keep": "model"})
+    path = trained(spec, tmp_path).folder / "models.safetensors"
+    arrays, about = read_arrays(path, "file of models")
+    assert about == {"run_id": spec.run_id, "digest": digest(arrays)}
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FltrainError, match=r"models\.safetensors: not a readable file of models"):
+        read_arrays(path, "file of models")
+
+
+# ------------------------------------------------------------------------------------ clocks; what is missing
+def test_files_of_the_future_are_of_now(tmp_path: Path) -> None:
+    future, past = tmp_path / "future", tmp_path / "past"
+    for path, date in [(future, 4e9), (past, 1e9)]:
+        path.touch()
+        os.utime(path, (date, date))
+    now = tmp_path / "now"
+    now.touch()
+    backdate([future, past, tmp_path / "gone"])
+    assert past.stat().st_mtime == 1e9
+    assert now.stat().st_mtime <= future.stat().st_mtime < now.stat().st_mtime + 60
+
+
+WITHOUT_MLFLOW = "import sys; sys.modules['mlflow'] = None; from fltrain.cli import main; main()"
+
+
+def test_training_does_without_mlflow(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    command = [sys.executable, "-c", WITHOUT_MLFLOW, "train", "run.json", "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(Results(tmp_path / "results").records())) == 1

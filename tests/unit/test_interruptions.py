@@ -1,0 +1,167 @@
+"""Runs that are killed or stopped end as if nothing had happened; two processes never train the same run."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fltrain.records import RECORD_FILES, Results
+from fltrain.spec import RunSpec
+
+from .helpers import tiny
+from .killing import contents, finished, started
+
+PERSONAL = {"local_test": {"fraction": 0.25}, "batchnorm": "local", "model": "mlp"}
+SAMPLE = {
+    "fedavg": {},
+    "scaffold+ecgr": {"method": "scaffold", "plugins": ["ecgr"]},
+    "fedfcd": {"method": "fedfcd", **PERSONAL},
+    "kept": {"evaluation": {"keep": "clients"}},
+}
+
+
+def prepared(root: Path, other: Path) -> Path:
+    """A results folder with the data and partitions of another."""
+    for part in ("data", "partitions"):
+        shutil.copytree(other / part, root / part)
+    return root
+
+
+@pytest.fixture
+def spec(request: pytest.FixtureRequest) -> RunSpec:
+    return tiny(rounds=6, **SAMPLE[request.param])
+
+
+def assert_clean(root: Path, spec: RunSpec) -> None:
+    """There is a record and nothing else: no checkpoint, no lock, no temporary file."""
+    results = Results(root)
+    left = {path.name for path in results.run(spec.run_id).iterdir()} - {"models.safetensors"}
+    assert left == {*RECORD_FILES, "train.log"}
+    assert list((root / "checkpoints").iterdir()) == []
+
+
+def test_killed_before_any_operation_on_a_file(tmp_path: Path) -> None:
+    spec = tiny(method="scaffold", rounds=2, evaluation={"keep": "clients"})
+    expected = contents(finished(spec, tmp_path / "whole"))
+    operation, ended = 0, False
+    while not ended:
+        operation += 1
+        root = prepared(tmp_path / str(operation), tmp_path / "whole")
+        process = started(spec, root, kill_at=operation)
+        process.join()
+        ended = process.exitcode == 0
+        assert ended or process.exitcode == -signal.SIGKILL
+        assert contents(finished(spec, root)) == expected, f"killed before operation {operation}"
+        assert_clean(root, spec)
+    assert operation > 30, "operations on files were counted"
+
+
+@pytest.mark.parametrize("spec", SAMPLE, indirect=True)
+def test_killed_at_random_times(tmp_path: Path, spec: RunSpec) -> None:
+    whole, root = tmp_path / "whole", tmp_path / "killed"
+    finished(spec, whole)
+    began = time.monotonic()
+    expected = contents(finished(spec, prepared(tmp_path / "again", whole)))
+    seconds = time.monotonic() - began
+    draw, kills = random.Random(spec.run_id), 0
+    process = started(spec, prepared(root, whole))
+    while process.exitcode != 0:
+        process.join(draw.uniform(0, seconds / 2) if kills < 5 else None)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            kills += 1
+            process = started(spec, root)
+    assert kills
+    assert contents(Results(root).record(spec.run_id)) == expected
+    assert_clean(root, spec)
+
+
+def fltrain(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fltrain", *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not any(path.parent.glob(path.name)):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
+def test_a_signal_saves_the_state_and_ends_the_program(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    spec = tiny(rounds=12)
+    expected = contents(finished(spec, tmp_path / "whole"))
+    root = prepared(tmp_path / "results", tmp_path / "whole")
+    (tmp_path / "run.json").write_text(spec.to_json())
+    command = ("train", "run.json", "--results", str(root))
+    process = fltrain(*command, cwd=tmp_path, FLTRAIN_CHECKPOINT_ROUNDS="1")
+    wait_for(Results(root).checkpoints(spec.run_id) / "round-*2.safetensors", process)
+    process.send_signal(number)
+    said, _ = process.communicate()
+    assert process.returncode == code
+    last = said.splitlines()[-1]
+    assert re.fullmatch(
+        rf"{re.escape(spec.run_id)}: stopped by {number.name} after round \d+ of 12; its state is saved, "
+        r"start it again to go on from there",
+        last,
+    )
+    assert "Traceback" not in said
+    again = fltrain(*command, cwd=tmp_path)
+    said, _ = again.communicate()
+    assert again.returncode == 0 and "goes on after round" in said
+    assert contents(Results(root).record(spec.run_id)) == expected
+    assert_clean(root, spec)
+
+
+def test_two_processes_do_not_train_the_same_run(tmp_path: Path) -> None:
+    spec = tiny(rounds=8)
+    expected = contents(finished(spec, tmp_path / "whole"))
+    root = prepared(tmp_path / "results", tmp_path / "whole")
+    log = Results(root).run(spec.run_id) / "train.log"
+    processes = [started(spec, root) for _ in range(3)]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    said = log.read_text()
+    assert said.count("parameters") == 1, "one of them trained"
+    assert said.count("the other process has trained it") == 2
+    assert contents(Results(root).record(spec.run_id)) == expected
+    assert_clean(root, spec)
+
+
+def test_who_waits_for_a_process_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    spec = tiny(rounds=20)
+    expected = contents(finished(spec, tmp_path / "whole"))
+    root = prepared(tmp_path / "results", tmp_path / "whole")
+    first = started(spec, root)
+    while not list(Results(root).checkpoints(spec.run_id).glob("*.safetensors")):
+        time.sleep(0.01)
+    second = started(spec, root)
+    log = Results(root).run(spec.run_id) / "train.log"
+    while "waiting" not in log.read_text():
+        time.sleep(0.01)
+        assert first.exitcode is None, "the run is long enough"
+    first.kill()
+    second.join()
+    assert second.exitcode == 0
+    assert "goes on after round" in log.read_text()
+    assert contents(Results(root).record(spec.run_id)) == expected
+    assert_clean(root, spec)

@@ -1,0 +1,364 @@
+"""What became of runs: which are stale and why, what `fltrain status` says of them, how items show them."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from filelock import FileLock
+from typer.testing import CliRunner
+
+from fltrain.cli import app
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedprox import FedProx
+from fltrain.methods.flfa import Flfa
+from fltrain.records import RECORD_FORMAT, Record, Results, checkpoint_file, write_record
+from fltrain.reporting import figures, judgement, tables
+from fltrain.reporting.claims import Claim
+from fltrain.reporting.published import Published, Statement
+from fltrain.spec import RunSpec
+from fltrain.states import Stale, State, revised, stale_runs
+
+from .helpers import TINY, Cells, tiny
+
+SUMMARY = {"status": "completed", "accuracy": {"final": 0.5}, "digests": {}}
+COSTS = {"seconds": {"total": 2.0}}
+
+
+def record(spec: RunSpec, results: Results) -> Record:
+    """A hand-made record of a run."""
+    write_record(results.run(spec.run_id), spec, [], {"run_id": spec.run_id, **SUMMARY}, COSTS, {})
+    return results.record(spec.run_id)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+def planned(*specs: RunSpec) -> dict[str, RunSpec]:
+    return {spec.run_id: spec for spec in specs}
+
+
+# ---------------------------------------------------------------- which runs are stale
+def test_a_run_is_stale_if_a_component_was_revised_since(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"method": "fedprox", "plugins": ["flfa"]}
+    older = record(tiny(**settings), results)
+    assert Stale.of(older) is None
+    before = f"{FedProx.revision}, {Flfa.revision}"
+    monkeypatch.setattr(Flfa, "revision", Flfa.revision + 1)
+    monkeypatch.setattr(RunSpec, "engine", 7)
+    run = tiny(**settings)
+    stale = Stale.of(older)
+    assert stale is not None
+    assert stale.run == run.run_id != older.run_id
+    assert stale.revised == f"engine 1 -> 7; methods {before} -> {FedProx.revision}, {Flfa.revision}"
+    assert str(stale) == f"{stale.revised} ({older.run_id})"
+
+
+def test_only_missing_runs_with_a_record_of_the_same_settings_are_stale(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, missing, lost = (tiny(method="fedprox", seed=seed) for seed in range(3))
+    older = {seed: record(spec, results) for seed, spec in enumerate((trained, missing))}
+    other = record(tiny(method={"name": "fedprox", "mu": 0.5}), results)
+    assert stale_runs(planned(trained, missing, lost), results) == {}
+    monkeypatch.setattr(FedProx, "revision", 2)
+    trained, missing, lost = (tiny(method="fedprox", seed=seed) for seed in range(3))
+    record(trained, results)
+    runs = planned(trained, missing, lost, tiny())
+    assert stale_runs(runs, results) == {
+        missing.run_id: Stale(results.record(older[1].run_id), missing.run_id, "methods 1 -> 2")
+    }
+    assert other.complete
+
+
+def test_of_several_stale_records_the_last_one_counts(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for revision, written in ((1, 100), (2, 300), (3, 200)):
+        monkeypatch.setattr(FedAvg, "revision", revision)
+        made = record(tiny(), results)
+        os.utime(made.folder / "summary.json", (written, written))
+    monkeypatch.setattr(FedAvg, "revision", 4)
+    (stale,) = stale_runs(planned(tiny()), results).values()
+    assert stale.revised == "methods 2 -> 4"
+
+
+def test_only_records_whose_names_begin_alike_are_read(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tiny(method="fedprox"), results)
+    record(tiny(), results)
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    opened: list[Path] = []
+    read_text = Path.read_text
+
+    def watched(path: Path, *arguments: Any, **options: Any) -> str:
+        opened.append(path)
+        return read_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", watched)
+    assert len(stale_runs(planned(tiny()), results)) == 1
+    assert [path.parent.name.rpartition("-")[0] for path in opened] == ["digits-fedavg"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"dataset": "digits"}', '{"revisions": 3, "rounds": {}}'])
+def test_records_that_tell_no_settings_are_passed_over(
+    content: str, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (record(tiny(), results).folder / "spec.json").write_text(content)
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    assert stale_runs(planned(tiny()), results) == {}
+
+
+def test_settings_that_were_added_since_make_a_record_stale(results: Results) -> None:
+    """The setting has a default: today's code reads the record as the run that it plans."""
+    spec = tiny()
+    older = record(spec, results).folder.rename(results.run("digits-fedavg-0123456789"))
+    data = json.loads((older / "spec.json").read_text())
+    del data["training"]["clip_norm"]
+    (older / "spec.json").write_text(json.dumps(data))
+    (stale,) = stale_runs(planned(spec), results).values()
+    assert (stale.run, stale.revised) == (spec.run_id, "settings")
+
+
+@pytest.mark.parametrize("old", [{}, {"revisions": None}, {"revisions": {"engine": 1}}])
+def test_revisions_that_are_not_told(old: dict[str, Any]) -> None:
+    new = {"revisions": {"engine": 1, "methods": [2, 1]}}
+    assert "methods None -> 2, 1" in revised(old, new)
+
+
+# ---------------------------------------------------------------- the state of a run
+DAMAGED: dict[str, tuple[str, str, str]] = {
+    "summary cut short": ("summary.json", '{"format": 1, ', "summary.json: cannot be read"),
+    "newer summary": ("summary.json", f'{{"format": {RECORD_FORMAT + 1}}}', "newer version of fltrain"),
+    "summary without accuracy": ("summary.json", '{"format": 1}', "KeyError('accuracy')"),
+    "accuracy in words": (
+        "summary.json",
+        '{"format": 1, "status": "completed", "accuracy": {"final": "good"}}',
+        "not a record (ValueError",
+    ),
+    "accuracy that is none": (
+        "summary.json",
+        '{"format": 1, "status": "completed", "accuracy": 3}',
+        "not a record (TypeError",
+    ),
+    "no seconds": ("costs.json", "{}", "KeyError('seconds')"),
+    "costs cut short": ("costs.json", "{", "costs.json: cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_records_that_cannot_be_read_are_damaged(name: str, results: Results) -> None:
+    file, content, said = DAMAGED[name]
+    made = record(tiny(), results)
+    assert State.of(made.run_id, results, None) == State("completed", "", 0.5, 2.0)
+    (made.folder / file).write_text(content)
+    state = State.of(made.run_id, results, None)
+    assert (state.name, state.final, state.seconds) == ("damaged", None, None)
+    assert said in state.detail and str(made.folder) in state.detail
+
+
+def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = record(tiny(), results)
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    run = results.record(tiny().run_id)
+    stale = Stale.of(made)
+    assert State.of(run.run_id, results, None) == State("not trained")
+    assert State.of(run.run_id, results, stale) == State("stale", f"methods 1 -> 2 ({made.run_id})")
+    run.folder.mkdir()
+    (run.folder / "train.log").touch()
+    assert State.of(run.run_id, results, stale) == State.of(run.run_id, results, None) == State("started")
+
+    checkpoints = results.checkpoints(run.run_id)
+    checkpoints.mkdir(parents=True)
+    for finished in (9, 12):
+        checkpoint_file(checkpoints, finished).touch()
+    stopped = State("stopped", "after round 12, and goes on from there")
+    assert State.of(run.run_id, results, stale) == stopped
+    with FileLock(results.lease(run.run_id)):
+        assert State.of(run.run_id, results, stale) == State("training")
+    assert State.of(run.run_id, results, None) == stopped, "the lock of a process that is gone"
+
+
+# ---------------------------------------------------------------- fltrain status
+def test_status_names_what_is_stale_and_what_is_damaged(
+    tmp_path: Path, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper = {
+        "paper": "toy",
+        "title": "A toy",
+        "citation": "none",
+        "settings": TINY,
+        "seeds": 2,
+        "items": {
+            "table": {
+                "title": "Two methods",
+                "axes": {"method": ["fedavg", "fedprox"]},
+                "table": {"rows": "method", "measures": [{"measure": "final_accuracy"}]},
+            }
+        },
+    }
+    scale = {"scale": "one", "title": "a trial", "reduced": True, "items": ["toy"]}
+    for name, data in (("papers/toy", paper), ("scales/one", scale)):
+        path = tmp_path / "config" / f"{name}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(yaml.safe_dump(data))
+    older = record(tiny(method="fedprox"), results)
+    damaged = record(tiny(seed=1), results)
+    (damaged.folder / "summary.json").write_text("{")
+    record(tiny(), results)
+    monkeypatch.setattr(FedProx, "revision", 2)
+    stale, missing = (tiny(method="fedprox", seed=seed).run_id for seed in range(2))
+    monkeypatch.setenv("COLUMNS", "250")
+    arguments = ["status", "--scale", "one", "--results", results.root, "--config", tmp_path / "config"]
+    done = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    states = {
+        run: [cell.strip() for cell in line.split("│")[4:-1]]
+        for line in lines
+        for run in (tiny().run_id, damaged.run_id, stale, missing)
+        if line.startswith(f"│ {run}")
+    }
+    assert states == {
+        tiny().run_id: ["completed", "50.00", "2.0"],
+        damaged.run_id: ["damaged", "", ""],
+        stale: ["stale", "", ""],
+        missing: ["not trained", "", ""],
+    }
+    assert f"{stale}: stale: methods 1 -> 2 ({older.run_id})" in lines
+    assert any(line.startswith(f"{damaged.run_id}: damaged: {damaged.folder}") for line in lines)
+    assert lines[-1] == "1 completed, 1 damaged, 1 not trained, 1 stale"
+
+
+# ---------------------------------------------------------------- tables, figures and claims
+WHY = "methods 1 -> 2 (digits-fedavg-0123456789)"
+Fill = Callable[..., Cells]
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Fill:
+    """Makes cells of methods by name, a seed for each state: an accuracy, why it is stale, or None."""
+
+    def fill(**states: list[float | str | None]) -> Cells:
+        cells = Cells(tmp_path / "results")
+        for method, seeds in states.items():
+            for seed, state in enumerate(seeds):
+                run = f"{method}-{seed}"
+                stale = state if isinstance(state, str) else ""
+                if isinstance(state, float):
+                    summary = {"run_id": run, "status": "completed", "accuracy": {"final": state}}
+                    spec = tiny(seed=seed)
+                    write_record(cells.results.run(run), spec, [], summary, COSTS, {})
+                cells.place({"method": method}, run, reported={"method": method}, stale=stale)
+        return cells
+
+    return fill
+
+
+def rows(text: str) -> dict[str, str]:
+    """Second column of a Markdown table by its first one."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+    return {line[0]: line[1] for line in lines[2:]}
+
+
+def test_tables_say_stale_in_place_of_not_run_in_all_forms(filled: Fill, tmp_path: Path) -> None:
+    cells = filled(
+        done=[0.5, 0.6],
+        stale=[WHY, WHY],
+        missing=[None, None],
+        both=[WHY, None],
+        part=[0.5, WHY],
+        lost=[0.5, None],
+    )
+    layout = {"rows": "method", "measures": [{"measure": "final_accuracy"}]}
+    sheet = cells.sheet(table=layout)
+    outputs = {form: tmp_path / f"table.{form}" for form in ("csv", "md", "tex", "html")}
+    tables.write(sheet, cells.results.record, None, outputs)
+    expected = {
+        "done": "55.00 ± 7.07",
+        "stale": "stale",
+        "missing": "not run",
+        "both": "not run",
+        "part": "50.00 (1 of 2 stale)",
+        "lost": "50.00 (1 of 2 not run)",
+    }
+    assert rows(outputs["md"].read_text()) == expected
+    for row, text in expected.items():
+        assert f"{row} & {text.replace('±', '$' + chr(92) + 'pm$')} " in outputs["tex"].read_text()
+        assert (
+            f">{text}</a>" in outputs["html"].read_text().partition(f">{row}</th>")[2].partition("</tr>")[0]
+        )
+    frame = pd.read_csv(outputs["csv"]).set_index("row")
+    assert frame["stale"].to_dict() == {"done": 0, "stale": 2, "missing": 0, "both": 1, "part": 1, "lost": 0}
+    assert frame["missing"].to_dict() == {
+        "done": 0,
+        "stale": 0,
+        "missing": 2,
+        "both": 1,
+        "part": 0,
+        "lost": 1,
+    }
+    assert f"<td>stale: {WHY.replace('>', '&gt;')}</td>" in outputs["html"].read_text()
+    for form in ("md", "tex", "html"):
+        assert "Stale: the run was trained before one of its components" in outputs[form].read_text()
+        cells = filled(done=[0.5], missing=[None])
+        tables.write(cells.sheet(table=layout), cells.results.record, None, {form: outputs[form]})
+        assert "stale" not in outputs[form].read_text().lower().partition("<body")[2 if form == "html" else 0]
+
+
+def test_averages_are_stale_if_nothing_worse_was_lost(filled: Fill) -> None:
+    layout = {
+        "rows": "method",
+        "measures": [{"measure": "final_accuracy", "average": {"of": "value"}}],
+    }
+    for lost, text in ((WHY, "stale"), (None, "not run")):
+        cells = filled(done=[0.5], stale=[WHY], other=[lost])
+        shown = tables.cells(cells.sheet(table=layout), cells.results.record, Published.read(None))
+        assert (shown[-1].row, shown[-1].text) == ("average", text)
+
+
+def test_stale_runs_count_for_no_verdict(filled: Fill, tmp_path: Path) -> None:
+    published = tmp_path / "published.csv"
+    published.write_text("method,metric,value,note\npart,acc,50,\nstale,acc,50,\n")
+    cells = filled(part=[0.5, 0.5, WHY], stale=[WHY, WHY, WHY])
+    measured = {"measure": "final_accuracy", "reported": "acc"}
+    sheet = cells.sheet(table={"rows": "method", "measures": [measured]}, reduced=False)
+    part, stale = tables.cells(sheet, cells.results.record, Published.read(published))
+    assert part.facing is not None and part.facing.complete == 2
+    assert stale.facing is not None and stale.facing.complete == 0
+    assert stale.compared is not None and stale.compared.verdict == "not run"
+
+
+def test_figures_name_the_stale_runs(filled: Fill) -> None:
+    cells = filled(done=[0.5], stale=[WHY], missing=[None])
+    figure = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
+    canvas, _ = figures.draw(cells.sheet(figure=figure), cells.results)
+    said = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
+    assert "Not run: missing." in said and "Stale: stale." in said
+
+
+def test_claims_count_stale_runs_as_lost(filled: Fill) -> None:
+    cells = filled(a=[0.8, 0.8, WHY], b=[0.5, 0.6, 0.5], c=[WHY, None, WHY])
+    sheet = cells.sheet(table={"rows": "method", "measures": [{"measure": "final_accuracy"}]})
+
+    def evidence(lower: str) -> str:
+        test = {"kind": "above", "item": "table", "measure": "final_accuracy"}
+        sides = {"higher": {"method": "a"}, "lower": {"method": lower}}
+        claim = Claim.parse({"where": "sec. 1", "claim": "so it is", "test": {**test, **sides}}, "claim")
+        statement = Statement("sec. 1", "so it is", None, "points")
+        nothing = Published.read(None)
+        runs = cells.results.record
+        (one,) = judgement.judge([claim], [statement], [sheet], runs, lambda _: nothing, sheet.reduced)
+        return one.finding.evidence
+
+    assert "over 2 seeds, 1 stale;" in evidence("b")
+    assert evidence("c") == "No run, or pair of runs, that it needs is complete."

@@ -1,0 +1,457 @@
+"""Verification: whole results are consistent; each kind of damage is named, and nothing else is."""
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fltrain.cli import app
+from fltrain.data.datasets import Dataset, registry
+from fltrain.errors import FltrainError
+from fltrain.experiments import Plan, plan
+from fltrain.files import read_arrays, write_arrays, write_json
+from fltrain.methods.fedprox import FedProx
+from fltrain.records import MODELS_FILE, RECORD_FORMAT, Record, Results, metrics_digest
+from fltrain.reporting import tables
+from fltrain.states import stale_runs
+from fltrain.verify import Finding, Verification
+
+from .helpers import TINY, trained
+
+PAPER = {
+    "paper": "toy",
+    "title": "A toy",
+    "citation": "none",
+    "settings": {**TINY, "rounds": 2},
+    "seeds": 1,
+    "items": {
+        "table": {
+            "title": "Two methods",
+            "axes": {"method": ["fedavg", "fedprox"]},
+            "table": {"rows": "method", "measures": [{"measure": "final_accuracy"}]},
+            "reported": "toy.csv",
+        },
+        "kept": {
+            "title": "One whose model is kept, on another partition",
+            "settings": {"evaluation": {"keep": "model"}, "partition": {"clients": 5}},
+            "axes": {"method": ["fedavg"]},
+            "table": {"rows": "method", "measures": [{"measure": "best_accuracy"}]},
+        },
+    },
+}
+SCALE = {"scale": "one", "title": "a trial", "reduced": True, "items": ["toy"]}
+CONFIG = {
+    "papers/toy.yaml": yaml.safe_dump(PAPER, sort_keys=False),
+    "scales/one.yaml": yaml.safe_dump(SCALE),
+    "reported/toy.csv": "method,metric,value,note\n",
+    "reported/anomalies.csv": "paper,item,match,reason\n",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with configuration and results."""
+
+    root: Path
+
+    @property
+    def results(self) -> Results:
+        return Results(self.root / "results")
+
+    @property
+    def plan(self) -> Plan:
+        return plan(self.root / "config", "one")
+
+    @property
+    def records(self) -> list[Record]:
+        """Those of FedAvg, FedProx, and of the run that keeps its model."""
+        return [self.results.record(run) for run in self.plan.runs]
+
+    @property
+    def partitions(self) -> list[Path]:
+        return sorted((self.results.root / "partitions").iterdir())
+
+    def table(self, name: str = "table") -> Path:
+        return self.results.root / "one" / "toy" / f"{name}.csv"
+
+    def make_tables(self, planned: Plan) -> None:
+        """As the workflow does."""
+        reported = self.root / "config" / "reported"
+        for item in planned.items:
+            published = reported / item.item.reported.file if item.item.reported else None
+            outputs = {"csv": self.table(item.name)}
+            tables.write(item.sheet, self.results.record, published, outputs, reported / "anomalies.csv")
+
+    def findings(self, scale: str | None = None) -> list[Finding]:
+        return list(Verification(self.results, self.root / "config", scale).findings())
+
+    def only(self, *said: Any, harmless: bool = False) -> None:
+        """There is one finding, and it says so in one line."""
+        (found,) = self.findings()
+        assert [str(word) for word in said if str(word) not in found.text] == [], found.text
+        assert found.harmless == harmless
+        assert "\n" not in found.text
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Three runs, their data and partitions, two tables; not to be changed."""
+    place = Place(tmp_path_factory.mktemp("whole"))
+    for name, text in CONFIG.items():
+        (place.root / "config" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place.root / "config" / name).write_text(text)
+    for spec in place.plan.runs.values():
+        trained(spec, place.results.root)
+    place.make_tables(place.plan)
+    return place
+
+
+@pytest.fixture
+def place(whole: Place, tmp_path: Path) -> Place:
+    """A copy that a test may damage."""
+    return Place(Path(shutil.copytree(whole.root, tmp_path / "copy")))
+
+
+def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
+    write_json(path, change(json.loads(path.read_text())))
+
+
+def flip(path: Path, where: int) -> None:
+    """Turn one bit of a byte, counted from the end if negative."""
+    content = bytearray(path.read_bytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+
+
+def swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def verify(place: Place, *arguments: str) -> Any:
+    options = ["--results", str(place.results.root), "--config", str(place.root / "config"), *arguments]
+    return CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
+
+
+# ---------------------------------------------------------------- nothing is wrong
+def test_whole_results_are_consistent(whole: Place) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")}
+    done = verify(whole)
+    counted = "3 records, 2 partitions, 1 data set, 2 tables: all consistent\n"
+    assert (done.exit_code, done.stdout) == (0, counted)
+    assert {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")} == before, "nothing is changed"
+
+
+def test_records_alone_are_enough(place: Place) -> None:
+    """As after an import: no data, partitions, models or logs; and runs that have not ended are none."""
+    for folder in ("data", "partitions", "one"):
+        shutil.rmtree(place.results.root / folder)
+    for record in place.records:
+        (record.folder / "train.log").unlink()
+    (place.records[2].folder / MODELS_FILE).unlink()
+    started = place.results.run("digits-fedavg-started")
+    started.mkdir()
+    (started / "train.log").write_text("killed")
+    assert verify(place).stdout == "3 records, 0 partitions, 0 data sets, 0 tables: all consistent\n"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FltrainError, match=r"nowhere: no such folder$"):
+        Verification(Results(tmp_path / "nowhere"), tmp_path)
+
+
+# ---------------------------------------------------------------- the command goes on after each problem
+def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
+    one, other, kept = place.records
+    (one.folder / "costs.json").unlink()
+    flip(kept.folder / MODELS_FILE, -1)
+    flip(other.folder / "metrics.jsonl", 20)
+    flip(place.partitions[0], -1)
+    place.table("kept").write_text("row\n")
+    done = verify(place)
+    assert done.exit_code == 2
+    *lines, last = done.stdout.splitlines()
+    assert last == "3 records, 2 partitions, 1 data set, 2 tables: 5 problems"
+    starts = (place.partitions[0], f"{one.run_id}: costs.json", f"{other.run_id}: metrics.jsonl")
+    for start in (*starts, kept.folder / MODELS_FILE, place.table("kept")):
+        assert sum(line.startswith(str(start)) for line in lines) == 1, start
+    (rest,) = (line for line in lines if line.startswith(str(place.table("table"))))
+    assert "not checked: made from" in rest and "which is damaged" in rest
+
+
+# ---------------------------------------------------------------- records
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "truncated metrics": ("metrics.jsonl", lambda path: os.truncate(path, 100), "does not have the digest"),
+    "flipped bit in metrics": ("metrics.jsonl", lambda path: flip(path, 50), "does not have the digest"),
+    "truncated summary": ("summary.json", lambda path: os.truncate(path, 100), "cannot be read"),
+    "truncated costs": ("costs.json", lambda path: os.truncate(path, 100), "cannot be read"),
+    "no provenance": ("provenance.json", Path.unlink, "No such file"),
+    "a list": ("provenance.json", lambda path: path.write_text("[]"), "provenance.json"),
+    "not text": ("costs.json", lambda path: path.write_bytes(b"\xff\xfe"), "costs.json: cannot be read"),
+    "newer format": (
+        "summary.json",
+        lambda path: edit_json(path, lambda summary: {**summary, "format": RECORD_FORMAT + 1}),
+        "newer version of fltrain",
+    ),
+    "better accuracy": (
+        "summary.json",
+        lambda path: edit_json(path, lambda summary: {**summary, "accuracy": {"final": 0.99}}),
+        "'accuracy' does not follow",
+    ),
+    "other settings": (
+        "spec.json",
+        lambda path: edit_json(path, lambda spec: {**spec, "rounds": 3}),
+        "spec.json is that of digits-fedavg-",
+    ),
+    "other partition": (
+        "summary.json",
+        lambda path: edit_json(
+            path, lambda summary: {**summary, "digests": {**summary["digests"], "partition": "0"}}
+        ),
+        "other partition than those here",
+    ),
+    "other data": (
+        "summary.json",
+        lambda path: edit_json(
+            path, lambda summary: {**summary, "digests": {**summary["digests"], "data": "0"}}
+        ),
+        "other data than those here",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_record(name: str, place: Place) -> None:
+    file, damage, said = DAMAGE[name]
+    shutil.rmtree(place.results.root / "one")
+    record = place.records[0]
+    damage(record.folder / file)
+    place.only(record.run_id, said)
+
+
+def test_the_metrics_of_another_run(place: Place) -> None:
+    """Also if the summary is made to have their digest."""
+    shutil.rmtree(place.results.root / "one")
+    one, other, _ = (record.folder for record in place.records)
+    swap(one / "metrics.jsonl", other / "metrics.jsonl")
+    assert [found.harmless for found in place.findings()] == [False, False]
+    for folder in (one, other):
+        digest = metrics_digest((folder / "metrics.jsonl").read_bytes())
+        edit_json(
+            folder / "summary.json",
+            lambda summary, digest=digest: {**summary, "digests": {**summary["digests"], "metrics": digest}},
+        )
+    assert all("does not follow from" in found.text for found in place.findings())
+    assert len(place.findings()) == 2
+
+
+def test_the_record_of_another_run(place: Place) -> None:
+    shutil.rmtree(place.results.root / "one")
+    one, other, _ = (record.folder for record in place.records)
+    swap(one, other)
+    assert {found.text for found in place.findings()} == {
+        f"{one.name}: spec.json is that of {other.name}; train the run again",
+        f"{other.name}: spec.json is that of {one.name}; train the run again",
+    }
+
+
+def test_files_that_are_no_part_of_a_record(place: Place) -> None:
+    one, _, kept = place.records
+    (one.folder / "notes.txt").touch()
+    place.only(f"{one.run_id}: notes.txt is no file of a record")
+    (one.folder / "notes.txt").rename(one.folder / MODELS_FILE)
+    place.only(f"{one.run_id}: {MODELS_FILE} is no file of a record")
+    (one.folder / MODELS_FILE).unlink()
+    (kept.folder / ".hidden").touch()
+    place.only(f"{kept.run_id}: .hidden is no file of a record")
+
+
+def test_the_models_of_another_run(place: Place) -> None:
+    kept = place.records[2]
+    arrays, about = read_arrays(kept.folder / MODELS_FILE, "file of models")
+    assert about["run_id"] == kept.run_id
+    write_arrays(kept.folder / MODELS_FILE, arrays, {"run_id": "digits-other-0123456789"})
+    place.only(kept.run_id, "is that of digits-other-0123456789")
+
+
+def test_what_interrupted_processes_left_is_harmless(place: Place) -> None:
+    left = [
+        place.records[0].folder / ".metrics.jsonl.abc.part",
+        place.results.root / "data" / ".digits.safetensors.abc.part",
+        place.results.root / "runs" / ".import-abc",
+    ]
+    for path in left:
+        path.touch()
+    found = place.findings()
+    assert [one.harmless for one in found] == [True, True, True]
+    assert {one.text.partition(": ")[0] for one in found} == {str(path) for path in left}
+    assert verify(place).exit_code == 0
+
+
+# ---------------------------------------------------------------- stale
+def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = place.records[1]
+    monkeypatch.setattr(FedProx, "revision", 2)
+    record, table = place.findings()
+    assert record == Finding(f"{older.run_id}: stale: methods 1 -> 2", harmless=True)
+    assert table == Finding(f"{place.table()}: stale: the plan has no run {older.run_id}", harmless=True)
+    flip(older.folder / "metrics.jsonl", 50)
+    damaged, _ = place.findings()
+    assert not damaged.harmless and "does not have the digest" in damaged.text
+
+
+def test_records_whose_settings_are_unknown_today_are_stale(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(place.results.root / "one")
+    monkeypatch.delitem(registry(), "digits")
+    found = {one.text.partition(": ")[0]: one for one in place.findings()}
+    assert set(found) == {
+        str(place.results.root / "data" / "digits.safetensors"),
+        *(path.name for path in (place.results.root / "runs").iterdir()),
+    }
+    assert all(one.harmless and "unknown data set 'digits'" in one.text for one in found.values())
+
+
+def test_data_and_partitions_of_an_older_revision(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are stale with all records; when the data are made again, the older partitions are still whole."""
+    entry = registry()["digits"]
+    monkeypatch.setitem(registry(), "digits", entry.model_copy(update={"revision": 2}))
+    data = place.results.data(Dataset(name="digits"))
+    assert Finding(f"{data}: stale: dataset 1 -> 2", harmless=True) in place.findings()
+    assert all(one.harmless for one in place.findings())
+    arrays, about = read_arrays(data, "prepared data set")
+    arrays["train_labels"] = arrays["train_labels"][::-1]
+    write_arrays(data, arrays, {**about, "revision": 2})
+    found = place.findings()
+    assert all(one.harmless for one in found)
+    assert not any("safetensors" in one.text for one in found)
+
+
+# ---------------------------------------------------------------- data and partitions
+def test_data_that_are_damaged_or_another_set(place: Place) -> None:
+    data = place.results.data(Dataset(name="digits"))
+    (content, sheet) = (data.read_bytes(), data.with_suffix(".png"))
+    flip(data, -1)
+    place.only(data, "delete it to have it made again")
+    data.write_bytes(content)
+    sheet.unlink()
+    place.only(sheet, "no such contact sheet")
+    sheet.touch()
+    data.rename(data.with_name("digits-16px.safetensors"))
+    sheet.rename(sheet.with_name("digits-16px.png"))
+    place.only("digits-16px.safetensors: holds 'digits'")
+
+
+def test_partitions_that_are_damaged_or_another_one(place: Place) -> None:
+    one, other = place.partitions
+    content = one.read_bytes()
+    os.truncate(one, 200)
+    place.only(one, "delete it to have it made again")
+    one.write_bytes(content)
+    swap(one, other)
+    texts = [found.text for found in place.findings() if not found.harmless]
+    assert [
+        sum(str(path) in text and "not the partition" in text for text in texts) for path in (one, other)
+    ] == [
+        1,
+        1,
+    ]
+    assert sum("was trained on other partition" in text for text in texts) == 3
+
+
+def test_partitions_of_other_data(place: Place) -> None:
+    """The data were replaced by others: their partitions and the runs on them do not belong to them."""
+    data = place.results.data(Dataset(name="digits"))
+    arrays, about = read_arrays(data, "prepared data set")
+    arrays["train_labels"] = arrays["train_labels"][::-1]
+    write_arrays(data, arrays, about)
+    texts = [found.text for found in place.findings()]
+    assert sum("divides other data than 'digits'" in text for text in texts) == 2
+    assert sum("was trained on other data" in text for text in texts) == 3
+
+
+# ---------------------------------------------------------------- tables
+def change_cell(path: Path, column: str, text: str) -> None:
+    """Change a cell of the first line of a CSV file, whose other bytes stay as they are."""
+    head, line, *rest = path.read_text().splitlines(keepends=True)
+    (names, cells) = csv.reader([head, line])
+    assert cells[names.index(column)] != text
+    cells[names.index(column)] = text
+    changed = io.StringIO()
+    csv.writer(changed, lineterminator="\n").writerow(cells)
+    path.write_text("".join([head, changed.getvalue(), *rest]))
+
+
+@pytest.mark.parametrize(("column", "text"), [("mean", "99.0"), ("missing", "1"), ("row", "FedAvg ")])
+def test_an_edited_table(column: str, text: str, place: Place) -> None:
+    change_cell(place.table(), column, text)
+    place.only(place.table(), "not what its records give")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"runs\n", b"row,row\na,b,c,d\n"])
+def test_what_is_no_table(content: bytes, place: Place) -> None:
+    place.table().write_bytes(content)
+    place.only(place.table())
+
+
+def test_tables_of_other_published_values(place: Place) -> None:
+    (place.root / "config" / "reported" / "toy.csv").unlink()
+    place.only("toy.csv")
+
+
+def test_a_table_of_a_part_of_the_plan_is_checked_against_that(place: Place) -> None:
+    average = place.records[0].run_id
+    place.make_tables(place.plan.within({average: ["toy/table"]}, "a whim"))
+    place.only(place.table(), "made from 1 of its 2 runs", harmless=True)
+    change_cell(place.table(), "mean", "99.0")
+    part, edited = place.findings()
+    assert part.harmless and not edited.harmless and "not what its records give" in edited.text
+
+
+def test_a_table_of_runs_that_the_plan_does_not_have(place: Place) -> None:
+    paper = {**PAPER, "settings": {**PAPER["settings"], "rounds": 3}}  # type: ignore[dict-item]
+    (place.root / "config" / "papers" / "toy.yaml").write_text(yaml.safe_dump(paper))
+    found = place.findings()
+    assert [one.harmless for one in found] == [True, True]
+    assert all("not checked: made from another selection" in one.text for one in found)
+
+
+def test_a_table_with_stale_cells_is_made_again_with_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedProx, "revision", 2)
+    planned = place.plan
+    stale = {run: str(one) for run, one in stale_runs(planned.runs, place.results).items()}
+    complete = {run for run in planned.runs if place.results.record(run).complete}
+    place.make_tables(planned.recorded(complete, stale, lambda item: True))
+    with place.table().open() as file:
+        assert [(row["row"], row["stale"]) for row in csv.DictReader(file)] == [
+            ("fedavg", "0"),
+            ("fedprox", "1"),
+        ]
+    place.only(": stale: methods 1 -> 2", harmless=True)
+
+
+def test_the_tables_of_one_scale(place: Place) -> None:
+    other = {**SCALE, "scale": "other"}
+    (place.root / "config" / "scales" / "other.yaml").write_text(yaml.safe_dump(other))
+    shutil.copytree(place.results.root / "one", place.results.root / "other")
+    assert "4 tables: all consistent" in verify(place).stdout
+    change_cell(place.table(), "mean", "99.0")
+    assert "4 tables: 1 problem\n" in verify(place).stdout
+    done = verify(place, "--scale", "other")
+    assert (done.exit_code, "2 tables: all consistent" in done.stdout) == (0, True)
+    unknown = verify(place, "--scale", "otter")
+    assert (unknown.exit_code, "unknown scale 'otter'; did you mean 'other'?" in unknown.stdout) == (2, True)
