@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from fltrain.data.prepared import Partition, PreparedData
+from fltrain.devices import pick_device
 from fltrain.engine.local import LoopExecutor, Trained
 from fltrain.engine.rounds import Simulation
 from fltrain.errors import FltrainError
@@ -26,7 +27,6 @@ from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.spec import RunSpec
-from fltrain.train import pick_device
 
 SIDE, CLASSES, BATCH = 28, 10, 64
 FEDAVG_STEP = 3.0

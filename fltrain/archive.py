@@ -25,6 +25,7 @@ from fltrain.errors import FltrainError
 from fltrain.files import replacing
 from fltrain.integrity import check_record
 from fltrain.records import RECORD_FILES, Record, Results
+from fltrain.states import held
 
 MAX_RUNS = 100_000
 MAX_FILE_BYTES = 64 * 2**20
@@ -111,6 +112,11 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
         names = _unpack(path, staging)
         for run_id in names:
             _check(staging / run_id, path)
+        busy = [run_id for run_id in names if held(results.lease(run_id))]
+        if busy:
+            raise FltrainError(
+                f"{path}: {busy[0]} is being trained; nothing was imported; wait for it to end, or stop it"
+            )
         there = {run_id for run_id in names if results.record(run_id).complete}
         same = {run_id for run_id in there if _equal(staging / run_id, results.run(run_id))}
         different = sorted(there - same)

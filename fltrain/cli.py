@@ -22,6 +22,7 @@ from fltrain.component import Settings
 from fltrain.costs import PlanCosts, affordable, how_to_calibrate, run_table
 from fltrain.declarations import Paper, Register, Scale
 from fltrain.determinism import Profile
+from fltrain.devices import RUNS, pick_device
 from fltrain.errors import FltrainError, Stopped, as_mistake
 from fltrain.experiments import Plan, plan
 from fltrain.files import write_json, write_text
@@ -31,6 +32,7 @@ from fltrain.records import Results
 from fltrain.selection import Selection
 from fltrain.spec import RunSpec
 from fltrain.states import State, stale_runs
+from fltrain.stopping import Stopping
 
 app = typer.Typer(
     help="Train and compare federated-learning runs of the papers FLFA, ECGR, Fed2, FedFCD and FedImpro.",
@@ -73,6 +75,10 @@ def train(
     ],
     results: ResultsOption = Path("results"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    runs_per_device: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Processes that may share a GPU; {RUNS} if not given, or 1."),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
     recordings: Annotated[
         Place, typer.Option(help="Where methods that record local steps (ecgr) keep them.")
@@ -104,21 +110,24 @@ def train(
 
     A run that was stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed goes on from its last checkpoint.
     """
-    parsed = [_read_spec(name) for name in specs]
+    parsed, stopping = [_read_spec(name) for name in specs], Stopping()
     where = Results(results)
-    for spec in parsed:
-        record = where.record(spec.run_id)
-        if record.complete and not again:
-            typer.echo(f"{spec.run_id}: already trained (--again trains it once more)")
-            continue
-        from fltrain import train as training
-        from fltrain.engine.checkpoint import Interval
+    chosen = None
+    with stopping.heeded():
+        for spec in parsed:
+            # What is left of a complete run is cleared away by whoever holds it.
+            if where.record(spec.run_id).complete and not again and not where.saved_rounds(spec.run_id):
+                typer.echo(f"{spec.run_id}: already trained (--again trains it once more)")
+                continue
+            with stopping.interruptible():  # all GPUs may be taken for long
+                from fltrain import train as training
+                from fltrain.engine.checkpoint import Interval
 
-        interval = Interval(checkpoint_seconds, checkpoint_rounds)
-        chosen = training.pick_device(device)
-        execution = training.Execution(chosen, threads, recordings, client_memory, interval, determinism)
-        record = training.train(spec, where, execution, quiet)
-        typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
+                chosen = chosen or pick_device(device, runs_per_device)
+            interval = Interval(checkpoint_seconds, checkpoint_rounds)
+            execution = training.Execution(chosen, threads, recordings, client_memory, interval, determinism)
+            record = training.train(spec, where, execution, again=again, quiet=quiet, stopping=stopping)
+            typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
 
 
 def _read_spec(name: str) -> RunSpec:
@@ -155,13 +164,12 @@ def show_plan(
     wanted = _selection(items, datasets, methods, seeds, hours)
     if calibrate:
         from fltrain.calibration import calibrate as measure
-        from fltrain.train import pick_device
 
         # A budget can be spent when all that may fit into it is known.
         measure(
             whole.restricted(wanted.model_copy(update={"hours": None})),
             where,
-            pick_device(device),
+            pick_device(device, runs=1),  # what is measured on a shared one would say little
             typer.echo,
         )
     planned = affordable(whole, wanted, where, hardware)

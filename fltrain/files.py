@@ -92,8 +92,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write indented JSON with a final newline; not-a-number and infinity are refused."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write what ``json_text`` makes of data."""
+    write_text(path, json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """Indented JSON with a final newline; not-a-number and infinity are refused."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Any:

@@ -15,8 +15,8 @@ import torch
 from fltrain import __version__
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic")
-DECISIVE = ("packages", "processor", "threads", "gpu", "cuda")
-"""Facts that decide the last bits of a run's numbers."""
+DECISIVE = ("commit", "dirty", "packages", "processor", "threads", "gpu", "cuda")
+"""Facts that decide, or may decide, the last bits of a run's numbers."""
 
 
 def gather(device: torch.device, threads: int) -> dict[str, Any]:
@@ -53,8 +53,11 @@ def merged(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for one, after in pairwise(processes)
     ]
     facts = {key: value for key, value in last.items() if key != "after_round"}
-    if any(one[key] != last[key] for one in earlier for key in DECISIVE):
-        facts["determinism"] = "statistical"
+    same = all(one[key] == last[key] for one in earlier for key in DECISIVE)
+    bitwise = same and all(one["determinism"] == "bitwise" for one in processes)
+    facts["determinism"] = "bitwise" if bitwise else "statistical"
+    inexact = {operation for one in processes for operation in one["nondeterministic_operations"]}
+    facts["nondeterministic_operations"] = sorted(inexact)
     return {**facts, "resumed": resumed}
 
 

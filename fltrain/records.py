@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from fltrain.data.datasets import Dataset
 from fltrain.errors import FltrainError
-from fltrain.files import read_json, write_arrays, write_json, write_text
+from fltrain.files import json_text, read_json, replacing, write_arrays
 from fltrain.spec import RunSpec
 
 Row = dict[str, Any]
@@ -45,7 +46,7 @@ MODELS_FILE = "models.safetensors"
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the latest one first."""
-    return sorted(folder.glob("round-*.safetensors"), reverse=True)
+    return sorted(folder.glob(f"round-{6 * '[0-9]'}.safetensors"), reverse=True)
 
 
 def checkpoint_file(folder: Path, finished: int) -> Path:
@@ -279,13 +280,19 @@ def write_record(
 
     The summary gets the format of the record and the digest of the metrics.
     """
-    (folder / "summary.json").unlink(missing_ok=True)  # an older record is not complete any more
-    write_json(folder / "spec.json", spec.canonical)
     metrics = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    write_text(folder / "metrics.jsonl", metrics)
-    if models is not None:
-        write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
-    write_json(folder / "costs.json", costs)
-    write_json(folder / "provenance.json", provenance)
     digests = {**summary.get("digests", {}), "metrics": metrics_digest(metrics.encode())}
-    write_json(folder / "summary.json", {"format": RECORD_FORMAT, **summary, "digests": digests})
+    texts = {
+        "spec.json": json_text(spec.canonical),
+        "metrics.jsonl": metrics,
+        "costs.json": json_text(costs),
+        "provenance.json": json_text(provenance),
+        "summary.json": json_text({"format": RECORD_FORMAT, **summary, "digests": digests}),
+    }
+    with ExitStack() as places:  # which take their names in reverse order, once all have been written
+        for name, text in reversed(texts.items()):
+            places.enter_context(replacing(folder / name)).write_text(text, encoding="utf-8")
+        if models is not None:
+            write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
+        # An older record is not complete any more, but only now, as a full disk would have been noticed.
+        (folder / "summary.json").unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,17 +16,21 @@ ENDINGS: dict[signal.Signals, type[Stopped]] = {
     signal.SIGUSR1: Stopped,
 }
 
+SAME_SECONDS = 1.0
+"""Signals that come within so many seconds of the first one were sent with it."""
+
 
 class Stopping:
     """Turns a signal into an exception, but only where nothing is left half done by it.
 
     Work is interruptible if it is said to be. A signal that comes at another time waits until such work
-    begins; if none does any more, the run has ended anyway.
+    begins; if none does any more, all has been done anyway. Who presses Ctrl-C again does not want to wait.
     """
 
     def __init__(self) -> None:
         self._asked: Stopped | None = None
         self._interruptible = False
+        self._since = 0.0
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
@@ -56,6 +61,8 @@ class Stopping:
         # The first signal decides how the program ends; whoever stops a group of processes may send several.
         if self._asked is None:
             name = signal.Signals(number)
-            self._asked = ENDINGS[name](f"stopped by {name.name}")
+            self._asked, self._since = ENDINGS[name](f"stopped by {name.name}"), time.monotonic()
             if self._interruptible:
                 raise self._asked
+        elif number == signal.SIGINT and time.monotonic() - self._since > SAME_SECONDS:
+            raise KeyboardInterrupt

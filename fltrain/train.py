@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import resource
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,9 +26,9 @@ from rich.progress import Progress as Bar
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.determinism import Determinism, Profile, determined
+from fltrain.engine import memory
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.local import LoopExecutor
-from fltrain.engine.memory import out_of_memory
 from fltrain.engine.rounds import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.store import ClientStore
@@ -35,37 +36,13 @@ from fltrain.errors import FltrainError, MethodError, Stopped
 from fltrain.files import clear_leftovers
 from fltrain.methods.base import Place
 from fltrain.provenance import gather, merged
-from fltrain.records import Record, Results, summarise, write_record
+from fltrain.records import Record, Results, checkpoint_files, summarise, write_record
 from fltrain.spec import RunSpec
 from fltrain.stopping import Stopping
 from fltrain.trained import kept_models
 
 LOG = logging.getLogger("fltrain")
 LOG_EVERY_SECONDS = 15.0
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-
-    Raises:
-        FltrainError: if there is no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise FltrainError(f"--device: {name!r} is not known; use auto, cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise FltrainError(
-                f"--device: {name!r} asked for, but this machine has {count} CUDA devices; use cpu or auto"
-            )
-        torch.cuda.set_device(device)
-    return device
 
 
 def ensure_data(dataset: Dataset, results: Results, quiet: bool = False) -> PreparedData:
@@ -104,11 +81,26 @@ class Execution:
     determinism: Profile = "exact"
 
 
-def train(spec: RunSpec, results: Results, execution: Execution, quiet: bool = False) -> Record:
+def train(
+    spec: RunSpec,
+    results: Results,
+    execution: Execution,
+    *,
+    again: bool = False,
+    quiet: bool = False,
+    stopping: Stopping | None = None,
+) -> Record:
     """Train a run, from its last checkpoint if there is one, and write its record.
 
-    With ``quiet`` progress goes to its log only. If another process is training the run, this one waits for
-    that to end, and goes on only if there is no record then.
+    If another process is training the run, this one waits for that to end.
+
+    Args:
+        spec: the run.
+        results: where its record is to be, and data are found or made.
+        execution: how to train.
+        again: whether to train it even if there is a record then.
+        quiet: whether progress goes to its log only.
+        stopping: the signals to heed; none if not given.
 
     Raises:
         FltrainError: if data or spec do not allow the run; there is no record then.
@@ -116,23 +108,35 @@ def train(spec: RunSpec, results: Results, execution: Execution, quiet: bool = F
         Stopped: if a signal asked for it; the state is saved then.
     """
     torch.set_num_threads(execution.threads)
-    stopping, record = Stopping(), results.record(spec.run_id)
+    memory.start_anew()
+    stopping, record = stopping or Stopping(), results.record(spec.run_id)
     log = record.folder / "train.log"
     _log_to(log, quiet)
-    with stopping.heeded(), _lease(results.lease(spec.run_id), spec.run_id, stopping) as waited:
-        if waited and record.complete:
-            LOG.info("%s: the other process has trained it", spec.run_id)
-            return record
-        clear_leftovers(record.folder)
-        if not results.checkpoints(spec.run_id).exists():
-            log.write_text("")
-        try:
+    try:
+        with _lease(results.lease(spec.run_id), spec.run_id, stopping):
+            if record.complete:
+                _clear_checkpoints(results, record, again)
+                if not again:
+                    LOG.info("%s: another process has trained it", spec.run_id)
+                    return record
+            clear_leftovers(record.folder)
+            if not results.saved_rounds(spec.run_id):
+                log.write_text("")
             with determined(execution.determinism, execution.device) as determinism:
                 _train(spec, results, execution, determinism, stopping, quiet)
-        except MethodError:
-            LOG.exception("%s failed", spec.run_id)
-            raise
+    except MethodError:
+        LOG.exception("%s failed", spec.run_id)
+        raise
+    except Stopped as stopped:
+        raise type(stopped)(f"{spec.run_id}: {stopped}; start it again to go on from there") from None
     return Record(record.folder)
+
+
+def _clear_checkpoints(results: Results, record: Record, again: bool) -> None:
+    """Remove checkpoints that a complete run has left: all but those of an attempt to train it again."""
+    left = checkpoint_files(results.checkpoints(record.run_id))
+    if not again or all(path.stat().st_mtime <= record.written for path in left):
+        shutil.rmtree(results.checkpoints(record.run_id), ignore_errors=True)
 
 
 def _train(
@@ -143,11 +147,11 @@ def _train(
     stopping: Stopping,
     quiet: bool,
 ) -> None:
+    """Train the rounds that are left and write the record."""
     started = time.perf_counter()
     with stopping.interruptible():
-        simulation, digests = _prepare(spec, results, execution, stopping, quiet)
+        simulation, digests, identity = _prepare(spec, results, execution, stopping, quiet)
     layout, folder = simulation.model.layout, results.run(spec.run_id)
-    identity = {"settings or revisions": spec.canonical, "data or partition": digests}
     checkpoints = Checkpoints(results.checkpoints(spec.run_id), identity, execution.checkpoints)
     LOG.info(
         "%s: %s parameters, %s layers, on %s",
@@ -160,30 +164,16 @@ def _train(
     progress.processes.append(here)
     started -= progress.seconds
 
-    def save() -> bool:
+    def account() -> Progress:
+        """What has been used so far, and what can be promised of it."""
         progress.seconds = time.perf_counter() - started
+        if memory.reduced():
+            determinism.operations.add("tests in smaller batches")
         here.update(determinism.facts)
-        return checkpoints.save(simulation, progress)
+        return progress
 
-    diverged: Row | None = None
     with _progress(spec, quiet) as report:
-        try:
-            for rows in simulation.run():
-                progress.rows += rows
-                report(simulation.finished, progress.rows)
-                if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
-                    save()
-        except Diverged as reason:
-            diverged = {"round": simulation.finished + 1, "what": str(reason)}
-            LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, diverged["round"], reason)
-        except FltrainError:
-            raise
-        except Exception as error:
-            raise _failure(spec, error, folder / "train.log") from error
-        except Stopped as stopped:
-            saved = simulation.finished > 0 and save()
-            raise type(stopped)(_farewell(spec, stopped, simulation.finished, saved)) from None
-
+        diverged = _rounds(simulation, checkpoints, progress.rows, account, report, folder / "train.log")
     facts = {
         "parameters": layout.size,
         "layers": [layer.name for layer in layout.layers],
@@ -191,19 +181,49 @@ def _train(
         "digests": digests,
     }
     summary = summarise(spec, progress.rows, diverged, facts)
-    costs = _costs(simulation, time.perf_counter() - started)
-    here.update(determinism.facts)
-    provenance = merged(progress.processes)
+    costs, provenance = _costs(simulation, account().seconds), merged(progress.processes)
     write_record(folder, spec, progress.rows, summary, costs, provenance, kept_models(simulation))
     checkpoints.remove()
     if summary["accuracy"]["final"] is not None:
         LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
 
 
+def _rounds(
+    simulation: Simulation,
+    checkpoints: Checkpoints,
+    rows: list[Row],
+    account: Callable[[], Progress],
+    report: Callable[[int, list[Row]], None],
+    log: Path,
+) -> Row | None:
+    """Add the rows of all rounds that are left, with checkpoints in between; say so if the run diverges."""
+    spec = simulation.spec
+    try:
+        for finished in simulation.run():
+            rows += finished
+            report(simulation.finished, rows)
+            if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
+                checkpoints.save(simulation, account())
+    except Diverged as reason:
+        diverged = {"round": simulation.finished + 1, "what": str(reason)}
+        LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, diverged["round"], reason)
+        return diverged
+    except Stopped as stopped:
+        saved = simulation.finished > 0 and checkpoints.save(simulation, account())
+        state = "its state is saved" if saved else "its state is that of the last checkpoint, if there is one"
+        where = f"after round {simulation.finished} of {spec.rounds}"
+        raise type(stopped)(f"{stopped} {where}; {state}") from None
+    except FltrainError:
+        raise
+    except Exception as error:
+        raise _failure(spec, error, log) from error
+    return None
+
+
 def _prepare(
     spec: RunSpec, results: Results, execution: Execution, stopping: Stopping, quiet: bool
-) -> tuple[Simulation, dict[str, str]]:
-    """The run before its first round, and the digests of its data and partition."""
+) -> tuple[Simulation, dict[str, str], dict[str, Any]]:
+    """The run before its first round, digests of its data and partition, and all that its state rests on."""
     data = ensure_data(spec.dataset, results, quiet)
     if data.side < spec.model.min_side:  # not every data set's size is known before it is read
         raise FltrainError(
@@ -222,39 +242,46 @@ def _prepare(
         ClientStore(results.run(spec.run_id), int(execution.client_memory * 2**30)),
         stopping.interruptible,
     )
-    return simulation, {"data": data.digest, "partition": divided.digest}
+    digests = {"data": data.digest, "partition": divided.digest}
+    others = {name: more.digest for name, more in extra.items()}
+    return (
+        simulation,
+        digests,
+        {"settings or revisions": spec.canonical, "data or partition": [digests, others]},
+    )
 
 
 @contextmanager
-def _lease(path: Path, run_id: str, stopping: Stopping) -> Iterator[bool]:
-    """Hold a run for this process alone; yields whether another process held it first."""
+def _lease(path: Path, run_id: str, stopping: Stopping) -> Iterator[None]:
+    """Hold a run for this process alone, after waiting for another one that holds it.
+
+    Raises:
+        FltrainError: if the file system has no locks.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock, waited = FileLock(path), False
-    with stopping.interruptible():
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            waited = True
-            LOG.info("%s: another process is training it; waiting for that one to end", run_id)
-            lock.acquire()
+    lock = FileLock(path, fallback_to_soft=False)
     try:
-        yield waited
+        with stopping.interruptible():
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                LOG.info("%s: another process is training it; waiting for that one to end", run_id)
+                lock.acquire()
+    except OSError as error:
+        raise FltrainError(
+            f"{path}: cannot be locked ({error.strerror}); choose a results folder that has locks"
+        ) from None
+    try:
+        yield
     finally:
         path.unlink(missing_ok=True)  # still held: whoever waits for it finds it gone, and makes a new one
         lock.release()
 
 
-def _farewell(spec: RunSpec, stopped: Stopped, finished: int, saved: bool) -> str:
-    where = f"{spec.run_id}: {stopped} after round {finished} of {spec.rounds}"
-    if saved:
-        return f"{where}; its state is saved, start it again to go on from there"
-    return f"{where}; start it again to go on from its last checkpoint, if there is one, or to begin anew"
-
-
 def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
     where = ", ".join(reversed(getattr(error, "__notes__", [])))
     said = " ".join(f"{type(error).__name__}: {error}".split())
-    if out_of_memory(error):
+    if memory.out_of_memory(error):
         return FltrainError(
             f"{spec.run_id}: out of memory {where} ({said}); let fewer runs share the device, keep what "
             "clients have on the host (--client-memory 0 --recordings host), or take a larger device"

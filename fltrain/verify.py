@@ -214,7 +214,9 @@ class Verification:
     def _left_over(self) -> Iterator[Finding]:
         root = self.results.root
         patterns = ("*/.*.part", "*/*/.*.part", "runs/.import-*", "runs/.replaced-*")
-        for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
+        left = {path for pattern in patterns for path in root.glob(pattern)}
+        left |= {path for path in root.glob("checkpoints/*/") if self.results.record(path.name).complete}
+        for path in sorted(left):
             yield Finding(
                 f"{path}: left by a process that was interrupted, if none is at work; can be deleted",
                 harmless=True,

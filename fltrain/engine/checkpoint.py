@@ -25,7 +25,7 @@ from fltrain.engine import tensorfile
 from fltrain.engine.clients import Kept
 from fltrain.engine.rounds import Simulation
 from fltrain.engine.statistics import Row
-from fltrain.engine.tensorfile import Damaged, Tree
+from fltrain.engine.tensorfile import NotWhole, Tree
 from fltrain.errors import FltrainError
 from fltrain.files import clear_leftovers
 from fltrain.methods.base import Server, State
@@ -94,7 +94,8 @@ class Checkpoints:
         started = time.monotonic()
         path = checkpoint_file(self.folder, simulation.finished)
         try:
-            tensorfile.write(path, _state(simulation, progress.rows), self._about(simulation, progress))
+            state = _state(simulation, progress.rows)
+            tensorfile.write(path, state, self._about(simulation, progress), simulation.device)
             for old in checkpoint_files(self.folder)[KEPT:]:
                 old.unlink()
             written = True
@@ -115,7 +116,7 @@ class Checkpoints:
         for path in checkpoint_files(self.folder):
             try:
                 about, state = tensorfile.read(path, simulation.device)
-            except Damaged as error:
+            except NotWhole as error:
                 LOG.warning("%s is damaged (%s): set aside, the one before it is used", path, error)
                 path.replace(path.with_suffix(".damaged"))
                 continue

@@ -11,9 +11,12 @@ from torch import Tensor
 
 LOG = logging.getLogger("fltrain")
 
-BATCH = {"cpu": 64, "cuda": 1024}
+MOST = {"cpu": 64, "cuda": 1024}
 """Images at once in evaluation mode: on a CPU, activations should stay in its caches (measured: up to three
-times faster). Where memory ran out once, fewer from then on."""
+times faster)."""
+
+BATCH = dict(MOST)
+"""How many there are now: fewer, where memory ran out."""
 
 _SAID = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """What PyTorch says in plain RuntimeErrors: of the CPU, and of NVIDIA's libraries."""
@@ -28,10 +31,20 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
 
 
+def start_anew() -> None:
+    """Forget, before a run, that memory ran out in another one."""
+    BATCH.update(MOST)
+
+
+def reduced() -> bool:
+    """Whether memory ran out, so that numbers may be rounded otherwise than they would have been."""
+    return BATCH != MOST
+
+
 def in_batches(indices: Tensor, work: Callable[[Tensor], Result]) -> list[Result]:
     """Do the work, in evaluation mode, on as many indices at once as memory allows; results in their order.
 
-    When memory runs out, the batch is done again in halves, and the rest of the process keeps to that size.
+    When memory runs out, the batch is done again in halves, and the rest of the run keeps to that size.
 
     Raises:
         RuntimeError, MemoryError: if a single image is too much.
@@ -52,6 +65,10 @@ def in_batches(indices: Tensor, work: Callable[[Tensor], Result]) -> list[Result
                 return results
             continue
         BATCH[device] = len(batch) // 2
-        LOG.warning("out of memory with %d images at once; testing %d at once now", len(batch), BATCH[device])
+        LOG.warning(
+            "out of memory with %d images at once in evaluation mode; %d at once from now on",
+            len(batch),
+            BATCH[device],
+        )
         if device == "cuda":
             torch.cuda.empty_cache()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, Union
@@ -36,16 +35,19 @@ _NAMES = {
     torch.bool: "BOOL",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+DEVICE, HOST = "device", "host"
 _NO_DIGEST = b"0" * 64
 _CHUNK = 2**20
 
 
-class Damaged(Exception):
+class NotWhole(Exception):
     """The file is not what was written."""
 
 
-def write(path: Path, tree: Tree, about: Mapping[str, Any]) -> None:
+def write(path: Path, tree: Tree, about: Mapping[str, Any], device: torch.device) -> None:
     """Write a tree, whose names hold no slash, and a description that can be JSON.
+
+    What lies on ``device`` can come back to another one; what does not, is kept on the host on purpose.
 
     Raises:
         FltrainError: if the file cannot be written; what was there before stays.
@@ -53,7 +55,7 @@ def write(path: Path, tree: Tree, about: Mapping[str, Any]) -> None:
     header: dict[str, Any] = {}
     outline: dict[str, Any] = {}
     offset = 0
-    for name, tensor in _leaves(tree, outline):
+    for name, tensor in _leaves(tree, device, outline):
         place = [offset, offset := offset + tensor.nbytes]
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
     described = {"about": json.dumps(about, allow_nan=False), "outline": json.dumps(outline)}
@@ -65,25 +67,19 @@ def write(path: Path, tree: Tree, about: Mapping[str, Any]) -> None:
         for part in (len(encoded).to_bytes(8, "little"), encoded):
             digest.update(part)
             file.write(part)
-        for _, tensor in _leaves(tree, {}):
+        for _, tensor in _leaves(tree, device, {}):
             content = _bytes(tensor.detach().cpu().contiguous()).data
             digest.update(content)
             file.write(content)
         file.seek(8 + encoded.index(_NO_DIGEST))
         file.write(digest.hexdigest().encode())
-        file.flush()
-        os.fsync(
-            file.fileno()
-        )  # or a machine that loses its power could leave a file of zeros under the name
 
 
 def read(path: Path, device: torch.device) -> tuple[dict[str, Any], Tree]:
-    """Return description and tree; tensors are read when they are looked at, and lie where they lay.
-
-    Those that were not on the CPU come to ``device``.
+    """Return description and tree; tensors are read when they are looked at, to ``device`` or the host.
 
     Raises:
-        Damaged: if the file is not what was written.
+        NotWhole: if the file is not what was written.
     """
     try:
         with path.open("rb") as file:
@@ -92,13 +88,13 @@ def read(path: Path, device: torch.device) -> tuple[dict[str, Any], Tree]:
             header = json.loads(encoded)
             metadata = header["__metadata__"]
             if _digest(file, encoded, metadata["digest"]) != metadata["digest"]:
-                raise Damaged("its digest is another one")
+                raise NotWhole("its digest is another one")
         content = np.memmap(path, np.uint8, "r", offset=8 + length)
         return json.loads(metadata["about"]), _Stored(
             content, header, json.loads(metadata["outline"]), device
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"it cannot be read: {error!r}") from None
+        raise NotWhole(f"it cannot be read: {error!r}") from None
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
@@ -115,14 +111,16 @@ def _digest(file: BinaryIO, header: bytes, written: str) -> str:
     return digest.hexdigest()
 
 
-def _leaves(tree: Tree, outline: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a tree by their paths; the outline gets the names, with the kind of device of each."""
+def _leaves(
+    tree: Tree, device: torch.device, outline: dict[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a tree by their paths; the outline gets the names, and where each lies."""
     for name, part in tree.items():
         if isinstance(part, Tensor):
-            outline[name] = part.device.type
+            outline[name] = DEVICE if part.device.type == device.type else HOST
             yield prefix + name, part
         else:
-            yield from _leaves(part, outline.setdefault(name, {}), f"{prefix}{name}/")
+            yield from _leaves(part, device, outline.setdefault(name, {}), f"{prefix}{name}/")
 
 
 class _Stored(Mapping[str, "Tensor | Tree"]):
@@ -147,7 +145,7 @@ class _Stored(Mapping[str, "Tensor | Tree"]):
         start, stop = about["data_offsets"]
         tensor = torch.empty(about["shape"], dtype=_DTYPES[about["dtype"]])
         _bytes(tensor)[:] = self._content[start:stop]
-        return tensor if part == "cpu" else tensor.to(self._device)
+        return tensor.to(self._device) if part == DEVICE else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._outline)

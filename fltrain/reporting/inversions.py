@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 from pydantic import Field, Strict, model_validator
 
 from fltrain.component import Settings
+from fltrain.devices import pick_device
 from fltrain.errors import FltrainError
 
 if TYPE_CHECKING:
@@ -153,7 +154,6 @@ def attack(sheet: Sheet, figure: Inversion, results: Results, device: str = "aut
         FltrainError: if the run diverged, its record keeps no model, or the figure does not fit the run.
     """
     from fltrain.inversion import recover
-    from fltrain.train import pick_device
     from fltrain.trained import TrainedRun
 
     record = results.record(min(sheet.cells, key=lambda cell: cell.seed).run)

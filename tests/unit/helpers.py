@@ -73,7 +73,7 @@ def tiny(**changes: Any) -> RunSpec:
 
 def trained(spec: RunSpec, root: Path) -> Record:
     """Train a run on one thread of the CPU."""
-    return train(spec, Results(root), Execution(CPU))
+    return train(spec, Results(root), Execution(CPU), again=True)
 
 
 def federation(

@@ -17,7 +17,7 @@ from fltrain.data.prepared import PreparedData
 from fltrain.engine import checkpoint, tensorfile
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.rounds import Simulation
-from fltrain.engine.tensorfile import Damaged, Tree
+from fltrain.engine.tensorfile import NotWhole, Tree
 from fltrain.errors import FltrainError
 
 from .helpers import CPU, federation, labels, pixels, tiny
@@ -60,7 +60,7 @@ def test_a_tree_comes_back_with_all_types_shapes_and_empty_parts(tmp_path: Path)
         "c": {"d": {"yes": torch.tensor([True, False]), "half": torch.randn(5).bfloat16()}},
         "view": torch.arange(12).view(3, 4).t(),
     }
-    tensorfile.write(tmp_path / "tree", tree, {"what": [1, None, "ä"]})
+    tensorfile.write(tmp_path / "tree", tree, {"what": [1, None, "ä"]}, CPU)
     about, back = tensorfile.read(tmp_path / "tree", CPU)
     assert about == {"what": [1, None, "ä"]}
 
@@ -80,15 +80,15 @@ def test_a_tree_comes_back_with_all_types_shapes_and_empty_parts(tmp_path: Path)
 
 def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "tree"
-    tensorfile.write(path, {"weights": torch.arange(6.0)}, {"round": 3})
+    tensorfile.write(path, {"weights": torch.arange(6.0)}, {"round": 3}, CPU)
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(Damaged):
+        with pytest.raises(NotWhole):
             tensorfile.read(path, CPU)
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        with pytest.raises(Damaged):
+        with pytest.raises(NotWhole):
             tensorfile.read(path, CPU)
 
 

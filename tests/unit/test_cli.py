@@ -18,7 +18,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fltrain import __version__, calibration
+from fltrain import __version__, calibration, cli
 from fltrain.cli import SCHEMAS, app, main
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.download import OFFLINE
@@ -27,7 +27,7 @@ from fltrain.files import read_json
 from fltrain.records import RECORD_FILES, Results
 from fltrain.spec import RunSpec
 
-from .helpers import TINY
+from .helpers import TINY, trained
 
 Yaml = dict[str, Any]
 
@@ -270,6 +270,21 @@ def test_training_training_again_and_training_a_record(tmp_path: Path) -> None:
     assert run in invoke("train", spec_json, "--results", "elsewhere", "--device", "cpu").stdout
     other = Results(tmp_path / "elsewhere").run(run)
     assert bytes_of(other, DETERMINISTIC) == bytes_of(folder, DETERMINISTIC)
+
+
+def test_what_another_process_trained_while_one_waited_for_a_gpu_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunSpec.parse(MINUTE, "test")
+    records = []
+
+    def waiting(name: str, runs: int | None) -> torch.device:
+        records.append(bytes_of(trained(run, tmp_path / "out").folder))
+        return torch.device(name)
+
+    monkeypatch.setattr(cli, "pick_device", waiting)
+    invoke("train", "-", "--results", "out", "--device", "cpu", given=run.to_json())
+    assert records == [bytes_of(Results(tmp_path / "out").run(run.run_id))]
 
 
 def test_a_process_trains_what_is_piped_into_it(tmp_path: Path) -> None:

@@ -103,3 +103,20 @@ def test_tools_aim_at_the_oldest_python() -> None:
     assert PYPROJECT["tool"]["mypy"]["python_version"] == oldest
     assert PYPROJECT["tool"]["ruff"]["target-version"] == "py" + oldest.replace(".", "")
     assert f"--python-version {oldest} " in (ROOT / "Makefile").read_text()
+
+
+def test_the_container_installs_what_the_lock_says() -> None:
+    """What `make env` needs is there, and it is `make env` that installs."""
+    text = (ROOT / "apptainer.def").read_text()
+    sections = dict(re.findall(r"^%(\w+)\n((?:    .*\n|\n)+)", text, re.MULTILINE))
+    copied = dict(line.split() for line in sections["files"].split("\n") if line)
+    needed = {"Makefile", "pyproject.toml", "requirements.lock", PROJECT["readme"], *PROJECT["license-files"]}
+    needed |= set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    assert copied == {name: f"/opt/fltrain/{name}" for name in needed}
+    assert all((ROOT / name).exists() for name in copied)
+    (version,) = re.findall(r"^From: python:(\S+)-slim$", text, re.MULTILINE)
+    assert version == PYPROJECT["tool"]["mypy"]["python_version"]
+    commands = sections["post"].split("\n")
+    assert [line.strip() for line in commands if line][-2:] == ["cd /opt/fltrain", "make env"]
+    assert "/opt/fltrain/.venv/bin:" in sections["environment"]
+    assert re.search(r"^VENV +:= \.venv$", (ROOT / "Makefile").read_text(), re.MULTILINE)

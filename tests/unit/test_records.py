@@ -132,17 +132,36 @@ def test_nothing_of_this_machine_is_in_what_is_compared(measured: Record) -> Non
 # ------------------------------------------------------------------------------------ complete or not
 def test_the_summary_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    write_json = records.write_json
+    replace = Path.replace
 
-    def watched(path: Path, data: Any) -> None:
+    def watched(temporary: Path, path: Path) -> Path:
         assert not Record(tmp_path).complete
-        write_json(path, data)
         written.append(path.name)
+        return replace(temporary, path)
 
-    monkeypatch.setattr(records, "write_json", watched)
-    write_record(tmp_path, tiny(), [], {}, {}, {})
-    assert written[-1] == "summary.json" and Record(tmp_path).complete
+    monkeypatch.setattr(Path, "replace", watched)
+    for _ in range(2):  # for the first time, and in place of an older one
+        write_record(tmp_path, tiny(), [], {}, {}, {})
+        assert written[-1] == "summary.json" and Record(tmp_path).complete
     assert {path.name for path in tmp_path.iterdir()} == set(RECORD_FILES)
+
+
+def test_an_older_record_stays_if_there_is_no_room_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record(tmp_path, tiny(), [], {"old": True}, {}, {})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    write_text = Path.write_text
+
+    def full(path: Path, *given: Any, **more: Any) -> int:
+        if "costs" in path.name:
+            raise OSError(28, "No space left on device")
+        return write_text(path, *given, **more)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(FltrainError, match="No space left"):
+        write_record(tmp_path, tiny(), [], {"old": False}, {}, {})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, root: Path) -> None:

@@ -1,20 +1,30 @@
 """Faults while a run is being trained: what is said, with which exit code, and what is left."""
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
+from fltrain.archive import export_records, import_records
 from fltrain.cli import main
+from fltrain.engine.checkpoint import Interval
+from fltrain.errors import FltrainError, Interrupted, MethodError
 from fltrain.methods.scaffold import Scaffold
-from fltrain.records import Results
+from fltrain.models.network import Network
+from fltrain.provenance import DECISIVE, merged
+from fltrain.records import Results, checkpoint_file, checkpoint_files, write_record
 from fltrain.spec import RunSpec
+from fltrain.stopping import Stopping
+from fltrain.train import Execution, train
 
-from .helpers import tiny
+from .helpers import CPU, tiny
 
 Invoke = Callable[..., tuple[int, str]]
 
@@ -29,11 +39,12 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("sys.argv", ["fltrain", "train", "run.json"])
+        code: object = None
         try:
             main()
         except SystemExit as ended:
             code = ended.code
-        return int(code or 0), capfd.readouterr().err.splitlines()[-1]
+        return int(str(code or 0)), (capfd.readouterr().err.splitlines() or [""])[-1]
 
     return run
 
@@ -111,3 +122,130 @@ def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pyte
     assert record.provenance["determinism"] == "statistical", "in different environments"
     assert len(record.costs["round_seconds"]) == 4
     assert json.dumps(record.summary).count("processor") == 0
+
+
+# ------------------------------------------------------------------- what was done before is not done again
+def test_a_record_that_is_there_by_the_time_the_run_is_held_is_kept(tmp_path: Path) -> None:
+    results, spec = Results(tmp_path), tiny()
+    record = train(spec, results, Execution(CPU))
+    dates = {path: path.stat().st_mtime_ns for path in record.folder.glob("*.json*")}
+    assert train(spec, results, Execution(CPU)).folder == record.folder
+    assert {path: path.stat().st_mtime_ns for path in dates} == dates
+    train(spec, results, Execution(CPU), again=True)
+    assert all(path.stat().st_mtime_ns > date for path, date in dates.items())
+
+
+def test_checkpoints_that_a_complete_run_has_left_are_removed(invoke: Invoke) -> None:
+    results = Results(Path("results"))
+    for again in (False, True):
+        invoke(SPEC)
+        left = checkpoint_file(results.checkpoints(SPEC.run_id), 2)
+        left.parent.mkdir(parents=True)
+        left.write_text("of before the record")
+        os.utime(left, (0, 0))
+        if again:
+            train(SPEC, results, Execution(CPU), again=True)
+            assert "goes on" not in (results.run(SPEC.run_id) / "train.log").read_text()
+        else:
+            invoke(SPEC)
+        assert not left.parent.exists()
+
+
+def test_training_again_goes_on_where_it_was_stopped(invoke: Invoke, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    record = train(SPEC, results, Execution(CPU))
+    before = (record.folder / "metrics.jsonl").read_bytes()
+    checkpoints = Execution(CPU, checkpoints=Interval(rounds=1))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MethodError):
+        patch.setattr(Scaffold, "begin", failing_in(4, ValueError("x")))
+        train(SPEC, results, checkpoints, again=True)
+    assert record.complete, "the older record stays until there is another"
+    train(SPEC, results, Execution(CPU), again=True)
+    assert "goes on after round 3 of 4" in (record.folder / "train.log").read_text()
+    assert (record.folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_after_a_signal_no_further_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it came when nothing could be interrupted any more."""
+    monkeypatch.chdir(tmp_path)
+    runs = [tiny(seed=seed) for seed in (0, 1)]
+    for number, run in enumerate(runs):
+        Path(f"{number}.json").write_text(run.to_json())
+
+    def late(*given: Any) -> None:
+        write_record(*given)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("fltrain.train.write_record", late)
+    monkeypatch.setattr("sys.argv", ["fltrain", "train", "0.json", "1.json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 75
+    first, second = (Results(Path("results")).record(run.run_id) for run in runs)
+    assert first.complete and not second.folder.exists()
+
+
+def test_who_presses_the_keys_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping = Stopping()
+    with stopping.heeded():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # sent with the first one
+        monkeypatch.setattr("fltrain.stopping.SAME_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted, match="stopped by SIGINT"), stopping.interruptible():
+            raise AssertionError("not reached")
+
+
+def test_less_memory_than_usual_is_no_bitwise_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = train(tiny(), Results(tmp_path / "full"), Execution(CPU))
+    features = Network.features
+
+    def narrow(self: Network, images: torch.Tensor) -> torch.Tensor:
+        if not self.training and len(images) > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return features(self, images)
+
+    monkeypatch.setattr(Network, "features", narrow)
+    less = train(tiny(), Results(tmp_path / "less"), Execution(CPU))
+    monkeypatch.undo()
+    more = train(tiny(), Results(tmp_path / "more"), Execution(CPU))
+    assert [run.provenance["determinism"] for run in (full, less, more)] == [
+        "bitwise",
+        "statistical",
+        "bitwise",
+    ]
+    assert less.provenance["nondeterministic_operations"] == ["tests in smaller batches"]
+
+
+def test_a_run_is_as_exact_as_the_least_exact_of_its_processes() -> None:
+    one = {name: "same" for name in DECISIVE} | {"nondeterministic_operations": [], "determinism": "bitwise"}
+    loose = {**one, "determinism": "statistical", "nondeterministic_operations": ["scatter"]}
+    other = {**one, "commit": "another"}
+    started = [{**process, "after_round": number} for number, process in enumerate((one, one))]
+    assert merged(started)["determinism"] == "bitwise"
+    for worse in (loose, other):
+        facts = merged([{**worse, "after_round": 0}, {**one, "after_round": 5}])
+        assert facts["determinism"] == "statistical"
+        assert facts["nondeterministic_operations"] == worse["nondeterministic_operations"]
+
+
+def test_an_import_leaves_alone_what_is_being_trained(tmp_path: Path) -> None:
+    there, here = Results(tmp_path / "there"), Results(tmp_path / "here")
+    record = train(tiny(), there, Execution(CPU))
+    export_records([record], tmp_path / "a.tar.gz")
+    here.lease(record.run_id).parent.mkdir(parents=True)
+    with (
+        FileLock(here.lease(record.run_id)),
+        pytest.raises(FltrainError, match=rf"{record.run_id} is being trained; nothing was imported"),
+    ):
+        import_records(tmp_path / "a.tar.gz", here)
+    assert not list(here.records())
+    assert import_records(tmp_path / "a.tar.gz", here).added == 1
+
+
+def test_strange_files_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in ("round-000009 (copy).safetensors", "round-x.safetensors", "round-000003.damaged"):
+        (tmp_path / name).touch()
+    checkpoint_file(tmp_path, 12).touch()
+    assert checkpoint_files(tmp_path) == [checkpoint_file(tmp_path, 12)]

@@ -531,9 +531,10 @@ def test_killed_processes_cost_no_result(fresh: Checkout, tmp_path: Path) -> Non
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^5 kills .*, \d+ starts", done.stdout, re.MULTILINE)
+    assert re.search(r"^[1-5] kills .*, \d+ starts", done.stdout, re.MULTILINE)
     assert re.search(r"^\d\d files compared, 0 differ$", done.stdout, re.MULTILINE)
 
 

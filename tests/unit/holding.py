@@ -1,0 +1,69 @@
+"""Processes that hold slots of devices. No torch here, so that they start at once."""
+
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from fltrain import devices
+from fltrain.devices import Slots
+from fltrain.errors import Stopped
+from fltrain.stopping import Stopping
+
+_context = multiprocessing.get_context("forkserver")
+
+
+def started(work: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """A process that does one of the works below."""
+    process = _context.Process(target=work, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def until(happened: Callable[[], Any]) -> None:
+    """Wait for something, but not for ever."""
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def hold(slots: Slots, folder: Path, process: int) -> None:
+    """Wait for a slot, hold it until as many have been taken as there are, and a little longer.
+
+    A file for each event has the time, which is that of one clock for all processes, device and process in
+    its name.
+    """
+    devices.POLL_SECONDS = 0.005
+    slot = slots.wait()
+    _mark(folder, f"{slot.device} takes {process}")
+    until(lambda: len(list(folder.glob("*takes*"))) >= len(slots.devices) * slots.runs)
+    time.sleep(0.02)
+    _mark(folder, f"{slot.device} gives {process}")
+
+
+def _mark(folder: Path, event: str) -> None:
+    (folder / f"{time.monotonic_ns():020} {event}").touch()
+
+
+def keep(slots: Slots, ready: Path) -> None:
+    """Hold a slot until killed."""
+    slot = slots.wait()
+    ready.touch()
+    signal.pause()
+    assert slot
+
+
+def give_up(slots: Slots, ready: Path) -> None:
+    """Wait for a slot until stopped by a signal, as the command line does."""
+    stopping = Stopping()
+    try:
+        with stopping.heeded(), stopping.interruptible():
+            ready.touch()
+            slots.wait()
+    except Stopped as stopped:
+        sys.exit(stopped.exit_code)

@@ -1,0 +1,282 @@
+"""GPUs are shared out among processes: none has too many, who is killed gives back, who waits can be stopped.
+
+The GPUs are names here; what takes, holds and releases their slots are real processes and locks.
+"""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fltrain import devices
+from fltrain.devices import LOCKS, RUNS, Slot, Slots, pick_device
+from fltrain.errors import FltrainError, Stopped
+
+from .holding import give_up, hold, keep, started, until
+
+GPUS = ("first", "second")
+
+
+def taken(slots: Slots) -> Slot:
+    """A slot that is free."""
+    slot = slots.take()
+    assert slot is not None
+    return slot
+
+
+# ---------------------------------------------------------------- many processes
+@pytest.mark.parametrize("runs", [1, 2])
+def test_eight_processes_never_share_a_slot_of_two_devices(tmp_path: Path, runs: int) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    slots = Slots(tmp_path / "locks", GPUS, runs)
+    processes = [started(hold, slots, marks, number) for number in range(8)]
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    held: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for path in sorted(marks.iterdir()):
+        _, device, what, _ = path.name.split()
+        held[device] += 1 if what == "takes" else -1
+        most[device] = max(most[device], held[device])
+    assert len(list(marks.glob("*gives*"))) == 8, "all got through"
+    assert most == {"0": runs, "1": runs}, "each device was fully used, and never more"
+
+
+def test_processes_that_are_killed_give_their_slots_back(tmp_path: Path) -> None:
+    slots = Slots(tmp_path / "locks", GPUS)
+    holders = []
+    for number in range(2):  # one after the other: it is known who has which
+        holders.append(started(keep, slots, tmp_path / str(number)))
+        until((tmp_path / str(number)).exists)
+    assert slots.take() is None
+    holders[1].kill()
+    holders[1].join()
+    got = taken(slots)
+    assert got.device == 1
+    assert slots.take() is None
+    waiting = started(keep, slots, tmp_path / "waited")
+    holders[0].kill()
+    until((tmp_path / "waited").exists)
+    assert slots.take() is None
+    waiting.kill()
+    waiting.join()
+    assert taken(slots).device == 0
+
+
+def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
+    slots = Slots(tmp_path / "locks", GPUS[:1])
+    first = taken(slots)
+    waiting = started(give_up, slots, tmp_path / "ready")
+    until((tmp_path / "ready").exists)
+    assert waiting.pid
+    os.kill(waiting.pid, signal.SIGUSR1)
+    waiting.join(60)
+    assert waiting.exitcode == Stopped.exit_code
+    first.lock.release()
+    assert taken(slots).device == 0
+
+
+def test_who_waits_says_so_once_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(devices, "POLL_SECONDS", 0.001)
+    slots = Slots(tmp_path / "locks", GPUS, 2)
+    holders = [taken(slots) for _ in range(4)]
+    tries = itertools.count()
+    take = Slots.take
+
+    def patient(these: Slots) -> Slot | None:
+        tried = next(tries)
+        assert tried <= 10
+        if tried == 10:
+            holders[2].lock.release()
+        return take(these)
+
+    monkeypatch.setattr(Slots, "take", patient)
+    assert slots.wait().device == 0
+    (record,) = caplog.records
+    told = ("2 here", "2 processes each", str(tmp_path / "locks"))
+    assert [word for word in told if word not in record.getMessage()] == []
+
+
+# ---------------------------------------------------------------- which device
+def test_the_device_with_the_fewest_processes_is_taken(tmp_path: Path) -> None:
+    slots = Slots(tmp_path, GPUS, 3)
+    held = [taken(slots) for _ in range(6)]
+    assert [slot.device for slot in held] == [0, 1, 0, 1, 0, 1]
+    assert slots.take() is None
+    for number in (1, 3, 4):  # two of the second device, one of the first
+        held[number].lock.release()
+    assert [taken(slots).device] == [1]
+
+
+def test_a_process_that_wants_a_device_alone_counts_all_others(tmp_path: Path) -> None:
+    held = [taken(Slots(tmp_path, GPUS, 2)) for _ in range(3)]
+    alone = Slots(tmp_path, GPUS, 1)
+    held[0].lock.release()
+    assert alone.take() is None, "both have another process, the first in its second slot"
+    held[1].lock.release()
+    assert taken(alone).device == 1
+
+
+def test_devices_are_the_same_under_whichever_number_they_are_seen(tmp_path: Path) -> None:
+    second, both = Slots(tmp_path, GPUS[1:]), Slots(tmp_path, GPUS)
+    held = [taken(second), taken(both)]
+    assert [slot.device for slot in held] == [0, 0]
+    assert second.take() is None and both.take() is None
+
+
+def test_files_of_processes_that_ended_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "job1-first.0.slot").touch()
+    other = taken(Slots(tmp_path, ["job2-first"]))
+    slot = taken(Slots(tmp_path, GPUS))
+    assert {path.name for path in tmp_path.glob("*.slot")} == {"job2-first.0.slot", "first.0.slot"}
+    assert other.lock.is_locked and slot.lock.is_locked
+
+
+# ---------------------------------------------------------------- the folder
+def test_the_folder_is_of_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "locks"
+    assert Slots(folder, GPUS).take()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def open_to_others(folder: Path) -> Path:
+    folder.mkdir(mode=0o755)
+    return folder
+
+
+def of_another(folder: Path) -> Path:
+    """A folder that is private, but not of this user."""
+    if os.getuid():
+        return Path("/root")
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 1, -1)
+    return folder
+
+
+def linked(folder: Path) -> Path:
+    """Whoever can make a link in the folder for temporary files could send the locks elsewhere."""
+    (folder.parent / "private").mkdir(mode=0o700)
+    folder.symlink_to(folder.parent / "private")
+    return folder
+
+
+@pytest.mark.parametrize("make", [open_to_others, of_another, linked])
+def test_other_folders_are_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    folder = make(tmp_path / "locks")
+    with pytest.raises(FltrainError, match=f"{folder}: .*not a folder of this user alone.*{LOCKS}"):
+        Slots(folder, GPUS).take()
+    assert not list(tmp_path.rglob("*.*"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/fltrain-gpus", "file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FltrainError, match=f"{folder}: cannot keep the locks of GPUs.*{LOCKS}") as raised:
+        Slots(tmp_path / folder, GPUS).take()
+    assert "\n" not in str(raised.value)
+
+
+# ---------------------------------------------------------------- picking one
+def test_without_a_gpu_nothing_is_held(tmp_path: Path) -> None:
+    folder = tmp_path / "locks"
+    done = subprocess.run(
+        [sys.executable, "-c", "from fltrain.devices import pick_device; print(pick_device('auto'))"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", LOCKS: str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "cpu\n"), done.stderr
+    assert not folder.exists()
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
+    """PyTorch says that it sees two GPUs; yields those that it was told to use. Nobody waits for one."""
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=GPUS[n]))
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(Slots, "wait", taken)
+    monkeypatch.setenv(LOCKS, str(tmp_path / "locks"))
+    for variable in (RUNS, "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_JOB_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    yield used
+    devices._held.cache_clear()
+
+
+def locks(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("locks/*.slot")}
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_process_keeps_the_device_that_it_has_taken(
+    tmp_path: Path, two_gpus: list[torch.device], name: str
+) -> None:
+    other = taken(Slots(tmp_path / "locks", GPUS))
+    assert [pick_device(name) for _ in range(2)] == two_gpus == [torch.device("cuda:1")] * 2
+    assert locks(tmp_path) == {"first.0.slot", "second.0.slot"}
+    assert Slots(tmp_path / "locks", GPUS).take() is None
+    assert other.lock.is_locked
+
+
+def test_a_device_that_is_named_is_used_whoever_holds_it(
+    tmp_path: Path, two_gpus: list[torch.device]
+) -> None:
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    assert two_gpus == [torch.device("cuda:1")]
+    assert pick_device("cpu") == torch.device("cpu")
+    assert not (tmp_path / "locks").exists()
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"])
+def test_what_slurm_gave_is_shared_within_the_job_only(
+    tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv(variable, "0,1")
+    other = [taken(Slots(tmp_path / "locks", GPUS)) for _ in GPUS]
+    assert pick_device("auto") == torch.device("cuda:0")
+    assert "job17-first.0.slot" in locks(tmp_path)
+    assert len(other) == 2
+
+
+def test_a_job_without_gpus_from_slurm_shares_with_everybody(
+    tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    pick_device("auto")
+    assert locks(tmp_path) == {"first.0.slot"}
+
+
+def test_how_many_may_share_a_device(
+    tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [taken(Slots(tmp_path / "locks", GPUS)) for _ in GPUS]
+    monkeypatch.setenv(RUNS, "2")
+    assert pick_device("auto") == torch.device("cuda:0")
+    assert locks(tmp_path) == {"first.0.slot", "second.0.slot", "first.1.slot"}
+    monkeypatch.setenv(RUNS, "of no matter")
+    assert pick_device("auto", 3) == torch.device("cuda:1")
+    assert len(held) == 2
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "²"])
+def test_a_number_that_is_none(
+    two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv(RUNS, text)
+    with pytest.raises(FltrainError, match=f"{RUNS}: '{text}'"):
+        pick_device("auto")
