@@ -415,9 +415,12 @@ WRITTEN = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pages", nargs="*", choices=WRITTEN, help=f"all if none: {', '.join(WRITTEN)}")
+    parser.add_argument("pages", nargs="*", help=f"all if none are named: {', '.join(WRITTEN)}")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
     options = parser.parse_args()
+    for name in options.pages:
+        if name not in WRITTEN:
+            parser.error(f"unknown page {name!r} (known: {', '.join(WRITTEN)})")
     torch.set_num_threads(1)
     stale = []
     for name in options.pages or WRITTEN:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fltrain.costs import affordable, calibration_file
 from fltrain.data.datasets import Dataset
+from fltrain.demands import Demand, measured
 from fltrain.errors import FltrainError
 from fltrain.experiments import plan
 from fltrain.files import backdate, read_json, write_json
@@ -180,6 +181,26 @@ def run_files(run):
         "data": ancient(data),
         "partition": ancient(str(RESULTS.partition(spec))),
     }
+
+
+# Estimates are those of the device that was measured last.
+MEASURED = measured(RESULTS)
+
+
+@cache
+def demand_of(run):
+    return Demand.of(PLAN.runs[run], MEASURED)
+
+
+def run_demand(resource):
+    """What a job asks for: a number of the run's demand, more whenever it is tried again."""
+    return lambda wildcards, attempt: getattr(
+        demand_of(wildcards.run).grown(attempt), resource
+    )
+
+
+def run_priority(wildcards):
+    return demand_of(wildcards.run).minutes
 
 
 def spec_of(wildcards):

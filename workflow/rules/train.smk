@@ -9,14 +9,24 @@ rule train:
         summary=update("results/runs/{run}/summary.json"),
     log:
         "results/runs/{run}/train.log",
-    # A run that was killed goes on from its last checkpoint.
-    retries: 2
+    # The longest first, or they would be waited for in the end.
+    priority: run_priority
+    # A run that was killed goes on from its last checkpoint. The process that started the workflow starts it again, not
+    # the processes that a job on a cluster consists of, in which the same rules are read.
+    retries: 2 if workflow.is_main_process else 0
     conda:
         "../../environment.yml"
     threads: 1
+    # One GPU each, where the profile counts them. What is asked for is no reason to train again.
+    resources:
+        gpu=1,
+        runtime=run_demand("minutes"),
+        mem_mb=run_demand("memory_mb"),
+        disk_mb=run_demand("disk_mb"),
     params:
         spec=spec_of,
     message:
         "training {wildcards.run}"
+    # In place of the shell, which a signal would end while the state of the run is being saved.
     shell:
-        "printf '%s' {params.spec:q} | python -m fltrain train - --quiet --threads {threads} 2>> {log:q}"
+        "exec python -m fltrain train - --quiet --threads {threads} <<< {params.spec:q} 2>> {log:q}"

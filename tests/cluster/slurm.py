@@ -1,0 +1,174 @@
+"""A SLURM of one node on this machine, for tests: two processor cores, two fake GPUs, no accounting."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+AuthType=auth/munge
+AuthInfo=socket={state}/munge
+SlurmUser=root
+SlurmdUser=root
+MinJobAge=3600
+SlurmdTimeout=10
+KillWait=15
+StateSaveLocation={state}/state
+SlurmdSpoolDir={state}/spool
+SlurmctldPidFile={state}/slurmctld.pid
+SlurmdPidFile={state}/slurmd.pid
+SlurmctldLogFile={state}/slurmctld.log
+SlurmdLogFile={state}/slurmd.log
+SlurmctldPort=16817
+SlurmdPort=16818
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=5,bf_interval=5
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ReturnToService=2
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=100000 Gres=gpu:2 State=UNKNOWN
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+# Any device file will do: nobody opens it.
+GPUS = """\
+NodeName={host} Name=gpu File=/dev/null
+NodeName={host} Name=gpu File=/dev/zero
+"""
+
+
+def wait_until(what: Callable[[], object], seconds: float, pause: float = 0.2) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"not seen within {seconds} s"
+        time.sleep(pause)
+
+
+def command(*arguments: str) -> str:
+    """What a command says; refused if it fails."""
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{' '.join(arguments)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def processes(name: str) -> list[int]:
+    """Processes of this name."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "comm").read_text().strip() == name:
+                found.append(int(folder.name))
+    return found
+
+
+def in_jobs() -> Iterator[tuple[int, dict[str, str]]]:
+    """Processes that run in jobs, with their environment."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            entries = (folder / "environ").read_text(errors="replace").split("\0")
+            environment = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+            if "SLURM_JOB_ID" in environment:
+                yield int(folder.name), environment
+
+
+class Slurm:
+    """Daemons as children of this process, with files of their own below ``folder``.
+
+    Commands inside jobs look for the configuration in /etc/slurm: what was there is put back in the end.
+    """
+
+    ETC = Path("/etc/slurm")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    @contextmanager
+    def started(self) -> Iterator["Slurm"]:
+        """Run it."""
+        for name in ("slurmctld", "slurmd"):
+            assert not processes(name), f"{name} runs already: these tests start their own"
+        assert "SLURM_JOB_ID" not in os.environ, "these tests would end the job that they run in"
+        before = {name: self._replaced(name, text) for name, text in self._files().items()}
+        try:
+            self._start_munge()
+            self._start("slurmctld", "slurmctld", "-D", "-c")
+            self.start_node()
+            wait_until(lambda: "idle" in self.node_state(), 30)
+            yield self
+        finally:
+            for name in reversed(list(self.daemons)):
+                self.kill(name, signal.SIGTERM)
+            for name, text in before.items():
+                self._replaced(name, text)
+
+    def _files(self) -> dict[str, str]:
+        host = socket.gethostname().split(".")[0]
+        fields = {"host": host, "state": self.folder}
+        return {"slurm.conf": CONFIGURATION.format(**fields), "gres.conf": GPUS.format(**fields)}
+
+    def _replaced(self, name: str, text: str | None) -> str | None:
+        file = self.ETC / name
+        before = file.read_text() if file.exists() else None
+        if text is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return before
+
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.out").open("ab") as out:
+            self.daemons[name] = subprocess.Popen(arguments, stdout=out, stderr=out, start_new_session=True)
+
+    def _start_munge(self) -> None:
+        """Munge, with a key of its own."""
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(64))
+        key.chmod(0o600)
+        for name in ("state", "spool"):
+            (self.folder / name).mkdir()
+        files = {"key-file": key, "seed-file": "munge.seed", "pid-file": "munge.pid", "log-file": "munge.log"}
+        options = [f"--{option}={self.folder / file}" for option, file in files.items()]
+        self._start("munged", "munged", "--foreground", "--force", f"--socket={self.folder}/munge", *options)
+        wait_until((self.folder / "munge").exists, 20)
+
+    def start_node(self) -> None:
+        self._start("slurmd", "slurmd", "-D")
+
+    def kill(self, name: str, number: signal.Signals) -> None:
+        """End a daemon."""
+        daemon = self.daemons.pop(name)
+        daemon.send_signal(number)
+        daemon.wait(60)
+
+    def node_state(self) -> str:
+        done = subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def jobs(self) -> dict[str, dict[str, str]]:
+        """What ``scontrol show job`` says, by id of the job."""
+        said = command("scontrol", "--oneliner", "show", "job")
+        found = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in said.splitlines() if "JobId=" in line]
+        return {job["JobId"]: job for job in found}
+
+    def kill_node(self) -> None:
+        """End the node as a power failure would: its daemon, and everything that runs in jobs."""
+        self.kill("slurmd", signal.SIGKILL)
+        for process in [*processes("slurmstepd"), *(process for process, _ in in_jobs())]:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
