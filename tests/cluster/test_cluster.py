@@ -1,7 +1,7 @@
 """The workflow on a real SLURM of one node with two fake GPUs, which these tests start and stop.
 
-Not among the tests that `make test` runs, as they need SLURM's programs and root: `.ci/run` runs them. They
-refuse to run where a SLURM runs already.
+Not among the tests that `make test` runs, as they need root and SLURM's programs (Debian: `slurm-wlm`,
+`munge`): name them, `pytest tests/cluster`. They refuse to run where a SLURM runs already.
 """
 
 import re
