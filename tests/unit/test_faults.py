@@ -137,7 +137,7 @@ def without_data(place: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "limit", "command", "made"),
     [
-        (without_record, 300, ["train", "run.json"], "results/runs/*/spec.json"),
+        (without_record, 300, ["train", "run.json"], "results/runs/*/summary.json"),
         (without_partition, 5000, ["train", "run.json"], "results/partitions/*.safetensors"),
         (without_data, 20_000, ["data", "fetch", "digits"], "results/data/digits.safetensors"),
         (without_data, 100, ["data", "fetch", "digits"], "results/data/digits.png"),
@@ -300,8 +300,8 @@ def test_when_memory_runs_out_tests_go_on_with_fewer_images_at_once(
     assert torch.allclose(result.losses, expected.losses, rtol=1e-6)
     assert network.asked[:3] == [64, 32, 16] and set(network.asked[3:-1]) == {16}
     assert [record.getMessage() for record in caplog.records] == [
-        "out of memory with 64 images at once; testing 32 at once now",
-        "out of memory with 32 images at once; testing 16 at once now",
+        "out of memory with 64 images at once in evaluation mode; 32 at once from now on",
+        "out of memory with 32 images at once in evaluation mode; 16 at once from now on",
     ]
     again = Narrow(20, error)
     evaluate(again, split)

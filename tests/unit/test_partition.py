@@ -208,4 +208,4 @@ def test_a_client_without_images_is_refused(tmp_path: Path) -> None:
     message = r"^partition: client \d+ has no images to train on; set min_size to 1 or more$"
     with pytest.raises(FltrainError, match=message):
         trained(spec, tmp_path)
-    assert not Results(tmp_path).run(spec.run_id).exists()
+    assert not Results(tmp_path).record(spec.run_id).complete
