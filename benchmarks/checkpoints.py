@@ -92,7 +92,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=130.0, help="of training, for each case")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of training, for each case")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--csv", type=Path, help="keep the measurements in this file")
     options = parser.parse_args()
