@@ -45,8 +45,7 @@ class TrainedRun:
             FltrainError: if the record keeps no models.
         """
         torch.set_num_threads(1)
-        spec = {key: value for key, value in record.spec.items() if key != "revisions"}
-        self.spec = RunSpec.parse(spec, str(record.folder))
+        self.spec = RunSpec.parse(record.settings, str(record.folder))
         if self.spec.evaluation.keep == "nothing":
             raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")
         data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
