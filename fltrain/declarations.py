@@ -260,10 +260,14 @@ def _by_name(written: Any) -> Any:
     return items
 
 
+FOLDERS = ("benchmarks", "data", "downloads", "executors", "logs", "partitions", "runs")
+"""What lies in the results folder beside the scales."""
+
+
 class Scale(Reduction):
     """How far the papers' protocol is reduced, and which items run, each possibly reduced further."""
 
-    scale: Annotated[FileName, _none_of("benchmarks", "data", "downloads", "logs", "partitions", "runs")]
+    scale: Annotated[FileName, _none_of(*FOLDERS)]
     title: str
     reduced: bool
     items: Annotated[

@@ -9,7 +9,7 @@ every method that was tried had other last digits. With two threads twice, they 
 
 On CUDA the profile ``exact`` has PyTorch choose deterministic algorithms; the level is bitwise unless PyTorch
 says of an operation that it has none. ``fast`` leaves the choice to PyTorch and is statistical. Neither uses
-TF32, whose products have ten bits.
+TF32, whose products have ten bits, unless the run's precision is that.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from fltrain.errors import FltrainError
 
 if TYPE_CHECKING:
     import torch
@@ -57,33 +59,43 @@ class Determinism:
 
 
 @contextmanager
-def determined(profile: Profile, device: torch.device) -> Iterator[Determinism]:
+def determined(profile: Profile, device: torch.device, tf32: bool = False) -> Iterator[Determinism]:
     """Compute within the context as the profile says; afterwards PyTorch's settings are as they were.
 
     It has to be entered before CUDA computes anything, as cuBLAS chooses its workspace then, once for all.
     On the CPU it has no effect.
+
+    Args:
+        profile: what to promise.
+        device: that computes.
+        tf32: whether products may have ten bits.
+
+    Raises:
+        FltrainError: if they may, and the device has no such products.
     """
     import torch  # here, as the command line names the profiles without waiting for PyTorch
 
     determinism = Determinism(device, profile)
     if device.type == "cpu":
+        if tf32:
+            raise FltrainError("precision: 'tf32' needs a GPU, this is the CPU; use fp32 or bf16")
         yield determinism
         return
     exact = profile == "exact"
     if exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    mode, tf32 = torch.get_deterministic_debug_mode(), torch.backends.cuda.matmul.allow_tf32
+    mode, before = torch.get_deterministic_debug_mode(), torch.backends.cuda.matmul.allow_tf32
     cudnn = torch.backends.cudnn.flags(
-        enabled=torch.backends.cudnn.enabled, benchmark=False, deterministic=exact, allow_tf32=False
+        enabled=torch.backends.cudnn.enabled, benchmark=False, deterministic=exact, allow_tf32=tf32
     )
     with cudnn, _noting(determinism.operations):
         try:
-            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cuda.matmul.allow_tf32 = tf32
             torch.set_deterministic_debug_mode("warn" if exact else "default")
             yield determinism
         finally:
             torch.set_deterministic_debug_mode(mode)
-            torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager

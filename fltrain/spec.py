@@ -151,6 +151,10 @@ class Participation(Settings):
         return max(1, round(self.fraction * clients))
 
 
+Precision = Literal["fp32", "tf32", "bf16"]
+"""How layers multiply: in single precision, the reference; with ten bits of each factor, where the device has
+TF32 (CUDA); or with eight, in bfloat16. Weights, sums over clients and statistics are in single precision."""
+
 Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separability"]
 
 
@@ -200,7 +204,7 @@ class RunSpec(Settings):
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
     batchnorm: Literal["average", "local"] = "average"
-    precision: Literal["fp32"] = "fp32"
+    precision: Precision = "fp32"
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     engine: ClassVar[int] = ENGINE_REVISION

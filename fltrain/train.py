@@ -26,10 +26,10 @@ from rich.progress import Progress as Bar
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.determinism import Determinism, Profile, determined
-from fltrain.engine import memory
+from fltrain.engine import ExecutorName, memory
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
-from fltrain.engine.local import LoopExecutor
-from fltrain.engine.rounds import Diverged, Simulation
+from fltrain.engine.executors import EXECUTORS, AutoExecutor
+from fltrain.engine.rounds import Diverged, ExecutorFactory, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError, MethodError, Stopped
@@ -71,6 +71,7 @@ class Execution:
         client_memory: GiB of the device that clients' states may take; more goes into a file.
         checkpoints: when they are due.
         determinism: profile of CUDA, see ``fltrain.determinism``.
+        executor: of local steps, see ``fltrain.engine.executors``.
     """
 
     device: torch.device
@@ -79,6 +80,7 @@ class Execution:
     client_memory: float = 4.0
     checkpoints: Interval = field(default_factory=Interval)
     determinism: Profile = "exact"
+    executor: ExecutorName = "auto"
 
 
 def train(
@@ -122,7 +124,8 @@ def train(
             clear_leftovers(record.folder)
             if not results.saved_rounds(spec.run_id):
                 log.write_text("")
-            with determined(execution.determinism, execution.device) as determinism:
+            tf32 = spec.precision == "tf32"
+            with determined(execution.determinism, execution.device, tf32) as determinism:
                 _train(spec, results, execution, determinism, stopping, quiet)
     except MethodError:
         LOG.exception("%s failed", spec.run_id)
@@ -169,7 +172,7 @@ def _train(
         progress.seconds = time.perf_counter() - started
         if memory.reduced():
             determinism.operations.add("tests in smaller batches")
-        here.update(determinism.facts)
+        here.update(determinism.facts, executor=simulation.executor.name)
         return progress
 
     with _progress(spec, quiet) as report:
@@ -237,7 +240,7 @@ def _prepare(
         data,
         divided,
         execution.device,
-        partial(LoopExecutor, recordings=execution.recordings),
+        _executor(spec, results, execution),
         extra,
         ClientStore(results.run(spec.run_id), int(execution.client_memory * 2**30)),
         stopping.interruptible,
@@ -248,6 +251,30 @@ def _prepare(
         simulation,
         digests,
         {"settings or revisions": spec.canonical, "data or partition": [digests, others]},
+    )
+
+
+def _executor(spec: RunSpec, results: Results, execution: Execution) -> ExecutorFactory:
+    """What makes the executor, once the run's clients are there."""
+    if execution.executor != "auto":
+        return partial(EXECUTORS[execution.executor], recordings=execution.recordings)
+    here = gather(execution.device, execution.threads)
+    kind = {
+        **{fact: here[fact] for fact in ("gpu", "processor", "threads")},
+        "torch": here["packages"]["torch"],
+        "determinism": execution.determinism,
+        "precision": spec.precision,
+        "dataset": spec.dataset.id,
+        "batch_size": spec.training.batch_size,
+        "model": [spec.model.model_dump(mode="json"), spec.model.revision],
+        "methods": [[one.model_dump(mode="json"), one.revision] for one in spec.composition.methods],
+    }
+    return partial(
+        AutoExecutor,
+        recordings=execution.recordings,
+        kind=kind,
+        found=results.executors,
+        determinism=execution.determinism,
     )
 
 

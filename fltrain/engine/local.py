@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.flat import FlatModel
 from fltrain.engine.trajectory import Trajectory
 from fltrain.errors import noting
-from fltrain.methods.base import Outputs, Part, Phase, Place, Update
+from fltrain.methods.base import Local, Outputs, Part, Phase, Place, State, Update
 from fltrain.methods.composition import LocalHooks
 from fltrain.randomness import Purpose, seeded_torch, stream
 from fltrain.spec import Training
@@ -36,6 +36,10 @@ class Executor(Protocol):
     Executors differ in how they run the steps, never in what they compute.
     """
 
+    @property
+    def name(self) -> str:
+        """What the record of a run says of who has trained it."""
+
     def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
         """Train the clients from what the round sends and what they kept; None if they are new."""
 
@@ -44,7 +48,15 @@ class Executor(Protocol):
 
 
 class LoopExecutor:
-    """The reference: one client after the other, one step after the other."""
+    """The reference: one client after the other, one step after the other.
+
+    Attributes:
+        name: what the executor is called.
+        exact: whether it computes the same bits as this one.
+    """
+
+    name: ClassVar[str] = "loop"
+    exact: ClassVar[bool] = True
 
     def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
         self.clients = clients
@@ -80,35 +92,50 @@ class LoopExecutor:
         return torch.stack(rows)
 
     def _train(self, round: Round, images: Augmented, client: int, kept: Kept | None) -> Trained:
-        training, model, schedule = round.training, self.model, self.composition.schedule
-        indices = self.clients.data.clients[client]
-        sizes = training.batch_sizes(len(indices), schedule.batches)
-        epochs = training.epochs * schedule.passes
-        orders = batch_orders(round, client, epochs, len(indices), indices.device)
-        changes = images.parameters(round.task.seed, round.number, client, epochs, len(indices))
-
         arrived = self.clients.arrive(round, client, kept)
         local = arrived.local
-        model.network.train()
-        hooks = self.composition.begin(local, round.payloads, arrived.kept)
-        optimisers = [Sgd(training, round.lr_factor, phase, model) for phase in schedule.phases]
-        recording = self.composition.recording
-        trajectory = recording and Trajectory(recording, local.steps, local.start, self.recordings)
-        loss_sum = model.weights.new_zeros(())
+        self.model.network.train()
+        hooks = self._begin(local, round.payloads, arrived.kept)
+        optimisers = self._optimisers(round)
+        trajectory = self._trajectory(local)
+        loss_sum = self.model.weights.new_zeros(())
+        for phase, chosen, how in self._visits(round, images, client):
+            loss, gradient = self._step(images, chosen, how, hooks, optimisers[phase])
+            loss_sum += loss
+            if trajectory:
+                trajectory.record(gradient, self.model.weights)
+        return self._trained(local, self._finished(hooks), loss_sum, trajectory)
 
+    def _visits(self, round: Round, images: Augmented, client: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Phase, images, and parameters of their augmentation, of every local step of a client."""
+        schedule = self.composition.schedule
+        indices = self.clients.data.clients[client]
+        sizes = round.training.batch_sizes(len(indices), schedule.batches)
+        epochs = round.training.epochs * schedule.passes
+        orders = batch_orders(round, client, epochs, len(indices), indices.device)
+        changes = images.parameters(round.task.seed, round.number, client, epochs, len(indices))
         used = sum(sizes)
         for order, change in zip(orders, changes, strict=True):
             batches = zip(indices[order][:used].split(sizes), change[:used].split(sizes), strict=True)
             for phase, (chosen, how) in schedule.visits(list(batches)):
-                loss, gradient = self._step(images, chosen, how, hooks, optimisers[phase])
-                loss_sum += loss
-                if trajectory:
-                    trajectory.record(gradient, model.weights)
+                yield phase, chosen, how
 
+    def _trajectory(self, local: Local) -> Trajectory | None:
+        """Where a client's steps are recorded, if a method wants it."""
+        recording = self.composition.recording
+        if recording is None:
+            return None
+        return Trajectory(recording, local.steps, local.start, self.recordings)
+
+    def _trained(
+        self, local: Local, hooks: LocalHooks, loss_sum: Tensor, trajectory: Trajectory | None
+    ) -> Trained:
+        """What comes of a client, whose model is the one in place."""
+        model = self.model
         weights = model.weights.clone()
         update = Update(
-            client=client,
-            samples=len(indices),
+            client=local.client,
+            samples=local.samples,
             steps=local.steps,
             start=local.start,
             trained=weights,
@@ -123,6 +150,19 @@ class LoopExecutor:
         kept = {**states, **ownership.kept(update, model.layout)}
         return Trained(ownership.sent(update, model.layout), kept)
 
+    def _begin(self, local: Local, payloads: Mapping[str, State], kept: Kept) -> LocalHooks:
+        """The hooks that a client's local steps shall use."""
+        return self.composition.begin(local, payloads, kept)
+
+    def _optimisers(self, round: Round) -> list[Sgd]:
+        """An optimiser for each phase of a client's local training, which nothing has moved yet."""
+        phases = self.composition.schedule.phases
+        return [Sgd(round.training, round.lr_factor, phase, self.model) for phase in phases]
+
+    def _finished(self, hooks: LocalHooks) -> LocalHooks:
+        """The client's own hooks as they are after its last step, given those that its steps used."""
+        return hooks
+
     def _step(
         self, images: Augmented, chosen: Tensor, how: Tensor, hooks: LocalHooks, optimiser: Sgd
     ) -> tuple[Tensor, Tensor]:
@@ -132,6 +172,7 @@ class LoopExecutor:
         gradient, loss = hooks.gradient(step, weights)
         if step.outputs:
             hooks.observe(*step.outputs[-1])
+            step.outputs.clear()  # which hold the step, and would keep all that it holds for long
         gradient = hooks.correct(gradient, weights)
         optimiser.step(gradient)
         hooks.settle(weights)
@@ -206,16 +247,24 @@ class FrozenModels:
     def __init__(self, model: FlatModel, count: int) -> None:
         self.model = model
         # Made before any plug-in changes how the network computes. The least recently used comes first.
-        self.twins: list[tuple[Tensor | None, FlatModel]] = [(None, model.twin()) for _ in range(count)]
+        self.twins: list[tuple[tuple[Tensor, Tensor] | None, FlatModel]] = [
+            (None, model.twin()) for _ in range(count)
+        ]
 
     def holding(self, weights: Tensor, buffers: Tensor) -> FlatModel:
         """Return a twin with these weights and buffers; the weights' identity tells whether it has them."""
-        known = (place for place, (held, _) in enumerate(self.twins) if held is weights)
+        known = (place for place, (held, _) in enumerate(self.twins) if held and held[0] is weights)
         held, twin = self.twins.pop(next(known, 0))
-        if held is not weights:
+        if not held or held[0] is not weights:
             twin.load(weights, buffers, self.model.counters)
-        self.twins.append((weights, twin))
+        self.twins.append(((weights, buffers), twin))
         return twin
+
+    def renew(self) -> None:
+        """Copy again what the twins hold, after it has been written to."""
+        for held, twin in self.twins:
+            if held:
+                twin.load(*held, self.model.counters)
 
 
 def batch_orders(round: Round, client: int, epochs: int, samples: int, device: torch.device) -> Tensor:
@@ -247,6 +296,11 @@ class Sgd:
         # Starting from zero, the first step's velocity is the gradient itself, as PyTorch has it.
         self.velocity = torch.zeros_like(self.weights) if training.momentum else None
         self.scratch = torch.empty_like(self.weights)
+
+    def reset(self) -> None:
+        """Forget the steps so far."""
+        if self.velocity is not None:
+            self.velocity.zero_()
 
     def step(self, gradient: Tensor) -> None:
         """Clip, add weight decay, accumulate momentum, and move the weights, given the gradient ``[P]``."""

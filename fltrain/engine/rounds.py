@@ -140,7 +140,9 @@ class Simulation:
         # A stream of its own, so that what methods add does not change how the rest is drawn.
         drawn = 0 if client is None else client + 1
         with seeded_torch(spec.seed, Purpose.INITIALISATION, round=1, client=drawn):
-            return self.composition.adapt(network, self.data.classes)
+            network = self.composition.adapt(network, self.data.classes)
+        network.products = torch.bfloat16 if spec.precision == "bf16" else None
+        return network
 
     def _initialise(self, client: int | None = None) -> tuple[Tensor, Tensor]:
         """Weights and buffers of a newly drawn network; see ``Task.initialise``."""

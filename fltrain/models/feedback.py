@@ -126,6 +126,11 @@ class _Rerouted(torch.autograd.Function):
         operation: _Operation,
         transport: Transport,
     ) -> Tensor:
+        kind = input.device.type
+        if torch.is_autocast_enabled(kind):  # the operation would do so, and the backward pass would not know
+            dtype = torch.get_autocast_dtype(kind)
+            input, weight = input.to(dtype), weight.to(dtype)
+            bias = bias if bias is None else bias.to(dtype)
         ctx.save_for_backward(input, weight)
         ctx.operation, ctx.transport = operation, transport
         return operation.forward(input, weight, bias)
@@ -168,7 +173,7 @@ def feedback(modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
     """Send errors of the given Conv2d and Linear modules back through the given tensors (weight-shaped)."""
 
     def through(tensor: Tensor) -> Callable[[_Operation], Transport]:
-        return lambda operation: lambda input, error: operation.input_gradient(error, input, tensor)
+        return lambda operation: lambda input, error: operation.input_gradient(error, input, tensor.to(error))
 
     with _rerouted({module: through(tensor) for module, tensor in modules.items()}):
         yield
@@ -190,7 +195,7 @@ def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> It
     def from_output(projection: Tensor) -> Callable[[_Operation], Transport]:
         def transport(input: Tensor, error: Tensor) -> Tensor:
             # A method may add samples to the batch above a cut; they come last.
-            projected = output_error[0][: len(input)] @ projection.T
+            projected = (output_error[0][: len(input)] @ projection.T).to(error)
             if input.dim() == 2:
                 return projected
             return (projected / (input.shape[2] * input.shape[3]))[:, :, None, None].expand_as(input)

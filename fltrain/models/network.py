@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +20,14 @@ class Network(nn.Module):
 
     The blocks (stem, stage1, ... classifier) are the top-level children, run in order; what lies before the
     classifier is the feature extractor.
+
+    Attributes:
+        products: type in which the layers of the feature extractor multiply (PyTorch's autocast); None for
+            that of their weights, which the representation and the classifier have in any case.
     """
 
     classifier: nn.Module
+    products: torch.dtype | None = None
 
     def __init__(self, **blocks: nn.Module) -> None:
         super().__init__()
@@ -30,10 +36,19 @@ class Network(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the representation ``[n, d]`` of normalised images ``[n, channels, height, width]``."""
-        for name, block in self.named_children():
-            if name != "classifier":
-                images = block(images)
-        return images
+        return self.through((block for name, block in self.named_children() if name != "classifier"), images)
+
+    def through(self, blocks: Iterable[nn.Module], maps: Tensor) -> Tensor:
+        """Return what blocks of the feature extractor, one after the other, make of maps or images."""
+        if self.products is None:
+            return self._through(blocks, maps)
+        with torch.autocast(maps.device.type, self.products):
+            return self._through(blocks, maps).float()
+
+    def _through(self, blocks: Iterable[nn.Module], maps: Tensor) -> Tensor:
+        for block in blocks:
+            maps = block(maps)
+        return maps
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits ``[n, classes]``."""
@@ -78,15 +93,11 @@ class Network(nn.Module):
 
     def lower(self, images: Tensor, split: int) -> Tensor:
         """Return the maps that leave the part below a cut; ``split`` is a key of ``splits``."""
-        for block in self._parts(split)[0]:
-            images = block(images)
-        return images
+        return self.through(self._parts(split)[0], images)
 
     def upper_features(self, maps: Tensor, split: int) -> Tensor:
         """Return the representation ``[n, d]`` that the part above a cut makes of ``maps``."""
-        for block in self._parts(split)[1][:-1]:
-            maps = block(maps)
-        return maps
+        return self.through(self._parts(split)[1][:-1], maps)
 
     def upper(self, maps: Tensor, split: int) -> Tensor:
         """Return the logits that the part above a cut makes of ``maps``."""

@@ -47,10 +47,8 @@ class ValveNetwork(Network):
         return cls(**blocks, **additions, classifier=classifier)
 
     def features(self, images: Tensor) -> Tensor:
-        for name, block in self.named_children():
-            if name not in ("valve", "embeddings", "classifier"):
-                images = block(images)
-        return images
+        others = ("valve", "embeddings", "classifier")
+        return self.through((block for name, block in self.named_children() if name not in others), images)
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.features(images)

@@ -120,6 +120,7 @@ def simulation(
     evaluate_every: int = 1,
     batchnorm: str = "average",
     point: str = "after_download",
+    precision: str = "fp32",
     **training: object,
 ) -> Simulation:
     """A federation that trains with a base method (federated averaging if none is given) and plug-ins.
@@ -131,16 +132,17 @@ def simulation(
         methods = (METHODS["fedavg"](), *methods)
     model = model or MODEL_FOR.get(methods[0].name, MobileNetTiny())
     data = data or digits(16 if isinstance(model, LeNet5) else 8)
-    settings = {"epochs": 1, "batch_size": 16, "lr": 0.05, **training}
+    settings = {"epochs": 1, "batch_size": 16, "lr": 0.05, "lr_schedule": Constant(), **training}
     spec = RunSpec.model_construct(
         model=model,
         method=methods[0],
         plugins=methods[1:],
-        training=Training(lr_schedule=Constant(), **settings),
+        training=Training(**settings),
         rounds=rounds,
         participation=Participation(fraction=fraction),
         evaluation=Evaluation(every=evaluate_every, statistics=tuple(statistics), point=point),
         batchnorm=batchnorm,
+        precision=precision,
         seed=seed,
     )
     if partition is None:
@@ -153,6 +155,10 @@ def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation
     federation = simulation(*methods, rounds=rounds, **settings)
     federation.rows = [row for rows in federation.run() for row in rows]
     return federation
+
+
+reference = cache(trained)
+"""The same for all who compare something with it, trained once: only to be looked at."""
 
 
 def layer_names(model: Model) -> list[str]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from fltrain.data.prepared import Partition
 from fltrain.determinism import Determinism, Profile, determined
+from fltrain.engine.rounds import Simulation
 from fltrain.methods.base import Method, Schedule
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
@@ -46,15 +49,25 @@ def test_one_thread() -> None:
     assert torch.get_num_threads() == 1
 
 
+def seed_everywhere(seed: int) -> None:
+    """Leave the global generators in another state for every seed."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+@cache
+def first_run(methods: tuple[Method, ...]) -> Simulation:
+    """What other runs of three rounds have to be equal to; only to be looked at."""
+    seed_everywhere(1)
+    return trained(*methods, rounds=3, statistics=STATISTICS)
+
+
 @combinations
 def test_a_spec_gives_the_same_rows_whatever_the_global_generators_hold(methods: tuple[Method, ...]) -> None:
-    runs = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
-        runs.append(trained(*methods, rounds=3, statistics=STATISTICS))
-    first, second = runs
+    first = first_run(methods)
+    seed_everywhere(2)
+    second = trained(*methods, rounds=3, statistics=STATISTICS)
     assert first.rows == second.rows
     assert_same_model(first, second)
 
@@ -65,7 +78,7 @@ def test_another_seed_gives_other_rows() -> None:
 
 @combinations
 def test_the_order_in_which_clients_are_processed_does_not_matter(methods: tuple[Method, ...]) -> None:
-    forwards = trained(*methods, rounds=3, statistics=STATISTICS)
+    forwards = first_run(methods)
     backwards = trained(*methods, rounds=3, statistics=STATISTICS, executor=Reversing)
     assert forwards.rows == backwards.rows
     assert_same_model(forwards, backwards)
@@ -73,14 +86,13 @@ def test_the_order_in_which_clients_are_processed_does_not_matter(methods: tuple
 
 @combinations
 def test_what_server_and_clients_keep_is_all_that_a_run_needs_to_go_on(methods: tuple[Method, ...]) -> None:
-    whole = trained(*methods, rounds=4)
-    stopped = simulation(*methods, rounds=4)
-    for number in (0, 1):
-        stopped.round(number)
-    resumed = simulation(*methods, rounds=4)
+    whole = first_run(methods)
+    stopped = simulation(*methods, rounds=3, statistics=STATISTICS)
+    stopped.round(0)
+    resumed = simulation(*methods, rounds=3, statistics=STATISTICS)
     resumed.server, resumed.clients = stopped.server, dict(stopped.clients)
-    rows = [row for number in (2, 3) for row in resumed.round(number)]
-    assert rows == [row for row in whole.rows if row["round"] > 2]
+    rows = [row for number in (1, 2) for row in resumed.round(number)]
+    assert rows == [row for row in whole.rows if row["round"] > 1]
     assert_same_model(resumed, whole)
 
 
@@ -117,10 +129,23 @@ class Noisy(FedAvg):
         return state
 
 
-def visits(*methods: Method, **settings: object) -> list[tuple[int, int, list[int]]]:
-    """Round, client and images of every local step."""
+Visits = list[tuple[int, int, list[int]]]
+"""Round, client and images of every local step."""
+
+
+def visits(*methods: Method, **settings: object) -> Visits:
     federation = trained(*methods, rounds=3, epochs=2, executor=Tracing, **settings)
     return [(step.round, step.client, step.chosen.tolist()) for step in federation.executor.steps]
+
+
+def clients_images(personal: bool) -> Partition | None:
+    """The usual ones, or with test images for every client."""
+    return with_tests(skewed(digits())) if personal else None
+
+
+@cache
+def visits_of_averaging(personal: bool) -> Visits:
+    return visits(FedAvg(), partition=clients_images(personal))
 
 
 def test_methods_that_draw_numbers_do_not_change_clients_or_batches() -> None:
@@ -131,8 +156,8 @@ def test_methods_that_draw_numbers_do_not_change_clients_or_batches() -> None:
 @combinations
 def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, ...]) -> None:
     composition = Composition(methods)
-    partition = with_tests(skewed(digits())) if composition.personal else None
-    own, plain = visits(*methods, partition=partition), visits(FedAvg(), partition=partition)
+    own = visits(*methods, partition=clients_images(composition.personal))
+    plain = visits_of_averaging(composition.personal)
     if composition.schedule == Schedule():
         assert own == plain
         return
@@ -147,9 +172,8 @@ def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, .
 
 
 def test_batches_of_a_client_do_not_depend_on_who_else_takes_part() -> None:
-    some = visits(fraction=0.34)
-    assert len(some) < len(visits(fraction=1.0))
-    everything = visits(fraction=1.0)
+    some, everything = visits(fraction=0.34), visits(fraction=1.0)
+    assert len(some) < len(everything)
     assert all(visit in everything for visit in some)
 
 

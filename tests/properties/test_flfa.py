@@ -25,6 +25,7 @@ from .helpers import (
     fit_together,
     goes_with,
     layer_names,
+    reference,
     rows_of,
     simulation,
     trained,
@@ -51,7 +52,7 @@ def pinned(*layers: str, method: type[Flfa] = Flfa, **settings: object) -> Flfa:
 
 def after_steps(steps: int, *methods: Method, **settings: object):
     """A federation after one round in which every client took that many full-batch steps."""
-    return trained(*methods, rounds=1, epochs=steps, batch_size=FULL_BATCH, executor=Tracing, **settings)
+    return reference(*methods, rounds=1, epochs=steps, batch_size=FULL_BATCH, executor=Tracing, **settings)
 
 
 def departures(steps: int, *methods: Method, **settings: object) -> set[str]:
@@ -103,14 +104,14 @@ def check_feedback_is_a_multiple_of_the_received_weight(method: type[Flfa]) -> N
 # ------------------------------------------------------------------------------------ equal to the base
 @bases
 def test_without_selected_layers_it_is_the_base_bit_for_bit(base: type[Method]) -> None:
-    fed, plain = trained(base(), Flfa(n_fa=0), rounds=3), trained(base(), rounds=3)
+    fed, plain = trained(base(), Flfa(n_fa=0), rounds=3), reference(base(), rounds=3)
     assert_same_model(fed, plain)
     assert rows_of(fed, "train") == rows_of(plain, "train")
 
 
 @with_models(SHARING)
 def test_on_the_first_layer_only_it_is_the_base_bit_for_bit(base: type[Method], model: Model) -> None:
-    first, plain = layer_names(model)[0], trained(base(), model=model, rounds=2)
+    first, plain = layer_names(model)[0], reference(base(), model=model, rounds=2)
     for settings in ({}, {"feedback": "random"}, {"feedback": "direct"}, {"scale": "none"}):
         fed = trained(base(), pinned(first, **settings), model=model, rounds=2)
         assert_same_model(fed, plain)
@@ -162,7 +163,7 @@ def test_other_feedback_departs_at_once(kind: str) -> None:
 
 @bases
 def test_it_departs_from_every_base(base: type[Method]) -> None:
-    fed, plain = trained(base(), Flfa(n_fa=3), rounds=3), trained(base(), rounds=3)
+    fed, plain = trained(base(), Flfa(n_fa=3), rounds=3), reference(base(), rounds=3)
     # Nothing is selected in the first round.
     assert rows_of(fed, "train")[0] == rows_of(plain, "train")[0]
     with pytest.raises(AssertionError):

@@ -26,6 +26,7 @@ from .helpers import (
     by_name,
     goes_with,
     layer_names,
+    reference,
     rows_of,
     simulation,
     task_of,
@@ -250,7 +251,7 @@ def test_similarities_are_those_of_the_updates_from_the_received_weights() -> No
 @pytest.mark.parametrize("n_fa", [0, 1, 3])
 def test_traffic_is_the_bases_and_the_indices(base: type[Method], n_fa: int) -> None:
     """n_fa 32-bit integers more per client and round, from the second round on, downwards only."""
-    plain, fed = trained(base(), rounds=3), trained(base(), Flfa(n_fa=n_fa), rounds=3)
+    plain, fed = reference(base(), rounds=3), trained(base(), Flfa(n_fa=n_fa), rounds=3)
     clients_after_the_first_round = 2 * 3
     assert fed.bytes_down == plain.bytes_down + 4 * n_fa * clients_after_the_first_round
     assert fed.bytes_up == plain.bytes_up

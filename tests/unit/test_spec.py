@@ -141,7 +141,7 @@ def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], me
         ({"evaluation": {"statistics": ["drft"]}}, "evaluation.statistics.0: input should be 'drift', "),
         ({"evaluation": {"statistics": "drift"}}, "evaluation.statistics: input should be a valid array"),
         ({"plugins": "flfa"}, "plugins: input should be a valid array, got 'flfa'"),
-        ({"precision": "fp16"}, "precision: input should be 'fp32', got 'fp16'"),
+        ({"precision": "fp16"}, "precision: input should be 'fp32', 'tf32' or 'bf16', got 'fp16'"),
         ({"method": None}, "method: input should be an object, got None"),
     ],
 )
