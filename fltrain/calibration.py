@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from fltrain.costs import (
     Calibration,
@@ -26,15 +26,16 @@ from fltrain.costs import (
     calibration_file,
     device_name,
 )
-from fltrain.data.prepared import Partition, PreparedData
 from fltrain.declarations import Patch
+from fltrain.engine.clients import Kept
 from fltrain.engine.evaluation import test
-from fltrain.engine.memory import BATCH
+from fltrain.engine.memory import BATCH, MOST
 from fltrain.engine.rounds import Diverged, Simulation
 from fltrain.errors import FltrainError
 from fltrain.experiments import Plan
 from fltrain.provenance import gather
 from fltrain.records import Results
+from fltrain.rehearsal import rehearsal
 from fltrain.spec import RunSpec
 
 PATIENCE = 0.5
@@ -45,6 +46,8 @@ FEW = 16
 """Images in a batch when it is measured on a network whose steps are longer than that."""
 STEPS = 2
 """Local steps of a measured round."""
+MODELS = 4
+"""Vectors of a network's size that a step works on: weights, gradient, momentum, and the server's weights."""
 
 SMALL = ({"dataset": "mnist", "model": "lenet5"}, {"dataset": "mnist", "model": "mobilenet_tiny"})
 """Networks on which a composition is measured otherwise, if it can work on them."""
@@ -112,13 +115,16 @@ class Bench:
     def __init__(self, device: torch.device, costs: DeviceCosts) -> None:
         self.device = device
         self.costs = costs
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
 
     def step(self, work: Workload) -> StepCost:
         """Federated averaging on the run's network."""
         simulation = self._simulation(work, {**_settings(work.spec), **FEDAVG})
         images = simulation.data.test
         tested = self._seconds(lambda: self._timed(lambda: test(simulation.network, images)))
-        return StepCost(step=self._seconds(lambda: _trained(simulation)) / STEPS, image=tested / len(images))
+        step = self._seconds(lambda: _trained(simulation)) / STEPS
+        return StepCost(step=step, image=tested / len(images), memory=self._memory(simulation))
 
     def factor(self, work: Workload) -> float:
         """Local training of the composition, relative to federated averaging on the same network."""
@@ -159,7 +165,30 @@ class Bench:
             model=sum(tensor.numel() * tensor.element_size() for tensor in held),
             server=server,
             rows=sum(len(json.dumps(row)) + 1 for row in rows),
+            kept=max(map(_kept_bytes, simulation.clients.values()), default=0),
         )
+
+    def _memory(self, simulation: Simulation) -> int:
+        """Bytes of a GPU that were taken at most; on a CPU, those that a GPU would have to hold at once."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        kept: dict[int, int] = {}  # by address: operations share what they keep
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        network, batch = simulation.network.train(), simulation.spec.training.batch_size
+        images, _ = simulation.data.train.batch(torch.arange(batch))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            logits = network(images)  # whose graph holds what is kept, so that no address is used again
+        del logits
+        weights = simulation.model.weights.untyped_storage()
+        kept.pop(weights.data_ptr(), None)
+        # A layer's input and output, for as many images as are tested at once on a GPU.
+        tested = 2 * max(kept.values(), default=0) * MOST["cuda"] // batch
+        return MODELS * weights.nbytes() + max(sum(kept.values()), tested)
 
     def _simulation(
         self,
@@ -170,29 +199,11 @@ class Bench:
         tests: int | None = None,
     ) -> Simulation:
         """Clients with random images of two batches each, who all train in every round."""
-        batch, tests = batch or work.batch, tests or BATCH[self.device.type]
+        batch = batch or work.batch
         training = {**settings["training"], "batch_size": batch}
         partition = {"name": "iid", "clients": clients}
         spec = RunSpec.parse({**settings, "training": training, "partition": partition}, work.step)
-        entry, side = spec.dataset.entry, spec.dataset.side
-        assert entry.channels and entry.classes and side  # Workload.of has made sure
-        random, count = np.random.default_rng(0), clients * STEPS * batch
-        images = random.integers(0, 256, (count + tests, entry.channels, side, side), np.uint8)
-        labels = np.arange(count + tests) % entry.classes
-        random.shuffle(labels[:count])
-        data = PreparedData(
-            images[:count],
-            labels[:count],
-            images[count:],
-            labels[count:],
-            entry.classes,
-            mean=(0.5,) * entry.channels,
-            std=(0.25,) * entry.channels,
-            digest="",
-        )
-        own = np.array_split(np.arange(count), clients)
-        aside = np.array_split(np.arange(count, count + tests), clients) if spec.local_test else None
-        return Simulation(spec, data, Partition(own, "", aside), self.device)
+        return rehearsal(spec, STEPS * batch, tests or BATCH[self.device.type], self.device)
 
     def _timed(self, act: Callable[[], object]) -> float:
         started = time.perf_counter()
@@ -210,6 +221,10 @@ class Bench:
         while sum(taken) < PATIENCE and len(taken) < 20:
             taken.append(act())
         return statistics.median(taken)
+
+
+def _kept_bytes(kept: Kept) -> int:
+    return sum(tensor.nbytes for state in kept.values() for tensor in state.values())
 
 
 def _settings(spec: RunSpec) -> Patch:
