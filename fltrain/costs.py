@@ -27,12 +27,20 @@ from fltrain.spec import RunSpec
 JSON_BYTES = 3_000
 """Of a record, beside what grows with the rounds: spec, summary, provenance, costs."""
 
+CLIENT_MEMORY = 4 * 2**30
+"""Bytes of the device that clients' states take at most, unless a run is told otherwise."""
+
 
 class StepCost(Settings):
-    """Seconds of a training step on a batch, and of testing one image."""
+    """Seconds of a training step on a batch, and of testing one image.
+
+    ``memory`` is what both take of a device at most, in bytes: measured on a GPU, else counted. None if they
+    were measured before memory was.
+    """
 
     step: float
     image: float
+    memory: int | None = None
 
 
 class Exchange(Settings):
@@ -43,6 +51,7 @@ class Exchange(Settings):
         model: bytes of weights and buffers.
         server: seconds of aggregation per client.
         rows: bytes of the record per round.
+        kept: bytes that stay with a client between rounds; None if it was measured before these were.
     """
 
     down: int
@@ -50,6 +59,7 @@ class Exchange(Settings):
     model: int
     server: float
     rows: int
+    kept: int | None = None
 
 
 class DeviceCosts(Settings):
@@ -137,12 +147,13 @@ class Workload:
         methods = [[one.model_dump(mode="json"), one.revision] for one in spec.composition.methods]
         composition = f"{spec.composition.name}-{short_hash(methods)}"
         recorded = ", ".join(sorted(spec.evaluation.statistics)) or "nothing"
+        precision = "" if spec.precision == "fp32" else f", {spec.precision}"
         return cls(
             spec=spec,
             images=images,
             batch=batch,
             tested=tested,
-            step=f"{network}, batch {batch}",
+            step=f"{network}, batch {batch}{precision}",
             composition=composition,
             exchange=f"{composition} on {network}, BatchNorm {spec.batchnorm}, {recorded} measured",
         )
@@ -193,6 +204,32 @@ def estimate(work: Workload, costs: DeviceCosts) -> Estimate | None:
         seconds=costs.start + spec.rounds * per_round * client + work.tests * work.tested * step.image,
         traffic=spec.rounds * per_round * (exchange.down + exchange.up),
         disk=JSON_BYTES + spec.rounds * exchange.rows + kept * exchange.model,
+    )
+
+
+def device_bytes(work: Workload, costs: DeviceCosts) -> int | None:
+    """Return what a run takes of its device, in bytes; None if something of it was not measured.
+
+    That is a step or a test, what all clients of a round send (once as they send it, once stacked to be
+    averaged), what all clients keep up to the default of ``--client-memory``, and the images. What methods
+    record of their steps is not counted: it goes to the host where the device has no ample memory.
+    """
+    step, exchange = costs.steps.get(work.step), costs.exchanges.get(work.exchange)
+    if step is None or exchange is None or step.memory is None or exchange.kept is None:
+        return None
+    spec = work.spec
+    clients = spec.partition.clients
+    sent = 2 * spec.participation.per_round(clients) * max(exchange.model, exchange.up)
+    return step.memory + sent + min(CLIENT_MEMORY, clients * exchange.kept) + image_bytes(spec)
+
+
+def image_bytes(spec: RunSpec) -> int:
+    """Bytes of a run's data sets, one per pixel and channel; 0 where the size is only known later."""
+    return sum(
+        ((data.entry.train_images or 0) + (data.entry.test_images or 0))
+        * (data.entry.channels or 0)
+        * (data.side or 0) ** 2
+        for data in (spec.dataset, *spec.evaluation.extra)
     )
 
 

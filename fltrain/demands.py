@@ -1,12 +1,21 @@
-"""What the job of a run asks a cluster for: time, memory, disk; from measurements as far as there are any."""
+"""What the job of a run asks for: time, memory, of the GPU too, disk; measured as far as anything was."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from fltrain.costs import Calibration, DeviceCosts, Workload, calibration_file, estimate
+from fltrain.costs import (
+    Calibration,
+    DeviceCosts,
+    Workload,
+    calibration_file,
+    device_bytes,
+    estimate,
+    image_bytes,
+)
 from fltrain.records import Results
 from fltrain.spec import RunSpec
 
@@ -25,6 +34,12 @@ BASE_MB = 8_000
 DATA_COPIES = 3
 """Of a data set in memory: as read, in the tensors, and what is gathered for a test."""
 
+VRAM_BASE_MB = 1_000
+"""Of a GPU's memory: CUDA itself and the libraries of PyTorch."""
+
+UNKNOWN_VRAM_MB = 8_000
+"""Of a run of which nothing was measured."""
+
 CHECKPOINTS_MB = 2_000
 """Of disk: two states of a run that keeps a model for each of 100 clients."""
 
@@ -34,10 +49,11 @@ MOST_GROWTH = 3
 
 @dataclass(frozen=True)
 class Demand:
-    """What a job asks for: minutes until its limit, megabytes of memory and of disk."""
+    """What a job asks for: minutes until its limit, megabytes of memory, of a GPU's memory, and of disk."""
 
     minutes: int
     memory_mb: int
+    vram_mb: int
     disk_mb: int
 
     @classmethod
@@ -45,16 +61,28 @@ class Demand:
         """The demand of a run from what was measured on a device, if anything was."""
         work = Workload.of(spec)
         expected = estimate(work, costs) if work and costs else None
-        memory = BASE_MB + DATA_COPIES * math.ceil(_data_bytes(spec) / 1e6)
+        on_device = device_bytes(work, costs) if work and costs else None
+        memory = BASE_MB + DATA_COPIES * math.ceil(image_bytes(spec) / 1e6)
+        vram = VRAM_BASE_MB + math.ceil(MARGIN * on_device / 1e6) if on_device else UNKNOWN_VRAM_MB
         if expected is None:
-            return cls(UNKNOWN_MINUTES, memory, CHECKPOINTS_MB)
+            return cls(UNKNOWN_MINUTES, memory, vram, CHECKPOINTS_MB)
         minutes = math.ceil(MARGIN * expected.seconds / 60) + EXTRA_MINUTES
-        return cls(minutes, memory, CHECKPOINTS_MB + math.ceil(expected.disk / 1e6))
+        return cls(minutes, memory, vram, CHECKPOINTS_MB + math.ceil(expected.disk / 1e6))
 
     def grown(self, attempt: int) -> Demand:
         """What is asked for at the first, second ... attempt: so many times as much, up to a limit."""
         times = min(attempt, MOST_GROWTH)
-        return Demand(times * self.minutes, times * self.memory_mb, times * self.disk_mb)
+        return Demand(**{name: times * number for name, number in vars(self).items()})
+
+
+def most_vram_mb(specs: Iterable[RunSpec], results: Results) -> int:
+    """Megabytes of a GPU that runs take which are trained one after the other.
+
+    Raises:
+        FltrainError: if the file of the measurements is damaged.
+    """
+    costs = measured(results)
+    return max(Demand.of(spec, costs).vram_mb for spec in specs)
 
 
 def measured(results: Results) -> DeviceCosts | None:
@@ -65,13 +93,3 @@ def measured(results: Results) -> DeviceCosts | None:
     """
     calibration = Calibration.read(calibration_file(results))
     return calibration.named(None)[1] if calibration else None
-
-
-def _data_bytes(spec: RunSpec) -> int:
-    """Bytes of a run's data sets, one per pixel and channel; 0 where the size is only known later."""
-    return sum(
-        ((data.entry.train_images or 0) + (data.entry.test_images or 0))
-        * (data.entry.channels or 0)
-        * (data.side or 0) ** 2
-        for data in (spec.dataset, *spec.evaluation.extra)
-    )

@@ -1,9 +1,10 @@
 """Which device a process computes on: where there are several GPUs, each process gets one that is free.
 
 A process that is to use a GPU takes a slot of the one that has the fewest processes, by locking a file in a
-folder that all processes of the user on this machine share. It holds the slot until it ends, as it holds
-memory of the GPU until then; the system releases the lock of a process that was killed. No torch here until a
-device is picked.
+folder that all processes of the user on this machine share. The name of the file says how much memory of the
+GPU the process may take: it takes a slot only where that fits beside what others may take. It holds the slot
+until it ends, as it holds memory of the GPU until then; the system releases the lock of a process that was
+killed. No torch here until a device is picked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,12 +34,12 @@ POLL_SECONDS = 0.5
 LOG_EVERY_SECONDS = 600.0
 
 
-def pick_device(name: str, runs: int | None = None) -> torch.device:
+def pick_device(name: str, runs: int | None = None, megabytes: int = 0) -> torch.device:
     """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; PyTorch then uses that GPU alone.
 
     Where there are GPUs, ``auto`` and ``cuda`` are one that fewer than ``runs`` processes hold (as the
-    environment says if None, or 1), and this process holds it until it ends; if there is none, it waits.
-    ``cuda:N`` is that GPU, whoever uses it.
+    environment says if None, or 1) and that has ``megabytes`` left beside these, and this process holds it
+    until it ends; if there is none, it waits. ``cuda:N`` is that GPU, whoever uses it.
 
     Raises:
         FltrainError: if there is no such device here, or its locks cannot be kept.
@@ -60,7 +61,7 @@ def pick_device(name: str, runs: int | None = None) -> torch.device:
             f"--device: {name!r} asked for, but this machine has {count} CUDA devices; use cpu or auto"
         )
     if kind == "cuda":
-        device = torch.device("cuda", _held(_runs() if runs is None else runs).device)
+        device = torch.device("cuda", _held(_runs() if runs is None else runs, megabytes).device)
     torch.cuda.set_device(device)
     return device
 
@@ -81,29 +82,35 @@ class Slots:
         folder: of the lock files; made when it is needed. A file that is not locked was left behind.
         devices: their names, of letters that files may have; the same in all processes.
         runs: processes that may hold a slot of the same device.
+        memory: megabytes of each device; no limit if not given.
     """
 
     folder: Path
     devices: Sequence[str]
     runs: int = 1
+    memory: Sequence[int] = ()
 
-    def wait(self) -> Slot:
+    def wait(self, megabytes: int = 0) -> Slot:
         """Take a slot as soon as there is one."""
         began, due = time.monotonic(), 0.0
-        while (slot := self.take()) is None:
+        while (slot := self.take(megabytes)) is None:
             waited = time.monotonic() - began
             if waited >= due:
                 # A warning, as it is shown also before anybody has said where messages go.
                 LOG.warning(
-                    "waiting for a GPU since %.0f s: %d here, for %d processes each, all taken (locks: %s)",
-                    *(waited, len(self.devices), self.runs, self.folder),
+                    "waiting for a GPU since %.0f s: %d here, for %d processes each, "
+                    "none free with %d MB (locks: %s)",
+                    *(waited, len(self.devices), self.runs, megabytes, self.folder),
                 )
                 due += LOG_EVERY_SECONDS
             time.sleep(POLL_SECONDS)
         return slot
 
-    def take(self) -> Slot | None:
-        """Take a slot of the device of which the fewest are held; None if all are.
+    def take(self, megabytes: int = 0) -> Slot | None:
+        """Take a slot of the device of which the fewest are held; None if there is none.
+
+        There is one where fewer than ``runs`` are held and so many megabytes are left. A device that nobody
+        holds can be taken whatever it has: if that is too little, waiting would not help.
 
         Raises:
             FltrainError: if the folder cannot be used, or others than this user can.
@@ -111,14 +118,16 @@ class Slots:
         try:
             _make_private(self.folder)
             with _lock(self.folder / "choosing.lock"):  # one process at a time counts and chooses
-                held = {path.name for path in self.folder.glob("*.slot") if not _cleared(path)}
-                counts = [sum(name.startswith(f"{device}.") for name in held) for device in self.devices]
-                fewest = min(counts)
-                if fewest >= self.runs:
+                held = [path.name for path in self.folder.glob("*.slot") if not _cleared(path)]
+                holders = [_holders(device, held) for device in self.devices]
+                free = [
+                    number for number, slots in enumerate(holders) if self._room(number, slots, megabytes)
+                ]
+                if not free:
                     return None
-                number = counts.index(fewest)
-                names = (f"{self.devices[number]}.{slot}.slot" for slot in itertools.count())
-                lock = _lock(self.folder / next(name for name in names if name not in held))
+                number = min(free, key=lambda number: len(holders[number]))
+                slot = next(slot for slot in itertools.count() if slot not in holders[number])
+                lock = _lock(self.folder / f"{self.devices[number]}.{slot}.{megabytes}.slot")
                 lock.acquire(timeout=0)
                 return Slot(number, lock)
         except OSError as error:
@@ -126,6 +135,17 @@ class Slots:
                 f"{self.folder}: cannot keep the locks of GPUs ({error.strerror or error}); "
                 f"name a folder on this machine in {LOCKS}"
             ) from None
+
+    def _room(self, number: int, holders: Mapping[int, int], megabytes: int) -> bool:
+        """Whether a device has room for one more, beside the megabytes of those that hold a slot of it."""
+        fits = not self.memory or sum(holders.values()) + megabytes <= self.memory[number]
+        return not holders or (len(holders) < self.runs and fits)
+
+
+def _holders(device: str, names: Iterable[str]) -> dict[int, int]:
+    """Slots of a device that are held, by the names of their files, and the megabytes of each."""
+    ours = (name.removeprefix(f"{device}.").split(".") for name in names if name.startswith(f"{device}."))
+    return {int(slot): int(megabytes) for slot, megabytes, _ in ours}
 
 
 def _lock(path: Path) -> BaseFileLock:
@@ -157,15 +177,16 @@ def _make_private(folder: Path) -> None:
 
 
 @cache
-def _held(runs: int) -> Slot:
+def _held(runs: int, megabytes: int) -> Slot:
     """The slot that this process holds until it ends."""
     # Not the folder for temporary files that the environment names: processes may not agree on that.
     folder = os.environ.get(LOCKS) or f"/tmp/fltrain-gpus-{os.getuid()}"
-    return Slots(Path(folder), _names(), runs).wait()
+    names, memory = zip(*_cards(), strict=True)
+    return Slots(Path(folder), names, runs, memory).wait(megabytes)
 
 
-def _names() -> list[str]:
-    """Names of the GPUs that are visible here: of the cards, whichever numbers a process sees them under.
+def _cards() -> Iterator[tuple[str, int]]:
+    """The GPUs that are visible here: name of the card, whichever number it is seen under, and megabytes.
 
     A GPU that SLURM gave to a job is shared within the job only: what jobs get, also of the same GPU, is
     SLURM's to decide.
@@ -174,8 +195,8 @@ def _names() -> list[str]:
 
     given = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
     job = f"job{os.environ.get('SLURM_JOB_ID', '')}-" if given else ""
-    cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return [f"{job}{card.uuid}" for card in cards]
+    for card in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
+        yield f"{job}{card.uuid}", int(card.total_memory / 1e6)
 
 
 def _runs() -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from fltrain.component import explain, short_hash
 from fltrain.errors import FltrainError
@@ -17,6 +19,10 @@ from fltrain.states import revised, slug
 
 BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
 """What reading files that are not as they were written can end in."""
+
+_DIGITS = bytes.maketrans(b"123456789", 9 * b"0")
+_ODD = (b"\\", b"NaN", b"Infinity", 19 * b"0", b"e000", b"e+000", b"E000", b"E+000")
+"""What JSON that needs a closer look has, once all digits are zeros."""
 
 
 class _Loose(BaseModel):
@@ -123,12 +129,7 @@ def _checked(folder: Path) -> Checked:
     content = (folder / "metrics.jsonl").read_bytes()
     if metrics_digest(content) != summary["digests"]["metrics"]:
         raise ValueError("metrics.jsonl does not have the digest that summary.json gives")
-    rows = [
-        _json(line, f"metrics.jsonl, line {number}")
-        for number, line in enumerate(content.decode().splitlines(), start=1)
-    ]
-    for number, row in enumerate(rows, start=1):
-        _valid(_Row, row, f"metrics.jsonl, line {number}")
+    rows = _rows(content)
     _valid(_Costs, _read(folder / "costs.json"), "costs.json")
     _valid(_Provenance, _read(folder / "provenance.json"), "provenance.json")
     if spec is not None:
@@ -162,6 +163,43 @@ def _spec(folder: Path) -> tuple[RunSpec | None, str]:
     if spec is None or spec.run_id == named:
         return spec, unknown
     return spec, revised(data, spec.canonical)
+
+
+def _rows(content: bytes) -> list[Any]:
+    """Parse and check the rows of a record."""
+    rows, plain = [], _plain(content)
+    for number, line in enumerate(content.decode().splitlines(), start=1):
+        row = _plain_row(line) if plain or _plain(line.encode()) else None
+        if row is None:
+            where = f"metrics.jsonl, line {number}"
+            row = _json(line, where)
+            _valid(_Row, row, where)
+        rows.append(row)
+    return rows
+
+
+def _plain(text: bytes) -> bool:
+    """Whether JSON has nothing that needs a closer look, as far as a quick one can tell.
+
+    Without backslashes, texts are what can be seen of them. So many digits may also be those of a fraction.
+    """
+    shape = text.translate(_DIGITS)
+    return not any(odd in shape for odd in _ODD)
+
+
+def _plain_row(line: str) -> Any:
+    """What is in a line of plain JSON, None if that is no row: ``_json`` and ``_Row`` find out what it is."""
+    with suppress(ValueError):
+        row = from_json(line)
+        if (
+            type(row) is dict
+            and type(row.get("round")) is int
+            and row["round"] >= 1
+            and type(row.get("kind")) is str
+            and line.isprintable()
+        ):
+            return row
+    return None
 
 
 def _valid(kind: type[BaseModel], data: Any, where: str) -> None:

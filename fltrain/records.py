@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from fltrain.data.datasets import Dataset
 from fltrain.errors import FltrainError
@@ -103,6 +104,11 @@ class Results:
         return self.root / "checkpoints" / f"{run_id}.lock"
 
     @property
+    def executors(self) -> Path:
+        """Folder of what trials of executors have found on this machine."""
+        return self.root / "executors"
+
+    @property
     def tracking(self) -> Path:
         """SQLite database that MLflow shows."""
         return self.root / "mlflow.db"
@@ -167,15 +173,23 @@ class Record:
     @cached_property
     def metrics(self) -> list[Row]:
         """All rows of ``metrics.jsonl``."""
-        path = self.folder / "metrics.jsonl"
-        try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError) as error:
-            raise FltrainError(f"{path}: cannot be read ({error}); train the run again") from None
+        return self._rows(lambda line: True)
 
     def rows(self, kind: str) -> list[Row]:
         """The rows of one kind, by round."""
-        return [row for row in self.metrics if row["kind"] == kind]
+        name = json.dumps(kind)
+        # Parsing takes most of the time that tables take, and most rows are of other kinds. In a line with a
+        # backslash, the name may be spelled otherwise.
+        return [row for row in self._rows(lambda line: name in line or "\\" in line) if row["kind"] == kind]
+
+    def _rows(self, wanted: Callable[[str], bool]) -> list[Row]:
+        """The rows whose lines are wanted."""
+        path = self.folder / "metrics.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return [from_json(line) for line in lines if wanted(line)]
+        except (OSError, ValueError) as error:
+            raise FltrainError(f"{path}: cannot be read ({error}); train the run again") from None
 
     def _mapping(self, name: str) -> dict[str, Any]:
         data = read_json(self.folder / name)

@@ -214,7 +214,7 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
                 style.no_runs(axes)
                 continue
             numbers += _long(frame, ", ".join(heading), figure.smoothing)
-            _draw(axes, frame, look_of, figure.smoothing)
+            draw_lines(axes, frame, look_of, figure.smoothing)
             axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
             if panel.reduction_from:
@@ -232,7 +232,7 @@ def _lines(frame: pd.DataFrame) -> list[tuple[str, int]]:
     return [(str(line[0]), int(line[1])) for line in frame.columns]
 
 
-def _draw(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window: int) -> None:
+def draw_lines(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window: int) -> None:
     """Draw the mean over seeds and their range, with about eight markers on each line."""
     for index, (label, look) in enumerate(look_of.items()):
         # Other lines can have points at other places; those are no gaps in this one.

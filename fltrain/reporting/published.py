@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -76,8 +78,13 @@ class Published:
                 )
         return cls(rows, path.name)
 
-    def _matching(self, metric: str | None, names: Names) -> pd.Series:
-        return _where(self.rows, {"metric": [metric or ""], **{key: [name] for key, name in names.items()}})
+    @cached_property
+    def _by_metric(self) -> Mapping[str, list[dict[Hashable, Any]]]:
+        """The rows as plain mappings: a table looks up thousands of values."""
+        found: dict[str, list[dict[Hashable, Any]]] = {}
+        for row in self.rows.to_dict("records"):
+            found.setdefault(row["metric"], []).append(row)
+        return found
 
     def find(self, metric: str | None, names: Names, reduced: bool = False) -> PublishedValue | None:
         """The one published value that the names fit, None if there is none.
@@ -91,8 +98,9 @@ class Published:
         Raises:
             FltrainError: if there are several at full scale.
         """
-        found = self.rows[self._matching(metric, names)] if metric else self.rows[:0]
-        if found.empty or (reduced and len(found) > 1):
+        rows = self._by_metric.get(metric, []) if metric else []
+        found = [row for row in rows if _fits(row, names)]
+        if not found or (reduced and len(found) > 1):
             return None
         if len(found) > 1:
             named = ", ".join(f"{key}={name}" for key, name in names.items()) or "a cell without names"
@@ -100,7 +108,7 @@ class Published:
                 f"{self.file}: {len(found)} published values of {metric!r} fit {named}; "
                 f"name more columns under 'reported' (columns: {', '.join(map(str, self.rows.columns))})"
             )
-        row = found.iloc[0]
+        row = found[0]
         notes = tuple(note for note in str(row["note"]).split("; ") if note)
         return PublishedValue(_number(row["value"]), _number(row["std"]), notes, tuple(row["anomalies"]))
 
@@ -129,11 +137,11 @@ class Published:
         for column, used in named.items():
             fits = "|".join(map(_pattern, used)) if len(used) == 1 or "" in used else ".+"
             part &= self.rows[column].str.fullmatch(fits).astype(bool)
-        for names in cells:
-            part &= ~self._matching(metric, names)
+        cells = list(cells)
         return [
-            {str(key): str(value) for key, value in row.items()}
-            for row in self.rows.loc[part, columns].to_dict("records")
+            {column: str(row[column]) for column in columns}
+            for row, wanted in zip(self.rows.to_dict("records"), part, strict=True)
+            if wanted and not any(_fits(row, names) for names in cells)
         ]
 
 
@@ -225,6 +233,11 @@ def _where(rows: pd.DataFrame, texts: Mapping[str, list[str]]) -> pd.Series:
     for column in texts.keys() & set(rows.columns):
         where &= rows[column].isin(texts[column])
     return where
+
+
+def _fits(row: Mapping[Hashable, Any], names: Names) -> bool:
+    """Whether a row has these texts; columns that the file does not have do not count."""
+    return all(row.get(column, text) == text for column, text in names.items())
 
 
 def _pattern(name: str) -> str:

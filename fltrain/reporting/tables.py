@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -234,19 +235,22 @@ def _cells_of(
     margin = what.margin if measured.margin is None else replace(what.margin, size=measured.margin)
     baseline = _is_baseline(values, measured)
     places = [axis for axis in (table.rows, table.columns, table.panels) if axis]
+    names_of = names_at(values)
     shown: list[Shown] = []
     for _, group in values.groupby(places, sort=False):
         first = group.iloc[0]
         names: Names = first["names"]
         states = Counter(group["state"])
+        gains_over = {} if baseline[group.index[0]] else measured.gain_over
         numbers = [] if of_gain else known(group["value"])
-        gains = [] if baseline[group.index[0]] else known(group["gain"])
+        gains = known(group["gain"]) if gains_over else []
         value, gain = Statistic.of(numbers, what.over_seeds), Statistic.of(gains)
         printed = published.find(metric, names, sheet.reduced)
         if of_gain:
             published_gain = printed.value if printed else None
         else:
-            published_gain = _printed_gain(sheet, measured, metric, values, first, published)
+            over = names_of(first, gains_over) if gains_over else None
+            published_gain = _printed_gain(sheet, metric, names, over, published)
         ours = gain if of_gain else value
         comparable = average is None or not (sheet.restricted or (ours is None and states[DIVERGED]))
         facing = None
@@ -305,18 +309,12 @@ WITHOUT = {DONE: "—", DIVERGED: "diverged", STALE: "stale", MISSING: "not run"
 
 
 def _printed_gain(
-    sheet: Sheet,
-    measured: Measured,
-    metric: str | None,
-    values: pd.DataFrame,
-    line: pd.Series,
-    published: Published,
+    sheet: Sheet, metric: str | None, names: Names, over: Names | None, published: Published
 ) -> float | None:
-    """The gain of a cell over its baseline by the published values, if both are printed."""
-    over = names_at(values, line, measured.gain_over) if measured.gain_over else None
-    if over is None or all(line[axis] == label for axis, label in measured.gain_over.items()):
+    """The gain of a cell over another one by the published values, if both are printed."""
+    if over is None:
         return None
-    value, base = (published.find(metric, names, sheet.reduced) for names in (line["names"], over))
+    value, base = (published.find(metric, one, sheet.reduced) for one in (names, over))
     if value is None or base is None or value.value is None or base.value is None:
         return None
     return value.value - base.value
@@ -613,6 +611,7 @@ def write(
         anomalies: file of reasons to doubt published values, or None.
     """
     printed = Published.read(published, anomalies)
+    runs = cache(runs)  # all measures look into the same records
     shown = cells(sheet, runs, printed)
     missing = absent(sheet, printed, shown)
     below = Below.of(sheet, shown, missing)

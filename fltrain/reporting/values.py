@@ -111,13 +111,13 @@ def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.
     return pd.Series(found.to_numpy(), index=frame.index)
 
 
-def names_at(frame: pd.DataFrame, line: pd.Series, labels: Labels) -> Names | None:
-    """How the published table calls the cell at the line's place but with the given labels."""
-    same = pd.Series(True, index=frame.index)
-    for place in places(frame):
-        same &= frame[place] == labels.get(place, line[place])
-    found: list[Names] = list(frame.loc[same, "names"])
-    return found[0] if found else None
+def names_at(frame: pd.DataFrame) -> Callable[[pd.Series, Labels], Names | None]:
+    """How the published table calls the cell at a line's place but with the given labels: a look-up."""
+    where = places(frame)
+    named: dict[tuple[str, ...], Names] = {}
+    for place, names in zip(zip(*(frame[name] for name in where), strict=True), frame["names"], strict=True):
+        named.setdefault(place, names)
+    return lambda line, labels: named.get(tuple(labels.get(name, line[name]) for name in where))
 
 
 def _key(labels: Labels) -> tuple[tuple[str, str], ...]:

@@ -32,16 +32,16 @@ def until(happened: Callable[[], Any]) -> None:
         time.sleep(0.002)
 
 
-def hold(slots: Slots, folder: Path, process: int) -> None:
-    """Wait for a slot, hold it until as many have been taken as there are, and a little longer.
+def hold(slots: Slots, folder: Path, process: int, megabytes: int, together: int) -> None:
+    """Wait for a slot with so much memory, hold it until so many have been taken, and a little longer.
 
     A file for each event has the time, which is that of one clock for all processes, device and process in
     its name.
     """
     devices.POLL_SECONDS = 0.005
-    slot = slots.wait()
+    slot = slots.wait(megabytes)
     _mark(folder, f"{slot.device} takes {process}")
-    until(lambda: len(list(folder.glob("*takes*"))) >= len(slots.devices) * slots.runs)
+    until(lambda: len(list(folder.glob("*takes*"))) >= together)
     time.sleep(0.02)
     _mark(folder, f"{slot.device} gives {process}")
 

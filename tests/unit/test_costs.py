@@ -151,6 +151,41 @@ def test_traffic_and_disk_are_those_of_the_records(tmp_path: Path, quick: None) 
         assert expected.disk == pytest.approx(size, rel=0.5)
 
 
+def test_memory_of_a_gpu_is_counted_on_a_processor(quick: None) -> None:
+    """An MLP keeps its input, what ReLU makes of the hidden layer, and little else, for each image."""
+    small, large = (
+        calibration.Bench(CPU, DeviceCosts(start=0.0)).step(
+            workload(model={"name": "mlp", "hidden": 50}, training={"batch_size": size})
+        )
+        for size in (20, 40)
+    )
+    weights = 4 * (64 * 50 + 50 + 50 * 10 + 10)
+    # Tests of 1,024 images at once need more than a small batch: the input, and as much again.
+    assert small.memory == large.memory == 4 * weights + 2 * 1024 * 64 * 4
+
+
+def test_memory_of_a_step_is_what_its_backward_pass_needs(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(calibration.MOST, "cuda", 1)
+    bench = calibration.Bench(CPU, DeviceCosts(start=0.0))
+    taken = [
+        bench.step(workload(model="lenet5", dataset="mnist", training={"batch_size": size})).memory or 0
+        for size in (8, 16, 24)
+    ]
+    first, second = taken[1] - taken[0], taken[2] - taken[1]
+    assert first == second, "so much for every image"
+    convolved = 4 * (6 * 28 * 28 + 6 * 14 * 14 + 16 * 10 * 10 + 16 * 5 * 5)
+    assert 8 * convolved < first < 3 * 8 * convolved
+
+
+def test_what_clients_keep_is_measured(quick: None) -> None:
+    bench = calibration.Bench(CPU, DeviceCosts(start=0.0))
+    nothing, variate = (bench.exchange(workload(method=name)) for name in ("fedavg", "scaffold"))
+    assert nothing.kept == 0
+    assert variate.kept and 0.9 * variate.model < variate.kept <= variate.model, "weights, but no buffers"
+
+
 def test_only_what_is_missing_is_measured(tmp_path: Path, quick: None) -> None:
     planned, results = toy(tmp_path), Results(tmp_path / "out")
     said: list[str] = []

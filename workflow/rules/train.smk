@@ -22,6 +22,7 @@ rule train:
         gpu=1,
         runtime=run_demand("minutes"),
         mem_mb=run_demand("memory_mb"),
+        vram_mb=run_demand("vram_mb"),
         disk_mb=run_demand("disk_mb"),
     params:
         spec=spec_of,
@@ -29,4 +30,5 @@ rule train:
         "training {wildcards.run}"
     # In place of the shell, which a signal would end while the state of the run is being saved.
     shell:
-        "exec python -m fltrain train - --quiet --threads {threads} <<< {params.spec:q} 2>> {log:q}"
+        "exec python -m fltrain train - --quiet --threads {threads} --vram-mb {resources.vram_mb}"
+        " <<< {params.spec:q} 2>> {log:q}"
