@@ -1,93 +1,128 @@
-"""Run records -> MLflow: a view for browsing and comparing that can be deleted and made again at any time.
+"""Run records, tables and figures -> MLflow: a view for browsing that can be deleted and made again any time.
 
-One experiment per paper, one MLflow run per run id. Exporting again changes nothing: a run is found by its
-tag ``fltrain.run_id`` and left alone if its tag ``fltrain.record``, written last, is still the fingerprint of
-its record; otherwise it is replaced. MLflow is imported inside functions only: it takes seconds.
+One experiment per paper, one MLflow run per run id, and one per table or figure, which holds its files. A run
+can stand in several tables: tags say in which, and descriptions link both ways. Exporting again changes
+nothing: a run is found by its tag ``fltrain.run_id`` and left alone if it has ended and its tag
+``fltrain.record`` is still the fingerprint of its record; otherwise it is replaced. Tags alone are corrected
+in place.
 """
 
 from __future__ import annotations
 
-import logging
-import math
+import hashlib
+import itertools
 import os
-import sqlite3
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
+from time import sleep
+from urllib.parse import quote
 
-from filelock import FileLock, Timeout
-
-from fltrain.component import canonical_json, short_hash
+from fltrain.component import short_hash
+from fltrain.described import (
+    NONE,
+    STALE,
+    UNASSIGNED,
+    Described,
+    describe,
+    membership,
+    settings_of,
+    stale_records,
+)
 from fltrain.errors import FltrainError
-from fltrain.files import replacing
-from fltrain.records import Record
+from fltrain.mlflow_store import (
+    FINGERPRINT,
+    ITEM_ID,
+    NOTE,
+    PATIENCE,
+    RUN_ID,
+    Data,
+    Entry,
+    Patience,
+    Present,
+    Writer,
+    writing,
+)
+from fltrain.records import Record, Results
+from fltrain.spec import RunSpec
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
-
-REVISION = 1
+REVISION = 2
 """Raised whenever an MLflow run would be written otherwise: all runs are then replaced."""
 
-UNASSIGNED = "unassigned"
-_CURVES = {
-    "test_accuracy": ("evaluation", "accuracy"),
-    "test_loss": ("evaluation", "loss"),
-    "train_loss": ("train", "loss"),
-    "drift": ("updates", "drift"),
-    "similarity_skewness": ("updates", "skewness"),
-    "separability_ratio": ("separability", "ratio"),
-}
-"""Metrics that have a value per round: kind of row and its value."""
+FORMS = (".html", ".md", ".csv", ".png", ".pdf")
+"""Files of a table or figure that become artefacts, in this order."""
 
-_EXTRA_KEYS = 2
-"""Further data sets whose final accuracy is a metric: the user interface slows down with many keys."""
-
-_SQLITE = "sqlite:///"
-_ARTEFACTS = "mlflow-artifacts:"  # no artefact is written; by default the database holds an absolute path
-_METRICS_AT_ONCE, _PARAMS_AT_ONCE, _PARAM_CHARACTERS, _PAGE = 1000, 100, 6000, 1000
+_AT_ONCE = 100  # runs of a transaction: what is lost when an export is killed
+_ITEMS, _NOTED = "fltrain.items.", "fltrain.note"
+# Shown by MLflow with a mark, so that they are not taken for usable results.
+_STATUS = {"completed": "FINISHED", "diverged": "FAILED", STALE: "KILLED"}
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long an export waits, in seconds.
+class Page:
+    """A table or figure: ``flfa/table1``, its title and caption."""
+
+    id: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be exported.
 
     Attributes:
-        lock: for another export, and then for another program that writes to the database.
-        server: for a tracking server to answer at all.
+        results: where records, tables and figures are.
+        scale: of which the runs are.
+        memberships: paper items by run id, such as ``flfa/table1``, of the whole scale, so that runs do not
+            lose items when only some of these are asked for. A run goes to the experiment of its first item's
+            paper, or to ``unassigned``.
+        runs: the runs, by id; those without a complete record are left out. With them go the stale records
+            in their place.
+        pages: tables and figures; those whose files are not there are left out.
     """
 
-    lock: float = 60.0
-    server: float = 10.0
+    results: Results
+    scale: str
+    memberships: Mapping[str, Sequence[str]]
+    runs: Collection[str]
+    pages: Sequence[Page] = ()
+
+    def records(self) -> Iterator[Record]:
+        """The records to be exported; each is read anew whenever it is asked for."""
+        current = (self.results.record(run) for run in self.runs)
+        stale = stale_records(set(self.runs), {*self.runs, *self.memberships}, self.results)
+        return itertools.chain((record for record in current if record.complete), stale)
+
+    def files(self, page: Page) -> list[Path]:
+        """The files of a table or figure that are there."""
+        folder, name = self.results.root / self.scale / Path(page.id).parent, Path(page.id).name
+        files = [folder / f"{name}{form}" for form in FORMS]
+        return [file for file in files if file.is_file()]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Exported:
-    """How many MLflow runs an export created, found unchanged, and replaced."""
+    """How many MLflow runs an export created, found unchanged, retagged or replaced; and how many items."""
 
-    created: int
-    unchanged: int
-    replaced: int
+    created: int = 0
+    unchanged: int = 0
+    retagged: int = 0
+    replaced: int = 0
+    items: int = field(default=0, compare=False)
+
+    def __str__(self) -> str:
+        counts = {"created": self.created, "replaced": self.replaced, "retagged": self.retagged}
+        said = [f"{count} {what}" for what, count in {**counts, "unchanged": self.unchanged}.items() if count]
+        items = [f"{self.items} tables and figures written"] if self.items else []
+        return ", ".join([*said, *items]) or "nothing to export"
 
 
-def export(
-    records: Iterable[Record],
-    memberships: Mapping[str, Sequence[str]],
-    uri: str,
-    patience: Patience = Patience(),
-) -> Exported:
-    """Bring an MLflow store in line with run records. Runs that are in the store only are left alone.
+def export(wanted: Wanted, uri: str, patience: Patience = PATIENCE) -> Exported:
+    """Bring an MLflow store in line with records, tables and figures. What else it holds is left alone.
 
     Args:
-        records: complete records.
-        memberships: paper items by run id, such as ``flfa/table1``, of a whole scale, so that runs do not
-            lose items when only some of these are asked for; a run goes to the experiment of its first item's
-            paper, or to ``unassigned``.
+        wanted: what is to be exported.
         uri: address of the store, ``sqlite:///path`` or that of a tracking server.
         patience: how long it waits for others.
 
@@ -95,214 +130,295 @@ def export(
         FltrainError: if the store cannot be written to, or a record cannot be read. What was exported before
             stays; the next export goes on from there.
     """
-    counts = {"created": 0, "unchanged": 0, "replaced": 0}
-    with _store(uri, patience) as client:
-        wanted = [(record, list(memberships.get(record.run_id, ()))) for record in records]
+    done = Exported()
+    with writing(uri, wanted.results.root, patience) as store:
         # Experiments come first: reviving one that was deleted brings its runs back, too.
-        names = sorted({_papers(items)[0] for _, items in wanted})
-        experiments = {name: _experiment(client, name, uri) for name in names}
-        present = _present(client)
-        for record, items in wanted:
-            fingerprint = short_hash([REVISION, record.spec, record.summary, record.metrics, items])
-            old = present.pop(record.run_id, [])
-            same = next((run for run in old if run.data.tags.get("fltrain.record") == fingerprint), None)
-            for run in old:
-                if run is not same:
-                    client.delete_run(run.info.run_id)
-            if same is None:
-                _create(client, experiments[_papers(items)[0]], record, items, fingerprint)
-            counts["unchanged" if same else "replaced" if old else "created"] += 1
-    return Exported(**counts)
+        experiments = _Experiments(store)
+        for item in (*itertools.chain.from_iterable(wanted.memberships.values()), *_ids(wanted.pages)):
+            experiments.of(_paper(item))
+        runs = [record.run_id for record in wanted.records()]
+        present = store.present(RUN_ID, set(runs))
+        for start in range(0, len(runs), _AT_ONCE):
+            # Records hold all that was read of them: they are forgotten with their batch.
+            batch = [wanted.results.record(run) for run in runs[start : start + _AT_ONCE]]
+            _export_runs(batch, wanted, store, experiments, present, done)
+        _export_pages(wanted, store, experiments, done)
+    return done
 
 
-def _papers(items: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(item.partition("/")[0] for item in items)) or [UNASSIGNED]
+def _ids(pages: Iterable[Page]) -> list[str]:
+    return [page.id for page in pages]
 
 
-# -------------------------------------------------------------------------------------------------- the store
-@contextmanager
-def _store(uri: str, patience: Patience) -> Iterator[MlflowClient]:
-    """Open a store for this process alone; whatever goes wrong with it becomes one line."""
-    # Read by MLflow when it is imported; what the user has set stays.
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    # A server that fails in the middle would be tried again for a quarter of an hour.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    try:
-        import mlflow
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-        from sqlalchemy.exc import SQLAlchemyError
-    except ImportError as error:
-        raise FltrainError(f"tracking needs MLflow: install 'fltrain[workflow]' ({error})") from None
-    if "://" not in uri:
-        raise FltrainError(f"tracking address {uri!r}: use sqlite:///path/to/file.db or http://host:port")
-
-    # MLflow logs what it also raises, and every step of the making of a database.
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    try:
-        if not uri.startswith(_SQLITE):
-            _check_reachable(uri, patience.server)
-            yield mlflow.MlflowClient(uri)
-            return
-        path = Path(uri.removeprefix(_SQLITE).partition("?")[0])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=patience.lock):
-            if not path.exists():
-                # Making the tables takes seconds, and MLflow cannot finish what a killed process has begun.
-                with replacing(path) as temporary:
-                    SqlAlchemyStore(f"{_SQLITE}{temporary}", _ARTEFACTS).engine.dispose()  # type: ignore[no-untyped-call]
-            _check_writable(path, patience.lock)
-            # MLflow remembers having made the tables, also those of a database that was deleted since.
-            store = SqlAlchemyStore(uri, _ARTEFACTS)  # type: ignore[no-untyped-call]
-            try:
-                yield mlflow.MlflowClient(uri)
-            finally:
-                store.engine.dispose()  # an open connection would keep a deleted database alive
-    except Timeout:
-        raise FltrainError(f"{uri}: another process has been exporting to it; try again later") from None
-    except (OSError, ImportError, sqlite3.Error, SQLAlchemyError, mlflow.MlflowException) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FltrainError(
-            f"{uri}: cannot write to this MLflow store ({reason}); {_remedy(uri, reason)}"
-        ) from error
+def _paper(item: str) -> str:
+    return item.partition("/")[0]
 
 
-def _remedy(uri: str, reason: str) -> str:
-    if not uri.startswith(_SQLITE):
-        return "start the server or check its address, then export again"
-    if "locked" in reason:
-        return "end the program that uses it, then export again"
-    if "full" in reason or "I/O" in reason:
-        return "make room, then export again"
-    return "delete it, then export again: it is made anew from the records"
+class _Experiments:
+    """Ids of experiments by name, looked up once."""
+
+    def __init__(self, store: Writer) -> None:
+        self._store = store
+        self._known: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        if name not in self._known:
+            self._known[name] = self._store.experiment(name)
+        return self._known[name]
 
 
-# MLflow retries hopeless cases for minutes, and reports them in many words; so they are tried beforehand.
-def _check_reachable(uri: str, seconds: float) -> None:
-    if uri.startswith("http"):
-        try:
-            urlopen(uri, timeout=seconds).close()
-        except HTTPError as answer:
-            if answer.code >= 500:  # whatever else it is, somebody is there
-                raise
-
-
-def _check_writable(path: Path, seconds: float) -> None:
-    connection = sqlite3.connect(path, timeout=seconds)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.rollback()
-    finally:
-        connection.close()
-
-
-def _experiment(client: MlflowClient, name: str, uri: str) -> str:
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        local = uri.startswith(_SQLITE)
-        return client.create_experiment(name, f"{_ARTEFACTS}/{name}" if local else None)
-    if experiment.lifecycle_stage == "deleted":
-        client.restore_experiment(experiment.experiment_id)
-    return str(experiment.experiment_id)
-
-
-def _present(client: MlflowClient) -> dict[str, list[Run]]:
-    """All MLflow runs that an export made, in whatever experiment, by run id."""
-    experiments: list[str] = []
-    token: str | None = None
-    while True:
-        page = client.search_experiments(max_results=_PAGE, page_token=token)
-        experiments += [experiment.experiment_id for experiment in page]
-        token = page.token
-        if not token:
-            break
-    runs: dict[str, list[Run]] = defaultdict(list)
-    while True:
-        found = client.search_runs(experiments, max_results=_PAGE, page_token=token)
-        for run in found:
-            if "fltrain.run_id" in run.data.tags:
-                runs[run.data.tags["fltrain.run_id"]].append(run)
-        token = found.token
-        if not token:
-            return runs
-
-
-# ---------------------------------------------------------------------------------------------------- one run
-def _create(
-    client: MlflowClient, experiment: str, record: Record, items: Sequence[str], fingerprint: str
+# ------------------------------------------------------------------------------------------------------ runs
+def _export_runs(
+    records: Sequence[Record],
+    wanted: Wanted,
+    store: Writer,
+    experiments: _Experiments,
+    present: Mapping[str, Sequence[Present]],
+    done: Exported,
 ) -> None:
-    from mlflow.entities import Metric, Param, RunTag
+    new: list[Entry] = []
+    old: list[str] = []
+    changed: dict[str, dict[str, str]] = {}
+    for record in records:
+        there = present.get(record.run_id, ())
+        spec = settings_of(record)
+        if spec is None:
+            raise FltrainError(f"{record.folder}: its settings are not known; train the run again")
+        run = describe(record, spec, {wanted.scale: wanted.memberships} if wanted.scale else {})
+        fingerprint = short_hash([REVISION, record.spec, record.summary, run.fields["status"]])
+        kept = next((one for one in there if _stays(one, fingerprint)), None)
+        tags = _tags(run, wanted, kept or next(iter(there), None), experiments)
+        paper = tags["paper"].split()[0]
+        if kept and kept.experiment != experiments.of(paper):
+            kept = None
+        old += [one.uuid for one in there if one is not kept]
+        if kept is None:
+            new.append(_entry(record, spec, run, experiments.of(paper), {**tags, FINGERPRINT: fingerprint}))
+            done.replaced += bool(there)
+            done.created += not there
+        elif corrections := _corrections(kept, tags):
+            changed[kept.uuid] = corrections
+            done.retagged += 1
+        else:
+            done.unchanged += 1
+    store.delete(old)
+    if new:
+        store.create(new)
+    store.retag(changed)
 
+
+def _stays(run: Present, fingerprint: str) -> bool:
+    return run.ended and run.tags.get(FINGERPRINT) == fingerprint
+
+
+def _corrections(run: Present, tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags that are not as they are to be; a description that somebody has edited stays as it is."""
+    edited = run.tags.get(_NOTED) != short_hash(run.tags.get(NOTE))
+    ours = {key: value for key, value in tags.items() if not (edited and key in (NOTE, _NOTED))}
+    return {key: value for key, value in ours.items() if run.tags.get(key) != value}
+
+
+def _tags(
+    run: Described, wanted: Wanted, before: Present | None, experiments: _Experiments
+) -> dict[str, str]:
+    """All tags of a run; what other scales have said of it stays."""
+    known = before.tags if before else {}
+    items = {
+        key.removeprefix(_ITEMS): value.split() for key, value in known.items() if key.startswith(_ITEMS)
+    }
+    if wanted.scale:
+        items[wanted.scale] = [] if run.fields["scale"] != wanted.scale else run.fields["items"].split()
+    belongs = membership({scale: named for scale, named in items.items() if named})
+    note = _run_note(run, belongs, experiments)
+    return {
+        **run.fields,
+        **belongs,
+        "items": listed(belongs["items"]),
+        **{f"{_ITEMS}{scale}": " ".join(named) for scale, named in items.items() if named},
+        "kind": "run",
+        RUN_ID: run.run_id,
+        NOTE: note,
+        _NOTED: short_hash(note),
+    }
+
+
+def _entry(record: Record, spec: RunSpec, run: Described, experiment: str, tags: Mapping[str, str]) -> Entry:
     # Records hold durations, no dates: the run ended when its last file was written. Whatever date that has,
     # MLflow knows none before 1970, and takes 0 for none.
     duration = round(1000 * record.costs["seconds"]["total"])
     ended = max(int(1000 * record.written), duration + 1)
-    started = ended - duration
-    run = client.create_run(experiment, started, {"fltrain.run_id": record.run_id}, record.run_id).info.run_id
-
-    metrics = [Metric(key, value, ended, step) for key, value, step in _metrics(record)]
-    params = [Param(key, value[:_PARAM_CHARACTERS]) for key, value in sorted(_flat(record.spec))]
-    for start in range(0, len(metrics), _METRICS_AT_ONCE):
-        client.log_batch(run, metrics=metrics[start : start + _METRICS_AT_ONCE])
-    for start in range(0, len(params), _PARAMS_AT_ONCE):
-        client.log_batch(run, params=params[start : start + _PARAMS_AT_ONCE])
-    client.log_batch(run, tags=[RunTag(key, value) for key, value in _tags(record, items).items()])
-    client.set_terminated(run, "FINISHED", ended)
-    client.set_tag(run, "fltrain.record", fingerprint)  # an export that was cut short never comes here
-
-
-def _metrics(record: Record) -> Iterator[tuple[str, float, int]]:
-    """Key, value and step of every metric; what is no finite number is left out."""
-    split = "local_test" if record.spec.get("local_test") else "test"
-    for key, (kind, name) in _CURVES.items():
-        for row in record.rows(kind):
-            other = kind == "evaluation" and (row["split"] != split or row["view"] != "global")
-            if not other and _is_number(row.get(name)):
-                yield key, row[name], row["round"]
-    extra = record.summary.get("extra", {})
-    once = {
-        "final_accuracy": record.summary["accuracy"]["final"],
-        "best_accuracy": record.summary["accuracy"]["best"],
-        "seconds": record.costs["seconds"]["total"],
-        "bytes": sum(record.summary["bytes"].values()),
-        **{f"final_accuracy.{name}": extra[name] for name in sorted(extra)[:_EXTRA_KEYS]},
-    }
-    rounds: int = record.summary["rounds"]
-    for key, value in once.items():
-        if _is_number(value):
-            yield key, value, rounds
+    curves = [(key, *point) for key, curve in run.curves.items() for point in curve]
+    finals = [(key, run.rounds, value) for key, value in run.finals.items()]
+    digests = record.summary["digests"]
+    return Entry(
+        experiment=experiment,
+        name=run.run_id,
+        status=_STATUS[run.fields["status"]],
+        started=ended - duration,
+        ended=ended,
+        tags=tags,
+        params=run.settings,
+        metrics=[*curves, *finals],
+        data=[
+            Data(spec.dataset.id, digests["data"], f"data/{spec.dataset.id}.safetensors", "data set"),
+            Data(
+                spec.partition_id,
+                digests["partition"],
+                f"partitions/{spec.partition_id}.safetensors",
+                "partition",
+            ),
+        ],
+    )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _run_note(run: Described, belongs: Mapping[str, str], experiments: _Experiments) -> str:
+    """The description of a run: what is the matter with it, and the way to its tables."""
+    said = []
+    if run.fields["status"] == STALE:
+        said.append(f"**Stale**: {run.fields['stale']}. Train it again.")
+    if run.fields["status"] == "diverged":
+        said.append("**Diverged**: its loss was not finite any more.")
+    if belongs["paper"] == UNASSIGNED:
+        return "\n\n".join([*said, "Behind no table or figure."])
+    links = [
+        f"[{item}](#/experiments/{experiments.of(_paper(item))}/runs?searchFilter="
+        f"{quote(f'tags.item = {_quoted(item)}')})"
+        for item in belongs["items"].split()
+    ]
+    return "\n\n".join([*said, f"Behind {', '.join(links)}; record in `{run.fields['folder']}`."])
 
 
-def _tags(record: Record, items: Sequence[str]) -> dict[str, str]:
-    spec, commit = record.spec, record.provenance.get("commit") or "unknown"
-    return {
-        "paper": " ".join(_papers(items)),
-        "items": " ".join(items) or "none",
-        "method": spec["method"]["name"],
-        "plugins": "+".join(plugin["name"] for plugin in spec["plugins"]) or "none",
-        "dataset": spec["dataset"]["name"],
-        "partition": spec["partition"]["name"],
-        "model": spec["model"]["name"],
-        "seed": str(spec["seed"]),
-        "status": record.summary["status"],
-        "commit": f"{commit}-dirty" if record.provenance.get("dirty") else commit,
-        # Where the record's files are, relative to the results folder: both can be moved together.
-        "folder": f"{record.folder.parent.name}/{record.folder.name}",
-    }
+def listed(items: str) -> str:
+    """Items with a comma after each, so that ``%flfa/table1,%`` is not like ``flfa/table10``."""
+    return items if items == NONE else ", ".join(items.split()) + ","
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Settings as text by dotted name: ``training.lr``, ``plugins.flfa.n_fa``."""
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        value = {item["name"]: item for item in value}
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _flat(item, f"{key}.{name}" if key else name)
+def _quoted(text: str) -> str:
+    return f"'{text}'"
+
+
+# ---------------------------------------------------------------------------------------- tables and figures
+def _export_pages(wanted: Wanted, store: Writer, experiments: _Experiments, done: Exported) -> None:
+    pages = {f"{wanted.scale}/{page.id}": page for page in wanted.pages if wanted.files(page)}
+    present = store.present(ITEM_ID, set(pages)) if pages else {}
+    for name, page in pages.items():
+        files, there = wanted.files(page), present.get(name, ())
+        experiment = experiments.of(_paper(page.id))
+        runs = sorted(run for run, items in wanted.memberships.items() if page.id in items)
+        homes = {_paper(wanted.memberships[run][0]) for run in runs}
+        note = _page_note(page, [experiments.of(home) for home in sorted(homes)])
+        tags = {
+            "kind": "item",
+            "paper": _paper(page.id),
+            "item": page.id,
+            "scale": wanted.scale,
+            ITEM_ID: name,
+            NOTE: note,
+            _NOTED: short_hash(note),
+        }
+        fingerprint = short_hash([REVISION, page.title, [[file.name, _digest(file)] for file in files]])
+        kept = next((one for one in there if one.experiment == experiment and one.ended), None)
+        store.delete([one.uuid for one in there if one is not kept])
+        if kept is None:
+            now = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
+            entry = Entry(
+                experiment,
+                f"{page.id} ({wanted.scale})",
+                "FINISHED",
+                now - 1,
+                now,
+                tags,
+                {"title": page.title},
+            )
+            (uuid,) = store.create([entry])
+            corrections: Mapping[str, str] = {}
+        else:
+            uuid, corrections = kept.uuid, _corrections(kept, tags)
+        # The fingerprint comes last: an export that was cut short is made good by the next one.
+        if kept is None or kept.tags.get(FINGERPRINT) != fingerprint:
+            store.attach(uuid, files)
+            corrections = {**corrections, FINGERPRINT: fingerprint}
+            done.items += 1
+        if corrections:
+            store.retag({uuid: corrections})
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _page_note(page: Page, homes: Sequence[str]) -> str:
+    """The description of an item: its caption, and the way to its runs, in whatever experiments they are."""
+    wanted = quote(f"tags.items LIKE {_quoted(f'%{page.id},%')}")
+    if len(homes) == 1:
+        address = f"#/experiments/{homes[0]}/runs?searchFilter={wanted}"
     else:
-        yield key, value if isinstance(value, str) else canonical_json(value)
+        listed = quote("[" + ",".join(f'"{home}"' for home in homes) + "]")
+        address = f"#/compare-experiments/s?experiments={listed}&searchFilter={wanted}"
+    links = f"[Runs behind it]({address}); its files are under *Artifacts*." if homes else ""
+    return "\n\n".join(filter(None, [links, f"**{page.title}**", page.caption]))
+
+
+# ---------------------------------------------------------------------------------------------------- follow
+Stamp = tuple[int, int]
+
+
+def follow(
+    wanted: Wanted,
+    uri: str,
+    report: Callable[[str], object],
+    interval: float = 10.0,
+    patience: Patience = PATIENCE,
+) -> None:
+    """Export what is there, then whatever appears or changes, until an exception interrupts it.
+
+    Records are only looked at, at low priority. A store that fails after the first export is tried again.
+
+    Args:
+        wanted: what is to be exported; its runs need no record yet.
+        uri: address of the store.
+        report: is told of every export that changed something, and of failures.
+        interval: seconds between two looks.
+        patience: how long each export waits for others.
+
+    Raises:
+        FltrainError: if the first export fails.
+    """
+    os.nice(10)  # training goes first
+    seen = _stamps(wanted)
+    report(f"{uri}: {export(wanted, uri, patience)}; following, Ctrl-C ends it")
+    while True:
+        sleep(interval)
+        now = _stamps(wanted)
+        changed = {name for name, stamp in now.items() if seen.get(name) != stamp}
+        if not changed:
+            continue
+        part = Wanted(
+            wanted.results,
+            wanted.scale,
+            wanted.memberships,
+            [run for run in wanted.runs if run in changed],
+            [page for page in wanted.pages if page.id in changed],
+        )
+        try:
+            report(f"{uri}: {export(part, uri, patience)}")
+        except FltrainError as error:
+            report(f"{error}; trying again in {interval:g} s")
+        else:
+            seen = now
+
+
+def _stamps(wanted: Wanted) -> dict[str, tuple[Stamp, ...]]:
+    """Dates and sizes of what is to be exported, by run or item, as far as it is there."""
+    files = {run: [wanted.results.run(run) / "summary.json"] for run in wanted.runs}
+    files |= {page.id: wanted.files(page) for page in wanted.pages}
+    found = {name: tuple(filter(None, map(_stamp, paths))) for name, paths in files.items()}
+    return {name: stamps for name, stamps in found.items() if stamps}
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        status = path.stat()
+    except OSError:  # not there yet, or gone meanwhile
+        return None
+    return (status.st_mtime_ns, status.st_size)

@@ -12,6 +12,7 @@ MODULES = (
     "fltrain.records",
     "fltrain.reporting.tables",
     "fltrain.tracking",
+    "fltrain.compare",
     "fltrain.verify",
     "fltrain.cli",
 )
@@ -28,3 +29,10 @@ def test_no_heavy_package_is_loaded() -> None:
     command = [sys.executable, "-c", SCRIPT, " ".join(MODULES), " ".join(HEAVY)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")
+
+
+def test_the_package_alone_loads_next_to_nothing() -> None:
+    """What it offers for notebooks comes when asked for."""
+    code = "import sys, fltrain; print(any(name in sys.modules for name in ('numpy', 'pandas', 'pydantic')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "False")

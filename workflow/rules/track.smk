@@ -4,9 +4,10 @@ if workflow.is_main_process and not RESULTS.tracking.exists():
 
 
 rule track:
-    """Export all runs to MLflow: one process writes, and exporting again changes nothing."""
+    """Export runs, tables and figures to MLflow: one process writes, exporting again changes nothing."""
     input:
         records_of(PLAN.runs),
+        [output for item in PLAN.items for output in item_outputs(item)],
     output:
         f"{OUT}/tracked.json",
     log:
@@ -17,7 +18,9 @@ rule track:
     conda:
         "../../environment.yml"
     params:
+        scale=SCALE,
         memberships=MEMBERSHIPS,
+        pages=[[item.id, item.item.title, item.item.caption] for item in PLAN.items],
     message:
         "exporting runs to MLflow"
     script:

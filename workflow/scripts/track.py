@@ -1,15 +1,16 @@
-"""Export runs to MLflow."""
+"""Export runs, tables and figures to MLflow."""
 
 from pathlib import Path
 
 from fltrain.files import write_json
 from fltrain.job import LOG, job
 from fltrain.records import Results
-from fltrain.tracking import export
+from fltrain.tracking import Page, Wanted, export
 
 with job(snakemake.log[0]):  # noqa: F821
-    memberships = snakemake.params.memberships  # noqa: F821
+    memberships, scale = snakemake.params.memberships, snakemake.params.scale  # noqa: F821
+    pages = [Page(*page) for page in snakemake.params.pages]  # noqa: F821
     results = Results(Path("results"))
     store = f"sqlite:///{results.tracking}"
-    LOG.info("%s: %s", store, export([results.record(run) for run in memberships], memberships, store))
+    LOG.info("%s: %s", store, export(Wanted(results, scale, memberships, list(memberships), pages), store))
     write_json(Path(snakemake.output[0]), {"store": store, "runs": sorted(memberships)})  # noqa: F821

@@ -1,0 +1,84 @@
+"""How long exporting thousands of runs to MLflow takes, and how long looking for what is new in them.
+
+Records are written by hand: runs of federated averaging on the digits with different seeds; a test, training
+loss and statistics in each of so many rounds. They are exported to a SQLite database: all of them, once more
+(nothing is new), and once more after one was changed. Shown are seconds on the clock and of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fltrain.files import json_text
+from fltrain.records import Record, Results, summarise, write_record
+from fltrain.spec import RunSpec
+from fltrain.tracking import Exported, Wanted, export
+
+BASE: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": {"name": "dirichlet", "clients": 10},
+    "model": "mobilenet_tiny",
+    "method": "fedavg",
+    "plugins": ["flfa"],
+}
+
+
+def write(results: Results, seed: int, rounds: int) -> Record:
+    """Write the record of a run that was never trained."""
+    spec = RunSpec.parse({**BASE, "rounds": rounds, "seed": seed}, "benchmark")
+    rows: list[dict[str, Any]] = []
+    for round in range(1, rounds + 1):
+        accuracy = 1 - 1 / (round + 1)
+        test = {"split": "test", "view": "global", "accuracy": accuracy, "loss": 2 / round, "images": 359}
+        rows.append({"round": round, "kind": "train", "clients": [0, 1], "loss": 1 / round})
+        rows.append({"round": round, "kind": "updates", "drift": 1 / round, "skewness": seed / 1e4})
+        rows.append({"round": round, "kind": "evaluation", **test})
+    facts = {"bytes": {"up": 1, "down": 1}, "digests": {"data": "a" * 64, "partition": f"{seed:064x}"}}
+    summary = summarise(spec, rows, None, facts)
+    write_record(results.run(spec.run_id), spec, rows, summary, {"seconds": {"total": 1.0}}, {})
+    return results.record(spec.run_id)
+
+
+def timed(name: str, work: Callable[[], Exported]) -> tuple[str, float, float]:
+    clock, processor = time.perf_counter(), time.process_time()
+    done = work()
+    row = (name, time.perf_counter() - clock, time.process_time() - processor)
+    print(f"{name:16}{row[1]:10.1f}{row[2]:14.1f}   {done}", flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--csv", type=Path, help="where to write the table")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = Results(Path(folder))
+        runs = [write(results, seed, options.rounds).run_id for seed in range(options.runs)]
+        wanted = Wanted(results, "benchmark", {run: ["flfa/table1"] for run in runs}, runs)
+        uri = f"sqlite:///{results.tracking}"
+        print(f"{options.runs} runs of {options.rounds} rounds with 5 metrics in each")
+        print(f"{'':16}{'clock, s':>10}{'processor, s':>14}")
+        timed("empty store", lambda: export(Wanted(results, "benchmark", {}, []), uri))
+        rows = [timed("all", lambda: export(wanted, uri)), timed("nothing new", lambda: export(wanted, uri))]
+        changed = results.record(runs[0])
+        (changed.folder / "summary.json").write_text(json_text({**changed.summary, "parameters": 1}))
+        one = Wanted(results, "benchmark", wanted.memberships, [runs[0]])
+        rows.append(timed("one of them", lambda: export(one, uri)))
+        print(f"database: {results.tracking.stat().st_size / 1e6:.0f} MB")
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["export", "clock_seconds", "processor_seconds"])
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

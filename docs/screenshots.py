@@ -1,0 +1,220 @@
+"""Pictures of MLflow's interface with the demonstration's runs, for docs/compare.md.
+
+    python docs/screenshots.py [--database results/mlflow.db] [--out docs/images]
+
+Starts MLflow on the database, walks through the tour of the guide in headless Chromium and takes a picture at
+each station. It fails if the interface does not show our runs, a comparison is empty, or a link leads
+nowhere. Nothing is written unless ``--out`` is given. The browser is the one that FLTRAIN_BROWSER names, or
+Playwright's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+from mlflow import MlflowClient
+from PIL import Image
+from playwright.sync_api import Page, expect, sync_playwright
+
+from fltrain.mlflow_store import SQLITE, artefacts_of
+
+SIZE = {"width": 1280, "height": 720}
+SECONDS = 60
+PAPER, TABLE, FIGURE, ABLATION = "flfa", "flfa/table1", "flfa/figure2", "flfa/table4"
+COLUMNS = ("Dataset", "Source", "Models", "final_accuracy", "method", "plugins", "seed")
+# So that pages show what they are about, and no assistant beside it.
+PREFERENCES = {
+    "mlflow.workflowType_v1": '"machine_learning"',
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
+    "mlflow.assistant.panelOpen_v1": "false",
+    "mlflow.telemetry.info.alert.dismissed_v1": "true",
+}
+
+
+@contextmanager
+def interface(database: Path) -> Iterator[str]:
+    """The address of MLflow's interface to a database."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command += ["--backend-store-uri", f"{SQLITE}{database}"]
+    command += ["--artifacts-destination", str(artefacts_of(database))]
+    quiet = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
+    process = subprocess.Popen(
+        command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_for(address, process)
+        yield address
+    finally:
+        os.killpg(process.pid, 15)  # the server and its worker
+        process.wait()
+
+
+def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            urlopen(f"{address}/health", timeout=5).close()
+            return
+        except (URLError, OSError):
+            time.sleep(0.2)
+    raise SystemExit("error: MLflow's interface does not start")
+
+
+class Tour:
+    """The stations of the guide; each returns when its page shows what the picture is to show."""
+
+    def __init__(self, page: Page, address: str, client: MlflowClient) -> None:
+        self.page, self.address, self.client = page, address, client
+        found = {one.name: one.experiment_id for one in client.search_experiments()}
+        if PAPER not in found:
+            raise SystemExit(f"error: no experiment {PAPER!r}; `make reproduce` makes it")
+        self.experiment = found[PAPER]
+
+    def open(self, place: str) -> None:
+        """Load a page as somebody who comes for the first time: the interface keeps settings otherwise."""
+        self.page.goto(f"{self.address}/health")
+        self.page.evaluate("localStorage.clear()")
+        self.page.goto(f"{self.address}/#/{place}")
+
+    def runs(self, condition: str) -> list[str]:
+        """MLflow's ids of the runs of the paper that meet a condition; there must be some."""
+        found = [run.info.run_id for run in self.client.search_runs([self.experiment], condition)]
+        if not found:
+            raise SystemExit(f"error: the store holds no run with {condition}")
+        return found
+
+    def listed(self, condition: str) -> str:
+        return f"experiments/{self.experiment}/runs?searchFilter={quote(condition)}"
+
+    def expect_count(self, condition: str) -> None:
+        """The interface must list as many runs as the store has."""
+        count = len(self.runs(condition))
+        expect(self.page.get_by_text(f"{count} matching runs")).to_be_visible()
+        expect(self.page.get_by_role("link", name="digits-").first).to_be_visible()
+
+    def find(self) -> None:
+        """All runs of a paper, tables and figures first."""
+        self.open(f"experiments/{self.experiment}/runs")
+        expect(self.page.get_by_role("link", name=f"{TABLE} (demo)")).to_be_visible()
+        self.expect_count("")
+
+    def filter(self) -> None:
+        """The runs of one table."""
+        condition = f"tags.items LIKE '%{TABLE},%'"
+        self.open(self.listed(condition))
+        self.expect_count(condition)
+        self.page.get_by_role("button", name="Columns").click()
+        search = self.page.get_by_placeholder("Search columns")
+        for column in COLUMNS:
+            search.fill(column)
+            named = self.page.locator("[class*=tree-treenode]", has_text=re.compile(f"^{column}$"))
+            named.last.locator("[class*=tree-checkbox]").first.click()
+        self.page.keyboard.press("Escape")
+        expect(self.page.get_by_role("columnheader", name="final_accuracy").first).to_be_visible()
+
+    def curves(self) -> None:
+        """Curves of two methods, means over seeds."""
+        condition = f"tags.items LIKE '%{FIGURE},%'"
+        self.runs(condition)
+        self.open(f"{self.listed(condition)}&compareRunsMode=CHART")
+        self.page.get_by_role("button", name="Group by").click()
+        self.page.get_by_role("menuitemcheckbox", name="plugins", exact=True).first.click()
+        self.page.keyboard.press("Escape")
+        self.page.get_by_placeholder("Search metric charts").fill("test_accuracy")
+        expect(self.page.locator(".scatterlayer .trace").first).to_be_visible()
+        # The button that enlarges the one chart is beside its menu.
+        menu = self.page.get_by_test_id("experiment-view-compare-runs-card-menu")
+        menu.locator("xpath=preceding::button[1]").click()
+        expect(self.page.get_by_role("dialog").locator(".scatterlayer .trace").nth(1)).to_be_visible()
+
+    def ablation(self) -> None:
+        """Parallel coordinates over the settings of an ablation."""
+        condition = f"tags.items LIKE '%{ABLATION},%' and tags.plugins = 'flfa'"
+        chosen = quote(json.dumps(self.runs(condition)))
+        self.open(f"compare-runs?runs={chosen}&experiments={quote(json.dumps([self.experiment]))}")
+        expect(self.page.locator(".parcoords .axis-title", has_text="plugins.flfa").first).to_be_visible()
+
+    def run(self) -> None:
+        """A run, and in its description the way to its table."""
+        (first, *_) = self.runs(f"tags.items LIKE '%{TABLE},%' and tags.plugins = 'flfa'")
+        self.open(f"experiments/{self.experiment}/runs/{first}")
+        link = self.page.get_by_role("link", name=TABLE, exact=True)
+        expect(link).to_be_visible()
+        link.scroll_into_view_if_needed()
+
+    def table(self) -> None:
+        """From the run to the table: follow the link, open the item, and its file."""
+        with self.page.expect_popup() as opened:
+            self.page.get_by_role("link", name=TABLE, exact=True).click()
+        self.page = opened.value
+        self.page.get_by_role("link", name=f"{TABLE} (demo)").click()
+        self.page.get_by_role("tab", name="Artifacts").click()
+        self.page.get_by_text(f"{TABLE.partition('/')[2]}.html").first.click()
+        frame = self.page.frame_locator("iframe").first
+        expect(frame.locator("#values tbody tr").first).to_be_visible()
+
+
+STATIONS = (Tour.find, Tour.filter, Tour.curves, Tour.ablation, Tour.run, Tour.table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--database", type=Path, default=Path("results/mlflow.db"))
+    parser.add_argument(
+        "--out", type=Path, help="folder for the pictures; without it, pages are only checked"
+    )
+    options = parser.parse_args()
+    if not options.database.exists():
+        raise SystemExit(f"error: {options.database} does not exist; `make reproduce` makes it")
+    database = options.database.resolve()
+    with interface(database) as address, sync_playwright() as playwright:
+        # Containers, in which this often runs, have no sandbox to offer.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(
+            executable_path=os.environ.get("FLTRAIN_BROWSER"), args=arguments
+        )
+        page = browser.new_page(viewport=SIZE)
+        page.set_default_timeout(1000 * SECONDS)
+        expect.set_options(timeout=1000 * SECONDS)
+        for key, value in PREFERENCES.items():
+            page.add_init_script(f"localStorage.setItem({json.dumps(key)}, {json.dumps(value)})")
+        tour = Tour(page, address, MlflowClient(address))
+        for number, station in enumerate(STATIONS, 1):
+            started = time.monotonic()
+            station(tour)
+            page = tour.page
+            print(f"{number} {station.__name__}: {time.monotonic() - started:.1f} s", flush=True)
+            if options.out:
+                page.wait_for_timeout(1000)  # animations
+                take(page, options.out / f"{number}-{station.__name__}.webp")
+        browser.close()
+
+
+def take(page: Page, path: Path) -> None:
+    """Write a picture in few bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(".png")
+    page.screenshot(path=whole)
+    with Image.open(whole) as picture:
+        picture.convert("RGB").save(path, quality=80, method=6)
+    whole.unlink()
+
+
+if __name__ == "__main__":
+    main()

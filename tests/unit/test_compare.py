@@ -1,0 +1,375 @@
+"""Comparing runs: choosing, pairing by seed, conditions, curves; from records and from a store alike."""
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from scipy import stats
+
+import fltrain
+from fltrain import cli
+from fltrain.compare import Choice, Comparison, Condition, compare, sketch
+from fltrain.described import Described
+from fltrain.errors import FltrainError
+from fltrain.frames import find_runs
+from fltrain.records import Results, summarise, write_record
+from fltrain.spec import RunSpec
+from fltrain.tracking import Wanted, export
+
+from .helpers import tiny
+
+GUIDE = Path(__file__).parents[2] / "docs" / "compare.md"
+CONFIG = Path(__file__).parents[2] / "config"
+FINAL = {
+    ("fedavg", 0): 0.50,
+    ("fedavg", 1): 0.60,
+    ("fedavg", 2): 0.70,
+    ("fedprox", 0): 0.52,
+    ("fedprox", 1): 0.61,
+    ("fedprox", 2): 0.75,
+}
+
+
+def record(results: Results, spec: RunSpec, final: float, diverged: bool = False) -> str:
+    """Write a record by hand; its accuracy rises to the final one, its loss falls."""
+    rows: list[dict[str, Any]] = []
+    for round in range(1, spec.rounds + 1):
+        accuracy = final * round / spec.rounds
+        rows.append({"round": round, "kind": "train", "loss": 1 / round})
+        test = {"split": "test", "view": "global", "accuracy": accuracy, "loss": 2 / round, "images": 10}
+        rows.append({"round": round, "kind": "evaluation", **test})
+    ended = {"round": 2, "what": "loss"} if diverged else None
+    facts = {"bytes": {"up": 10, "down": 20}, "digests": {"data": "ab" * 32, "partition": "cd" * 32}}
+    costs = {"seconds": {"total": 2.0}}
+    write_record(results.run(spec.run_id), spec, rows, summarise(spec, rows, ended, facts), costs, {})
+    return spec.run_id
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods with three seeds, a third that diverged once, one seed at another rate."""
+    folder = tmp_path_factory.mktemp("results")
+    results = Results(folder)
+    for (method, seed), final in FINAL.items():
+        record(results, tiny(method=method, seed=seed), final)
+    for seed in (0, 1):
+        record(results, tiny(method="moon", seed=seed), 0.4, diverged=seed == 1)
+    for method, final in {"fedavg": 0.9, "fedprox": 0.8}.items():
+        record(results, tiny(method=method, training={"epochs": 1, "batch_size": 32, "lr": 0.5}), final)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uri(root: Path) -> str:
+    """An MLflow store of the same runs, which belong to two tables."""
+    results = Results(root)
+    runs = [one.run_id for one in results.records()]
+    members = {
+        one.run_id: ["flfa/table1"] if one.spec["method"]["name"] != "moon" else ["fed2/table1"]
+        for one in results.records()
+    }
+    store = f"sqlite:///{root / 'mlflow.db'}"
+    export(Wanted(results, "demo", members, runs), store)
+    return store
+
+
+def chosen(root: Path, *where: str, uri: str | None = None, **fields: Any) -> list[Described]:
+    return find_runs(root, uri, CONFIG, where, fields)
+
+
+def by_name(comparison: Comparison) -> dict[str, Any]:
+    return {
+        " ".join([line.variant, *(line.condition[key] for key in comparison.telling)]): line
+        for line in comparison.lines
+    }
+
+
+# ------------------------------------------------------------------------------------ the table
+def test_means_and_differences_are_paired_by_seed(root: Path) -> None:
+    compared = compare(chosen(root, "training.lr=0.1", method=["fedavg", "fedprox"]))
+    base, other = compared.lines
+    assert (base.variant, other.variant, compared.baseline) == ("fedavg", "fedprox", "fedavg")
+    values = {name: [100 * FINAL[name, seed] for seed in range(3)] for name in ("fedavg", "fedprox")}
+    assert base.value is not None and base.difference is None and base.test.p is None
+    assert base.value.mean == pytest.approx(60)
+    assert base.value.std == pytest.approx(np.std(values["fedavg"], ddof=1))
+    assert other.difference is not None and other.difference.n == 3
+    assert other.difference.mean == pytest.approx((2 + 1 + 5) / 3)
+    expected = stats.ttest_rel(values["fedprox"], values["fedavg"])
+    assert other.test.p == pytest.approx(expected.pvalue) and other.p_holm == other.test.p
+    assert other.test.interval == pytest.approx(tuple(expected.confidence_interval()))
+
+
+def test_nothing_is_compared_across_conditions(root: Path) -> None:
+    """Each learning rate has its own baseline; p values are corrected for both."""
+    compared = compare(chosen(root, method=["fedavg", "fedprox"]))
+    lines = by_name(compared)
+    assert compared.telling == ("training.lr",)
+    assert list(lines) == ["fedavg 0.1", "fedprox 0.1", "fedavg 0.5", "fedprox 0.5"]
+    assert lines["fedprox 0.5"].difference.mean == pytest.approx(-10)
+    assert lines["fedprox 0.1"].difference.n == 3
+
+
+def test_anything_can_be_compared(root: Path) -> None:
+    lines = by_name(compare(chosen(root, method=["fedavg", "fedprox"]), over=["training"]))
+    assert list(lines) == [
+        "training.lr=0.1 fedavg",
+        "training.lr=0.5 fedavg",
+        "training.lr=0.1 fedprox",
+        "training.lr=0.5 fedprox",
+    ]
+    assert lines["training.lr=0.5 fedavg"].difference.mean == pytest.approx(40)
+    assert lines["training.lr=0.5 fedavg"].difference.n == 1
+    only = compare(chosen(root, method="fedavg"))  # where methods do not differ, what does is compared
+    assert [line.variant for line in only.lines] == ["training.lr=0.1", "training.lr=0.5"]
+
+
+def test_another_baseline(root: Path) -> None:
+    runs = chosen(root, "training.lr=0.1", method=["fedavg", "fedprox"])
+    compared = compare(runs, baseline="fedprox")
+    assert [line.variant for line in compared.lines] == ["fedprox", "fedavg"]
+    assert by_name(compared)["fedavg"].difference.mean == pytest.approx(-8 / 3)
+    for wanted, said in {"fed": "several begin so", "fedprx": "did you mean 'fedprox'"}.items():
+        with pytest.raises(FltrainError, match=said):
+            compare(runs, baseline=wanted)
+
+
+def test_runs_that_diverged_are_counted_and_have_no_value(root: Path) -> None:
+    compared = compare(chosen(root, "training.lr=0.1", method=["fedavg", "moon"]))
+    line = by_name(compared)["moon"]
+    assert (len(line.runs), line.diverged, line.value.n, line.difference.n) == (2, 1, 1, 1)
+    row = compared.rows()[1]
+    assert row["seeds"] == "2 (1 diverged)" and row["difference to fedavg"] == "-10.00"
+    last = compare(chosen(root, "training.lr=0.1", method=["fedavg", "moon"]), metric="test_accuracy")
+    assert by_name(last)["moon"].value.n == 1
+
+
+def test_a_table_without_differences_says_why(root: Path, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    record(results, tiny(), 0.5)
+    record(results, tiny(method="fedprox", training={"epochs": 2, "lr": 0.1}), 0.6)
+    compared = compare(chosen(tmp_path))
+    assert compared.remarks[-1].startswith("no differences: no run agrees with one of 'fedavg'")
+    assert "training.epochs" in compared.remarks[-1]
+    assert compare(chosen(root, "training.lr=0.1")).remarks == []
+
+
+def test_conditions_that_go_together_are_shown_once(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for partition in ({"name": "iid", "clients": 5}, {"name": "dirichlet", "clients": 10}):
+        for method in ("fedavg", "fedprox"):
+            record(results, tiny(partition=partition, method=method), 0.5)
+    compared = compare(chosen(tmp_path))
+    assert compared.telling == ("partition.name",)
+    assert compared.remarks == [f"lines also differ in {', '.join(compared.conditions[1:])}"]
+    assert "partition.clients" in compared.plain()[0]
+
+
+def test_what_is_measured_beside_makes_no_condition(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    plain = record(results, tiny(), 0.5)
+    measured = record(results, tiny(evaluation={"statistics": ["drift"]}), 0.5)
+    record(results, tiny(method="fedprox", evaluation={"statistics": ["drift"]}), 0.6)
+    base, other = compare(chosen(tmp_path)).lines
+    assert set(base.runs[0]) == {plain, measured} and other.difference is not None
+    record(results, tiny(evaluation={"targets": [0.5]}), 0.7)
+    with pytest.raises(FltrainError, match="have the same settings and seed, but not the same value"):
+        compare(chosen(tmp_path))
+
+
+def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    finals = {("fedavg", ""): 0.5, ("fedavg", "flfa"): 0.6, ("fedprox", ""): 0.55, ("fedprox", "flfa"): 0.5}
+    for (method, plugin), final in finals.items():
+        record(results, tiny(method=method, plugins=[plugin] if plugin else []), final)
+    runs = chosen(tmp_path)
+    assert [line.variant for line in compare(runs).lines] == [
+        "fedavg",
+        "fedavg+flfa",
+        "fedprox",
+        "fedprox+flfa",
+    ]
+    lines = by_name(compare(runs, over=["plugins"]))
+    assert lines["flfa fedavg"].difference.mean == pytest.approx(10)
+    assert lines["flfa fedprox"].difference.mean == pytest.approx(-5)
+    with pytest.raises(FltrainError, match="over 'model': the chosen runs do not differ in it"):
+        compare(runs, over=["model"])
+    assert {run.fields["plugins"] for run in chosen(tmp_path, plugins="none")} == {"none"}
+
+
+def test_unknown_metrics_are_refused(root: Path) -> None:
+    with pytest.raises(FltrainError, match=r"unknown metric 'final_acuracy'; did you mean 'final_accuracy'"):
+        compare(chosen(root), metric="final_acuracy")
+
+
+# ------------------------------------------------------------------------------------ choosing
+@pytest.mark.parametrize(
+    ("where", "fields", "count"),
+    [
+        ([], {}, 10),
+        ([], {"method": "fedprox,".strip(",")}, 4),
+        ([], {"method": ["fedavg", "moon"], "seed": [1]}, 2),
+        (["training.lr=1e-1"], {}, 8),
+        (["training.lr=0.1,0.5", "method.mu!=0.01"], {}, 5),
+        ([], {"status": "diverged"}, 1),
+    ],
+)
+def test_runs_are_chosen(root: Path, uri: str, where: list[str], fields: dict[str, Any], count: int) -> None:
+    from_records, from_store = (chosen(root, *where, uri=one, **fields) for one in (None, uri))
+    assert len(from_records) == count or where[-1:] == ["method.mu!=0.01"]
+    assert {run.run_id for run in from_records} == {run.run_id for run in from_store}
+
+
+def test_a_store_knows_the_papers_of_runs(root: Path, uri: str) -> None:
+    assert {run.fields["method"] for run in chosen(root, uri=uri, paper="fed2")} == {"moon"}
+    assert len(chosen(root, uri=uri, items="flfa/table1", scale="demo")) == 8
+
+
+@pytest.mark.parametrize(
+    ("where", "fields", "message"),
+    [
+        ([], {"method": "fedprx"}, "no run has method 'fedprx'; did you mean 'fedprox'.*there are: fedavg"),
+        ([], {"seed": "7"}, r"no run has seed '7' \(there are: 0, 1, 2\)"),
+        ([], {"metod": "x"}, "unknown field 'metod'; did you mean 'method'"),
+        (["training.rl=1"], {}, "unknown setting 'training.rl'; did you mean 'training.lr'"),
+        (["training.lr=7"], {}, r"no run is left with training.lr=7 \(there are: 0.1, 0.5\)"),
+        (["training.lr"], {}, "write KEY=VALUE or KEY!=VALUE"),
+        (["=1"], {}, "write KEY=VALUE or KEY!=VALUE"),
+    ],
+)
+def test_what_leaves_no_run_is_named(
+    root: Path, where: list[str], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(FltrainError, match=message):
+        chosen(root, *where, **fields)
+
+
+def test_no_runs_at_all(tmp_path: Path) -> None:
+    with pytest.raises(FltrainError, match="there are no runs yet"):
+        chosen(tmp_path)
+    with pytest.raises(FltrainError, match="no such database; `fltrain track` makes one"):
+        chosen(tmp_path, uri=f"sqlite:///{tmp_path / 'none.db'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stale_runs_are_chosen_only_if_asked_for(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    old = results.run(record(results, tiny(), 0.5))
+    spec = json.loads((old / "spec.json").read_text())
+    spec["revisions"]["engine"] = 0
+    (old / "spec.json").write_text(json.dumps(spec))
+    old.rename(old.with_name("digits-fedavg-0123456789"))
+    with pytest.raises(FltrainError, match="the chosen ones are stale; --status stale shows them"):
+        chosen(tmp_path)
+    (run,) = chosen(tmp_path, status="stale")
+    assert run.fields["stale"].startswith("engine 0 -> 1")
+
+
+def test_conditions_compare_numbers_as_numbers() -> None:
+    choice = Choice({}, (Condition.parse("training.lr = 1e-2"), Condition.parse("model!=x")))
+    fields = {"status": "completed"}
+    runs = [
+        Described(name, fields, {"training.lr": lr, "model": "m"}, {}, 1, dict)
+        for name, lr in {"a": "0.01", "b": "0.1", "c": "none"}.items()
+    ]
+    assert [run.run_id for run in choice.of(runs)] == ["a"]
+
+
+# ------------------------------------------------------------------------------------ the same from a store
+def test_a_store_alone_gives_the_same_table_and_curves(root: Path, uri: str) -> None:
+    sources = [chosen(root), chosen(root / "elsewhere", uri=uri)]
+    tables = [compare(runs).plain() for runs in sources]
+    assert tables[0] == tables[1]
+    sketches = [sketch(compare(runs), runs, "test_loss") for runs in sources]
+    assert sketches[0] == sketches[1] and len(sketches[0]) == 6
+
+
+def test_frames_from_records_and_from_a_store_are_equal(root: Path, uri: str) -> None:
+    frames = []
+    for arguments in ({"results": root}, {"results": root / "elsewhere", "uri": uri}):
+        frame = fltrain.load_runs(**arguments, method=["fedavg", "fedprox"])
+        texts = dict.fromkeys(frame.select_dtypes("category"), str)
+        frame = frame.astype(texts).sort_values(["run", "metric", "round"]).reset_index(drop=True)
+        frames.append(frame.drop(columns=["paper", "items", "scale"]))  # which the folder does not tell
+    pd.testing.assert_frame_equal(*frames)
+    frame = frames[0]
+    assert len(frame) == 8 * (3 * 3 + 4)
+    final = frame[(frame["metric"] == "final_accuracy") & (frame["method"] == "fedavg")]
+    assert sorted(final["value"]) == pytest.approx([0.5, 0.6, 0.7, 0.9])
+    assert set(final["round"]) == {3}
+
+
+def test_settings_are_a_line_per_run(root: Path) -> None:
+    frame = fltrain.load_settings(root, where="training.lr=0.5")
+    assert list(frame["method"]) == ["fedavg", "fedprox"] and frame["seed"].dtype == "int64"
+    assert dict(frame["method.mu"].groupby(frame["method"]).first()) == {"fedavg": "", "fedprox": "0.01"}
+    assert sorted(frame["final_accuracy"]) == pytest.approx([0.8, 0.9])
+
+
+# ------------------------------------------------------------------------------------ the command
+def run_compare(monkeypatch: pytest.MonkeyPatch, root: Path, *arguments: str) -> None:
+    command = ["fltrain", "compare", "--results", str(root), "--config", str(CONFIG), *arguments]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code in (0, None)
+
+
+def test_the_command_prints_draws_and_writes(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, table, plain = (tmp_path / name for name in ("curves.png", "table.csv", "table.json"))
+    choice = ("--method", "fedavg,fedprox", "--where", "training.lr=0.1")
+    run_compare(monkeypatch, root, *choice, "--plot", str(picture), "--out", str(table), "--sketch")
+    said = capsys.readouterr().out
+    assert "60.00 ± 10.00" in said and "+2.67 ± 2.08" in said
+    assert "test_accuracy, %: 20 to 62.67, rounds 1 to 3" in said
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    assert min(pixels.shape[:2]) > 300 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+    (base, other) = csv.DictReader(table.read_text().splitlines())
+    assert (base["compared"], other["compared"], other["difference_n"]) == ("fedavg", "fedprox", "3")
+    run_compare(monkeypatch, root, *choice, "--out", str(plain))
+    assert [row["n"] for row in json.loads(plain.read_text())] == [3, 3]
+
+
+@pytest.mark.parametrize(("option", "name"), [("--plot", "curves.gif"), ("--out", "table.txt")])
+def test_other_file_names_are_refused(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, name: str
+) -> None:
+    command = ["fltrain", "compare", "--results", str(root), "--config", str(CONFIG)]
+    monkeypatch.setattr(sys, "argv", [*command, option, str(tmp_path / name)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2 and list(tmp_path.iterdir()) == []
+
+
+def test_curves_that_no_run_has(root: Path) -> None:
+    runs = chosen(root)
+    for metric, said in {"drift": "none of the chosen runs has 'drift'", "x": "unknown curve 'x'"}.items():
+        with pytest.raises(FltrainError, match=said):
+            sketch(compare(runs), runs, metric)
+
+
+def test_the_example_of_the_guide_works(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On runs in ./results."""
+    (code,) = blocks("python")
+    monkeypatch.chdir(root.parent)
+    if not (root.parent / "results").exists():
+        (root.parent / "results").symlink_to(root)
+    exec(code, {})
+    said = capsys.readouterr().out
+    assert "fedavg" in said and "0.6" in said
+
+
+def blocks(language: str) -> Sequence[str]:
+    text = GUIDE.read_text(encoding="utf-8")
+    return [part.partition("\n```")[0] for part in text.split(f"```{language}\n")[1:]]
