@@ -1,4 +1,4 @@
-"""A SLURM of one node on this machine, for tests: two processor cores, two fake GPUs, no accounting."""
+"""A SLURM of one node on this machine, for tests: with fake cores, memory and GPUs, without accounting."""
 
 import os
 import re
@@ -31,7 +31,7 @@ SlurmdPort=16818
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=5,bf_interval=5
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
@@ -40,14 +40,11 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 GresTypes=gpu
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=100000 Gres=gpu:2 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=200000 Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 # Any device file will do: nobody opens it.
-GPUS = """\
-NodeName={host} Name=gpu File=/dev/null
-NodeName={host} Name=gpu File=/dev/zero
-"""
+GPUS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
 
 
 def wait_until(what: Callable[[], object], seconds: float, pause: float = 0.2) -> None:
@@ -118,8 +115,9 @@ class Slurm:
 
     def _files(self) -> dict[str, str]:
         host = socket.gethostname().split(".")[0]
-        fields = {"host": host, "state": self.folder}
-        return {"slurm.conf": CONFIGURATION.format(**fields), "gres.conf": GPUS.format(**fields)}
+        main = CONFIGURATION.format(host=host, state=self.folder, gpus=len(GPUS))
+        devices = [f"NodeName={host} Name=gpu File={file}\n" for file in GPUS]
+        return {"slurm.conf": main, "gres.conf": "".join(devices)}
 
     def _replaced(self, name: str, text: str | None) -> str | None:
         file = self.ETC / name
@@ -165,6 +163,15 @@ class Slurm:
         said = command("scontrol", "--oneliner", "show", "job")
         found = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in said.splitlines() if "JobId=" in line]
         return {job["JobId"]: job for job in found}
+
+    def jobs_of(self, folder: Path) -> dict[str, dict[str, str]]:
+        """The same of jobs that were submitted in a folder, in the order of submission."""
+        found = self.jobs()
+        return {name: found[name] for name in sorted(found, key=int) if found[name]["WorkDir"] == str(folder)}
+
+    def started_at(self, job: str) -> float:
+        """When a job started, in seconds since the epoch."""
+        return time.mktime(time.strptime(self.jobs()[job]["StartTime"], "%Y-%m-%dT%H:%M:%S"))
 
     def kill_node(self) -> None:
         """End the node as a power failure would: its daemon, and everything that runs in jobs."""

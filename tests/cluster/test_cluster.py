@@ -1,37 +1,37 @@
-"""The workflow on a real SLURM of one node with two fake GPUs, which these tests start and stop.
+"""The workflow on a real SLURM of one node with four fake GPUs, which these tests start and stop.
 
-Not among the tests that `make test` runs, as they need root and SLURM's programs (Debian: `slurm-wlm`,
-`munge`): name them, `pytest tests/cluster`. They refuse to run where a SLURM runs already.
+The runs are some of the demonstration: what a cluster makes of it is compared with what this machine makes by
+itself. These tests need root and SLURM's programs (Debian: `slurm-wlm`, `munge`): `.ci/run` runs them,
+`make test` does not. They refuse to run where a SLURM runs already.
 """
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from fltrain.costs import Calibration, DeviceCosts, Exchange, StepCost, Workload, calibration_file
 from fltrain.demands import Demand, measured
 from fltrain.experiments import plan
+from fltrain.selection import Request
 from fltrain.spec import RunSpec
 
 from ..workflow.test_workflow import Checkout, contents
-from .slurm import Slurm, command, in_jobs, wait_until
+from .slurm import GPUS, Slurm, command, in_jobs, wait_until
 
 # There is no accounting to ask, and jobs are short.
 HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2")
-# Long enough to be stopped in the middle, in about half a minute.
-LONG = """\
-scale: long
-title: some hundred rounds on a few clients
-reduced: true
-settings: {rounds: 1500}
-items: [toy/accuracy]
-"""
+# Of a paper of the demonstration what two methods have a part in: three runs, two of them of one method.
+PAPER = "fedfcd"
+SELECTION = {"papers": PAPER, "methods": "fedavg,local"}
 
 
 def on(profile: str, *options: str) -> tuple[str, ...]:
@@ -39,10 +39,68 @@ def on(profile: str, *options: str) -> tuple[str, ...]:
     return ("--workflow-profile", f"workflow/profiles/{profile}", *HERE, *options)
 
 
+def snakemake(checkout: Checkout, *options: str) -> tuple[int, str]:
+    """Run the workflow on what is selected."""
+    settings = tuple(f"{name}={value}" for name, value in SELECTION.items())
+    return checkout.snakemake(*options, scale="demo", settings=settings)
+
+
+def runs_of(checkout: Checkout) -> Mapping[str, RunSpec]:
+    request = Request.parse({"scale": "demo", **SELECTION}, "selection")
+    return plan(checkout.root / "config", request.scale).restricted(request.selection).runs
+
+
+def records_of(runs: Mapping[str, RunSpec]) -> tuple[str, ...]:
+    """What Snakemake is asked for when nothing but runs is wanted."""
+    return tuple(f"results/runs/{run}/summary.json" for run in runs)
+
+
+def record(checkout: Checkout, run: str) -> dict[str, bytes]:
+    """Of a record what shows neither times nor machines."""
+    return contents(checkout.results.run(run), ("spec.json", "metrics.jsonl", "summary.json"))
+
+
+def records(checkout: Checkout) -> dict[str, dict[str, bytes]]:
+    """The same of all runs."""
+    return {run: record(checkout, run) for run in runs_of(checkout)}
+
+
+def items(checkout: Checkout) -> dict[str, bytes]:
+    """The paper's tables, figures and claims; nothing in them is measured in seconds."""
+    folder = checkout.results.root / "demo" / PAPER
+    files = [file for form in ("csv", "md", "tex", "svg", "json") for file in folder.glob(f"*.{form}")]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def resumed(checkout: Checkout, run: str) -> list[int]:
+    """After which rounds a run went on."""
+    return list(checkout.results.record(run).provenance["resumed"])
+
+
+def calibrate(checkout: Checkout) -> None:
+    """As if steps had been measured: each composition of methods takes another time."""
+    costs = DeviceCosts(start=600.0)
+    for factor, spec in enumerate(runs_of(checkout).values(), start=1):
+        work = Workload.of(spec)
+        assert work is not None
+        costs.steps[work.step] = StepCost(step=0.1, image=0.0)
+        costs.factors[work.composition] = factor
+        costs.exchanges[work.exchange] = Exchange(down=0, up=0, model=0, server=0.0, rows=10**7)
+    Calibration(latest="here", devices={"here": costs}).write(calibration_file(checkout.results))
+
+
+def clock(minutes: int) -> str:
+    """A time limit as SLURM writes it, of less than a day."""
+    assert minutes < 24 * 60
+    return f"{minutes // 60:02}:{minutes % 60:02}:00"
+
+
+# ---------------------------------------------------------------- processes in jobs
 @dataclass(frozen=True)
 class Training:
     """A process that trains in a job, and the devices that it sees."""
 
+    process: int
     job: str
     devices: str
 
@@ -52,65 +110,75 @@ def trainings() -> Iterator[Training]:
     for process, environment in in_jobs():
         with suppress(OSError):
             if b"-m\0fltrain\0train\0" in Path(f"/proc/{process}/cmdline").read_bytes():
-                yield Training(environment["SLURM_JOB_ID"], environment.get("CUDA_VISIBLE_DEVICES", ""))
+                seen = environment.get("CUDA_VISIBLE_DEVICES", "")
+                yield Training(process, environment["SLURM_JOB_ID"], seen)
 
 
+def held(checkout: Checkout, run: str, job: str) -> Training:
+    """Stop the run of a job in the middle, as soon as it has a checkpoint.
+
+    What happens to it next then finds it there, on a slow machine and on a fast one.
+    """
+    wait_until(lambda: list(checkout.results.checkpoints(run).glob("*.safetensors")), 240, pause=0.02)
+    (training,) = (one for one in trainings() if one.job == job)
+    os.kill(training.process, signal.SIGSTOP)
+    assert not checkout.results.record(run).complete
+    return training
+
+
+def told_to_end(process: int) -> bool:
+    """Whether a stopped process has a SIGTERM waiting; also if it is gone."""
+    with suppress(OSError):
+        status = Path(f"/proc/{process}/status").read_text()
+        waiting = re.findall(r"^(?:Sig|Shd)Pnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        return any(int(signals, 16) >> (signal.SIGTERM - 1) & 1 for signals in waiting)
+    return True
+
+
+# ---------------------------------------------------------------- runs of the workflow
 @dataclass(frozen=True)
 class Outcome:
-    """A checkout after the workflow ran in it: what was said, the jobs, processes seen at the same time."""
+    """A checkout after the workflow ran in it: what was said, and the jobs in the order of submission."""
 
     checkout: Checkout
     said: str
     jobs: list[dict[str, str]]
-    together: set[frozenset[Training]]
+
+    @property
+    def names(self) -> list[str]:
+        """The runs of the jobs."""
+        return [job["Comment"].removeprefix("rule_train_wildcards_") for job in self.jobs]
 
 
-def ran(slurm: Slurm, checkout: Checkout, *options: str, scale: str = "tiny") -> Outcome:
-    """Run the workflow, and watch."""
-    before = set(slurm.jobs())
-    together = set()
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(checkout.snakemake, *options, scale=scale)
-        while not running.done():
-            together.add(frozenset(trainings()))
-            time.sleep(0.1)
-    code, said = running.result()
+def ran(slurm: Slurm, checkout: Checkout, *options: str) -> Outcome:
+    """Run the workflow."""
+    before = slurm.jobs_of(checkout.root).keys()
+    code, said = snakemake(checkout, *options)
     assert code == 0, said
-    jobs = [job for name, job in slurm.jobs().items() if name not in before]
-    return Outcome(checkout, said, jobs, together)
+    jobs = slurm.jobs_of(checkout.root)
+    return Outcome(checkout, said, [job for name, job in jobs.items() if name not in before])
 
 
-def runs_of(checkout: Checkout, scale: str = "tiny") -> Mapping[str, RunSpec]:
-    return plan(checkout.root / "config", scale).runs
+def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str) -> Outcome:
+    """Run the workflow, and let the time limit of a run's job come near while it trains.
 
-
-def record(checkout: Checkout, run: str) -> dict[str, bytes]:
-    """Of a record what shows neither times nor machines."""
-    return contents(checkout.results.run(run), ("spec.json", "metrics.jsonl", "summary.json"))
-
-
-def records(checkout: Checkout, scale: str = "tiny") -> dict[str, dict[str, bytes]]:
-    """The same of all runs of a scale."""
-    return {run: record(checkout, run) for run in runs_of(checkout, scale)}
-
-
-def items(checkout: Checkout) -> dict[str, bytes]:
-    """Tables and figures, as far as they show neither times nor machines."""
-    folder = checkout.results.root / "tiny" / "toy"
-    files = [file for form in ("csv", "md", "tex", "svg") for file in folder.glob(f"*.{form}")]
-    return {file.name: file.read_bytes() for file in files}
-
-
-def calibrate(checkout: Checkout) -> None:
-    """As if steps had been measured: each of the three compositions of methods takes another time."""
-    costs = DeviceCosts(start=600.0)
-    for factor, spec in enumerate(checkout.plan.runs.values(), start=1):
-        work = Workload.of(spec)
-        assert work is not None
-        costs.steps[work.step] = StepCost(step=10.0, image=0.0)
-        costs.factors[work.composition] = factor
-        costs.exchanges[work.exchange] = Exchange(down=0, up=0, model=0, server=0.0, rows=10**7)
-    Calibration(latest="here", devices={"here": costs}).write(calibration_file(checkout.results))
+    SLURM looks twice a minute whose limit is near, and is told to send its signal up to a minute before:
+    where there are 40 seconds left when the limit is set, it comes in time.
+    """
+    options = on(
+        "slurm", "--set-resources", "train:runtime=10*attempt", "train:slurm_extra='--signal=TERM@29'"
+    )
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(ran, slurm, checkout, *records_of({run: runs_of(checkout)[run]}), *options)
+        wait_until(lambda: running.done() or slurm.jobs_of(checkout.root), 120)
+        (job,) = slurm.jobs_of(checkout.root)
+        training = held(checkout, run, job)
+        elapsed = time.time() - slurm.started_at(job)
+        command("scontrol", "update", f"JobId={job}", f"TimeLimit={int(elapsed + 40) // 60 + 1}")
+        wait_until(lambda: told_to_end(training.process), 120)
+        with suppress(ProcessLookupError):
+            os.kill(training.process, signal.SIGCONT)
+        return running.result()
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +191,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout in which nothing has been run; not to be changed."""
     checkout = Checkout.of_this_repository(tmp_path_factory.mktemp("fresh") / "checkout")
-    (checkout.root / "config" / "scales" / "long.yaml").write_text(LONG)
-    # So that a run that is killed goes on in the middle.
-    checkout.edit("workflow/rules/train.smk", "fltrain train -", "fltrain train --checkpoint-rounds 50 -")
+    # So that a run can be stopped in the middle, and one that is killed goes on there.
+    checkout.edit("workflow/rules/train.smk", "fltrain train -", "fltrain train --checkpoint-rounds 1 -")
     calibrate(checkout)
     return checkout
 
@@ -134,156 +201,187 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 def prepared(fresh: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout with data and partitions; not to be changed."""
     checkout = fresh.copy(tmp_path_factory.mktemp("prepared") / "checkout")
-    code, said = checkout.snakemake("--cores", "2", "all_data")
+    code, said = snakemake(checkout, "--cores", "2", "all_data")
     assert code == 0, said
     return checkout
 
 
+@dataclass(frozen=True)
+class Everything:
+    """Runs of the workflow in checkouts of their own, all at the same time, as most of it is waiting."""
+
+    local: Future[Outcome]
+    clustered: Future[Outcome]
+    array: Future[Outcome]
+    batch: Future[Outcome]
+    limited: Future[Outcome]
+    alone: Future[Outcome]
+    """On one GPU of this machine."""
+    seen: set[frozenset[Training]]
+    """Processes that trained at the same moment."""
+
+
 @pytest.fixture(scope="module")
-def local(prepared: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def everything(
+    slurm: Slurm, fresh: Checkout, prepared: Checkout, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Everything]:
+    root = tmp_path_factory.mktemp("everything")
+    runs = runs_of(fresh)
+    last, seen = Event(), set()
+
+    def watch() -> None:
+        while not last.wait(0.3):
+            seen.add(frozenset(trainings()))
+
+    def copy(name: str, of: Checkout = prepared) -> Checkout:
+        return of.copy(root / name)
+
+    with ThreadPoolExecutor(7) as threads:
+        arrays = on("slurm", "--slurm-array-jobs", "train")
+        one_gpu = ("--workflow-profile", "workflow/profiles/gpu")
+        started = Everything(
+            limited=threads.submit(stopped_by_the_limit, slurm, copy("limited"), next(iter(runs))),
+            clustered=threads.submit(ran, slurm, copy("clustered", fresh), *on("slurm")),
+            batch=threads.submit(ran, slurm, copy("batch"), *on("slurm-batched"), *records_of(runs)),
+            array=threads.submit(ran, slurm, copy("array"), *arrays, *records_of(runs)),
+            local=threads.submit(ran, slurm, copy("local"), "--cores", "2"),
+            alone=threads.submit(ran, slurm, copy("alone"), *one_gpu, *records_of(runs)),
+            seen=seen,
+        )
+        threads.submit(watch)
+        yield started
+        last.set()
+
+
+@pytest.fixture(scope="module")
+def local(everything: Everything) -> Checkout:
     """A checkout in which everything was run without a cluster."""
-    checkout = prepared.copy(tmp_path_factory.mktemp("local") / "checkout")
-    for scale in ("tiny", "long"):
-        code, said = checkout.snakemake("--cores", "2", scale=scale)
-        assert code == 0, said
-    return checkout
-
-
-@pytest.fixture(scope="module")
-def clustered(slurm: Slurm, fresh: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What the profile slurm does."""
-    checkout = fresh.copy(tmp_path_factory.mktemp("clustered") / "checkout")
-    return ran(slurm, checkout, *on("slurm"))
+    outcome = everything.local.result()
+    assert not outcome.jobs
+    return outcome.checkout
 
 
 # ---------------------------------------------------------------- one job for each run
-def test_a_cluster_makes_the_same_bytes(clustered: Outcome, local: Checkout) -> None:
-    assert records(clustered.checkout) == records(local)
-    made = items(clustered.checkout)
-    assert {"accuracy.csv", "accuracy.md", "drift.svg"} <= made.keys() and made == items(local)
+def test_a_paper_of_the_demonstration_has_the_same_bytes(everything: Everything, local: Checkout) -> None:
+    clustered = everything.clustered.result().checkout
+    assert records(clustered) == records(local)
+    made = items(clustered)
+    assert {
+        "table1.csv",
+        "table1.md",
+        "table1.tex",
+        "clients.csv",
+        "figure3.svg",
+        "claims.csv",
+    } <= made.keys()
+    assert made == items(local)
 
 
-def test_only_training_is_submitted(clustered: Outcome) -> None:
-    assert sorted(job["Comment"] for job in clustered.jobs) == sorted(
-        f"rule_train_wildcards_{run}" for run in clustered.checkout.plan.runs
-    )
+def test_only_training_is_submitted(everything: Everything) -> None:
+    clustered = everything.clustered.result()
+    assert sorted(clustered.names) == sorted(runs_of(clustered.checkout))
 
 
-def test_jobs_ask_for_what_the_plan_says(clustered: Outcome) -> None:
+def test_jobs_ask_for_what_the_plan_says(everything: Everything) -> None:
+    clustered = everything.clustered.result()
     costs = measured(clustered.checkout.results)
-    asked = {job["Comment"]: job for job in clustered.jobs}
-    demands = {run: Demand.of(spec, costs) for run, spec in clustered.checkout.plan.runs.items()}
+    demands = {run: Demand.of(spec, costs) for run, spec in runs_of(clustered.checkout).items()}
     assert len({demand.minutes for demand in demands.values()}) == 3
-    for run, demand in demands.items():
-        job = asked[f"rule_train_wildcards_{run}"]
-        assert job["TimeLimit"] == f"{demand.minutes // 60:02}:{demand.minutes % 60:02}:00"
-        assert job["MinMemoryNode"] == f"{demand.memory_mb}M"
+    for run, job in zip(clustered.names, clustered.jobs, strict=True):
+        assert job["TimeLimit"] == clock(demands[run].minutes)
+        assert job["MinMemoryNode"] == f"{demands[run].memory_mb}M"
         assert job["TresPerJob"] == "gres:gpu:1" and job["CPUs/Task"] == "1"
         assert job["Requeue"] == "1"
 
 
-def test_each_job_has_a_gpu_of_its_own(clustered: Outcome) -> None:
-    assert any(len(seen) == 2 for seen in clustered.together), "two runs at a time"
-    for seen in clustered.together:
+def test_each_job_has_a_gpu_of_its_own(everything: Everything) -> None:
+    for one in (everything.clustered, everything.array, everything.batch, everything.limited):
+        one.result()
+    assert any(len(seen) > 1 for seen in everything.seen), "several runs at a time"
+    for seen in everything.seen:
         devices = [training.devices for training in seen]
-        assert set(devices) <= {"0", "1"} and len(set(devices)) == len(devices)
+        assert set(devices) <= set(map(str, range(len(GPUS)))) and len(set(devices)) == len(devices)
 
 
 # ---------------------------------------------------------------- several runs for each job
-def test_an_array_is_one_submission(
-    slurm: Slurm, prepared: Checkout, local: Checkout, tmp_path: Path
-) -> None:
-    checkout = prepared.copy(tmp_path / "checkout")
-    outcome = ran(slurm, checkout, *on("slurm", "--slurm-array-jobs", "train"), "toy_accuracy", "toy_drift")
-    assert len(outcome.jobs) == 3 and len({job["ArrayJobId"] for job in outcome.jobs}) == 1
-    assert records(checkout) == records(local)
+def test_an_array_is_one_submission(everything: Everything, local: Checkout) -> None:
+    array = everything.array.result()
+    assert len(array.jobs) == 3 and len({job["ArrayJobId"] for job in array.jobs}) == 1
+    assert records(array.checkout) == records(local)
 
 
-def test_a_batch_is_one_job_whose_runs_take_turns(
-    slurm: Slurm, prepared: Checkout, local: Checkout, tmp_path: Path
-) -> None:
-    checkout = prepared.copy(tmp_path / "checkout")
-    outcome = ran(slurm, checkout, *on("slurm-batched"), "toy_accuracy", "toy_drift")
-    (job,) = outcome.jobs
-    costs = measured(checkout.results)
-    demands = [Demand.of(spec, costs) for spec in checkout.plan.runs.values()]
-    minutes = sum(demand.minutes for demand in demands)
-    assert job["TimeLimit"] == f"{minutes // 60:02}:{minutes % 60:02}:00"
+def test_a_batch_is_one_job_whose_runs_take_turns(everything: Everything, local: Checkout) -> None:
+    batch = everything.batch.result()
+    (job,) = batch.jobs
+    costs = measured(batch.checkout.results)
+    demands = [Demand.of(spec, costs) for spec in runs_of(batch.checkout).values()]
+    assert job["TimeLimit"] == clock(sum(demand.minutes for demand in demands))
     assert job["MinMemoryNode"] == f"{max(demand.memory_mb for demand in demands)}M"
     assert job["TresPerJob"] == "gres:gpu:1" and job["NumCPUs"] == "1"
-    assert max(len(seen) for seen in outcome.together) == 1
-    assert records(checkout) == records(local)
+    own = [[training for training in seen if training.job == job["JobId"]] for seen in everything.seen]
+    assert max(map(len, own)) == 1, "one at a time"
+    assert records(batch.checkout) == records(local)
 
 
 # ---------------------------------------------------------------- without a cluster
-def test_runs_wait_for_a_gpu_the_longest_first(prepared: Checkout, local: Checkout, tmp_path: Path) -> None:
-    checkout = prepared.copy(tmp_path / "checkout")
-    code, said = checkout.snakemake(
-        "--workflow-profile", "workflow/profiles/gpu", "toy_accuracy", "toy_drift"
-    )
-    assert code == 0, said
-    costs = measured(checkout.results)
-    runs = checkout.plan.runs
+def test_runs_wait_for_a_gpu_the_longest_first(everything: Everything, local: Checkout) -> None:
+    outcome = everything.alone.result()
+    checkout = outcome.checkout
+    runs, costs = runs_of(checkout), measured(checkout.results)
     longest_first = sorted(runs, key=lambda run: Demand.of(runs[run], costs).minutes, reverse=True)
-    assert re.findall(r"^Job \d+: training (.+)$", said, re.MULTILINE) == longest_first
+    assert re.findall(r"^Job \d+: training (.+)$", outcome.said, re.MULTILINE) == longest_first
+    assert not outcome.jobs
     started = [(checkout.results.run(run) / "spec.json").stat().st_mtime for run in longest_first]
     assert started == sorted(started), "one at a time"
     assert records(checkout) == records(local)
 
 
 # ---------------------------------------------------------------- interruptions
-def resumed(checkout: Checkout, run: str) -> list[int]:
-    """After which rounds a run went on."""
-    return list(checkout.results.record(run).provenance["resumed"])
-
-
 def test_a_job_saves_its_state_before_the_limit_and_is_submitted_again(
-    slurm: Slurm, prepared: Checkout, local: Checkout, tmp_path: Path
+    everything: Everything, local: Checkout
 ) -> None:
-    """SLURM looks twice a minute whose limit is near: the signal comes 1 to 31 seconds after the start."""
-    checkout = prepared.copy(tmp_path / "checkout")
-    run = next(iter(runs_of(checkout, "long")))
-    limit = ("--set-resources", "train:runtime=attempt", "train:slurm_extra='--signal=TERM@29'")
-    target = f"results/runs/{run}/summary.json"
-    outcome = ran(slurm, checkout, target, *on("slurm", *limit), scale="long")
-    jobs = sorted(outcome.jobs, key=lambda job: int(job["JobId"]))
-    assert [job["JobState"] for job in jobs] == ["FAILED"] * (len(jobs) - 1) + ["COMPLETED"]
-    assert [job["TimeLimit"] for job in jobs] == [f"00:0{n + 1}:00" for n in range(len(jobs))]
-    assert resumed(checkout, run)
-    assert record(checkout, run) == record(local, run)
+    limited = everything.limited.result()
+    first, second = limited.jobs
+    assert (first["JobState"], second["JobState"]) == ("FAILED", "COMPLETED")
+    assert second["TimeLimit"] == clock(20), "twice as long as the first one asked for"
+    (run,) = set(limited.names)
+    assert resumed(limited.checkout, run)
+    assert record(limited.checkout, run) == record(local, run)
 
 
 def test_a_dead_node_and_a_cancelled_job(
-    slurm: Slurm, prepared: Checkout, local: Checkout, tmp_path: Path
+    slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
+    for one in (everything.clustered, everything.array, everything.batch, everything.limited):
+        one.result()  # a node dies with everything on it
     checkout = prepared.copy(tmp_path / "checkout")
-    first, second = runs_of(checkout, "long")
-    before = set(slurm.jobs())
+    first, second, _ = runs = runs_of(checkout)
+    wanted = records_of({run: runs[run] for run in (first, second)})
 
-    def ours() -> dict[str, dict[str, str]]:
-        found = [job for name, job in slurm.jobs().items() if name not in before]
-        return {job["Comment"].removeprefix("rule_train_wildcards_"): job for job in found}
-
-    def training(run: str) -> bool:
-        job = ours()[run]["JobId"]
-        return any(one.job == job for one in trainings())
+    def jobs() -> dict[str, str]:
+        """Ids of the jobs, by run."""
+        outcome = Outcome(checkout, "", list(slurm.jobs_of(checkout.root).values()))
+        return {run: job["JobId"] for run, job in zip(outcome.names, outcome.jobs, strict=True)}
 
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(checkout.snakemake, *on("slurm", "--preemptible-retries", "0"), scale="long")
+        running = thread.submit(snakemake, checkout, *on("slurm", "--preemptible-retries", "0"), *wanted)
+        wait_until(lambda: running.done() or jobs().keys() == {first, second}, 120)
         for run in (first, second):
-            wait_until(lambda run=run: list(checkout.results.checkpoints(run).glob("*.safetensors")), 120)
+            held(checkout, run, jobs()[run])
         slurm.kill_node()
         slurm.start_node()
-        wait_until(lambda: all(job["Restarts"] == "1" for job in ours().values()), 60)
-        for job in ours().values():  # SLURM would wait two minutes
-            command("scontrol", "update", f"JobId={job['JobId']}", "StartTime=now")
-        wait_until(lambda: training(second), 60)
-        command("scancel", ours()[second]["JobId"])
+        ours = slurm.jobs_of(checkout.root)
+        wait_until(lambda: all(slurm.jobs()[job]["Restarts"] == "1" for job in ours), 60)
+        for job in ours:  # SLURM would wait two minutes
+            command("scontrol", "update", f"JobId={job}", "StartTime=now")
+        wait_until(lambda: any(one.job == jobs()[second] for one in trainings()), 60, pause=0.02)
+        command("scancel", jobs()[second])
         code, said = running.result()
     assert code != 0, said
     assert checkout.results.record(first).complete and not checkout.results.record(second).complete
 
-    again = ran(slurm, checkout, *on("slurm"), scale="long")
-    assert [job["Comment"] for job in again.jobs] == [f"rule_train_wildcards_{second}"]
-    assert resumed(checkout, first) and resumed(checkout, second)
-    assert records(checkout, "long") == records(local, "long")
+    again = ran(slurm, checkout, *on("slurm"), *wanted)
+    assert again.names == [second]
+    for run in (first, second):
+        assert resumed(checkout, run)
+        assert record(checkout, run) == record(local, run)

@@ -15,7 +15,24 @@ from fltrain.spec import RunSpec
 FILES = ("spec.json", "metrics.jsonl", "summary.json", "models.safetensors")
 """What must not depend on how often a run was interrupted."""
 
-_FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def _changes_files(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether an operation changes what is on the disk.
+
+    Between two that do, it does not matter when a process is killed.
+    """
+    match event:
+        case "open":
+            return bool(arguments[2] & _WRITING)
+        case "os.mkdir":
+            return not os.path.lexists(arguments[0])
+        case "os.remove" | "os.rmdir":
+            return os.path.lexists(arguments[0])
+        case _:
+            return event in {"os.rename", "os.chmod", "os.truncate"}
+
 
 # Children are forked from a process that has imported torch already, so that they start at once.
 _context = multiprocessing.get_context("forkserver")
@@ -25,7 +42,8 @@ _context.set_forkserver_preload(["fltrain.train"])
 def started(spec: RunSpec, root: Path, kill_at: int | None = None) -> ForkServerProcess:
     """A process that trains a run, with a checkpoint after every round.
 
-    With ``kill_at`` it kills itself before its operation of that number (from 1) on a file in ``root``.
+    With ``kill_at`` it kills itself before its operation of that number (from 1) that changes a file
+    in ``root``.
     """
     process = _context.Process(target=_train, args=(spec.to_json(), root, kill_at))
     process.start()
@@ -69,7 +87,7 @@ def _kill_at(number: int, root: Path) -> None:
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left
-        if event in _FILE_EVENTS and any(str(one).startswith(str(root)) for one in arguments):
+        if any(str(one).startswith(str(root)) for one in arguments) and _changes_files(event, arguments):
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
 from fltrain.errors import FltrainError
-from fltrain.experiments import plan
+from fltrain.experiments import Plan, plan
 from fltrain.files import write_json
 from fltrain.records import Record, Results, write_record
 from fltrain.reporting import claims as tests_of_claims
@@ -799,9 +799,15 @@ def test_files(runs: Runs, tmp_path: Path) -> None:
     assert {**heading, "items": summary["items"]}.items() <= summary.items()
 
 
+@pytest.fixture(scope="module")
+def papers() -> Plan:
+    """The papers' own protocol."""
+    return plan(ROOT / "config", "paper")
+
+
 @pytest.mark.parametrize("paper", ["flfa", "ecgr", "fed2", "fedfcd", "fedimpro"])
-def test_the_papers_claims_are_judged_without_any_run(paper: str, tmp_path: Path) -> None:
-    items = [item for item in plan(ROOT / "config", "paper").items if item.paper.paper == paper]
+def test_the_papers_claims_are_judged_without_any_run(papers: Plan, paper: str, tmp_path: Path) -> None:
+    items = [item for item in papers.items if item.paper.paper == paper]
     reported = ROOT / "config" / "reported"
 
     def published(sheet: Sheet) -> Published:

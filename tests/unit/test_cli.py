@@ -278,7 +278,7 @@ def test_what_another_process_trained_while_one_waited_for_a_gpu_is_not_trained_
     run = RunSpec.parse(MINUTE, "test")
     records = []
 
-    def waiting(name: str, runs: int | None) -> torch.device:
+    def waiting(name: str, runs: int | None, megabytes: int) -> torch.device:
         records.append(bytes_of(trained(run, tmp_path / "out").folder))
         return torch.device(name)
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,21 @@ def spec(request: pytest.FixtureRequest) -> RunSpec:
     return tiny(rounds=6, **SAMPLE[request.param])
 
 
+@dataclass(frozen=True)
+class Long:
+    """A run that is long enough to be stopped in the middle, as it was trained without that."""
+
+    spec: RunSpec
+    root: Path
+    expected: dict[str, bytes | None]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Long:
+    spec, root = tiny(rounds=60), tmp_path_factory.mktemp("whole")
+    return Long(spec, root, contents(finished(spec, root)))
+
+
 def assert_clean(root: Path, spec: RunSpec) -> None:
     """There is a record and nothing else: no checkpoint, no lock, no temporary file."""
     results = Results(root)
@@ -47,7 +63,7 @@ def assert_clean(root: Path, spec: RunSpec) -> None:
     assert list((root / "checkpoints").iterdir()) == []
 
 
-def test_killed_before_any_operation_on_a_file(tmp_path: Path) -> None:
+def test_killed_before_any_operation_that_changes_a_file(tmp_path: Path) -> None:
     spec = tiny(method="scaffold", model="mlp", rounds=2, evaluation={"keep": "clients"})
     expected = contents(finished(spec, tmp_path / "whole"))
     operation, ended = 0, False
@@ -60,7 +76,7 @@ def test_killed_before_any_operation_on_a_file(tmp_path: Path) -> None:
         assert ended or process.exitcode == -signal.SIGKILL
         assert contents(finished(spec, root)) == expected, f"killed before operation {operation}"
         assert_clean(root, spec)
-    assert operation > 30, "operations on files were counted"
+    assert operation > 25, "operations on files were counted"
 
 
 @pytest.mark.parametrize("spec", SAMPLE, indirect=True)
@@ -106,11 +122,9 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
 )
 def test_a_signal_saves_the_state_and_ends_the_program(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, long: Long, number: signal.Signals, code: int
 ) -> None:
-    spec = tiny(rounds=60)
-    expected = contents(finished(spec, tmp_path / "whole"))
-    root = prepared(tmp_path / "results", tmp_path / "whole")
+    spec, root = long.spec, prepared(tmp_path / "results", long.root)
     (tmp_path / "run.json").write_text(spec.to_json())
     command = ("train", "run.json", "--results", str(root))
     process = fltrain(*command, cwd=tmp_path, FLTRAIN_CHECKPOINT_ROUNDS="1")
@@ -125,10 +139,8 @@ def test_a_signal_saves_the_state_and_ends_the_program(
         last,
     )
     assert "Traceback" not in said
-    again = fltrain(*command, cwd=tmp_path)
-    said, _ = again.communicate()
-    assert again.returncode == 0 and "goes on after round" in said
-    assert contents(Results(root).record(spec.run_id)) == expected
+    assert contents(finished(spec, root)) == long.expected
+    assert "goes on after round" in (Results(root).run(spec.run_id) / "train.log").read_text()
     assert_clean(root, spec)
 
 
@@ -148,10 +160,10 @@ def test_two_processes_do_not_train_the_same_run(tmp_path: Path) -> None:
     assert_clean(root, spec)
 
 
-def test_who_waits_for_a_process_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    spec = tiny(rounds=60)
-    expected = contents(finished(spec, tmp_path / "whole"))
-    root = prepared(tmp_path / "results", tmp_path / "whole")
+def test_who_waits_for_a_process_that_is_killed_goes_on_from_its_checkpoint(
+    tmp_path: Path, long: Long
+) -> None:
+    spec, root = long.spec, prepared(tmp_path / "results", long.root)
     first = started(spec, root)
     while not list(Results(root).checkpoints(spec.run_id).glob("*.safetensors")):
         time.sleep(0.01)
@@ -164,5 +176,5 @@ def test_who_waits_for_a_process_that_is_killed_goes_on_from_its_checkpoint(tmp_
     second.join()
     assert second.exitcode == 0
     assert "goes on after round" in log.read_text()
-    assert contents(Results(root).record(spec.run_id)) == expected
+    assert contents(Results(root).record(spec.run_id)) == long.expected
     assert_clean(root, spec)

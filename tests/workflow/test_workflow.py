@@ -85,6 +85,14 @@ settings:
   evaluation: {statistics: [drift]}
 items: [toy/accuracy, toy/drift, toy/shares]
 """
+# For what takes many runs of the workflow: a table of two runs.
+SINGLE = """\
+scale: single
+title: one table, a round on a few clients
+reduced: true
+settings: {rounds: 1}
+items: [toy/accuracy]
+"""
 PUBLISHED = """\
 method,metric,value,note
 fedavg,acc,91.00,as printed
@@ -118,6 +126,7 @@ class Checkout:
         shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
         (root / "config" / "papers" / "toy.yaml").write_text(PAPER)
         (root / "config" / "scales" / "tiny.yaml").write_text(SCALE)
+        (root / "config" / "scales" / "single.yaml").write_text(SINGLE)
         (root / "config" / "reported" / "toy_accuracy.csv").write_text(PUBLISHED)
         return cls(root)
 
@@ -312,7 +321,7 @@ def test_a_caption_or_a_published_value_concerns_its_item_only(changed: Checkout
     changed.edit("config/papers/toy.yaml", "Which classes, in bubbles.", "Which classes they hold.")
     changed.edit("config/reported/toy_accuracy.csv", "91.00", "90.00")
     jobs = changed.jobs()
-    assert set(jobs) == {TABLE, BUBBLES, CLAIMS, OVERVIEW}
+    assert set(jobs) == {TABLE, BUBBLES, CLAIMS, OVERVIEW, TRACK}
     assert "config/reported/toy_accuracy.csv" in jobs[TABLE] and "Params" not in jobs[TABLE]
     assert "Params have changed" in jobs[BUBBLES] and "Which classes they hold." in jobs[BUBBLES]
 
@@ -408,7 +417,7 @@ def test_a_restriction_takes_no_item_from_runs_in_mlflow(changed: Checkout) -> N
     assert code == 0, said
     with closing(sqlite3.connect(changed.results.tracking)) as store:
         query = "select value from tags where key = 'items' and value like '%again%'"
-        assert store.execute(query).fetchall() == [("toy/again toy/accuracy",)]
+        assert store.execute(query).fetchall() == [("toy/again, toy/accuracy,",)]
 
 
 def test_a_budget_is_spent_once(changed: Checkout) -> None:
@@ -523,7 +532,7 @@ def test_data_that_are_made_anew_are_no_reason_to_train_again(changed: Checkout)
 
 def test_killed_processes_cost_no_result(fresh: Checkout, tmp_path: Path) -> None:
     """A small version of what the script does by hand with a hundred kills."""
-    command = (sys.executable, "benchmarks/soak.py", "--scale", "tiny", "--kills", "5", "--every", "1")
+    command = (sys.executable, "benchmarks/soak.py", "--scale", "single", "--kills", "5", "--every", "1")
     done = subprocess.run(
         [*command, "--folder", str(tmp_path / "soak")],
         cwd=fresh.root,
@@ -535,7 +544,7 @@ def test_killed_processes_cost_no_result(fresh: Checkout, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stdout
     assert re.search(r"^[1-5] kills .*, \d+ starts", done.stdout, re.MULTILINE)
-    assert re.search(r"^\d\d files compared, 0 differ$", done.stdout, re.MULTILINE)
+    assert re.search(r"^[1-9]\d* files compared, 0 differ$", done.stdout, re.MULTILINE)
 
 
 METHOD = '''
