@@ -1,4 +1,4 @@
-"""The command line: ``fltrain train | plan | status | verify | track | records | data | schema``.
+"""The command line: ``fltrain train | plan | status | verify | track | compare | bench | data ...``.
 
 Exit codes: 0 done, 2 a mistake in configuration, data or environment (one line says which); the others are
 those of the classes in ``fltrain.errors``.
@@ -10,19 +10,22 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.cells import cell_len
 from rich.table import Table
 
 from fltrain import __version__
 from fltrain.component import Settings
 from fltrain.costs import PlanCosts, affordable, how_to_calibrate, run_table
 from fltrain.declarations import Paper, Register, Scale
+from fltrain.demands import most_vram_mb
 from fltrain.determinism import Profile
 from fltrain.devices import RUNS, pick_device
+from fltrain.engine import ExecutorName
 from fltrain.errors import FltrainError, Stopped, as_mistake
 from fltrain.experiments import Plan, plan
 from fltrain.files import write_json, write_text
@@ -79,6 +82,14 @@ def train(
         int | None,
         typer.Option(min=1, help=f"Processes that may share a GPU; {RUNS} if not given, or 1."),
     ] = None,
+    vram_mb: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Megabytes of a GPU for these runs: others share it only if theirs fit, too; "
+            "an estimate if not given.",
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
     recordings: Annotated[
         Place, typer.Option(help="Where methods that record local steps (ecgr) keep them.")
@@ -103,6 +114,13 @@ def train(
         Profile,
         typer.Option(help="On CUDA: exact for the same bits every time, fast for whatever PyTorch chooses."),
     ] = "exact",
+    executor: Annotated[
+        ExecutorName,
+        typer.Option(
+            envvar="FLTRAIN_EXECUTOR",
+            help="How local steps are run: loop; graph, recorded and replayed; or by a trial.",
+        ),
+    ] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Train even if the record is complete.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
 ) -> None:
@@ -123,9 +141,13 @@ def train(
                 from fltrain import train as training
                 from fltrain.engine.checkpoint import Interval
 
-                chosen = chosen or pick_device(device, runs_per_device)
+                if chosen is None:
+                    needed = most_vram_mb(parsed, where) if vram_mb is None else vram_mb
+                    chosen = pick_device(device, runs_per_device, needed)
             interval = Interval(checkpoint_seconds, checkpoint_rounds)
-            execution = training.Execution(chosen, threads, recordings, client_memory, interval, determinism)
+            execution = training.Execution(
+                chosen, threads, recordings, client_memory, interval, determinism, executor
+            )
             record = training.train(spec, where, execution, again=again, quiet=quiet, stopping=stopping)
             typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
 
@@ -301,22 +323,133 @@ def track(
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
     uri: Annotated[
-        str | None, typer.Option(help="MLflow store; sqlite:///RESULTS/mlflow.db if not given.")
+        str | None,
+        typer.Option(
+            envvar="MLFLOW_TRACKING_URI", help="MLflow store; sqlite:///RESULTS/mlflow.db if not given."
+        ),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--every", help="Also the runs in RESULTS/runs that the scale does not have.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on exporting what appears, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="With --follow: seconds between two looks at the records.")
+    ] = 10.0,
 ) -> None:
-    """Export the trained runs of a scale to MLflow; exporting again changes nothing.
+    """Export the trained runs, tables and figures of a scale to MLflow; exporting again changes nothing.
 
-    A restriction chooses runs; they keep all the tables and figures that they are tagged with.
+    A restriction chooses runs; they keep all the tables and figures that they are tagged with. A tracking
+    server is told what MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD, say.
     """
-    from fltrain.tracking import export
+    from fltrain import tracking
 
     where = Results(results)
     whole = plan(config, scale)
     planned = affordable(whole, _selection(items, datasets, methods, seeds, hours), where)
-    records = [record for run_id in planned.runs if (record := where.record(run_id)).complete]
+    runs = dict.fromkeys(planned.runs)
+    if every:
+        runs |= dict.fromkeys(record.run_id for record in where.records())
+    pages = [tracking.Page(item.id, item.item.title, item.item.caption) for item in planned.items]
+    wanted = tracking.Wanted(where, scale, whole.memberships, list(runs), pages)
     store = uri or f"sqlite:///{where.tracking}"
-    done = export(records, whole.memberships, store)
-    typer.echo(f"{store}: {done.created} created, {done.replaced} replaced, {done.unchanged} unchanged")
+    if not follow:
+        typer.echo(f"{store}: {tracking.export(wanted, store)}")
+        return
+    stopping = Stopping()
+    try:
+        with stopping.heeded(), stopping.interruptible():  # what was cut short, the next export makes good
+            tracking.follow(wanted, store, typer.echo, interval)
+    except (Stopped, KeyboardInterrupt):
+        typer.echo(f"{store}: no longer followed; `fltrain track` goes on from here")
+
+
+@app.command()
+def compare(
+    paper: Annotated[
+        str | None, typer.Option(help="Runs behind tables and figures of papers: flfa,ecgr.")
+    ] = None,
+    item: Annotated[str | None, typer.Option(help="Runs behind tables and figures: flfa/table1.")] = None,
+    scale: Annotated[str | None, typer.Option(help="Runs of scales: demo.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Runs on data sets: cifar10,mnist.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Runs with partition schemes: dirichlet.")] = None,
+    model: Annotated[str | None, typer.Option(help="Runs of networks: lenet5.")] = None,
+    method: Annotated[str | None, typer.Option(help="Runs of base methods: fedavg,fedprox.")] = None,
+    plugins: Annotated[
+        str | None, typer.Option(help="Runs with exactly these plug-ins: none,flfa,flfa+ecgr.")
+    ] = None,
+    seed: Annotated[str | None, typer.Option(help="Runs with seeds: 0,1,2.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="completed, diverged, stale; all but stale ones if not given.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting by its dotted name: training.lr=0.01,0.1 or method.mu!=0; repeatable."),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(help="What the table shows: final_accuracy, best_accuracy, test_loss, seconds ...")
+    ] = "final_accuracy",
+    over: Annotated[
+        str | None,
+        typer.Option(help="What is compared, by dotted names; method and plug-ins if these differ."),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="What is compared with; fedavg, or the first line, if not given.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw curves to this file (.png, .pdf, .svg).")] = None,
+    curve: Annotated[str, typer.Option(help="The metric of the curves.")] = "test_accuracy",
+    sketch: Annotated[bool, typer.Option("--sketch", help="Show curves in the terminal.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the table to this file (.csv, .json).")] = None,
+    uri: Annotated[
+        str | None, typer.Option(help="Read from this MLflow store in place of the records in RESULTS.")
+    ] = None,
+    results: ResultsOption = Path("results"),
+    config: ConfigOption = Path("config"),
+) -> None:
+    """Compare trained runs: means over seeds, and differences paired by seed.
+
+    All options that choose runs take several names with commas between them.
+    """
+    from fltrain import compare as comparing
+    from fltrain.frames import find_runs
+
+    fields = {
+        "paper": paper,
+        "items": item,
+        "scale": scale,
+        "dataset": dataset,
+        "partition": partition,
+        "model": model,
+        "method": method,
+        "plugins": plugins,
+        "seed": seed,
+        "status": status,
+    }
+    wanted = {name: _names(value) for name, value in fields.items() if value}
+    runs = find_runs(results, uri, config, where or (), wanted)
+    compared = comparing.compare(runs, metric, _names(over or ""), baseline)
+    rows = compared.rows()
+    table = Table()
+    for heading in rows[0]:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
+    _print(table)
+    for remark in compared.remarks:
+        typer.echo(remark)
+    if sketch:
+        typer.echo("\n".join(comparing.sketch(compared, runs, curve)))
+    if plot:
+        comparing.plot(compared, runs, curve, plot)
+        typer.echo(f"curves: {plot}")
+    if out:
+        compared.write(out)
+        typer.echo(f"table: {out}")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 records_app = typer.Typer(
@@ -395,12 +528,33 @@ def list_data(results: ResultsOption = Path("results")) -> None:
 
 
 def _print(table: Table) -> None:
-    """Print a table as wide as it is: columns folded to a narrow terminal are hard to read and to search."""
-    console = Console()
-    console.width = max(
-        console.width, console.measure(table, options=console.options.update(width=1000)).maximum
-    )
-    console.print(table)
+    """Print a table as wide as it is: columns folded to a narrow terminal are hard to read and to search.
+
+    With ten thousand runs, rich itself would take a minute for it.
+    """
+    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    widths = [max(map(cell_len, cells)) for cells in columns]
+    right = [column.justify == "right" for column in table.columns]
+
+    def line(left: str, fill: str, middle: str, end: str) -> str:
+        return left + middle.join(fill * (width + 2) for width in widths) + end
+
+    def row(side: str, cells: Sequence[str]) -> str:
+        padding = [" " * (width - cell_len(cell)) for width, cell in zip(widths, cells, strict=True)]
+        placed = [
+            pad + cell if to_right else cell + pad
+            for cell, pad, to_right in zip(cells, padding, right, strict=True)
+        ]
+        return f"{side} {f' {side} '.join(placed)} {side}"
+
+    head, *rows = zip(*columns, strict=True)
+    lines = [str(table.title)] if table.title else []
+    lines += [line("┏", "━", "┳", "┓"), row("┃", head), line("┡", "━", "╇", "┩")]
+    for cells, state in zip(rows, table.rows, strict=True):
+        lines.append(row("│", cells))
+        if state.end_section:
+            lines.append(line("├", "─", "┼", "┤"))
+    typer.echo("\n".join([*lines, line("└", "─", "┴", "┘")]))
 
 
 def _count(number: int | None) -> str:
@@ -466,6 +620,79 @@ def show_data(
     for label, row in enumerate(zip(names, histogram["train"], histogram["test"], strict=True)):
         table.add_row(str(label), *map(str, row))
     _print(table)
+
+
+@app.command("bench")
+def run_bench(
+    models: Annotated[str, typer.Option(help="Networks: lenet5,resnet18.")] = "lenet5",
+    datasets: Annotated[str, typer.Option(help="Data sets whose images they get: mnist,cifar10.")] = "mnist",
+    methods: Annotated[
+        str, typer.Option(help="Methods, with plug-ins or not: fedavg,fedprox+flfa.")
+    ] = "fedavg",
+    executors: Annotated[
+        str | None, typer.Option(help="How local steps are run: loop,graph; all ways if not given.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images in a batch.")] = 64,
+    clients: Annotated[int, typer.Option(min=1, help="Clients in a round.")] = 2,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Batches of each client in a round; 2 to 20, by their cost, if not given."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds of each.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    determinism: Annotated[
+        Profile,
+        typer.Option(help="On CUDA: exact for the same bits every time, fast for whatever PyTorch chooses."),
+    ] = "exact",
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where the time goes, by kind of kernel (CPU).")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="The table, a CSV file; a figure and profiles go beside it.")
+    ] = Path("results/bench.csv"),
+) -> None:
+    """Measure how fast runs are trained here, beside what the device can do and a bare PyTorch loop.
+
+    Images are random: no data set is needed. Options that name several take commas between them.
+    """
+    from fltrain import bench as benching
+    from fltrain.engine.executors import EXECUTORS
+
+    where = benching.files_of(out, profile)
+    wanted = benching.Bench(
+        models=_names(models),
+        datasets=_names(datasets),
+        methods=_names(methods),
+        executors=list(EXECUTORS) if executors is None else _names(executors),
+        batch_size=batch_size,
+        clients=clients,
+        steps=steps,
+        repeats=repeats,
+        threads=threads,
+        device=pick_device(device, runs=1),  # what is measured on a shared one would say little
+        determinism=determinism,
+    )
+    if profile and wanted.device.type != "cpu":
+        raise FltrainError(
+            f"--profile: kernels are told apart on the CPU, not on {device!r}; add --device cpu"
+        )
+    measured = benching.measure(wanted, typer.echo)
+    tables = [[row.cells for row in measured.rows]]
+    if profile:
+        tables.append(benching.profile_table(measured.profiles))
+    for lines in tables:
+        table = Table()
+        for heading in lines[0]:
+            table.add_column(heading, no_wrap=True)
+        for line in lines:
+            table.add_row(*line.values())
+        _print(table)
+    for reason in measured.left_out:
+        typer.echo(f"left out: {reason}")
+    typer.echo(f"memory of the whole process at most: {measured.memory_mb:,.0f} MB")
+    benching.write(measured, out, profile)
+    typer.echo(f"written: {', '.join(map(str, where))}")
 
 
 @app.command()

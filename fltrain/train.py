@@ -172,6 +172,8 @@ def _train(
         progress.seconds = time.perf_counter() - started
         if memory.reduced():
             determinism.operations.add("tests in smaller batches")
+        if not EXECUTORS[simulation.executor.name].exact:
+            determinism.operations.add("clients side by side")
         here.update(determinism.facts, executor=simulation.executor.name)
         return progress
 

@@ -84,7 +84,7 @@ class StackExecutor(LoopExecutor):
                 return self._side_by_side(round, clients, kept)
             except torch.OutOfMemoryError:
                 raise
-            except (RuntimeError, NotImplementedError, ValueError) as error:
+            except (RuntimeError, ValueError) as error:
                 # Whatever torch.func has no rule for; a mistake in a method shows in the loop as well.
                 self.refused = " ".join(str(error).split())
             LOG.info("executor stack: clients are trained one by one: %s", self.refused)

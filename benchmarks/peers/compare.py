@@ -1,0 +1,310 @@
+"""The same federated work in this engine, in a bare PyTorch loop and in other simulators.
+
+FedAvg with ten clients, all of which train in every round: LeNet-5 on MNIST, and the CNN of the ECGR paper on
+CIFAR-10. All get the same images for each client, the same initial weights and the same batches, so that all
+must end at the same weights but for rounding. They take turns, each in processes of its own. Every peer has
+an environment of its own, made below ``.venvs`` from its ``requirements-<peer>.txt`` the first time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from describe import CASES, spec_of, write_task
+from numpy.typing import NDArray
+from task import Task, accuracy
+from watch import Watch
+
+from fltrain.engine import ExecutorName
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE / ".venvs"
+PEERS = ("flower", "pfl")
+LIMIT_SECONDS = 1800
+"""Of a turn. Flower, for one, waits for ever if Ray does not start."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A simulator and how it uses the cores.
+
+    Attributes:
+        who: the simulator; its script is ``run_<who>.py``, its environment that of the same name.
+        how: what the cores do, in words.
+        cores: that its processes may use.
+        runs: started side by side, each of them the whole task.
+        workers: processes among which each run divides the clients.
+        launcher: arguments of the interpreter before the script.
+        arguments: further ones of the script.
+    """
+
+    who: str
+    how: str
+    cores: int
+    runs: int = 1
+    workers: int = 1
+    launcher: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    def run(self, task: Task, scratch: Path) -> tuple[Costs, NDArray[np.float32]]:
+        """Do the task once, in a new folder of ``scratch``; also returns the final weights."""
+        command = [
+            python_of(self.who),
+            *self.launcher,
+            HERE / f"run_{self.who}.py",
+            task.folder,
+            self.workers,
+        ]
+        folders = [Path(tempfile.mkdtemp(dir=scratch)) for _ in range(self.runs)]
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, sorted(cores)[: self.cores])  # what is started inherits it
+        try:
+            started = time.time()
+            running = [start([*command, *self.arguments], folder) for folder in folders]
+        finally:
+            os.sched_setaffinity(0, cores)
+        watch = Watch(process.pid for process in running)
+        try:
+            codes = [process.wait(LIMIT_SECONDS) for process in running]
+        except subprocess.TimeoutExpired:
+            sys.exit(f"error: {self.who} ({self.how}) has not ended after {LIMIT_SECONDS} seconds")
+        finally:
+            watch.stop()
+            for process in running:
+                process.kill()
+        if any(codes):
+            told = (folders[0] / "stderr").read_text()[-4000:]
+            sys.exit(f"error: {self.who} ({self.how}) failed; its last words:\n{told}")
+        ends = [ends_of_rounds(folder) for folder in folders]
+        return Costs.of(task, started, ends, watch), np.load(folders[0] / "weights.npy")
+
+
+def entries(executor: str) -> list[Entry]:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    return [
+        Entry("ours", "one thread", 1, arguments=(executor,)),
+        Entry("bare", "one thread", 1),
+        Entry("flower", "one actor", 1),
+        Entry("pfl", "one process", 1),
+        Entry("ours", "two runs at once", 2, runs=2, arguments=(executor,)),
+        Entry("bare", "two runs at once", 2, runs=2),
+        Entry("flower", "two actors", 2, workers=2),
+        Entry("pfl", "two processes", 2, workers=2, launcher=torchrun),
+    ]
+
+
+def python_of(who: str) -> Path:
+    """The interpreter that runs a simulator's script; makes its environment if need be."""
+    requirements = HERE / f"requirements-{who}.txt"
+    if not requirements.exists():
+        return Path(sys.executable)
+    environment = ENVIRONMENTS / who
+    python, stamp = environment / "bin" / "python", environment / requirements.name
+    if not stamp.exists() or stamp.read_text() != requirements.read_text():
+        uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        if uv is None:
+            sys.exit("error: uv is not there; 'make env' installs it")
+        print(f"making the environment of {who}", file=sys.stderr)
+        subprocess.run(
+            [uv, "venv", "--quiet", "--clear", "--python", sys.executable, environment], check=True
+        )
+        install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python)]
+        subprocess.run([*install, "-r", str(requirements)], check=True)
+        shutil.copy(requirements, stamp)
+    return python
+
+
+def start(command: Sequence[object], folder: Path) -> subprocess.Popen[bytes]:
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
+        return subprocess.Popen(
+            [str(part) for part in command],
+            cwd=folder,
+            env={**os.environ, **quiet},
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+
+def ends_of_rounds(folder: Path) -> list[float]:
+    """What a run has reported, among whatever else it printed."""
+    lines = (folder / "stdout").read_text().splitlines()
+    ends: list[float] = json.loads(next(line for line in lines if line.startswith('{"ends"')))["ends"]
+    return ends
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one turn of an entry took; the first round is left out of what is counted by round: it warms up.
+
+    Attributes:
+        images: that the clients of a run train on in a round, epochs counted.
+        seconds: of a round.
+        processor_seconds: of all processes, by run and round.
+        images_per_second: of all runs together.
+        startup: seconds from the start of the process to the end of the first round, less those of a round.
+        memory: MiB of all processes, at most.
+    """
+
+    images: int
+    seconds: float
+    processor_seconds: float
+    images_per_second: float
+    startup: float
+    memory: float
+
+    @classmethod
+    def of(cls, task: Task, started: float, ends: Sequence[Sequence[float]], watch: Watch) -> Costs:
+        counted, images = task.rounds - 1, task.arrays["orders"][0].size
+        rounds = [(own[-1] - own[0]) / counted for own in ends]
+        span = min(own[0] for own in ends), max(own[-1] for own in ends)
+        return cls(
+            images=images,
+            seconds=statistics.mean(rounds),
+            processor_seconds=watch.processor_seconds(*span) / counted / len(ends),
+            images_per_second=sum(images / one for one in rounds),
+            startup=statistics.mean(own[0] - started for own in ends) - statistics.mean(rounds),
+            memory=watch.memory / 2**20,
+        )
+
+
+@dataclass(frozen=True)
+class Row(Costs):
+    """What one turn of an entry took, and what came out.
+
+    Attributes:
+        accuracy: on all test images.
+        difference: of the weights from the bare loop's, at most.
+    """
+
+    dataset: str
+    who: str
+    how: str
+    cores: int
+    turn: int
+    accuracy: float
+    difference: float
+
+
+def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turns: int) -> list[Row]:
+    """Let all do the work on a data set in turns; then test what they ended with."""
+    case = CASES[dataset]
+    done = []
+    with tempfile.TemporaryDirectory() as scratch:
+        with np.load(path) as file:
+            task = write_task(Path(scratch), spec_of(dataset, case), file, rounds, case.shards)
+        for turn in range(turns):
+            first = turn % len(chosen)
+            for entry in [*chosen[first:], *chosen[:first]]:
+                print(f"{dataset}, turn {turn + 1} of {turns}: {entry.who}, {entry.how}", file=sys.stderr)
+                done.append((turn, entry, *entry.run(task, Path(scratch))))
+        bare = next(weights for _, entry, _, weights in done if entry.who == "bare")
+        different = {weights.tobytes(): torch.from_numpy(weights) for _, _, _, weights in done}
+        accuracies = {raw: accuracy(weights, task) for raw, weights in different.items()}
+    return [
+        Row(
+            **asdict(costs),
+            dataset=dataset,
+            who=entry.who,
+            how=entry.how,
+            cores=entry.cores,
+            turn=turn,
+            accuracy=accuracies[weights.tobytes()],
+            difference=float(np.abs(weights - bare).max()),
+        )
+        for turn, entry, costs, weights in done
+    ]
+
+
+def table(rows: Sequence[Row]) -> Iterable[str]:
+    """Medians of all turns; how many times our time others take in the same turn, with quartiles."""
+    columns = ["", "cores", "s/round", "processor s", "images/s", "start, s", "MiB", "accuracy"]
+    columns += ["weights differ", "time / ours", "processor time / ours"]
+    yield "| " + " | ".join(columns) + " |"
+    yield "|" + " --- |" * len(columns)
+    ours = {(row.cores, row.turn): row for row in rows if row.who == "ours"}
+    for who, how in dict.fromkeys((row.who, row.how) for row in sorted(rows, key=lambda row: row.cores)):
+        own = [row for row in rows if (row.who, row.how) == (who, how)]
+        beside = [(row, ours[row.cores, row.turn]) for row in own]
+        values = [
+            f"{who}, {how}",
+            f"{own[0].cores}",
+            f"{_median(row.seconds for row in own):.3f}",
+            f"{_median(row.processor_seconds for row in own):.3f}",
+            f"{_median(row.images_per_second for row in own):,.0f}",
+            f"{_median(row.startup for row in own):.1f}",
+            f"{_median(row.memory for row in own):,.0f}",
+            f"{_median(row.accuracy for row in own):.2%}",
+            f"{_median(row.difference for row in own):.0e}",
+            _quartiles([mine.images_per_second / row.images_per_second for row, mine in beside]),
+            _quartiles([row.processor_seconds / mine.processor_seconds for row, mine in beside]),
+        ]
+        yield "| " + " | ".join(values) + " |"
+
+
+_median = statistics.median
+
+
+def _quartiles(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if values[1:] else values * 3
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for dataset in CASES:
+        parser.add_argument(f"--{dataset}", type=Path, help="npz file in MedMNIST's layout")
+    parser.add_argument("--rounds", type=int, help="of each turn; the first one warms up")
+    parser.add_argument("--turns", type=int, default=3, help="of everybody")
+    parser.add_argument(
+        "--peers", nargs="*", choices=PEERS, default=PEERS, help="beside ours and the bare loop"
+    )
+    parser.add_argument("--cores", type=int, nargs="+", choices=(1, 2), default=(1, 2), help="1, 2 or both")
+    parser.add_argument("--executor", choices=get_args(ExecutorName), default="auto", help="of our engine")
+    parser.add_argument("--csv", type=Path, help="where to write every measurement")
+    options = parser.parse_args()
+    files: dict[str, Any] = {name: getattr(options, name) for name in CASES if getattr(options, name)}
+    if not files:
+        parser.error("name a file: " + " or ".join(f"--{dataset}" for dataset in CASES))
+    if options.rounds is not None and options.rounds < 2:
+        parser.error("--rounds: 2 or more, as the first one warms up")
+
+    if max(options.cores) > len(os.sched_getaffinity(0)):
+        parser.error("--cores: this machine has one core; say --cores 1")
+
+    chosen = [
+        entry
+        for entry in entries(options.executor)
+        if entry.who in {"ours", "bare", *options.peers} and entry.cores in options.cores
+    ]
+    rows: list[Row] = []
+    for dataset, path in files.items():
+        rounds = options.rounds or CASES[dataset].rounds
+        rows += compare(dataset, path, chosen, rounds, options.turns)
+        own = [row for row in rows if row.dataset == dataset]
+        print(f"{dataset}: {rounds} rounds of {own[0].images:,} images; medians of {options.turns} turns\n")
+        print("\n".join(table(own)), flush=True)
+        if options.csv:
+            with options.csv.open("w", newline="") as file:
+                writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+                writer.writeheader()
+                writer.writerows(asdict(row) for row in rows)
+
+
+if __name__ == "__main__":
+    main()

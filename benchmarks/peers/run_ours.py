@@ -1,0 +1,51 @@
+"""This project's engine: the simulation that ``fltrain train`` runs, in one process on one thread."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from task import Report, Task, arguments
+
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.executors import EXECUTORS, AutoExecutor
+from fltrain.engine.rounds import ExecutorFactory, Simulation
+from fltrain.spec import RunSpec
+
+
+def executor_called(name: str, found: Path) -> ExecutorFactory:
+    """What ``fltrain train --executor`` calls so; what the trials of ``auto`` find goes into ``found``."""
+    return partial(AutoExecutor, kind={}, found=found) if name == "auto" else EXECUTORS[name]
+
+
+def run(task: Task, executor: ExecutorFactory) -> tuple[Simulation, Report]:
+    arrays = task.arrays
+    data = PreparedData(
+        train_images=arrays["train_images"],
+        train_labels=arrays["train_labels"],
+        test_images=arrays["test_images"],
+        test_labels=arrays["test_labels"],
+        classes=task.classes,
+        mean=tuple(arrays["mean"].tolist()),
+        std=tuple(arrays["std"].tolist()),
+        digest="",
+    )
+    spec = RunSpec.parse(json.loads(Path(task.folder, "spec.json").read_text()), "spec.json")
+    simulation = Simulation(
+        spec, data, Partition(list(arrays["shards"]), ""), torch.device("cpu"), executor=executor
+    )
+    report = Report()
+    for round in range(task.rounds):
+        simulation.round(round)
+        report.round_ended()
+    return simulation, report
+
+
+if __name__ == "__main__":
+    task, _ = arguments()
+    torch.set_num_threads(1)
+    simulation, report = run(task, executor_called(sys.argv[3], Path.cwd()))
+    report.finish([simulation.server.weights, simulation.server.buffers])

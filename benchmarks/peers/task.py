@@ -1,0 +1,160 @@
+"""What every simulator is given and what it reports.
+
+A task is a folder with ``task.json`` and ``arrays.npz``, written by ``compare.py``. This module needs nothing
+but NumPy and PyTorch, as it is used in every simulator's own environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+TEST_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Task:
+    """Federated averaging. All clients train in every round, on given batches, from given weights."""
+
+    folder: str
+    model: str
+    classes: int
+    rounds: int
+    clients: int
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    weight_decay: float
+
+    @cached_property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Images and labels of both splits, ``mean`` and ``std``, and what the methods below return."""
+        with np.load(Path(self.folder, "arrays.npz")) as file:
+            return dict(file)
+
+    def _floats(self, images: NDArray[Any]) -> Tensor:
+        """Normalise ``(image / 255 - mean) / std``, rounded as the engine of this project does it."""
+        mean, std = (torch.from_numpy(self.arrays[name]).view(-1, 1, 1) for name in ("mean", "std"))
+        shift, scale = (one.expand(images.shape[1:]) for one in (-mean / std, 1 / (255 * std)))
+        return torch.addcmul(shift, torch.from_numpy(images).float(), scale)
+
+    @cached_property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """Images of all clients, normalised beforehand and in memory, and their labels."""
+        return self._floats(self.arrays["train_images"]), torch.from_numpy(self.arrays["train_labels"])
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor]:
+        return self._floats(self.arrays["test_images"]), torch.from_numpy(self.arrays["test_labels"])
+
+    def orders(self, round: int, client: int) -> Tensor:
+        """Training images in the order in which a client sees them in a round, ``[epochs, images]``."""
+        return torch.from_numpy(self.arrays["orders"][round, client])
+
+    def network(self) -> nn.Module:
+        """The network with the weights that all start from."""
+        _, channels, side, _ = self.arrays["test_images"].shape
+        network = NETWORKS[self.model](channels, side, self.classes)
+        return with_weights(network, torch.from_numpy(self.arrays["start"]))
+
+
+@cache
+def read(folder: str) -> Task:
+    """The task in a folder; read once by each process."""
+    return Task(folder=folder, **json.loads(Path(folder, "task.json").read_text()))
+
+
+def lenet5(channels: int, side: int, classes: int) -> nn.Module:
+    pooled = (side // 2 - 4) // 2
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(16 * pooled**2, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
+    )
+
+
+def ecgr_cnn(channels: int, side: int, classes: int) -> nn.Module:
+    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU()),
+        *(*convolution(32, 64), nn.MaxPool2d(2)),
+        *(*convolution(64, 128), *convolution(128, 128), nn.MaxPool2d(2)),
+        *(*convolution(128, 256), *convolution(256, 256), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Linear(256 * (side // 8) ** 2, classes, bias=False),
+    )
+
+
+NETWORKS = {"lenet5": lenet5, "ecgr_cnn": ecgr_cnn}
+
+
+def train(network: nn.Module, task: Task, round: int, client: int) -> None:
+    """Local training; batches are gathered in memory, which is faster than a DataLoader."""
+    images, labels = task.train
+    optimiser = torch.optim.SGD(
+        network.parameters(), lr=task.lr, momentum=task.momentum, weight_decay=task.weight_decay
+    )
+    network.train()
+    for order in task.orders(round, client):
+        for chosen in order.split(task.batch_size):
+            optimiser.zero_grad()
+            functional.cross_entropy(network(images[chosen]), labels[chosen]).backward()
+            optimiser.step()
+
+
+def accuracy(weights: Tensor, task: Task) -> float:
+    """Share of all test images that a network with such weights classifies rightly."""
+    network = with_weights(task.network(), weights).eval()
+    images, labels = task.test
+    with torch.no_grad():
+        batches = zip(images.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True)
+        return sum(int((network(some).argmax(1) == own).sum()) for some, own in batches) / len(labels)
+
+
+def trained(network: nn.Module) -> list[Tensor]:
+    """What federated averaging averages: parameters, then BatchNorm's running means and variances."""
+    return [*network.parameters(), *(buffer for buffer in network.buffers() if buffer.is_floating_point())]
+
+
+def with_weights(network: nn.Module, weights: Tensor) -> nn.Module:
+    """The network with its ``trained`` tensors taken from a vector, as far as that reaches."""
+    with torch.no_grad():
+        for tensor in trained(network):
+            if len(weights):
+                tensor.copy_(weights[: tensor.numel()].view_as(tensor))
+                weights = weights[tensor.numel() :]
+    return network
+
+
+@dataclass
+class Report:
+    """When rounds ended, in seconds since the epoch."""
+
+    ends: list[float] = field(default_factory=list)
+
+    def round_ended(self) -> None:
+        self.ends.append(time.time())
+
+    def finish(self, weights: list[Tensor]) -> None:
+        """Keep the final weights in the working directory and print the rest as one line of JSON."""
+        np.save("weights.npy", torch.cat([tensor.detach().flatten() for tensor in weights]).numpy())
+        print(json.dumps({"ends": self.ends}), flush=True)
+
+
+def arguments() -> tuple[Task, int]:
+    """The task, and how many processes are to train its clients: ``SCRIPT FOLDER WORKERS``."""
+    folder, workers = sys.argv[1:3]
+    return read(folder), int(workers)

@@ -1,0 +1,64 @@
+"""What running processes cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import psutil
+
+SAMPLE_SECONDS, MEMORY_SECONDS = 0.5, 1.0
+
+
+class Watch:
+    """Looks at running processes and all that they start: processor time over the clock, and peak memory."""
+
+    def __init__(self, roots: Iterable[int]) -> None:
+        self.roots = [psutil.Process(root) for root in roots]
+        self.times: list[tuple[float, float]] = []
+        self.memory = 0
+        self._seconds: dict[psutil.Process, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def processor_seconds(self, start: float, end: float) -> float:
+        """Between two times, in seconds since the epoch."""
+        clock, processor = zip(*self.times, strict=True)
+        earlier, later = np.interp([start, end], clock, processor)
+        return float(later - earlier)
+
+    def _look(self) -> None:
+        next_memory = 0.0
+        while not self._over.wait(SAMPLE_SECONDS):
+            alive = self._alive()
+            for process in alive:
+                seen = _unless_gone(process.cpu_times)
+                if seen:
+                    self._seconds[process] = seen.user + seen.system
+            now = time.time()
+            self.times.append((now, sum(self._seconds.values())))
+            if now >= next_memory:
+                next_memory = now + MEMORY_SECONDS
+                seen = [_unless_gone(process.memory_full_info) for process in alive]
+                # Shared pages count once: each process has its proportion of them.
+                self.memory = max(self.memory, sum(one.pss for one in seen if one))
+
+    def _alive(self) -> list[psutil.Process]:
+        children = [_unless_gone(partial(root.children, recursive=True)) or [] for root in self.roots]
+        return [*self.roots, *(child for some in children for child in some)]
+
+
+def _unless_gone(look: Callable[[], Any]) -> Any:
+    try:
+        return look()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return None
