@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -165,7 +166,7 @@ def main() -> None:
     )
     failed, verified = disturbed.fltrain("verify")
     _, tracked = disturbed.fltrain("track", "--scale", options.scale)
-    once = " 0 created, 0 replaced" in tracked
+    once = re.search(r": \d+ unchanged$", tracked) is not None
     print(
         f"{killed.total()} kills ({', '.join(f'{count} {what}' for what, count in killed.most_common())}), "
         f"{starts} starts, {seconds:.0f} s instead of {undisturbed:.0f} s"

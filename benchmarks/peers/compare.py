@@ -35,6 +35,9 @@ from fltrain.engine import ExecutorName
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".venvs"
 PEERS = ("flower", "pfl")
+WARM_UP = 2
+"""Rounds that are not counted: our executor ``auto`` makes its trial in the second one."""
+
 LIMIT_SECONDS = 1800
 """Of a turn. Flower, for one, waits for ever if Ray does not start."""
 
@@ -150,14 +153,14 @@ def ends_of_rounds(folder: Path) -> list[float]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What one turn of an entry took; the first round is left out of what is counted by round: it warms up.
+    """What one turn of an entry took; what is counted by round leaves the first rounds out, which warm up.
 
     Attributes:
         images: that the clients of a run train on in a round, epochs counted.
         seconds: of a round.
         processor_seconds: of all processes, by run and round.
         images_per_second: of all runs together.
-        startup: seconds from the start of the process to the end of the first round, less those of a round.
+        startup: seconds from the start of the process until it is warm, less those of as many rounds.
         memory: MiB of all processes, at most.
     """
 
@@ -170,15 +173,16 @@ class Costs:
 
     @classmethod
     def of(cls, task: Task, started: float, ends: Sequence[Sequence[float]], watch: Watch) -> Costs:
-        counted, images = task.rounds - 1, task.arrays["orders"][0].size
-        rounds = [(own[-1] - own[0]) / counted for own in ends]
-        span = min(own[0] for own in ends), max(own[-1] for own in ends)
+        counted, images = task.rounds - WARM_UP, task.arrays["orders"][0].size
+        warm = [own[WARM_UP - 1] for own in ends]
+        rounds = [(own[-1] - start) / counted for own, start in zip(ends, warm, strict=True)]
+        span = min(warm), max(own[-1] for own in ends)
         return cls(
             images=images,
             seconds=statistics.mean(rounds),
             processor_seconds=watch.processor_seconds(*span) / counted / len(ends),
             images_per_second=sum(images / one for one in rounds),
-            startup=statistics.mean(own[0] - started for own in ends) - statistics.mean(rounds),
+            startup=statistics.mean(warm) - started - WARM_UP * statistics.mean(rounds),
             memory=watch.memory / 2**20,
         )
 
@@ -269,7 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for dataset in CASES:
         parser.add_argument(f"--{dataset}", type=Path, help="npz file in MedMNIST's layout")
-    parser.add_argument("--rounds", type=int, help="of each turn; the first one warms up")
+    parser.add_argument("--rounds", type=int, help=f"of each turn; {WARM_UP} of them warm up")
     parser.add_argument("--turns", type=int, default=3, help="of everybody")
     parser.add_argument(
         "--peers", nargs="*", choices=PEERS, default=PEERS, help="beside ours and the bare loop"
@@ -281,8 +285,8 @@ def main() -> None:
     files: dict[str, Any] = {name: getattr(options, name) for name in CASES if getattr(options, name)}
     if not files:
         parser.error("name a file: " + " or ".join(f"--{dataset}" for dataset in CASES))
-    if options.rounds is not None and options.rounds < 2:
-        parser.error("--rounds: 2 or more, as the first one warms up")
+    if options.rounds is not None and options.rounds <= WARM_UP:
+        parser.error(f"--rounds: more than {WARM_UP}, as so many warm up")
 
     if max(options.cores) > len(os.sched_getaffinity(0)):
         parser.error("--cores: this machine has one core; say --cores 1")

@@ -37,7 +37,7 @@ class Case:
 
 CASES = {
     "mnist": Case("lenet5", 100, 10, {"epochs": 2, "batch_size": 50, "lr": 0.02}),
-    "cifar10": Case("ecgr_cnn", 500, 3, {"epochs": 1, "batch_size": 50, "lr": 0.02}),
+    "cifar10": Case("ecgr_cnn", 500, 4, {"epochs": 1, "batch_size": 50, "lr": 0.02}),
 }
 
 

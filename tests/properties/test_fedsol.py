@@ -339,7 +339,7 @@ def test_the_frozen_model_is_the_received_one_and_does_not_change() -> None:
         server = federation.server
         received = [server.weights.clone(), server.buffers.clone(), server.counters.clone()]
         federation.round(1)
-        ((weights, twin),) = federation.executor.frozen.twins
+        (((weights, _), twin),) = federation.executor.frozen.twins
         assert weights is server.weights
         for vectors in (twin, server):
             for name, before in zip(("weights", "buffers", "counters"), received, strict=True):

@@ -139,7 +139,7 @@ def check_frozen_models_do_not_change(method: Moon) -> None:
     buffers |= {
         id(kept["weights"]): kept["buffers"] for kept in (state[method.name] for state in states.values())
     }
-    for weights, twin in federation.executor.frozen.twins:
+    for (weights, _), twin in federation.executor.frozen.twins:
         assert torch.equal(twin.weights, weights)
         assert torch.equal(twin.buffers, buffers[id(weights)])
         assert not twin.network.training

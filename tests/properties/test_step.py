@@ -154,7 +154,8 @@ def check_frozen(kind: type[LoopStep], model: Model, twins: type[FrozenModels] =
                 torch.testing.assert_close(said.logits, network.classifier(seen), rtol=1e-5, atol=1e-6)
             assert not said.features.requires_grad and not said.logits.requires_grad
     for (held, twin), (weights, buffers) in zip(step.others.twins, others, strict=True):
-        assert held is weights
+        assert held[0] is weights
+        assert held[1] is buffers
         assert torch.equal(twin.weights, weights)
         assert torch.equal(twin.buffers, buffers)
         assert torch.equal(twin.counters, trained_model.counters)

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from fltrain import train as training
 from fltrain.cli import app, main
 from fltrain.data.prepared import PreparedData
+from fltrain.engine import executors
 from fltrain.engine.local import LoopExecutor
 from fltrain.engine.rounds import Simulation
 from fltrain.engine.trajectory import Trajectory
@@ -243,7 +243,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
             super().__init__(*args, **options)
             told.append(self.recordings)
 
-    monkeypatch.setattr(training, "LoopExecutor", Telling)
+    monkeypatch.setattr(executors, "LoopExecutor", Telling)
     return told
 
 
