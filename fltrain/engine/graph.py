@@ -28,6 +28,12 @@ from fltrain.methods.composition import LocalHooks
 SESSIONS = 16
 """Sessions that are kept; if there are more, the one that was not used for longest is given up."""
 
+STEPS = 32
+"""Recorded steps that a session keeps for batches of the same size; of more, the last ones.
+
+Where a method reads a number that changes with the round, every round records steps of its own.
+"""
+
 Carries = Mapping[str, State]
 Numbers = Mapping[tuple[str, str], float]
 
@@ -200,7 +206,9 @@ class GraphExecutor(LoopExecutor):
 
         gradient, replay = record(work, self.pool)
         read = [(name, number) for name, client in session.clients.items() for number in client.reads]
-        session.recorded[key].append(_Recorded(chosen, how, loss, replay, session.numbers(read)))
+        steps = session.recorded[key]
+        steps.append(_Recorded(chosen, how, loss, replay, session.numbers(read)))
+        del steps[:-STEPS]
         return loss, gradient
 
 

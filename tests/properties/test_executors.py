@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.engine import executors
+from fltrain.engine import executors, graph
 from fltrain.engine.executors import AutoExecutor
 from fltrain.engine.graph import GraphExecutor
 from fltrain.engine.local import LoopExecutor
@@ -115,12 +115,19 @@ def test_dropout_is_drawn_anew_in_every_step() -> None:
 
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fltrain.engine import graph
     from fltrain.methods.fedimpro import FedImpro
 
     monkeypatch.setattr(graph, "SESSIONS", 2)
     executor = both(FedAvg(), FedImpro(), fraction=1.0).executor
     assert len(executor.sessions) == 2
+
+
+def test_recorded_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedDyn would have one for every client."""
+    monkeypatch.setattr(graph, "STEPS", 2)
+    executor = both(FedDyn(alpha_mode="data"), rounds=6, fraction=1.0).executor
+    lengths = [len(steps) for one in executor.sessions.values() for steps in one.recorded.values()]
+    assert max(lengths) == 2
 
 
 class Growing(FedAvg):
