@@ -135,6 +135,14 @@ def told_to_end(process: int) -> bool:
     return True
 
 
+def waits_again(job: Mapping[str, str]) -> bool:
+    """Whether a job was put back into the queue, and its first part has been cleared away.
+
+    Until then it is COMPLETING, and the time at which it may start is still to be set.
+    """
+    return (job["Restarts"], job["JobState"]) == ("1", "PENDING")
+
+
 # ---------------------------------------------------------------- runs of the workflow
 @dataclass(frozen=True)
 class Outcome:
@@ -371,10 +379,10 @@ def test_a_dead_node_and_a_cancelled_job(
         slurm.kill_node()
         slurm.start_node()
         ours = slurm.jobs_of(checkout.root)
-        wait_until(lambda: all(slurm.jobs()[job]["Restarts"] == "1" for job in ours), 60)
+        wait_until(lambda: all(waits_again(slurm.jobs()[job]) for job in ours), 60)
         for job in ours:  # SLURM would wait two minutes
             command("scontrol", "update", f"JobId={job}", "StartTime=now")
-        wait_until(lambda: any(one.job == jobs()[second] for one in trainings()), 60, pause=0.02)
+        wait_until(lambda: any(one.job == jobs()[second] for one in trainings()), 240, pause=0.02)
         command("scancel", jobs()[second])
         code, said = running.result()
     assert code != 0, said
