@@ -221,7 +221,8 @@ class Bare:
         spec, data = reference.spec, reference.data
         self.executor, self.reference, self.work = executor, reference, work
         everything = torch.arange(len(data.train), device=reference.device)
-        self.images, self.labels = data.train.batch(everything)
+        images, self.labels = data.train.batch(everything)
+        self.images = images.clone(memory_format=torch.contiguous_format)  # as loops by hand have them
         _, channels, side, _ = data.train.images.shape
         self.model = build(spec.model, channels, side, data.classes, spec.seed).to(reference.device).train()
         self.state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}

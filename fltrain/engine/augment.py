@@ -63,7 +63,7 @@ class Augmented:
         if self.augmentation.cutout:
             hole = self._in_hole(row)[:, None, :, None] * self._in_hole(column)[:, None, None, :]
             images.mul_(1 - hole)
-        return images, self.split.labels.index_select(0, indices)
+        return self.split.laid_out(images), self.split.labels.index_select(0, indices)
 
     def _moved(self, images: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
         """Crop the padded images at ``top`` and ``left``, then mirror those with ``flip``."""
