@@ -26,7 +26,7 @@ $(shell test -x $(BIN)/python || rm -f $(STAMP))
 # Compiled once at installation, or every start of every program would compile again.
 UV_OPTIONS := --quiet --compile-bytecode --python $(BIN)/python --no-build-isolation
 
-.PHONY: help env reproduce tables test coverage golden lint format ui schema lock clean
+.PHONY: help env reproduce tables results test coverage golden lint format docs ui schema lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
@@ -56,18 +56,28 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	@$(BIN)/uv pip install $(UV_OPTIONS) --no-deps --editable .
 	@touch $@
 
-reproduce: env ## train everything that is missing and build the report
-	@$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) \
+# Everything of a scale, trained or from the records that exist; says where to look.
+WORKFLOW = $(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) train=$(1) \
 	  --report-after-run --report results/$(SCALE)/report.html
+define WHERE
 	@echo
 	@echo "Overview:            results/$(SCALE)/index.html  (open it in a browser)"
 	@echo "Workflow report:     results/$(SCALE)/report.html"
 	@echo "Tables and figures:  results/$(SCALE)/<paper>/"
 	@echo "Runs in MLflow:      make ui"
+endef
 
-tables: env ## make tables, figures and claims from the records that exist; train nothing
-	@$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) train=false
-	@echo "Tables and figures:  results/$(SCALE)/<paper>/"
+reproduce: env ## train everything that is missing and build the report
+	@$(call WORKFLOW,true)
+	$(WHERE)
+
+tables: env ## make tables, figures, claims and report from the records that exist; train nothing
+	@$(call WORKFLOW,false)
+	$(WHERE)
+
+results: env ## the same from the published records
+	@$(BIN)/fltrain records import published/records.tar.gz
+	@$(MAKE) tables SCALE=published
 
 # In the order of testpaths in pyproject.toml: with the slowest file at the end, all cores but one would wait for it.
 PYTEST := $(BIN)/pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
@@ -93,6 +103,10 @@ format: env ## rewrite the sources in the project's style
 	@$(BIN)/ruff format .
 	@$(BIN)/snakefmt Snakefile workflow/rules
 
+docs: env ## make the documentation's site in site/; open site/index.html
+	@rm -rf site
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --conf-dir docs . site
+
 ui: env ## browse the runs with MLflow on 127.0.0.1:PORT
 	@test -f $(DB) || { echo "error: $(DB) does not exist yet; run 'make reproduce' first" >&2; exit 1; }
 	@echo "Open http://127.0.0.1:$(PORT)/#/experiments, choose 'Model training' at the top left, then a paper"
@@ -109,5 +123,5 @@ lock: env ## resolve the dependencies anew, within constraints.txt
 	  --custom-compile-command "make lock" --output-file requirements.lock
 
 clean: ## remove caches (keeps .venv and results)
-	@rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage build dist *.egg-info
+	@rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage build dist site *.egg-info
 	@find . -path ./$(VENV) -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +

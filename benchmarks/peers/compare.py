@@ -101,11 +101,12 @@ def entries(executor: str) -> list[Entry]:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     return [
         Entry("ours", "one thread", 1, arguments=(executor,)),
-        Entry("bare", "one thread", 1),
+        Entry("bare", "one thread", 1, arguments=("channels_first",)),
+        Entry("bare", "one thread, channels-last", 1, arguments=("channels_last",)),
         Entry("flower", "one actor", 1),
         Entry("pfl", "one process", 1),
         Entry("ours", "two runs at once", 2, runs=2, arguments=(executor,)),
-        Entry("bare", "two runs at once", 2, runs=2),
+        Entry("bare", "two runs at once", 2, runs=2, arguments=("channels_first",)),
         Entry("flower", "two actors", 2, workers=2),
         Entry("pfl", "two processes", 2, workers=2, launcher=torchrun),
     ]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from task import Report, Task, arguments, train, trained
 from torch import nn
 
 
-def run(task: Task) -> tuple[nn.Module, Report]:
+LAYOUTS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
+"""Of weights and what networks compute; the first is PyTorch's own."""
+
+
+def run(task: Task, layout: str = "channels_first") -> tuple[nn.Module, Report]:
     report = Report()
-    network = task.network()
+    network = task.network().to(memory_format=LAYOUTS[layout])
     server = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     for round in range(task.rounds):
         mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in server.items()}
@@ -27,5 +33,5 @@ def run(task: Task) -> tuple[nn.Module, Report]:
 if __name__ == "__main__":
     task, _ = arguments()
     torch.set_num_threads(1)
-    network, report = run(task)
+    network, report = run(task, sys.argv[3])
     report.finish(trained(network))

@@ -1,6 +1,6 @@
 """The method contract: hyper-parameters and a few optional hooks. The engine owns every loop.
 
-One round, with the hooks in the order in which the engine calls them:
+One round, with the hooks in the order in which the engine calls them::
 
     server    broadcast(server, state, client)   the weights that a client starts from
               payload(state)                     what goes down beside weights and buffers

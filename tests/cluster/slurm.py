@@ -41,7 +41,12 @@ JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 GresTypes=gpu
 NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=200000 Gres=gpu:{gpus} State=UNKNOWN
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+PartitionName=short Nodes={host} MaxTime=120 State=UP
+PartitionName=long Nodes={host} MaxTime=INFINITE State=UP
+PartitionName=urgent Nodes={host} PriorityTier=10 PreemptMode=OFF State=UP
 """
 # Any device file will do: nobody opens it.
 GPUS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")

@@ -8,8 +8,11 @@ itself. These tests need root and SLURM's programs (Debian: `slurm-wlm`, `munge`
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+import yaml
 
 from fltrain.costs import Calibration, DeviceCosts, Exchange, StepCost, Workload, calibration_file
 from fltrain.demands import Demand, measured
@@ -32,6 +36,8 @@ HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-
 # Of a paper of the demonstration what two methods have a part in: three runs, two of them of one method.
 PAPER = "fedfcd"
 SELECTION = {"papers": PAPER, "methods": "fedavg,local"}
+SHORT = 45
+"""Minutes that a job in the partition ``short`` may take."""
 
 
 def on(profile: str, *options: str) -> tuple[str, ...]:
@@ -89,6 +95,16 @@ def calibrate(checkout: Checkout) -> None:
     Calibration(latest="here", devices={"here": costs}).write(calibration_file(checkout.results))
 
 
+def partitions(folder: Path) -> Path:
+    """A site's file of partitions."""
+    file = folder / "partitions.yaml"
+    sizes = {"max_mem_mb": 200000, "max_threads": 8, "max_gpu": len(GPUS)}
+    times = {"short": SHORT, "long": 10000}
+    limits = {name: {"max_runtime": time, **sizes} for name, time in times.items()}
+    file.write_text(yaml.safe_dump({"partitions": limits}))
+    return file
+
+
 def clock(minutes: int) -> str:
     """A time limit as SLURM writes it, of less than a day."""
     assert minutes < 24 * 60
@@ -141,6 +157,13 @@ def waits_again(job: Mapping[str, str]) -> bool:
     Until then it is COMPLETING, and the time at which it may start is still to be set.
     """
     return (job["Restarts"], job["JobState"]) == ("1", "PENDING")
+
+
+def start_again(slurm: Slurm, jobs: Iterable[str]) -> None:
+    """Wait until jobs are back in the queue, and start them at once; SLURM would wait two minutes."""
+    wait_until(lambda: all(waits_again(slurm.jobs()[job]) for job in jobs), 60)
+    for job in jobs:
+        command("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
 # ---------------------------------------------------------------- runs of the workflow
@@ -247,9 +270,10 @@ def everything(
     with ThreadPoolExecutor(7) as threads:
         arrays = on("slurm", "--slurm-array-jobs", "train")
         one_gpu = ("--workflow-profile", "workflow/profiles/gpu")
+        sites = ("--slurm-partition-config", str(partitions(root)))
         started = Everything(
             limited=threads.submit(stopped_by_the_limit, slurm, copy("limited"), next(iter(runs))),
-            clustered=threads.submit(ran, slurm, copy("clustered", fresh), *on("slurm")),
+            clustered=threads.submit(ran, slurm, copy("clustered", fresh), *on("slurm", *sites)),
             batch=threads.submit(ran, slurm, copy("batch"), *on("slurm-batched"), *records_of(runs)),
             array=threads.submit(ran, slurm, copy("array"), *arrays, *records_of(runs)),
             local=threads.submit(ran, slurm, copy("local"), "--cores", "2"),
@@ -300,6 +324,17 @@ def test_jobs_ask_for_what_the_plan_says(everything: Everything) -> None:
         assert job["MinMemoryNode"] == f"{demands[run].memory_mb}M"
         assert job["TresPerJob"] == "gres:gpu:1" and job["CPUs/Task"] == "1"
         assert job["Requeue"] == "1"
+
+
+def test_jobs_go_where_their_time_fits(everything: Everything) -> None:
+    clustered = everything.clustered.result()
+    costs = measured(clustered.checkout.results)
+    runs = runs_of(clustered.checkout)
+    times: dict[str, list[int]] = defaultdict(list)
+    for run, job in zip(clustered.names, clustered.jobs, strict=True):
+        times[job["Partition"]].append(Demand.of(runs[run], costs).minutes)
+    assert times.keys() == {"short", "long"}
+    assert max(times["short"]) <= SHORT < min(times["long"])
 
 
 def test_each_job_has_a_gpu_of_its_own(everything: Everything) -> None:
@@ -357,6 +392,38 @@ def test_a_job_saves_its_state_before_the_limit_and_is_submitted_again(
     assert record(limited.checkout, run) == record(local, run)
 
 
+def test_a_preempted_job_goes_on_when_the_node_is_free(
+    slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
+) -> None:
+    for one in (everything.clustered, everything.array, everything.batch, everything.limited):
+        one.result()  # all that runs on the node has to give way
+    checkout = prepared.copy(tmp_path / "checkout")
+    run = next(iter(runs_of(checkout)))
+    wanted = records_of({run: runs_of(checkout)[run]})
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(ran, slurm, checkout, *on("slurm"), *wanted)
+        wait_until(lambda: running.done() or slurm.jobs_of(checkout.root), 120)
+        (job,) = slurm.jobs_of(checkout.root)
+        held(checkout, run, job)
+        command("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
+        start_again(slurm, [job])
+        preempted = running.result()
+    assert len(preempted.jobs) == 1, "SLURM starts it again, Snakemake waits"
+    assert resumed(checkout, run)
+    assert record(checkout, run) == record(local, run)
+
+
+def test_a_run_needs_neither_network_nor_variables(
+    prepared: Checkout, local: Checkout, tmp_path: Path
+) -> None:
+    checkout = prepared.copy(tmp_path / "checkout")
+    run, spec = next(iter(runs_of(checkout).items()))
+    alone = ("unshare", "--net", "env", "-i", sys.executable, "-m", "fltrain", "train", "--quiet", "-")
+    done = subprocess.run(alone, input=spec.to_json(), cwd=checkout.root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert record(checkout, run) == record(local, run)
+
+
 def test_a_dead_node_and_a_cancelled_job(
     slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
@@ -378,10 +445,7 @@ def test_a_dead_node_and_a_cancelled_job(
             held(checkout, run, jobs()[run])
         slurm.kill_node()
         slurm.start_node()
-        ours = slurm.jobs_of(checkout.root)
-        wait_until(lambda: all(waits_again(slurm.jobs()[job]) for job in ours), 60)
-        for job in ours:  # SLURM would wait two minutes
-            command("scontrol", "update", f"JobId={job}", "StartTime=now")
+        start_again(slurm, slurm.jobs_of(checkout.root))
         wait_until(lambda: any(one.job == jobs()[second] for one in trainings()), 240, pause=0.02)
         command("scancel", jobs()[second])
         code, said = running.result()

@@ -324,7 +324,10 @@ def test_what_clients_send_is_made_of_their_steps_with_all_corrections(base: Met
     for update, moves in zip(federation.executor.updates, clients, strict=True):
         np.testing.assert_allclose(moves.sum(0), received - update.trained, atol=1e-5)
         picked = greedy(moves, len(moves) // 2, centred)
-        assert update.statistics["ecgr"]["selected"].tolist() == sorted(picked)
+        selected = update.statistics["ecgr"]["selected"].tolist()
+        if centred and len(moves) == 2:  # opposite to each other once centred: rounding decides
+            picked = selected
+        assert selected == sorted(picked)
         expected = combine(moves, picked, 0.2)
         assert np.linalg.norm(expected - moves.sum(0)) > 0.02 * np.linalg.norm(expected)
         np.testing.assert_allclose(-update.displacement, expected, rtol=1e-3, atol=2e-6)

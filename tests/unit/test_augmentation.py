@@ -1,12 +1,13 @@
 """Augmented batches against torchvision, and the parameters they are made from."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as transforms
 
 from fltrain.data.augmentation import Augmentation
@@ -212,3 +213,22 @@ def test_impossible_settings_are_refused() -> None:
         Augmented(random_split(), Augmentation(cutout=9))
     Augmentation(crop_padding=7, padding_mode="reflect", cutout=8).check(8)
     assert not Augmentation().active and EVERYTHING.active
+
+
+# ------------------------------------------------------------------------------------ layout
+@pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_layouts_hold_the_same_images_and_networks_follow_them(
+    channels: int, augmentation: Augmentation
+) -> None:
+    first = random_split(channels=channels)
+    last = replace(first, channels_last=True)
+    indices = torch.arange(len(first))
+    (images, _), (others, _) = (
+        augmented.batch(indices, augmented.parameters(0, 0, 0, 1, len(indices))[0])
+        for augmented in (Augmented(first, augmentation), Augmented(last, augmentation))
+    )
+    assert torch.equal(images, others)
+    convolution = nn.Conv2d(channels, 4, 3)
+    assert convolution(images).is_contiguous()
+    assert convolution(others).is_contiguous(memory_format=torch.channels_last)
