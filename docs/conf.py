@@ -28,7 +28,7 @@ LOG = getLogger(__name__)
 NAVIGATION = {
     "README": {
         "Start": ["docs/README"],
-        "Results": ["docs/reproduce", "docs/compare", "docs/items", "docs/inversion"],
+        "Results": ["published/README", "docs/reproduce", "docs/compare", "docs/items", "docs/inversion"],
         "Your own": ["docs/add-a-method", "docs/add-a-dataset", "docs/add-an-experiment"],
         "Running": ["docs/cluster", "docs/gpus", "docs/interruptions", "docs/records", "docs/performance"],
         "Reference": [
@@ -50,7 +50,7 @@ copyright = "the fltrain developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 
 root_doc = "README"
-include_patterns = ["README.md", "CHANGELOG.md", "benchmarks/README.md", "docs/**.md"]
+include_patterns = ["README.md", "CHANGELOG.md", "benchmarks/README.md", "published/README.md", "docs/**.md"]
 # Folders that are not even looked through: installed packages, records, sources.
 exclude_patterns = [".*", "benchmarks/*/**", "config", "fltrain", "results", "site", "tests", "workflow"]
 

@@ -33,7 +33,7 @@ from fltrain.methods.base import Place
 from fltrain.plain_yaml import read_plain
 from fltrain.records import Results
 from fltrain.selection import Selection
-from fltrain.spec import RunSpec
+from fltrain.spec import Precision, RunSpec
 from fltrain.states import State, stale_runs
 from fltrain.stopping import Stopping
 
@@ -645,6 +645,7 @@ def run_bench(
         Profile,
         typer.Option(help="On CUDA: exact for the same bits every time, fast for whatever PyTorch chooses."),
     ] = "exact",
+    precision: Annotated[Precision, typer.Option(help="How layers multiply: fp32, tf32 or bf16.")] = "fp32",
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time goes, by kind of kernel (CPU).")
     ] = False,
@@ -672,6 +673,7 @@ def run_bench(
         threads=threads,
         device=pick_device(device, runs=1),  # what is measured on a shared one would say little
         determinism=determinism,
+        precision=precision,
     )
     if profile and wanted.device.type != "cpu":
         raise FltrainError(

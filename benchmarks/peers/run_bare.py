@@ -8,7 +8,6 @@ import torch
 from task import Report, Task, arguments, train, trained
 from torch import nn
 
-
 LAYOUTS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 """Of weights and what networks compute; the first is PyTorch's own."""
 

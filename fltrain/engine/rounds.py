@@ -97,8 +97,8 @@ class Simulation:
         self.device = device
         self.costs = Costs()
         with self.costs.phase("setup", device):
-            # What convolutions take fastest on processors, and on the tensor cores of GPUs.
-            channels_last = device.type == "cpu" or spec.precision != "fp32"
+            # On GPUs it is what tensor cores compute with.
+            channels_last = spec.model.channels_last if device.type == "cpu" else spec.precision != "fp32"
             self.data = FederatedData.of(data, partition, device, extra, channels_last)
             self.composition = spec.composition
             example = torch.zeros(1, data.channels, data.side, data.side, device=device)

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 class Model(Component):
     """A network architecture and its options."""
 
+    channels_last: ClassVar[bool] = True
+    """Whether its images lie channels-last on a processor, which is faster.
+
+    PyTorch's BatchNorm sums in single precision there, in double precision otherwise. Deep networks magnify
+    that, so that they rather do without.
+    """
+
     @property
     def min_side(self) -> int:
         """Smallest image height and width, in pixels, that the network accepts."""
@@ -101,6 +108,7 @@ class MobileNetV2(NormedModel):
 
     name: Literal["mobilenetv2"] = "mobilenetv2"
     citation: ClassVar[str] = "Sandler et al., MobileNetV2, CVPR 2018"
+    channels_last: ClassVar[bool] = False
     min_side: ClassVar[int] = 8
     width_step: ClassVar[int] = 8
 
@@ -134,6 +142,7 @@ class MobileNetV1(NormedModel):
 
     name: Literal["mobilenetv1"] = "mobilenetv1"
     citation: ClassVar[str] = "Howard et al., MobileNets, 2017"
+    channels_last: ClassVar[bool] = False
     min_side: ClassVar[int] = 8
     width_step: ClassVar[int] = 32
 
@@ -153,6 +162,7 @@ class ResNet(NormedModel):
     """
 
     citation: ClassVar[str] = "He et al., Deep residual learning for image recognition, CVPR 2016"
+    channels_last: ClassVar[bool] = False
     min_side: ClassVar[int] = 8
     width_step: ClassVar[int] = 64
     depth: ClassVar[int]

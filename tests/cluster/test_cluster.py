@@ -121,13 +121,25 @@ class Training:
     devices: str
 
 
-def trainings() -> Iterator[Training]:
+def trainings() -> list[Training]:
     """Processes that train in jobs at this moment."""
+    found: list[Training] = []
     for process, environment in in_jobs():
         with suppress(OSError):
             if b"-m\0fltrain\0train\0" in Path(f"/proc/{process}/cmdline").read_bytes():
                 seen = environment.get("CUDA_VISIBLE_DEVICES", "")
-                yield Training(process, environment["SLURM_JOB_ID"], seen)
+                found.append(Training(process, environment["SLURM_JOB_ID"], seen))
+    # A process that starts another program is there twice for a moment.
+    processes = {training.process for training in found}
+    return [training for training in found if parent(training.process) not in processes]
+
+
+def parent(process: int) -> int | None:
+    """The process that started another one, if that is still there."""
+    with suppress(OSError):
+        (found,) = re.findall(r"^PPid:\s*(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+        return int(found)
+    return None
 
 
 def held(checkout: Checkout, run: str, job: str) -> Training:
@@ -160,8 +172,11 @@ def waits_again(job: Mapping[str, str]) -> bool:
 
 
 def start_again(slurm: Slurm, jobs: Iterable[str]) -> None:
-    """Wait until jobs are back in the queue, and start them at once; SLURM would wait two minutes."""
-    wait_until(lambda: all(waits_again(slurm.jobs()[job]) for job in jobs), 60)
+    """Wait until jobs are back in the queue, and start them at once; SLURM would wait two minutes.
+
+    That a node has lost its jobs is only seen when it is asked, once a minute.
+    """
+    wait_until(lambda: all(waits_again(slurm.jobs()[job]) for job in jobs), 240)
     for job in jobs:
         command("scontrol", "update", f"JobId={job}", "StartTime=now")
 
@@ -210,12 +225,6 @@ def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str) -> Outcome:
         with suppress(ProcessLookupError):
             os.kill(training.process, signal.SIGCONT)
         return running.result()
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with Slurm(tmp_path_factory.mktemp("slurm")).started() as slurm:
-        yield slurm
 
 
 @pytest.fixture(scope="module")

@@ -173,6 +173,28 @@ def test_all_combinations_have_a_row() -> None:
         assert busy >= {"convolution", "linear", "normalisation", "optimiser", "gather, augment"}, names
 
 
+def test_layers_multiply_as_they_are_told() -> None:
+    """The bare loop's do, too: with images as the engine has them it ends at the same weights."""
+    bench = small(precision="bf16", executors=["loop"])
+    assert {row.precision for row in measure(bench, silent).rows} == {"bf16"}
+
+    spec = bench.spec("mobilenet_tiny", "digits", "fedavg", 2)
+    simulation = bench.simulation(spec, steps=3)
+    bare = Bare("default", simulation, Work(6, 24, 1.0), exact=True)
+    bare.turn(0)()
+    simulation.round(0)
+    vector = torch.cat([simulation.server.weights, simulation.server.buffers])
+    assert torch.allclose(bare.vector, vector, rtol=0, atol=1e-6)
+    plain = small().simulation(small().spec("mobilenet_tiny", "digits", "fedavg", 2), steps=3)
+    plain.round(0)
+    assert not torch.allclose(plain.server.weights, simulation.server.weights, rtol=0, atol=1e-6)
+
+
+def test_the_cpu_has_no_products_of_ten_bits() -> None:
+    with pytest.raises(FltrainError, match="precision: 'tf32' needs a GPU"):
+        measure(small(precision="tf32"), silent)
+
+
 def test_threads_are_as_before_afterwards() -> None:
     before = torch.get_num_threads()
     with benching._threads(before + 1):
