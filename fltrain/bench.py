@@ -55,8 +55,8 @@ OPTIMISERS: Mapping[str, Mapping[str, bool]] = {
 TOLERANCE = 1e-6
 """By how much weights may differ after a round of federated averaging if the work was the same."""
 ALIKE = 0.25
-"""The same where kernels may round otherwise (other layouts of images, clients side by side, CUDA), which
-deep networks with BatchNorm magnify: length of the difference, over that of the way that the weights went."""
+"""The same where kernels may round otherwise (clients side by side, CUDA), which deep networks with BatchNorm
+magnify: length of the difference, over that of the way that the weights went."""
 PROFILED = 3
 """Repeats in which a round is profiled, too."""
 WORK = 50e9
@@ -220,21 +220,20 @@ class Bare:
     """Federated averaging without a framework. Clients and batch orders are given, and cost it nothing.
 
     A plain module, images normalised beforehand, ``torch.optim.SGD`` in one of its implementations, state
-    dicts averaged by numbers of images.
+    dicts averaged by numbers of images. In the first round, whose weights are compared, images are laid out
+    as the engine has them, as layouts round differently; then as loops by hand have them, channels first.
     """
 
     method = BARE
+    exact = True
 
-    def __init__(self, executor: str, reference: Simulation, work: Work, exact: bool = False) -> None:
-        """Train what the reference trains, before its first round.
-
-        If ``exact``, images lie in memory as the reference has them, not as they do in loops by hand.
-        """
+    def __init__(self, executor: str, reference: Simulation, work: Work) -> None:
+        """Train what the reference trains, before its first round."""
         spec, data = reference.spec, reference.data
-        self.executor, self.reference, self.work, self.exact = executor, reference, work, exact
+        self.executor, self.reference, self.work = executor, reference, work
         everything = torch.arange(len(data.train), device=reference.device)
-        images, self.labels = data.train.batch(everything)
-        self.images = images if exact else images.clone(memory_format=torch.contiguous_format)
+        self.compared, self.labels = data.train.batch(everything)
+        self.images = self.compared.clone(memory_format=torch.contiguous_format)
         _, channels, side, _ = data.train.images.shape
         self.model = build(spec.model, channels, side, data.classes, spec.seed).to(reference.device).train()
         self.model.products = reference.network.products
@@ -248,9 +247,9 @@ class Bare:
             batch_orders(task, client, epochs, len(indices), indices.device)
             for client, indices in enumerate(clients)
         ]
-        return partial(self.round, orders)
+        return partial(self.round, self.images if number else self.compared, orders)
 
-    def round(self, orders: Sequence[Tensor]) -> float:
+    def round(self, images: Tensor, orders: Sequence[Tensor]) -> float:
         """Train all clients, each in its order ``[epochs, images]``; return the sum of the losses."""
         model, training, clients = self.model, self.reference.spec.training, self.reference.data.clients
         total = sum(map(len, clients))
@@ -271,7 +270,7 @@ class Bare:
             for order in epochs:
                 for chosen in indices[order].split(training.batch_size):
                     optimiser.zero_grad()
-                    loss = functional.cross_entropy(model(self.images[chosen]), self.labels[chosen])
+                    loss = functional.cross_entropy(model(images[chosen]), self.labels[chosen])
                     loss.backward()
                     optimiser.step()
                     losses += loss.detach()
@@ -555,13 +554,11 @@ class Race:
         self.bench, self.reference = bench, reference
         self.measured: list[Measured] = []
         self.peak: list[float] = []
-        loop, bare = Ours("fedavg", "loop", reference, work), Bare("default", reference, work, exact=True)
+        loop = Ours("fedavg", "loop", reference, work)
         start = loop.vector
         reference.round(0)
         self.expected = loop.vector
         self.way = float((self.expected - start).norm())
-        bare.turn(0)()
-        self._apart(bare)
         for name in OPTIMISERS:
             self._start(partial(Bare, name, reference, work))
 

@@ -180,6 +180,13 @@ class LoopExecutor:
         return loss, gradient
 
 
+def divided(images: Tensor, labels: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
+    """So many parts of a batch in turn; each is all of it if BatchNorm could not train on less."""
+    if len(labels) < 2 * count:
+        return [(images, labels)] * count
+    return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
+
+
 @dataclass(frozen=True)
 class LoopStep:
     """A local step on the model as it stands; see ``fltrain.methods.base.Step``."""
@@ -193,9 +200,7 @@ class LoopStep:
     outputs: list[tuple[Outputs, LoopStep]] = field(default_factory=list)
 
     def split(self, count: int) -> list[LoopStep]:
-        if len(self.labels) < 2 * count:  # BatchNorm cannot train on a single image
-            return [self] * count
-        parts = zip(self.images.tensor_split(count), self.labels.tensor_split(count), strict=True)
+        parts = divided(self.images, self.labels, count)
         return [replace(self, images=images, labels=labels) for images, labels in parts]
 
     def differentiate(

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.flat import FlatModel, Slot
-from fltrain.engine.local import LoopExecutor, Trained
+from fltrain.engine.local import LoopExecutor, Trained, divided
 from fltrain.engine.stand_ins import Watched, signature, watched
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Local, Outputs, Part, Phase, Place, State
@@ -321,9 +321,7 @@ class _StackedStep:
     outputs: list[tuple[Outputs, _StackedStep]] = field(default_factory=list)
 
     def split(self, count: int) -> list[_StackedStep]:
-        if len(self.labels) < 2 * count:  # as in the loop
-            return [self] * count
-        parts = zip(self.images.tensor_split(count), self.labels.tensor_split(count), strict=True)
+        parts = divided(self.images, self.labels, count)
         return [replace(self, images=images, labels=labels) for images, labels in parts]
 
     def differentiate(

@@ -180,7 +180,7 @@ def test_layers_multiply_as_they_are_told() -> None:
 
     spec = bench.spec("mobilenet_tiny", "digits", "fedavg", 2)
     simulation = bench.simulation(spec, steps=3)
-    bare = Bare("default", simulation, Work(6, 24, 1.0), exact=True)
+    bare = Bare("default", simulation, Work(6, 24, 1.0))
     bare.turn(0)()
     simulation.round(0)
     vector = torch.cat([simulation.server.weights, simulation.server.buffers])
