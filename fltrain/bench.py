@@ -30,6 +30,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from fltrain import kernels
+from fltrain.allocator import keep_freed_memory
 from fltrain.component import suggest
 from fltrain.data.datasets import registry
 from fltrain.determinism import Profile, determined
@@ -474,6 +475,7 @@ def measure(bench: Bench, report: Callable[[str], None]) -> Results:
         FltrainError: if no combination goes together.
         MethodError: if an executor or the bare loop does not do the work of federated averaging.
     """
+    keep_freed_memory()
     results = Results()
     tf32 = bench.precision == "tf32"
     with _threads(bench.threads), determined(bench.determinism, bench.device, tf32):

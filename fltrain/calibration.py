@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fltrain.allocator import keep_freed_memory
 from fltrain.costs import (
     Calibration,
     DeviceCosts,
@@ -62,6 +63,7 @@ def calibrate(plan: Plan, results: Results, device: torch.device, report: Callab
     interrupted calibration goes on where it was.
     """
     torch.set_num_threads(1)  # as runs are trained
+    keep_freed_memory()
     path, name = calibration_file(results), device_name(gather(device, 1))
     known = Calibration.read(path) or Calibration(latest=name, devices={})
     costs = known.devices.get(name) or DeviceCosts(start=_start_up())

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from fltrain.allocator import keep_freed_memory
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.determinism import Determinism, Profile, determined
@@ -110,6 +111,7 @@ def train(
         Stopped: if a signal asked for it; the state is saved then.
     """
     torch.set_num_threads(execution.threads)
+    keep_freed_memory()
     memory.start_anew()
     stopping, record = stopping or Stopping(), results.record(spec.run_id)
     log = record.folder / "train.log"

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from task import Report, Task, arguments
 
+from fltrain.allocator import keep_freed_memory
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.executors import EXECUTORS, AutoExecutor
 from fltrain.engine.rounds import ExecutorFactory, Simulation
@@ -47,5 +48,6 @@ def run(task: Task, executor: ExecutorFactory) -> tuple[Simulation, Report]:
 if __name__ == "__main__":
     task, _ = arguments()
     torch.set_num_threads(1)
+    keep_freed_memory()
     simulation, report = run(task, executor_called(sys.argv[3], Path.cwd()))
     report.finish([simulation.server.weights, simulation.server.buffers])

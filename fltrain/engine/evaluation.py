@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -97,6 +97,9 @@ def _test(
 ) -> TestResult:
     """Test with what is decided of images: their logits and, if they are to be kept, their features."""
     order = torch.arange(len(split), device=split.labels.device) if indices is None else indices
+    if order.device.type == "cpu":
+        # Faster for every network: the sums that keep some from training so are not taken here.
+        split = replace(split, channels_last=True)
 
     def tested(chosen: Tensor) -> TestResult:
         images, labels = split.batch(chosen)

@@ -393,7 +393,7 @@ class _StackedStep:
 def _named(slots: Sequence[Slot], vector: Tensor) -> State:
     """The tensors that lie in a flat vector, by name.
 
-    They are split off all at once: each would have a gradient of the vector's length if it were cut out alone.
+    They are split off all at once: cut out alone, each would have a gradient of the vector's length.
     """
     parts = vector.split([slot.shape.numel() for slot in slots])
     return {slot.name: part.view(slot.shape) for slot, part in zip(slots, parts, strict=True)}

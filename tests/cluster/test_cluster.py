@@ -174,8 +174,8 @@ def waits_again(job: Mapping[str, str]) -> bool:
 def start_again(slurm: Slurm, jobs: Iterable[str]) -> None:
     """Wait until jobs are back in the queue, and start them soon; SLURM would wait two minutes.
 
-    That a node has lost its jobs is only seen when it is asked, once a minute. It refuses to start a job in the
-    second in which it was told that the job's first part has ended: SLURM then gives the job up.
+    That a node has lost its jobs is only seen when it is asked, once a minute. It refuses to start a job in
+    the second in which it was told that the job's first part has ended: SLURM then gives the job up.
     """
     wait_until(lambda: all(waits_again(slurm.jobs()[job]) for job in jobs), 240)
     for job in jobs:
