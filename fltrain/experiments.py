@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from fltrain.component import file_name, suggest
-from fltrain.declarations import Item, Paper, Reduction, Register, Scale, merge, read_yaml
+from fltrain.declarations import Axis, Item, Paper, Reduction, Register, Scale, merge, read_yaml
 from fltrain.errors import FltrainError
 from fltrain.reporting.inversions import Inversion
 from fltrain.reporting.layout import (
@@ -53,8 +53,8 @@ class Entry:
 class PlannedItem:
     """An item at a scale: what is shown and the runs behind it.
 
-    ``restricted`` says what it was restricted to beyond the scale, if anything; ``stale``, of runs without a
-    record (by id) that have a stale one, in what it is.
+    ``restricted`` says what it was restricted to, if anything, by a full scale's axes or beyond the scale;
+    ``stale``, of runs without a record (by id) that have a stale one, in what it is.
     """
 
     paper: Paper
@@ -434,11 +434,21 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
         assumptions=register.texts((*paper.assumptions, *item.assumptions), f"{paper.paper}/{name}"),
         axes={axis: list(points) for axis, points in axes.items()},
         entries=entries,
+        restricted=() if scale.reduced else _left_out(item.axes, axes),
     )
     planned.layout.check(planned.id, planned.axes)
     if planned.looks_into_models and any(entry.spec.evaluation.keep == "nothing" for entry in entries):
         raise FltrainError(f"{planned.id}: the figure looks into models; set evaluation.keep in its settings")
     return planned
+
+
+def _left_out(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """To what axes are restricted that lack labels which the item declares."""
+    return tuple(
+        f"{axis} {', '.join(labels)}"
+        for axis, labels in shown.items()
+        if not declared[axis].points.keys() <= set(labels)
+    )
 
 
 def table_rows(items: Iterable[PlannedItem]) -> list[dict[str, Any]]:

@@ -374,7 +374,7 @@ class Cell(Settings):
 class Sheet(Settings):
     """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
 
-    ``restricted`` says what the runs were restricted to beyond the scale (which ``scale`` says, too).
+    ``restricted`` says what the runs were restricted to, at full scale or beyond any (``scale`` does, too).
     """
 
     id: str

@@ -493,6 +493,26 @@ def cells(planned: Plan) -> list[tuple[str, ...]]:
     return [(*entry.labels.values(), str(entry.seed)) for entry in planned.items[0].entries]
 
 
+@pytest.mark.parametrize(
+    ("reduced", "methods", "expected"),
+    [
+        (False, ["fedavg", "scaffold"], ("method fedavg, scaffold",)),
+        (False, ["scaffold", "fedprox", "fedavg"], ()),
+        (True, ["fedavg", "scaffold"], ()),
+    ],
+    ids=["a part at full scale", "all of it", "a part at a reduced scale"],
+)
+def test_a_full_scale_says_which_part_of_an_item_it_has(
+    config: Config, reduced: bool, methods: list[str], expected: tuple[str, ...]
+) -> None:
+    def edit(data: Any) -> None:
+        data.update(reduced=reduced, axes={"method": methods})
+
+    table, figure = config.plan(scale=edit).items
+    assert table.restricted == expected and table.sheet.restricted == expected
+    assert figure.restricted == (), "it has no such axis"
+
+
 def test_cells_fit_by_method_plugin_and_seed(config: Config) -> None:
     whole = config.plan()
     base = whole.restricted(select(methods=["fedprox"], seeds=1))
