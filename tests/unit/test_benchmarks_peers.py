@@ -1,6 +1,7 @@
 """The comparison with other simulators: the description of the work is complete and gives all the same."""
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -103,3 +104,28 @@ def test_batches_that_do_not_divide_the_images_of_a_client_are_refused(
         describe.write_task(
             tmp_path, describe.spec_of("mnist", case), grey_digits(), case.rounds, case.shards
         )
+
+
+def test_a_peer_that_fails_is_left_out_and_the_rest_is_kept(
+    peers: dict[str, ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    compare = importlib.import_module("compare")
+    monkeypatch.setattr(compare, "python_of", lambda _: sys.executable)
+    small = peers["describe"].Case("lenet5", 50, 3, {"epochs": 1, "batch_size": 10, "lr": 0.05})
+    monkeypatch.setitem(compare.CASES, "mnist", small)
+    np.savez(tmp_path / "digits.npz", **grey_digits())
+    ours = compare.Entry("ours", "one thread", 1, arguments=("loop",))
+    bare = compare.Entry("bare", "one thread", 1, arguments=("channels_last",))
+    broken = compare.Entry("pfl", "broken", 1, launcher=("-c", "raise SystemExit('as a peer does')"))
+
+    rows = compare.compare("mnist", tmp_path / "digits.npz", [broken, ours, bare], small.rounds, 1)
+
+    assert [row.who for row in rows] == ["ours", "bare"]
+    assert "left out: pfl (broken) failed; its last words:\nas a peer does" in capsys.readouterr().err
+    assert len(list(compare.table(rows))) == 2 + len(rows)
+    with pytest.raises(SystemExit, match=r"ours .+ failed"):
+        faulty = compare.Entry("ours", "in vain", 1, launcher=("-c", "raise SystemExit(1)"))
+        compare.compare("mnist", tmp_path / "digits.npz", [faulty, bare], small.rounds, 1)
