@@ -98,7 +98,7 @@ def _test(
     """Test with what is decided of images: their logits and, if they are to be kept, their features."""
     order = torch.arange(len(split), device=split.labels.device) if indices is None else indices
     if order.device.type == "cpu":
-        # Faster for every network: the sums that keep some from training so are not taken here.
+        # Faster for most networks: the sums that keep some from training so are not taken here.
         split = replace(split, channels_last=True)
 
     def tested(chosen: Tensor) -> TestResult:
