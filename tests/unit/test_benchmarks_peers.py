@@ -125,7 +125,6 @@ def test_a_peer_that_fails_is_left_out_and_the_rest_is_kept(
 
     assert [row.who for row in rows] == ["ours", "bare"]
     assert "left out: pfl (broken) failed; its last words:\nas a peer does" in capsys.readouterr().err
-    assert len(list(compare.table(rows))) == 2 + len(rows)
     with pytest.raises(SystemExit, match=r"ours .+ failed"):
         faulty = compare.Entry("ours", "in vain", 1, launcher=("-c", "raise SystemExit(1)"))
         compare.compare("mnist", tmp_path / "digits.npz", [faulty, bare], small.rounds, 1)
