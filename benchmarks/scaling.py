@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fltrain.allocator import keep_freed_memory
 from fltrain.bench import Bench, Counting
 from fltrain.determinism import determined
 from fltrain.devices import pick_device
@@ -97,6 +98,7 @@ class Where:
     def used(self) -> Iterator[None]:
         """Compute there, on one thread, as runs do."""
         torch.set_num_threads(1)
+        keep_freed_memory()
         with determined("exact", self.device):
             yield
 

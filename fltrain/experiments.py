@@ -434,7 +434,7 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
         assumptions=register.texts((*paper.assumptions, *item.assumptions), f"{paper.paper}/{name}"),
         axes={axis: list(points) for axis, points in axes.items()},
         entries=entries,
-        restricted=() if scale.reduced else _left_out(item.axes, axes),
+        restricted=() if scale.reduced else _shortened(item.axes, axes),
     )
     planned.layout.check(planned.id, planned.axes)
     if planned.looks_into_models and any(entry.spec.evaluation.keep == "nothing" for entry in entries):
@@ -442,8 +442,8 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
     return planned
 
 
-def _left_out(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """To what axes are restricted that lack labels which the item declares."""
+def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """The axes that lack some of the labels that the item declares, each with those that it shows."""
     return tuple(
         f"{axis} {', '.join(labels)}"
         for axis, labels in shown.items()

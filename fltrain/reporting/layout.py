@@ -374,7 +374,7 @@ class Cell(Settings):
 class Sheet(Settings):
     """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
 
-    ``restricted`` says what the runs were restricted to, at full scale or beyond any (``scale`` does, too).
+    ``restricted`` says what the runs were restricted to, by a full scale or beyond any (as does ``scale``).
     """
 
     id: str

@@ -6,21 +6,22 @@ import sys
 import pytest
 
 HELD = """
-import re, sys
+import ctypes, re, sys
 from pathlib import Path
-import torch
 from fltrain.allocator import keep_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
 
 def held():
     return int(re.search(r"VmRSS:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
 
 if sys.argv[1] == "kept":
     keep_freed_memory()
-torch.set_num_threads(1)
-torch.ones(8)
-before = held()
-block = torch.ones(24 * 2**18)
-del block
+before, size = held(), 24 * 2**20
+block = ctypes.c_void_p(libc.malloc(size))
+ctypes.memset(block, 1, size)
+libc.free(block)
 print(held() - before)
 """
 
