@@ -238,7 +238,6 @@ def memory_of(setting: Setting, method: str, where: Where) -> Memory:
             simulation.round(number)
         peak = peak_mb(where.device) - before
     store, images = simulation.clients, simulation.data.train.images
-    assert isinstance(store, ClientStore)
     return Memory(peak, images.nbytes / 1e6, store.bytes / 1e6, store.spilled)
 
 

@@ -296,7 +296,7 @@ class Counting(LoopExecutor):
         super().__init__(clients)
         self.steps = self.flops = 0
 
-    def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
+    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         mapping = {torch.ops.aten.convolution_backward: _flops_of_gradients}
         with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
             trained = super().train(round, clients, kept)
@@ -328,7 +328,7 @@ class Issuing:
     def __init__(self, executor: LoopExecutor) -> None:
         self.executor, self.name, self.shares = executor, executor.name, list[float]()
 
-    def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
+    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         device = self.executor.model.weights.device
         _wait(device)
         started = time.perf_counter()
@@ -338,7 +338,7 @@ class Issuing:
         self.shares.append((issued - started) / (time.perf_counter() - started))
         return trained
 
-    def gradients(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> Tensor:
+    def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
         return self.executor.gradients(round, clients, kept)
 
 

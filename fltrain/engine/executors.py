@@ -84,7 +84,7 @@ class AutoExecutor:
         """That of the executor in use."""
         return self.chosen.name
 
-    def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
+    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         if self.seconds is not None:
             if not self.decided:
                 self._decide(round, clients, kept)
@@ -95,10 +95,10 @@ class AutoExecutor:
         self.seconds = time.perf_counter() - started
         return trained
 
-    def gradients(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> Tensor:
+    def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
         return self.chosen.gradients(round, clients, kept)
 
-    def _decide(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> None:
+    def _decide(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> None:
         """Choose for the rounds that are left."""
         self.decided = True
         assert self.seconds is not None
@@ -116,12 +116,14 @@ class AutoExecutor:
         except (FltrainError, ValueError, KeyError, TypeError):
             return None  # nobody has tried, or the file is of no use: it will be replaced
 
-    def _tried(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> str:
-        reference, least = self._trial("loop", round, clients[0], kept[0])
+    def _tried(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> str:
+        client = clients[0]
+        own = {client: kept[client]} if client in kept else {}
+        reference, least = self._trial("loop", round, client, own)
         seconds = {"loop": least}
         for name in (name for name in self.candidates if name != "loop"):
             try:
-                weights, least = self._trial(name, round, clients[0], kept[0])
+                weights, least = self._trial(name, round, client, own)
             except (FltrainError, RuntimeError) as error:
                 LOG.warning("executor %s cannot be used: %s", name, " ".join(str(error).split()))
                 continue
@@ -136,7 +138,7 @@ class AutoExecutor:
         LOG.info("executor %s; milliseconds per step: %s", name, told)
         return name
 
-    def _trial(self, name: str, round: Round, client: int, kept: Kept | None) -> tuple[Tensor, float]:
+    def _trial(self, name: str, round: Round, client: int, kept: Mapping[int, Kept]) -> tuple[Tensor, float]:
         """Train a client on a few batches, again and again.
 
         Returns:
@@ -150,11 +152,11 @@ class AutoExecutor:
         once = replace(round, training=round.training.model_copy(update={"epochs": 1}))
         executor, device = EXECUTORS[name](clients, self.recordings), self.clients.model.weights.device
         least, began = float("inf"), time.perf_counter()
-        executor.train(once, [client], [kept])  # to get going, and to record what is replayed afterwards
+        executor.train(once, [client], kept)  # to get going, and to record what is replayed afterwards
         while least == float("inf") or time.perf_counter() - began < PATIENCE:
             _wait(device)
             started = time.perf_counter()
-            (trained,) = executor.train(once, [client], [kept])
+            (trained,) = executor.train(once, [client], kept)
             _wait(device)
             least = min(least, (time.perf_counter() - started) / trained.update.steps)
         return trained.update.trained, least

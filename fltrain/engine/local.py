@@ -40,10 +40,10 @@ class Executor(Protocol):
     def name(self) -> str:
         """What the record of a run says of who has trained it."""
 
-    def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
-        """Train the clients from what the round sends and what they kept; None if they are new."""
+    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
+        """Train the clients from what the round sends and what each kept, if it is not new."""
 
-    def gradients(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> Tensor:
+    def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
         """Gradients ``[m, P]`` of the clients' mean losses at the weights that they start the round from."""
 
 
@@ -65,16 +65,16 @@ class LoopExecutor:
         self.recordings = recordings
         self.frozen = FrozenModels(self.model, self.composition.frozen_models)
 
-    def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
+    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         images = Augmented(self.clients.data.train, round.training.augmentation)
         trained: list[Trained] = []
-        for client, own in zip(clients, kept, strict=True):
+        for client in clients:
             # Dropout is the one thing in a local step that may be random; it has a stream like all else.
             with (
                 noting(self._inputs(round, client)),
                 seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client),
             ):
-                trained.append(self._train(round, images, client, own))
+                trained.append(self._train(round, images, client, kept.get(client)))
         return trained
 
     def _inputs(self, round: Round, client: int) -> str:
@@ -83,10 +83,10 @@ class LoopExecutor:
         images = f"{len(data.clients[client])} images of {shape}"
         return f"training client {client} with {images} in batches of {round.training.batch_size}"
 
-    def gradients(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> Tensor:
+    def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
         rows: list[Tensor] = []
-        for client, own in zip(clients, kept, strict=True):
-            local = self.clients.arrive(round, client, own).local
+        for client in clients:
+            local = self.clients.arrive(round, client, kept.get(client)).local
             with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
                 rows.append(local.examples.mean_gradient(local.start))
         return torch.stack(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.clients import Clients, Kept, Ownership, Round, introductions
+from fltrain.engine.clients import Clients, Ownership, Round, introductions
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
 from fltrain.engine.flat import FlatModel, pack
 from fltrain.engine.local import Executor, LoopExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, measure
+from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError, noting
 from fltrain.methods.base import Server, State, Task
 from fltrain.metrics.representation import separability
@@ -44,6 +45,11 @@ class Costs:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     round_seconds: list[float] = field(default_factory=list)
     samples: int = 0
+
+    @property
+    def of_rounds(self) -> float:
+        """Those spent on training and aggregation."""
+        return self.seconds["train"] + self.seconds["aggregate"]
 
     @contextmanager
     def phase(self, name: str, device: torch.device) -> Iterator[None]:
@@ -71,7 +77,7 @@ class Simulation:
         device: torch.device,
         executor: ExecutorFactory = LoopExecutor,
         extra: Mapping[str, PreparedData] | None = None,
-        store: MutableMapping[int, Kept] | None = None,
+        store: ClientStore | None = None,
         interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Build network, server and data on ``device``; what clients keep goes into ``store``.
@@ -129,7 +135,7 @@ class Simulation:
                 trained=spec.evaluation.point == "after_local",
             )
             self.everyone = Clients(self.model, self.data, self.composition, self.ownership)
-            self.clients: MutableMapping[int, Kept] = {} if store is None else store
+            self.clients = ClientStore() if store is None else store
             self.last_models: State = {}
             self.executor = executor(self.everyone)
         self.interruptible = interruptible
@@ -174,14 +180,14 @@ class Simulation:
 
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
-        server_started = time.perf_counter()
         if number == 0 and self.composition.introduces:
             with self.costs.phase("setup", self.device):
                 self._introduce()
         before, task, sampled = self.server, self._at(number), self.sample(number)
-        kept = [self.clients.get(client) for client in sampled]
+        spent = self.costs.of_rounds
+        self.clients.expect(sampled)
         with self.interruptible(), self.costs.phase("train", self.device):
-            trained = self.executor.train(task, sampled, kept)
+            trained = self.executor.train(task, sampled, self.clients)
         updates = [result.update for result in trained]
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
@@ -202,15 +208,12 @@ class Simulation:
                 own = torch.stack([update.trained.abs().max() for update in updates])
                 _finite(own.max(), "a client's weight")
             self.server = Server(weights, buffers, counters, states)
-            for result in trained:
-                self.clients[result.update.client] = result.kept
         if self.spec.evaluation.keep == "clients":
             self.last_models = {
                 "clients": torch.tensor([update.client for update in updates]),
                 "client_weights": torch.stack([update.trained for update in updates]),
                 "client_buffers": torch.stack([update.buffers for update in updates]),
             }
-        self.costs.round_seconds.append(time.perf_counter() - server_started)
         self.costs.samples += sum(self._images_of_steps(update.samples) for update in updates)
         self._count_traffic(task, trained)
 
@@ -222,12 +225,17 @@ class Simulation:
                     self.model.layout,
                     updates,
                     self.server,
-                    lambda: self.executor.gradients(task, sampled, kept),
+                    lambda: self.executor.gradients(task, sampled, self.clients),
                 ),
             )
             rows += [
                 {"kind": name, **row} for name, row in self.composition.report(self.task, before, updates)
             ]
+        # Not before, as statistics ask clients for what they were when the round began.
+        with self.costs.phase("aggregate", self.device):
+            for result in trained:
+                self.clients[result.update.client] = result.kept
+        self.costs.round_seconds.append(self.costs.of_rounds - spent)
         if self.spec.evaluates(number + 1):
             with noting("testing"), self.costs.phase("evaluate", self.device):
                 rows += self._evaluate(number + 1)
@@ -258,6 +266,7 @@ class Simulation:
         data, network = self.data, self.network
         rows: list[Row] = []
         if data.tests is not None and self.spec.personal:
+            self.clients.expect(range(self.task.clients))
             result = test_clients(self.everyone, self._at(finished), self.clients)
             rows.append(self._tested_locally("personal", result))
         self.model.load(self.server.weights, self.server.buffers, self.server.counters)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,7 +78,7 @@ class StackExecutor(LoopExecutor):
         random = any(isinstance(module, drawing) for module in self.model.network.modules())
         self.refused = "the network draws random numbers" if random else None
 
-    def train(self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]) -> list[Trained]:
+    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         if self.refused is None:
             try:
                 return self._side_by_side(round, clients, kept)
@@ -90,13 +90,9 @@ class StackExecutor(LoopExecutor):
             LOG.info("executor stack: clients are trained one by one: %s", self.refused)
         return super().train(round, clients, kept)
 
-    def _side_by_side(
-        self, round: Round, clients: Sequence[int], kept: Sequence[Kept | None]
-    ) -> list[Trained]:
+    def _side_by_side(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         images = Augmented(self.clients.data.train, round.training.augmentation)
-        arrived = [
-            self._arrive(round, images, client, own) for client, own in zip(clients, kept, strict=True)
-        ]
+        arrived = [self._arrive(round, images, client, kept.get(client)) for client in clients]
         alike: dict[Any, list[_Client]] = defaultdict(list)
         for client in arrived:
             alike[signature(client.hooks)].append(client)

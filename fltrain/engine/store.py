@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import os
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrain.engine.clients import Kept
@@ -21,7 +26,7 @@ LARGE = 4096
 
 @dataclass(frozen=True)
 class Spilled:
-    """Where in the file a tensor lies."""
+    """Where in the file a tensor lies, and on which device it belongs."""
 
     offset: int
     shape: torch.Size
@@ -29,53 +34,126 @@ class Spilled:
     device: torch.device
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Its size."""
         return self.shape.numel() * self.dtype.itemsize
 
 
-Held = dict[str, dict[str, Tensor | Spilled]]
+Held = Mapping[str, Mapping[str, Tensor | Spilled]]
+"""What a client keeps, some of it in the file."""
+
+
+class SpillFile:
+    """A file without a name in ``folder``, which the system removes with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        # It lives as long as the store; a buffer would not see what is written past it.
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._end = 0
+
+    def place(self, tensor: Tensor, old: Tensor | Spilled | None) -> Spilled:
+        """Where a tensor shall lie: in its old place if that is of its size."""
+        offset = self._end
+        if isinstance(old, Spilled) and old.nbytes == tensor.nbytes:
+            offset = old.offset
+        else:
+            self._end += tensor.nbytes
+        return Spilled(offset, tensor.shape, tensor.dtype, tensor.device)
+
+    def write(self, values: Iterable[tuple[Spilled, Tensor]]) -> None:
+        """Put tensors of the host into their places.
+
+        Raises:
+            FltrainError: if the disk is full.
+        """
+        try:
+            for place, tensor in values:
+                left, offset = _bytes_of(tensor), place.offset
+                while left.size:
+                    written = os.pwrite(self._file.fileno(), left.data, offset)
+                    left, offset = left[written:], offset + written
+        except OSError as error:
+            raise FltrainError(
+                f"{self.folder}: what clients keep between rounds cannot be written ({error.strerror}); free "
+                f"some space there, or let it stay in memory with --client-memory"
+            ) from None
+
+    def read(self, values: Iterable[tuple[Spilled, Tensor]]) -> None:
+        """Fill tensors of the host with what lies in the places."""
+        for place, tensor in values:
+            left = _bytes_of(tensor)
+            self._file.seek(place.offset)
+            while left.size:
+                left = left[self._file.readinto(left.data) :]
 
 
 class ClientStore(MutableMapping[int, Kept]):
     """States by client. Those of hundreds of personal models need not fit into memory.
 
     Until the tensors of all clients together take more than ``limit`` bytes, they stay on their device. From
-    then on the large ones lie in a file without a name in ``folder``, which the system removes with the
-    process, and are mapped into memory when they are read and written.
+    then on the large ones lie in a file in ``folder``. Training does not wait for it as long as clients are
+    read as they are expected: one thread reads ahead, another writes behind. Neither of them calls the
+    device, so that both may work while local steps are captured.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path = Path(), limit: float = math.inf) -> None:
         self.folder = folder
         self.limit = limit
         self.bytes = 0
         self._clients: dict[int, Held] = {}
-        self._file: IO[bytes] | None = None
+        self._file: SpillFile | None = None
+        self._reader, self._writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._expected: deque[int] = deque()
+        self._ahead: dict[int, Future[Kept]] = {}
+        self._behind: dict[int, tuple[Future[None], int]] = {}
 
     @property
     def spilled(self) -> bool:
         """Whether there is a file."""
         return self._file is not None
 
+    def expect(self, clients: Iterable[int]) -> None:
+        """Say who will be read next, in this order: each of them is read while the one before is in use."""
+        self._ahead.clear()
+        self._expected = deque(clients)
+        self._read_ahead()
+
     def __getitem__(self, client: int) -> Kept:
+        held = self._clients[client]
+        if self._file is None:
+            return _in_memory(held)
+        reading = self._ahead.pop(client, None) or self._read(self._file, client)
+        self._read_ahead()
+        read = reading.result()
         return {
-            method: {name: self._read(held) for name, held in state.items()}
-            for method, state in self._clients[client].items()
+            method: {
+                name: read[method][name].to(place.device, non_blocking=True) for name, place in state.items()
+            }
+            for method, state in held.items()
         }
 
     def __setitem__(self, client: int, kept: Kept) -> None:
-        self.bytes += _bytes(kept) - _bytes(self._clients.get(client, {}))
-        if not self.spilled and self.bytes > self.limit:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 it lives as long as the store
-            for number, held in self._clients.items():
-                self._clients[number] = self._spill(held, {})
+        """Keep what a client has after a round.
+
+        Raises:
+            FltrainError: if this, or what was put in earlier, cannot be written.
+        """
         old = self._clients.get(client, {})
-        new: Held = {method: dict(state) for method, state in kept.items()}
-        self._clients[client] = self._spill(new, old) if self.spilled else new
+        self.bytes += _size(kept) - _size(old)
+        if self._file is None and self.bytes > self.limit:
+            self._file = SpillFile(self.folder)
+            for number, held in self._clients.items():
+                self._spill(self._file, number, _in_memory(held), {})
+        if self._file is None:
+            self._clients[client] = {method: dict(state) for method, state in kept.items()}
+        else:
+            self._spill(self._file, client, kept, old)
 
     def __delitem__(self, client: int) -> None:
-        self.bytes -= _bytes(self._clients.pop(client))
+        self.bytes -= _size(self._clients.pop(client))
+        self._ahead.pop(client, None)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
@@ -83,51 +161,75 @@ class ClientStore(MutableMapping[int, Kept]):
     def __len__(self) -> int:
         return len(self._clients)
 
-    def _spill(self, new: Held, old: Held) -> Held:
-        """Put the large tensors of a client into the file, each in its old place if that is of its size."""
-        return {
-            method: {
-                name: self._write(tensor, old.get(method, {}).get(name))
-                if isinstance(tensor, Tensor) and tensor.nbytes >= LARGE
-                else tensor
-                for name, tensor in state.items()
-            }
-            for method, state in new.items()
-        }
+    def _read_ahead(self) -> None:
+        """Begin to read the next of those expected who keeps anything."""
+        while self._file is not None and self._expected:
+            client = self._expected.popleft()
+            if client in self._clients:
+                self._ahead[client] = self._read(self._file, client)
+                break
 
-    def _write(self, tensor: Tensor, old: Tensor | Spilled | None) -> Spilled:
-        assert self._file is not None
-        values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        if isinstance(old, Spilled) and old.bytes == values.nbytes:
-            self._mapped(old)[:] = values
-            return Spilled(old.offset, tensor.shape, tensor.dtype, tensor.device)
-        try:
-            offset = self._file.seek(0, 2)
-            # Writing, where mapping would do, too: a full disk is then an error that can be caught.
-            self._file.write(values.data)
-            self._file.flush()
-        except OSError as error:
-            raise FltrainError(
-                f"{self.folder}: what clients keep between rounds cannot be written ({error.strerror}); free "
-                f"some space there, or let it stay in memory with --client-memory"
-            ) from None
-        return Spilled(offset, tensor.shape, tensor.dtype, tensor.device)
+    def _read(self, file: SpillFile, client: int) -> Future[Kept]:
+        """Begin to read what a client keeps; what is in the file comes into memory of the host."""
+        kept: dict[str, dict[str, Tensor]] = {}
+        places: list[tuple[Spilled, Tensor]] = []
+        for method, state in self._clients[client].items():
+            kept[method] = {}
+            for name, held in state.items():
+                if isinstance(held, Spilled):
+                    # From pinned memory, a copy to the device is queued like all that the device has to do.
+                    pinned = held.device.type == "cuda"
+                    tensor = torch.empty(held.shape, dtype=held.dtype, pin_memory=pinned)
+                    places.append((held, tensor))
+                else:
+                    tensor = held
+                kept[method][name] = tensor
+        writing, _ = self._behind.get(client, (None, 0))
 
-    def _read(self, held: Tensor | Spilled) -> Tensor:
-        if isinstance(held, Tensor):
-            return held
-        # A copy: what is in the file changes when the client is trained again.
-        values = torch.from_numpy(np.array(self._mapped(held)))
-        return values.view(held.dtype).view(held.shape).to(held.device)
+        def read() -> Kept:
+            if writing is not None:
+                writing.result()
+            file.read(places)
+            return kept
 
-    def _mapped(self, place: Spilled) -> np.memmap[tuple[int], np.dtype[np.uint8]]:
-        assert self._file is not None
-        return np.memmap(self._file, np.uint8, "r+", offset=place.offset, shape=(place.bytes,))
+        return self._reader.submit(read)
+
+    def _spill(self, file: SpillFile, client: int, kept: Kept, old: Held) -> None:
+        """Begin to put the large tensors of a client into the file."""
+        self._ahead.pop(client, None)  # it is not what the client keeps any longer
+        held: dict[str, dict[str, Tensor | Spilled]] = {}
+        places: list[tuple[Spilled, Tensor]] = []
+        for method, state in kept.items():
+            held[method] = dict(state)
+            for name, tensor in state.items():
+                if tensor.nbytes >= LARGE:
+                    place = file.place(tensor, old.get(method, {}).get(name))
+                    places.append((place, tensor.detach().cpu().contiguous()))
+                    held[method][name] = place
+        self._clients[client] = held
+        self._behind.pop(client, None)  # the writer takes one after the other: it comes before this
+        self._behind[client] = self._writer.submit(file.write, places), _size(held)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Wait for the writer until no more than ``limit`` bytes are waiting for it."""
+        waiting = sum(size for _, size in self._behind.values())
+        for client, (writing, size) in list(self._behind.items()):
+            if not writing.done() and waiting <= self.limit:
+                break
+            del self._behind[client]
+            writing.result()
+            waiting -= size
 
 
-def _bytes(kept: Kept | Held) -> int:
-    return sum(
-        held.nbytes if isinstance(held, Tensor) else held.bytes
-        for state in kept.values()
-        for held in state.values()
-    )
+def _in_memory(held: Held) -> Kept:
+    """What a client keeps, given that nothing of it is in the file."""
+    return {method: dict(state) for method, state in cast("Kept", held).items()}
+
+
+def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    return tensor.view(-1).view(torch.uint8).numpy()
+
+
+def _size(kept: Kept | Held) -> int:
+    return sum(held.nbytes for state in kept.values() for held in state.values())

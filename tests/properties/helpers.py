@@ -238,8 +238,8 @@ class Tracing(LoopExecutor):
 class Reversing(LoopExecutor):
     """Trains the clients in reversed order."""
 
-    def train(self, round, clients, states):
-        return super().train(round, clients[::-1], states[::-1])[::-1]
+    def train(self, round, clients, kept):
+        return super().train(round, clients[::-1], kept)[::-1]
 
 
 # ------------------------------------------------------------------------------------ single hooks

@@ -90,7 +90,8 @@ def test_what_server_and_clients_keep_is_all_that_a_run_needs_to_go_on(methods: 
     stopped = simulation(*methods, rounds=3, statistics=STATISTICS)
     stopped.round(0)
     resumed = simulation(*methods, rounds=3, statistics=STATISTICS)
-    resumed.server, resumed.clients = stopped.server, dict(stopped.clients)
+    resumed.server = stopped.server
+    resumed.clients.update(stopped.clients)
     rows = [row for number in (1, 2) for row in resumed.round(number)]
     assert rows == [row for row in whole.rows if row["round"] > 1]
     assert_same_model(resumed, whole)

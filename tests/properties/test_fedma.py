@@ -539,7 +539,8 @@ def test_growing_can_stop_and_go_on() -> None:
     for number in range(3):
         stopped.round(number)
     resumed = growing()
-    resumed.server, resumed.clients = stopped.server, dict(stopped.clients)
+    resumed.server = stopped.server
+    resumed.clients.update(stopped.clients)
     assert [resumed.round(number) for number in range(3, PASS + 2)] == rows[3:]
     assert_same_model(resumed, whole)
 

@@ -15,6 +15,7 @@ from fltrain.data.prepared import Partition
 from fltrain.engine.clients import Clients, Ownership
 from fltrain.engine.local import Sgd
 from fltrain.engine.rounds import Diverged, Simulation
+from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError
 from fltrain.methods import METHODS
 from fltrain.methods.base import Local, Method, Part, Phase, Schedule, State
@@ -115,7 +116,7 @@ class Forgetful(Tracing):
     """Clients are new in every round."""
 
     def train(self, round, clients, kept):
-        return super().train(round, clients, [None] * len(kept))
+        return super().train(round, clients, {})
 
 
 def check_private(
@@ -312,9 +313,10 @@ def forgets_what_it_trained(federation: Simulation) -> None:
 def keeps_the_first(federation: Simulation) -> None:
     """Results of the first participation are never replaced."""
 
-    class First(dict):
+    class First(ClientStore):
         def __setitem__(self, client, kept):
-            self.setdefault(client, kept)
+            if client not in self:
+                super().__setitem__(client, kept)
 
     federation.clients = First()
 
@@ -761,7 +763,8 @@ def check_introductions(sabotage: Sabotage = lambda federation: None) -> None:
     assert federation.bytes_down == 2 * 2 * (model + 4 * CLIENTS + said)
 
     resumed = federation_of_six()
-    resumed.server, resumed.clients = federation.server, dict(federation.clients)
+    resumed.server = federation.server
+    resumed.clients.update(federation.clients)
     for one in (federation, resumed):
         one.round(2)
     assert_same_model(federation, resumed)

@@ -435,9 +435,8 @@ def test_a_limit_that_is_never_reached_changes_nothing(settings: dict[str, str])
 def test_the_corrected_gradient_is_clipped() -> None:
     """The gradient that the optimiser gets has at most the norm 10, correction included."""
     federation = simulation(Scaffold(), model=LeNet5(), epochs=2, clip_norm=10.0, executor=Tracing)
-    federation.clients = {
-        k: {"scaffold": {"control": -drawn(federation.model.layout.size)}} for k in range(6)
-    }
+    for client in range(6):
+        federation.clients[client] = {"scaffold": {"control": -drawn(federation.model.layout.size)}}
     received = federation.server.weights.clone()
     federation.round(0)
     for update in federation.executor.updates:

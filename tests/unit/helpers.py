@@ -94,8 +94,8 @@ def federation(
 class Reversing(LoopExecutor):
     """Trains the clients in reversed order."""
 
-    def train(self, round: Any, clients: Any, states: Any) -> list[Trained]:
-        return super().train(round, clients[::-1], states[::-1])[::-1]
+    def train(self, round: Any, clients: Any, kept: Any) -> list[Trained]:
+        return super().train(round, clients[::-1], kept)[::-1]
 
 
 def pixels(*shape: int, seed: int = 0) -> NDArray[np.uint8]:

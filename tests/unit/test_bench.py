@@ -134,7 +134,7 @@ class Careless(LoopExecutor):
     """Forgets the last client's training."""
 
     def train(self, round: Any, clients: Any, kept: Any) -> Any:
-        first, *_ = super().train(round, clients[:1], kept[:1])
+        first, *_ = super().train(round, clients[:1], kept)
         return [first] * len(clients)
 
 

@@ -139,9 +139,9 @@ class Telling(LoopExecutor):
         super().__init__(*args)
         self.told: list[tuple[int, float]] = []
 
-    def train(self, round: Round, clients: Any, states: Any) -> Any:
+    def train(self, round: Round, clients: Any, kept: Any) -> Any:
         self.number = round.number
-        return super().train(round, clients, states)
+        return super().train(round, clients, kept)
 
     def _step(self, images: Any, chosen: Any, how: Any, hooks: Any, optimiser: Any) -> Any:
         (local, *_) = hooks.locals_.values()

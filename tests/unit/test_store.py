@@ -2,6 +2,8 @@
 
 import errno
 import os
+import queue
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fltrain import train as training
-from fltrain.engine.store import ClientStore
+from fltrain.engine.store import ClientStore, Spilled, SpillFile
 from fltrain.errors import FltrainError
 from fltrain.records import Results
 from fltrain.train import Execution
@@ -62,7 +64,7 @@ def test_the_file_holds_every_large_tensor_once_and_has_no_name(tmp_path: Path) 
         for client in range(4):
             store[client] = kept(client)
     assert not list(tmp_path.iterdir())
-    assert os.fstat(store._file.fileno()).st_size == 4 * (4 + 2) * P
+    assert os.fstat(store._file._file.fileno()).st_size == 4 * (4 + 2) * P
     store[1] = kept(9, size=2 * P)  # does not fit into its old place
     assert_same(dict(store[1]), kept(9, size=2 * P))
     assert_same(dict(store[2]), kept(2))
@@ -76,18 +78,75 @@ def test_what_was_read_does_not_change_when_the_client_trains_again(tmp_path: Pa
     assert_same(dict(before), kept(1))
 
 
-def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        def seek(self, *_: int) -> int:
-            return 0
-
-        def write(self, _: object) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: Full())
+def test_whoever_is_expected_is_read_while_the_one_before_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = ClientStore(tmp_path, 0)
-    with pytest.raises(FltrainError, match=r"No space left on device\); free some .* --client-memory"):
+    for client in range(3):
+        store[client] = kept(client)
+    began: queue.Queue[int] = queue.Queue()
+    read = SpillFile.read
+
+    def noted(self: SpillFile, values: list[tuple[Spilled, Tensor]]) -> None:
+        began.put(values[0][0].offset // ((4 + 2) * P))
+        read(self, values)
+
+    monkeypatch.setattr(SpillFile, "read", noted)
+    store.expect([2, 5, 0])  # the fifth is new
+    assert began.get(timeout=10) == 2 and began.empty()
+    assert_same(dict(store[2]), kept(2))
+    assert store.get(5) is None
+    assert began.get(timeout=10) == 0  # before it is asked for
+    store[0] = kept(7)  # what has been read is of no use any longer
+    assert_same(dict(store[0]), kept(7))
+    assert_same(dict(store[1]), kept(1))  # was not expected
+    assert [began.get(timeout=10) for _ in range(2)] == [0, 1] and began.empty()
+
+
+def test_what_is_put_in_is_written_later_as_far_as_there_is_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (4 + 2) * P + 8
+    store = ClientStore(tmp_path, size + 1)
+    disk, written = threading.Event(), []
+    write = SpillFile.write
+
+    def slow(self: SpillFile, values: list[tuple[Spilled, Tensor]]) -> None:
+        assert disk.wait(10)
+        write(self, values)
+        written.append(values)
+
+    monkeypatch.setattr(SpillFile, "write", slow)
+    store[0] = kept(0)
+    assert not store.spilled
+    later = threading.Timer(0.2, disk.set)
+    later.start()
+    store[1] = kept(1)  # two wait for the disk, which is one too many
+    assert disk.is_set() and written
+    disk.clear()
+    store[0] = kept(2)
+    assert not disk.is_set()  # it did not wait for the disk
+    threading.Timer(0.2, disk.set).start()
+    assert_same(dict(store[0]), kept(2))
+    assert_same(dict(store[1]), kept(1))
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told = r"No space left on device\); free some .* --client-memory"
+    store = ClientStore(tmp_path, 0)
+    store[0] = kept(0)
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(FltrainError, match=told):
         store[0] = kept(1)
+    store.limit = 10**6  # so that nobody waits for the writer
+    store[0] = kept(1)
+    with pytest.raises(FltrainError, match=told):
+        store[0]
+    with pytest.raises(FltrainError, match=told):
+        store[1] = kept(1)
 
 
 @pytest.mark.parametrize("method", ["local", "fedamp", "gpfl"])

@@ -119,9 +119,9 @@ class Keeping(Method):
 class Watching(LoopExecutor):
     """Keeps the weights before and after every step, the images in it, and what clients send."""
 
-    def train(self, round: Any, clients: Any, states: Any) -> Any:
+    def train(self, round: Any, clients: Any, kept: Any) -> Any:
         self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.results = super().train(round, clients, states)
+        self.results = super().train(round, clients, kept)
         return self.results
 
     def _step(self, images: Any, chosen: Tensor, how: Any, hooks: Any, optimiser: Any) -> Any:
