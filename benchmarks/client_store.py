@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from fltrain.allocator import keep_freed_memory
 from fltrain.devices import pick_device
 from fltrain.engine.rounds import Simulation
 from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError
 from fltrain.files import replacing
+from fltrain.process import compute_as_runs
 from fltrain.rehearsal import rehearsal
 from fltrain.spec import RunSpec
 
@@ -89,8 +89,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="keep the measurements in this file")
     options = parser.parse_args()
     device = pick_device(options.device)
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    compute_as_runs()
     rows = []
     print(f"ms for a round of {CLIENTS // 2} clients, whose states are in memory or in a file")
     print(f"{'':12}{'steps':>6}{'MB each':>9}{'memory':>10}{'file, waiting':>20}{'file':>20}")

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fltrain.allocator import keep_freed_memory
 from fltrain.bench import Bench, Counting
 from fltrain.determinism import determined
 from fltrain.devices import pick_device
@@ -35,6 +34,7 @@ from fltrain.engine.rounds import Simulation
 from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError
 from fltrain.files import replacing
+from fltrain.process import compute_as_runs
 from fltrain.rehearsal import rehearsal
 from fltrain.spec import RunSpec
 
@@ -97,8 +97,7 @@ class Where:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Compute there, on one thread, as runs do."""
-        torch.set_num_threads(1)
-        keep_freed_memory()
+        compute_as_runs()
         with determined("exact", self.device):
             yield
 

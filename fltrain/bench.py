@@ -30,7 +30,6 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from fltrain import kernels
-from fltrain.allocator import keep_freed_memory
 from fltrain.component import suggest
 from fltrain.data.datasets import registry
 from fltrain.determinism import Profile, determined
@@ -43,6 +42,7 @@ from fltrain.files import replacing, write_text
 from fltrain.methods import METHODS
 from fltrain.models.build import build
 from fltrain.models.catalogue import MODELS
+from fltrain.process import keep_freed_memory
 from fltrain.rehearsal import rehearsal
 from fltrain.spec import Precision, RunSpec
 

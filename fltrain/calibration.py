@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fltrain.allocator import keep_freed_memory
 from fltrain.costs import (
     Calibration,
     DeviceCosts,
@@ -34,6 +33,7 @@ from fltrain.engine.memory import BATCH, MOST
 from fltrain.engine.rounds import Diverged, Simulation
 from fltrain.errors import FltrainError
 from fltrain.experiments import Plan
+from fltrain.process import compute_as_runs
 from fltrain.provenance import gather
 from fltrain.records import Results
 from fltrain.rehearsal import rehearsal
@@ -62,8 +62,7 @@ def calibrate(plan: Plan, results: Results, device: torch.device, report: Callab
     What cannot be measured is reported and left out. It is written after each measurement, so that an
     interrupted calibration goes on where it was.
     """
-    torch.set_num_threads(1)  # as runs are trained
-    keep_freed_memory()
+    compute_as_runs()
     path, name = calibration_file(results), device_name(gather(device, 1))
     known = Calibration.read(path) or Calibration(latest=name, devices={})
     costs = known.devices.get(name) or DeviceCosts(start=_start_up())

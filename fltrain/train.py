@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from fltrain.allocator import keep_freed_memory
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.determinism import Determinism, Profile, determined
@@ -36,6 +35,7 @@ from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError, MethodError, Stopped
 from fltrain.files import clear_leftovers
 from fltrain.methods.base import Place
+from fltrain.process import compute_as_runs
 from fltrain.provenance import gather, merged
 from fltrain.records import Record, Results, checkpoint_files, summarise, write_record
 from fltrain.spec import RunSpec
@@ -110,8 +110,7 @@ def train(
         MethodError: if the code of a method fails.
         Stopped: if a signal asked for it; the state is saved then.
     """
-    torch.set_num_threads(execution.threads)
-    keep_freed_memory()
+    compute_as_runs(execution.threads)
     memory.start_anew()
     stopping, record = stopping or Stopping(), results.record(spec.run_id)
     log = record.folder / "train.log"

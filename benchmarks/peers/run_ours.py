@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from task import Report, Task, arguments
 
-from fltrain.allocator import keep_freed_memory
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.executors import EXECUTORS, AutoExecutor
 from fltrain.engine.rounds import ExecutorFactory, Simulation
+from fltrain.process import compute_as_runs
 from fltrain.spec import RunSpec
 
 
@@ -47,7 +47,6 @@ def run(task: Task, executor: ExecutorFactory) -> tuple[Simulation, Report]:
 
 if __name__ == "__main__":
     task, _ = arguments()
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    compute_as_runs()
     simulation, report = run(task, executor_called(sys.argv[3], Path.cwd()))
     report.finish([simulation.server.weights, simulation.server.buffers])

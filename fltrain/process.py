@@ -1,14 +1,22 @@
-"""How this process asks the system for memory."""
+"""How a process computes in which runs are trained: its threads, and how it asks the system for memory."""
 
 from __future__ import annotations
 
 import ctypes
+
+import torch
 
 LARGEST = 32 * 2**20
 """Larger blocks go back to the system at once; glibc accepts no more."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as malloc.h has them
 _NEVER = 2**31 - 1
+
+
+def compute_as_runs(threads: int = 1) -> None:
+    """Have this process compute as runs are trained: on so many threads, keeping the memory that it frees."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
 
 
 def keep_freed_memory() -> None:

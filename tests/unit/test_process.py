@@ -1,4 +1,4 @@
-"""Memory of a process that trains."""
+"""Threads and memory of a process that trains."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 HELD = """
 import ctypes, re, sys
 from pathlib import Path
-from fltrain.allocator import keep_freed_memory
+from fltrain.process import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
