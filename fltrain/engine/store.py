@@ -94,8 +94,9 @@ class ClientStore(MutableMapping[int, Kept]):
 
     Until the tensors of all clients together take more than ``limit`` bytes, they stay on their device. From
     then on the large ones lie in a file in ``folder``. Training does not wait for it as long as clients are
-    read as they are expected: one thread reads ahead, another writes behind. Neither of them calls the
-    device, so that both may work while local steps are captured.
+    read as they are expected and no more than ``limit`` bytes are still to be written: one thread reads
+    ahead, another writes behind. Neither of them calls the device, so that both may work while local steps
+    are captured.
     """
 
     def __init__(self, folder: Path = Path(), limit: float = math.inf) -> None:
