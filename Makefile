@@ -26,7 +26,7 @@ $(shell test -x $(BIN)/python || rm -f $(STAMP))
 # Compiled once at installation, or every start of every program would compile again.
 UV_OPTIONS := --quiet --compile-bytecode --python $(BIN)/python --no-build-isolation
 
-.PHONY: help env reproduce tables results test coverage golden lint format docs ui schema lock clean
+.PHONY: help env reproduce tables results test test-slow coverage golden lint format docs ui schema lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
@@ -83,9 +83,12 @@ results: env ## the same from the published records
 PYTEST := $(BIN)/pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 test: env ## run the tests
-	@$(PYTEST)
+	@$(PYTEST) -m "not slow"
 
-coverage: env ## run the tests, a fifth slower, and show what they cover
+test-slow: env ## run those that take longest, which `make test` leaves out
+	@$(PYTEST) -m slow
+
+coverage: env ## run all tests, a fifth slower, and show what they cover
 	@$(PYTEST) --cov --cov-report=term
 
 golden: env ## keep the numbers that tests compare with (refused for changes without a new revision)

@@ -529,6 +529,7 @@ def command_lines(draw: Any) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(command_lines(), st.sampled_from(["", "a: [", "dataset: no", "- 1", "{}"]))
 def test_a_command_line_ends_with_0_or_2(

@@ -22,8 +22,6 @@ from fltrain.data.prepared import load_partition, load_prepared
 from fltrain.experiments import Plan, plan
 from fltrain.records import RECORD_FILES, Results
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 # Everything hidden, too: the environment, the history, caches, what Snakemake remembers.
 LEFT_OUT = (".*", "results", "shared", "tests", "__pycache__", "build", "dist", "*.egg-info")
@@ -530,6 +528,7 @@ def test_data_that_are_made_anew_are_no_reason_to_train_again(changed: Checkout)
     assert changed.results.record(missing.run_id).complete
 
 
+@pytest.mark.slow
 def test_killed_processes_cost_no_result(fresh: Checkout, tmp_path: Path) -> None:
     """A small version of what the script does by hand with a hundred kills."""
     command = (sys.executable, "benchmarks/soak.py", "--scale", "single", "--kills", "5", "--every", "1")
