@@ -96,7 +96,10 @@ def train(
     ] = "auto",
     client_memory: Annotated[
         float,
-        typer.Option(min=0, help="GiB of the device that clients' states may take; more goes into a file."),
+        typer.Option(
+            min=0,
+            help="GiB that clients' states may take on the device, and in memory before they are in a file.",
+        ),
     ] = 4.0,
     checkpoint_seconds: Annotated[
         float,

@@ -69,7 +69,8 @@ class Execution:
         device: that trains.
         threads: of the processor.
         recordings: where methods that record local steps keep them.
-        client_memory: GiB of the device that clients' states may take; more goes into a file.
+        client_memory: GiB that clients' states may take on the device, and then in memory on their way
+            into a file.
         checkpoints: when they are due.
         determinism: profile of CUDA, see ``fltrain.determinism``.
         executor: of local steps, see ``fltrain.engine.executors``.
@@ -223,6 +224,8 @@ def _rounds(
         raise
     except Exception as error:
         raise _failure(spec, error, log) from error
+    finally:
+        simulation.clients.close()
     return None
 
 

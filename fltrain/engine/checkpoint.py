@@ -175,6 +175,7 @@ class _ByName(Mapping[str, Kept]):
 def _state(simulation: Simulation, rows: list[Row]) -> Tree:
     server = simulation.server
     lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    simulation.clients.expect(simulation.clients)
     return {
         "server": {"weights": server.weights, "buffers": server.buffers, "counters": server.counters},
         "methods": server.states,

@@ -118,7 +118,7 @@ class AutoExecutor:
 
     def _tried(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> str:
         client = clients[0]
-        own = {client: kept[client]} if client in kept else {}
+        own = {client: kept[client]} if client in kept else {}  # read once, whoever is tried
         reference, least = self._trial("loop", round, client, own)
         seconds = {"loop": least}
         for name in (name for name in self.candidates if name != "loop"):

@@ -225,7 +225,7 @@ class Simulation:
                     self.model.layout,
                     updates,
                     self.server,
-                    lambda: self.executor.gradients(task, sampled, self.clients),
+                    partial(self._gradients, task, sampled),
                 ),
             )
             rows += [
@@ -241,6 +241,11 @@ class Simulation:
                 rows += self._evaluate(number + 1)
         self.finished = number + 1
         return [{"round": number + 1, **row} for row in rows]
+
+    def _gradients(self, round: Round, sampled: Sequence[int]) -> Tensor:
+        """See ``FinishedRound``; what clients keep must still be what they began the round with."""
+        self.clients.expect(sampled)
+        return self.executor.gradients(round, sampled, self.clients)
 
     def _at(self, number: int) -> Round:
         """A round (counted from 0) that begins with what the server has now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import tempfile
@@ -66,7 +67,7 @@ class SpillFile:
         """Put tensors of the host into their places.
 
         Raises:
-            FltrainError: if the disk is full.
+            FltrainError: if they cannot be written, as the disk is full.
         """
         try:
             for place, tensor in values:
@@ -81,12 +82,25 @@ class SpillFile:
             ) from None
 
     def read(self, values: Iterable[tuple[Spilled, Tensor]]) -> None:
-        """Fill tensors of the host with what lies in the places."""
-        for place, tensor in values:
-            left = _bytes_of(tensor)
-            self._file.seek(place.offset)
-            while left.size:
-                left = left[self._file.readinto(left.data) :]
+        """Fill tensors of the host with what lies in the places.
+
+        Raises:
+            FltrainError: if it cannot be read.
+        """
+        try:
+            for place, tensor in values:
+                left = _bytes_of(tensor)
+                self._file.seek(place.offset)
+                while left.size:
+                    count = self._file.readinto(left.data)
+                    if not count:
+                        raise OSError(errno.EIO, "the file is too short")
+                    left = left[count:]
+        except OSError as error:
+            raise FltrainError(
+                f"{self.folder}: what clients keep between rounds cannot be read ({error.strerror}); start "
+                f"the run again: it goes on from its last checkpoint"
+            ) from None
 
 
 class ClientStore(MutableMapping[int, Kept]):
@@ -120,6 +134,14 @@ class ClientStore(MutableMapping[int, Kept]):
         self._ahead.clear()
         self._expected = deque(clients)
         self._read_ahead()
+
+    def close(self) -> None:
+        """Write no more: nobody will read it."""
+        for threads in (self._reader, self._writer):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
 
     def __getitem__(self, client: int) -> Kept:
         held = self._clients[client]
@@ -163,8 +185,8 @@ class ClientStore(MutableMapping[int, Kept]):
         return len(self._clients)
 
     def _read_ahead(self) -> None:
-        """Begin to read the next of those expected who keeps anything."""
-        while self._file is not None and self._expected:
+        """Begin to read the next of those expected who keeps anything, if nobody else waits to be fetched."""
+        while self._file is not None and self._expected and not self._ahead:
             client = self._expected.popleft()
             if client in self._clients:
                 self._ahead[client] = self._read(self._file, client)

@@ -43,6 +43,13 @@ def assert_same(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Te
             assert torch.equal(tensor, other[method][name]), name
 
 
+class Behind(ClientStore):
+    """Never waits for the writer."""
+
+    def _catch_up(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("limit", [10**9, 70_000, 0])
 def test_what_is_put_in_comes_out(tmp_path: Path, limit: int) -> None:
     store = ClientStore(tmp_path, limit)
@@ -103,6 +110,39 @@ def test_whoever_is_expected_is_read_while_the_one_before_is_in_use(
     assert [began.get(timeout=10) for _ in range(2)] == [0, 1] and began.empty()
 
 
+def test_one_is_read_ahead_whoever_is_asked_for(tmp_path: Path) -> None:
+    """As when a checkpoint asks in another order than the round that was stopped."""
+    store = ClientStore(tmp_path, 0)
+    for client in range(8):
+        store[client] = kept(client)
+    store.expect(range(4, 8))
+    for client in (0, 4, 1, 2, 5, 3):
+        assert client in store
+        assert_same(dict(store[client]), kept(client))
+        assert len(store._ahead) == 1
+
+
+def test_nobody_waits_for_what_will_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, disk, began, written = Behind(tmp_path, 0), threading.Event(), threading.Event(), []
+    monkeypatch.setattr(SpillFile, "write", lambda *_: (began.set(), disk.wait(10), written.append(1)))
+    for client in range(8):
+        store[client] = kept(client)
+    assert began.wait(10)
+    store.close()
+    disk.set()
+    store._writer.shutdown(wait=True)
+    assert len(written) == 1  # the one that had begun
+
+
+def test_a_file_that_was_cut_off_is_one_clear_error(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path, 0)
+    store[0] = kept(0)
+    assert store._file is not None
+    os.truncate(store._file._file.fileno(), P)
+    with pytest.raises(FltrainError, match=r"cannot be read \(the file is too short\); start the run again"):
+        store[0]
+
+
 def test_what_is_put_in_is_written_later_as_far_as_there_is_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,16 +159,15 @@ def test_what_is_put_in_is_written_later_as_far_as_there_is_memory(
     monkeypatch.setattr(SpillFile, "write", slow)
     store[0] = kept(0)
     assert not store.spilled
-    later = threading.Timer(0.2, disk.set)
-    later.start()
+    threading.Timer(0.2, disk.set).start()
     store[1] = kept(1)  # two wait for the disk, which is one too many
     assert disk.is_set() and written
+    assert_same(dict(store[1]), kept(1))  # so that nothing waits
     disk.clear()
     store[0] = kept(2)
     assert not disk.is_set()  # it did not wait for the disk
     threading.Timer(0.2, disk.set).start()
     assert_same(dict(store[0]), kept(2))
-    assert_same(dict(store[1]), kept(1))
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,17 +188,19 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
         store[1] = kept(1)
 
 
+@pytest.mark.parametrize("kind", [ClientStore, Behind])
 @pytest.mark.parametrize("method", ["local", "fedamp", "gpfl"])
 def test_a_run_does_not_depend_on_where_states_lie(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: type[ClientStore]
 ) -> None:
+    """Nor on whether training waits for what is written: with a limit of 0, it always would."""
     spec = tiny(method=method, local_test={"fraction": 0.25}, batchnorm="local", model="mlp")
     plain = trained(spec, tmp_path / "memory")
     stores: list[ClientStore] = []
     monkeypatch.setattr(
-        training, "ClientStore", lambda *given: stores.append(ClientStore(*given)) or stores[0]
+        training, "ClientStore", lambda folder, _: stores.append(kind(folder, 0)) or stores[0]
     )
-    filed = training.train(spec, Results(tmp_path / "file"), Execution(CPU, client_memory=0))
+    filed = training.train(spec, Results(tmp_path / "file"), Execution(CPU))
     assert stores[0].spilled
     for name in ("metrics.jsonl", "summary.json"):
         assert (plain.folder / name).read_bytes() == (filed.folder / name).read_bytes()
