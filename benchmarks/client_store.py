@@ -78,9 +78,11 @@ def measure(model: str, steps: int, rounds: int, device: torch.device, folder: P
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--models", default="lenet5,fedavg_cnn,mobilenetv2", help="some of " + ", ".join(NETWORKS)
+        "--models", nargs="+", choices=NETWORKS, default=["lenet5", "fedavg_cnn", "mobilenetv2"]
     )
-    parser.add_argument("--steps", default="1,10", help="local steps of a client in a round")
+    parser.add_argument(
+        "--steps", nargs="+", type=int, default=[1, 10], help="local steps of a client in a round"
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--device", default="auto")
     parser.add_argument(
@@ -94,8 +96,8 @@ def main() -> None:
     print(f"ms for a round of {CLIENTS // 2} clients, whose states are in memory or in a file")
     print(f"{'':12}{'steps':>6}{'MB each':>9}{'memory':>10}{'file, waiting':>20}{'file':>20}")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for model in options.models.split(","):
-            for steps in map(int, options.steps.split(",")):
+        for model in options.models:
+            for steps in options.steps:
                 found = measure(model, steps, options.rounds, device, Path(folder))
                 rows.append({"model": model, "steps": steps, **found})
                 shown = [

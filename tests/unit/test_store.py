@@ -197,11 +197,11 @@ def test_a_run_does_not_depend_on_where_states_lie(
     spec = tiny(method=method, local_test={"fraction": 0.25}, batchnorm="local", model="mlp")
     plain = trained(spec, tmp_path / "memory")
     stores: list[ClientStore] = []
-    monkeypatch.setattr(
-        training, "ClientStore", lambda folder, _: stores.append(kind(folder, 0)) or stores[0]
-    )
-    filed = training.train(spec, Results(tmp_path / "file"), Execution(CPU))
+    monkeypatch.setattr(training, "ClientStore", lambda *given: stores.append(kind(*given)) or stores[0])
+    filed = training.train(spec, Results(tmp_path / "file"), Execution(CPU, client_memory=0))
     assert stores[0].spilled
+    with pytest.raises(RuntimeError, match="shutdown"):  # it is closed
+        stores[0][next(iter(stores[0]))]
     for name in ("metrics.jsonl", "summary.json"):
         assert (plain.folder / name).read_bytes() == (filed.folder / name).read_bytes()
     assert {path.name for path in plain.folder.iterdir()} == {path.name for path in filed.folder.iterdir()}
