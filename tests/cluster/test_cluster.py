@@ -122,16 +122,27 @@ class Training:
 
 
 def trainings() -> list[Training]:
-    """Processes that train in jobs at this moment."""
-    found: list[Training] = []
+    """Processes that train in jobs, all of them at this moment.
+
+    Looking takes a while in which a process may end and its GPU pass to the next, and a process that starts
+    another program is there twice until that program runs. So those who have ended since are left out, and
+    that is asked last: then nobody counts whose parent could no longer be told.
+    """
+    found = []
     for process, environment in in_jobs():
-        with suppress(OSError):
-            if b"-m\0fltrain\0train\0" in Path(f"/proc/{process}/cmdline").read_bytes():
-                seen = environment.get("CUDA_VISIBLE_DEVICES", "")
-                found.append(Training(process, environment["SLURM_JOB_ID"], seen))
-    # A process that starts another program is there twice for a moment.
+        if trains(process):
+            seen = environment.get("CUDA_VISIBLE_DEVICES", "")
+            found.append(Training(process, environment["SLURM_JOB_ID"], seen))
     processes = {training.process for training in found}
-    return [training for training in found if parent(training.process) not in processes]
+    alone = [training for training in found if parent(training.process) not in processes]
+    return [training for training in alone if trains(training.process)]
+
+
+def trains(process: int) -> bool:
+    """Whether a process is there and trains."""
+    with suppress(OSError):
+        return b"-m\0fltrain\0train\0" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
 
 
 def parent(process: int) -> int | None:
