@@ -19,7 +19,7 @@ from fltrain.errors import FltrainError
 from fltrain.records import Record, Results
 from fltrain.reporting import style
 from fltrain.reporting.layout import SEEDS, Histogram, SelectedSteps, Sheet
-from fltrain.reporting.readings import Runs, curve, diverged, finished, first_of_each
+from fltrain.reporting.readings import NothingToShow, Runs, curve, diverged, finished, first_of_each
 
 Map = NDArray[np.float64]
 
@@ -144,7 +144,7 @@ def draw_selected_steps(sheet: Sheet, figure: SelectedSteps, results: Results) -
     found = {label: selections(record) for label, record in _panels(sheet, figure, results.record)}
     found = {label: steps for label, steps in found.items() if len(steps)}
     if not found:
-        raise FltrainError(f"{sheet.id}: all of its runs diverged in the first round; no steps to be shown")
+        raise NothingToShow
     draw = _draw_together if figure.clients == "together" else _draw_apart
     canvas = draw(found)
     numbers = pd.concat([steps.assign(panel=label) for label, steps in found.items()], ignore_index=True)

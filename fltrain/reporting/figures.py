@@ -25,6 +25,7 @@ from fltrain.reporting.inversions import Inversion
 from fltrain.reporting.layout import (
     Bubbles,
     Curves,
+    Figure,
     Histogram,
     Labels,
     Panel,
@@ -35,7 +36,7 @@ from fltrain.reporting.layout import (
     Variance,
 )
 from fltrain.reporting.measures import measure
-from fltrain.reporting.readings import Runs, curve, diverged, finished
+from fltrain.reporting.readings import NothingToShow, Runs, curve, diverged, finished
 from fltrain.reporting.style import Look
 
 NAMED = 6
@@ -54,31 +55,41 @@ def draw(sheet: Sheet, results: Results) -> tuple[Canvas, pd.DataFrame]:
     sheet.figure.check(sheet.id, sheet.axes)
     notes = [sheet.scale_note, *_notes(sheet, results)]
     with matplotlib.rc_context(style.STYLE):
-        match sheet.figure:
-            case Curves():
-                canvas, numbers = _draw_curves(sheet, sheet.figure, results)
-            case Points():
-                canvas, numbers = _draw_points(sheet, sheet.figure, results)
-            case Histogram():
-                canvas, numbers = distributions.draw_histogram(sheet, sheet.figure, results)
-            case SelectedSteps():
-                canvas, numbers = distributions.draw_selected_steps(sheet, sheet.figure, results)
-            case Bubbles():
-                canvas, numbers = _draw_bubbles(sheet, sheet.figure, results)
-            # The others look into trained models; their drawers load torch.
-            case Preference():
-                from fltrain.reporting.preferences import draw_preferences
-
-                canvas, numbers = draw_preferences(sheet, sheet.figure, results)
-            case Variance():
-                from fltrain.reporting.preferences import draw_variances
-
-                canvas, numbers = draw_variances(sheet, sheet.figure, results)
-            case Inversion():
-                recovered = inversions.attack(sheet, sheet.figure, results)
-                canvas, numbers = inversions.draw(recovered), inversions.measurements(recovered)
+        try:
+            canvas, numbers = _drawn(sheet, sheet.figure, results)
+        except NothingToShow:
+            canvas, ((axes,),) = style.canvas(1)
+            style.no_runs(axes)
+            numbers = pd.DataFrame()
         style.footnote(canvas, " ".join(notes))
     return canvas, numbers
+
+
+def _drawn(sheet: Sheet, figure: Figure, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    """What a figure shows, and its numbers, by its kind."""
+    match figure:
+        case Curves():
+            return _draw_curves(sheet, figure, results)
+        case Points():
+            return _draw_points(sheet, figure, results)
+        case Histogram():
+            return distributions.draw_histogram(sheet, figure, results)
+        case SelectedSteps():
+            return distributions.draw_selected_steps(sheet, figure, results)
+        case Bubbles():
+            return _draw_bubbles(sheet, figure, results)
+        # The others look into trained models; their drawers load torch.
+        case Preference():
+            from fltrain.reporting.preferences import draw_preferences
+
+            return draw_preferences(sheet, figure, results)
+        case Variance():
+            from fltrain.reporting.preferences import draw_variances
+
+            return draw_variances(sheet, figure, results)
+        case Inversion():
+            recovered = inversions.attack(sheet, figure, results)
+            return inversions.draw(recovered), inversions.measurements(recovered)
 
 
 def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:

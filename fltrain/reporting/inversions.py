@@ -151,14 +151,16 @@ def attack(sheet: Sheet, figure: Inversion, results: Results, device: str = "aut
     """Attack the run of a sheet; what comes out can be drawn and measured.
 
     Raises:
-        FltrainError: if the run diverged, its record keeps no model, or the figure does not fit the run.
+        NothingToShow: if the run diverged.
+        FltrainError: if its record keeps no model, or the figure does not fit the run.
     """
     from fltrain.inversion import recover
+    from fltrain.reporting.readings import NothingToShow, diverged
     from fltrain.trained import TrainedRun
 
     record = results.record(min(sheet.cells, key=lambda cell: cell.seed).run)
-    if record.summary["status"] == "diverged":
-        raise FltrainError(f"{sheet.id}: {record.run_id} diverged; there is no model to attack")
+    if diverged(record):
+        raise NothingToShow
     return recover(TrainedRun(record, results, pick_device(device)), figure)
 
 

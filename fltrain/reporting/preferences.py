@@ -24,7 +24,7 @@ from fltrain.metrics.preference import (
 from fltrain.records import Results
 from fltrain.reporting import style
 from fltrain.reporting.layout import Preference, Sheet, Variance
-from fltrain.reporting.readings import diverged, first_of_each
+from fltrain.reporting.readings import NothingToShow, diverged, first_of_each
 from fltrain.trained import TrainedRun
 
 CLASSES = (*style.COLOURS, style.BLACK)
@@ -39,7 +39,7 @@ def _runs(sheet: Sheet, axis: str, results: Results) -> list[tuple[str, TrainedR
         if not diverged(record)
     ]
     if not found:
-        raise FltrainError(f"{sheet.id}: all of its runs diverged; there is no model to look into")
+        raise NothingToShow
     return found
 
 

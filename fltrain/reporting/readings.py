@@ -37,6 +37,10 @@ def first_of_each(sheet: Sheet, axis: str | None, runs: Runs) -> Iterator[tuple[
             yield label, found[label][1]
 
 
+class NothingToShow(Exception):
+    """All runs of a figure diverged before there was anything of what it shows."""
+
+
 def diverged(record: Record) -> bool:
     """Whether a run ended early, as its loss was not finite any more."""
     return bool(record.summary["status"] == "diverged")

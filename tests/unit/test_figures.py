@@ -299,7 +299,7 @@ def test_a_figure_without_any_run_is_refused(runs: Runs, tmp_path: Path, kind: s
     assert not (tmp_path / "figure.png").exists()
 
 
-@pytest.mark.parametrize("kind", ["curves", "points", "bars", "histogram"])
+@pytest.mark.parametrize("kind", FIGURES)
 def test_a_figure_of_which_all_runs_diverged_is_empty(runs: Runs, kind: str) -> None:
     for method in ("A", "B"):
         runs.add({"method": method}, status="diverged")

@@ -33,6 +33,7 @@ from fltrain.inversion import (
 )
 from fltrain.models.catalogue import MODELS
 from fltrain.records import Record, Results
+from fltrain.reporting import figures
 from fltrain.reporting.inversions import Attack, Inversion, attack, draw, measurements
 from fltrain.reporting.layout import Sheet
 from fltrain.spec import RunSpec
@@ -646,11 +647,13 @@ def test_a_run_that_keeps_no_model_cannot_be_attacked(results: Results, tmp_path
         attack(sheet(record), layout(), Results(tmp_path), "cpu")
 
 
-def test_a_run_that_diverged_cannot_be_attacked(record: Record, tmp_path: Path) -> None:
+def test_a_figure_of_a_run_that_diverged_is_empty(record: Record, tmp_path: Path) -> None:
     folder = Results(tmp_path).run(record.run_id)
     write_json(folder / "summary.json", {**record.summary, "status": "diverged"})
-    with pytest.raises(FltrainError, match=rf"toy/figure: {re.escape(record.run_id)} diverged"):
-        attack(sheet(record), layout(), Results(tmp_path), "cpu")
+    drawn = sheet(record).model_copy(update={"figure": layout()})
+    canvas, numbers = figures.draw(drawn, Results(tmp_path))
+    assert [text.get_text() for panel in canvas.axes for text in panel.texts] == ["no run"]
+    assert numbers.empty
 
 
 # ---------------------------------------------------------------- the page
