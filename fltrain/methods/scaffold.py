@@ -28,7 +28,8 @@ class Scaffold(Method):
             the momentum, which calls for the plain normaliser; with momentum it is stable but biased.
         displacement: from which option II renews c_k: the ``raw`` one, or the one that is ``uploaded`` after
             plug-ins have changed it.
-        weighting: who counts how much. ``uniform``: all clients alike, as published. ``scaled`` (code of
+        weighting: who counts how much. ``uniform``: all clients alike, as published. ``weights`` (code of
+            FedImpro): the server's weights are a mean by data size, controls as published. ``scaled`` (code of
             FedDyn): controls are those of objectives scaled by the clients' relative sizes, which targets
             the objective weighted by data. ``data`` (code of ECGR): weights and server control are means by
             data size over the clients of the round, so that c forgets those not sampled.
@@ -43,7 +44,7 @@ class Scaffold(Method):
     normaliser: Literal["effective", "plain"] = "effective"
     correction: Literal["gradient", "after_step"] = "gradient"
     displacement: Literal["raw", "uploaded"] = "raw"
-    weighting: Literal["uniform", "scaled", "data"] = "uniform"
+    weighting: Literal["uniform", "weights", "scaled", "data"] = "uniform"
     server_lr: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
@@ -103,9 +104,14 @@ class Scaffold(Method):
     ) -> tuple[Tensor, State]:
         from fltrain.vectors import data_shares, mean
 
-        shares = data_shares(updates) if self.weighting == "data" else None
-        moved = mean([update.displacement for update in updates], shares)
-        change = mean([update.extras[self.name]["change"] for update in updates], shares)
-        share = 1.0 if self.weighting == "data" else len(updates) / task.clients
-        control = state["control"] + share * change
-        return before.weights + self.server_lr * moved, {"control": control}
+        sizes = data_shares(updates)
+        moved = mean(
+            [update.displacement for update in updates],
+            sizes if self.weighting in ("weights", "data") else None,
+        )
+        changes = [update.extras[self.name]["change"] for update in updates]
+        if self.weighting == "data":
+            change = mean(changes, sizes)
+        else:
+            change = mean(changes) * (len(updates) / task.clients)
+        return before.weights + self.server_lr * moved, {"control": state["control"] + change}

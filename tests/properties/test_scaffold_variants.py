@@ -102,7 +102,8 @@ class Sized:
 
 SIZED = Sized(TWO_CLIENTS, COPIES)
 ALIKE = Sized(TWO_CLIENTS, (1, 1))
-TARGETS = {"uniform": (1.0, 1.0), "scaled": COPIES, "data": COPIES}
+TARGETS = {"uniform": (1.0, 1.0), "weights": (1.0, 1.0), "scaled": COPIES, "data": COPIES}
+"""Corrected gradients agree where the mean of all controls is zero, whoever counts for more in the weights."""
 
 
 def reference(
@@ -134,9 +135,10 @@ def reference(
             seen = (weights - here) / (lr * counted) - correction
             renewed.append(full if method.option == "I" else seen)
         own = np.array(renewed)
-        counts = shares if method.weighting == "data" else np.full(len(h), 1 / len(h))
+        alike = np.full(len(h), 1 / len(h))
+        counts = shares if method.weighting in ("weights", "data") else alike
         weights = weights + method.server_lr * counts @ np.array(moved)
-        server = counts @ (scale[:, None] * own)
+        server = (shares if method.weighting == "data" else alike) @ (scale[:, None] * own)
     return weights
 
 
@@ -224,7 +226,7 @@ VARIANTS = [
             {"option": "I", **AFTER_STEP},
             {"server_lr": 0.5},
         ),
-        ("uniform", "scaled", "data"),
+        ("uniform", "weights", "scaled", "data"),
     )
 ]
 
@@ -241,7 +243,7 @@ def test_variants_agree_with_the_algorithm_written_down_once_more(
     check_agrees_with_the_reference(method, monkeypatch, momentum=0.9)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "scaled", "data"])
+@pytest.mark.parametrize("weighting", ["uniform", "weights", "scaled", "data"])
 @pytest.mark.parametrize("settings", [{}, {"option": "I"}, AFTER_STEP], ids=str)
 def test_the_optimum_is_that_of_the_weighting(
     settings: dict[str, str], weighting: str, monkeypatch: pytest.MonkeyPatch
@@ -252,7 +254,7 @@ def test_the_optimum_is_that_of_the_weighting(
         assert np.abs(SIZED.optimum(other) - SIZED.optimum(TARGETS[weighting])).max() > 0.1
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "scaled", "data"])
+@pytest.mark.parametrize("weighting", ["uniform", "weights", "scaled", "data"])
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_momentum_does_not_move_the_optimum(
     option: str, weighting: str, monkeypatch: pytest.MonkeyPatch
@@ -265,18 +267,19 @@ def test_momentum_does_not_move_the_optimum(
 def test_clients_of_equal_size_are_weighted_alike(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uniform, scaled, data = (
+    uniform, weighted, scaled, data = (
         weights_after(
             ALIKE.federation(Scaffold(**settings, weighting=weighting), monkeypatch, steps=5, momentum=0.5), 6
         )
-        for weighting in ("uniform", "scaled", "data")
+        for weighting in ("uniform", "weights", "scaled", "data")
     )
     assert np.array_equal(scaled, uniform)
+    np.testing.assert_allclose(weighted, uniform, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(data, uniform, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------ weighting
-@pytest.mark.parametrize("weighting", ["uniform", "scaled", "data"])
+@pytest.mark.parametrize("weighting", ["uniform", "weights", "scaled", "data"])
 @pytest.mark.parametrize("settings", [{}, {"option": "I"}, AFTER_STEP], ids=str)
 def test_server_control(settings: dict[str, str], weighting: str) -> None:
     check_server_control(Scaffold(**settings, weighting=weighting))
@@ -381,7 +384,7 @@ def test_without_momentum_it_does_not_matter_where_the_correction_is() -> None:
     np.testing.assert_allclose(before.server.weights, after.server.weights, atol=1e-5)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "scaled", "data"])
+@pytest.mark.parametrize("weighting", ["uniform", "weights", "scaled", "data"])
 def test_after_the_step_momentum_does_not_matter_where_curvatures_agree(
     weighting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
