@@ -474,6 +474,9 @@ def _value(evidence: Evidence, test: Value, statement: Statement) -> Finding:
     if margin is None:
         assert test.measure is not None  # a curve has a margin
         margin = measure(test.measure).margin.around(stated)
+        if test.over and stated:
+            # A margin that is wider would find any small gain to be the stated small gain.
+            margin = min(margin, abs(stated) / 2)
     p = against_point(values, stated).p
     told = ""
     if p is not None:

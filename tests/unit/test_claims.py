@@ -458,7 +458,17 @@ def test_a_gain_needs_the_stated_sign(
 ) -> None:
     """The margin is a point, so that a small loss is near a small gain."""
     runs.pairs({"a": gains})
-    assert runs.judged({**GAIN, "kind": "value"}, stated).verdict == verdict
+    assert runs.judged({**GAIN, "kind": "value", "margin": 1.0}, stated).verdict == verdict
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.44, "supported"), (0.46, "undecided"), (0.14, "undecided")])
+def test_a_small_gain_has_a_small_margin(runs: Runs, gain: float, verdict: str) -> None:
+    """Half of the stated one, which the margin of a point would not tell from many others."""
+    runs.pairs({"a": (gain,)})
+    value = {**GAIN, "kind": "value"}
+    assert runs.judged(value, 0.3).verdict == verdict
+    assert runs.judged({**value, "margin": 1.0}, 0.3).verdict == "supported"
+    assert runs.judged(value, -0.3).verdict == "undecided"
 
 
 def test_a_chosen_place_is_not_tested_as_if_it_were_the_only_one(runs: Runs) -> None:
