@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.data.datasets import Dataset
+from fltrain.data.prepared import changed
 from fltrain.errors import FltrainError
 from fltrain.experiments import PlannedItem, plan
 from fltrain.files import read_arrays
@@ -109,8 +110,10 @@ class Verification:
         if dataset.id != path.stem:
             yield Finding(f"{path}: holds {dataset.id!r}; delete it to have it made again")
         elif about["revision"] != dataset.revision:
-            changed = f"dataset {about['revision']} -> {dataset.revision}"
-            yield Finding(f"{path}: stale: {changed}", harmless=True)
+            raised = f"dataset {about['revision']} -> {dataset.revision}"
+            yield Finding(f"{path}: stale: {raised}", harmless=True)
+        elif difference := changed(dataset.entry, about):
+            yield Finding(f"{path}: {difference}")
 
     def _check_partition(self, path: Path) -> Iterator[Finding]:
         _, about = read_arrays(path, "partition")

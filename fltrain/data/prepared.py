@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fltrain.component import short_hash
 from fltrain.data.datasets import Dataset
 from fltrain.data.formats import Images, Labels, RawSplits, observed, statistics
 from fltrain.data.obtain import obtain
 from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
+from fltrain.data.registry import DatasetEntry
 from fltrain.errors import FltrainError
 from fltrain.files import read_arrays, replacing, write_arrays
 
@@ -89,6 +91,8 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
     about = {
         "dataset": dataset.prepared.model_dump(mode="json"),
         "revision": dataset.revision,
+        "normalisations": _normalisations(entry),
+        "own_copy": _fingerprint(entry),
         "classes": classes,
         "class_names": raw.class_names,
         "histogram": {
@@ -105,14 +109,17 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     """Read a prepared data set, and check that it is whole and is the one asked for.
 
     Raises:
-        FltrainError: if it is missing, damaged, or made from other settings.
+        FltrainError: if it is missing, damaged, or made from other settings, images or normalisations.
     """
     arrays, about = read_arrays(path, "prepared data set")
     settings = dataset.prepared.model_dump(mode="json")
-    if about.get("dataset") != settings or about.get("revision") != dataset.revision:
+    known = {"dataset": settings, "revision": dataset.revision}.items() <= about.items()
+    if not known or "normalisations" not in about:
         raise FltrainError(
             f"{path}: prepared from other settings or an older version; delete it to have it made again"
         )
+    if difference := changed(dataset.entry, about):
+        raise FltrainError(f"data set {dataset.name!r}: {difference}")
     normalisation = dataset.normalise(arrays["test_images"].shape[1])
     mean, std = (
         (normalisation.mean, normalisation.std)
@@ -126,6 +133,40 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
         )
     return PreparedData(
         **arrays, classes=about["classes"], mean=mean, std=std, digest=about["digest"], about=about
+    )
+
+
+def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
+    """What a prepared file and its entry in the registry disagree in, and what to do; empty if in nothing.
+
+    Runs are named by the entry's revision. Whoever changes what decides their numbers, but not that, is told.
+    """
+    raised = "raise its 'revision' in the registry, so that runs with the old ones are told from new ones"
+    if about["normalisations"] != _normalisations(entry):
+        return f"'mean', 'std' or 'normalisations' are not those that it was prepared with; {raised}"
+    now = _fingerprint(entry)
+    if now is not None and about["own_copy"] != now:
+        return (
+            f"{entry.own_copy} has changed since it was prepared; if its images have, {raised}; if not, "
+            "delete the prepared file to have it made again"
+        )
+    return ""
+
+
+def _normalisations(entry: DatasetEntry) -> dict[str, Any]:
+    """All that the entry states, by name."""
+    stated = {"default": entry.normalisation(), **entry.normalisations}
+    return {name: one and one.model_dump(mode="json") for name, one in stated.items()}
+
+
+def _fingerprint(entry: DatasetEntry) -> str | None:
+    """Of the names, sizes and times of the files in the user's own copy; None if it is not there."""
+    own = entry.own_copy
+    if own is None or not own.exists():
+        return None
+    files = sorted(file for file in own.rglob("*") if file.is_file()) if own.is_dir() else [own]
+    return short_hash(
+        [(str(file.relative_to(own)), (at := file.stat()).st_size, at.st_mtime_ns) for file in files]
     )
 
 

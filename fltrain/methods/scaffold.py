@@ -29,8 +29,8 @@ class Scaffold(Method):
         displacement: from which option II renews c_k: the ``raw`` one, or the one that is ``uploaded`` after
             plug-ins have changed it.
         weighting: who counts how much. ``uniform``: all clients alike, as published. ``weights`` (code of
-            FedImpro): the server's weights are a mean by data size, controls as published. ``scaled`` (code of
-            FedDyn): controls are those of objectives scaled by the clients' relative sizes, which targets
+            FedImpro): the server's weights are a mean by data size, controls as published. ``scaled`` (code
+            of FedDyn): controls are those of objectives scaled by the clients' relative sizes, which targets
             the objective weighted by data. ``data`` (code of ECGR): weights and server control are means by
             data size over the clients of the round, so that c forgets those not sampled.
         server_lr: what the mean displacement is multiplied by.

@@ -103,7 +103,7 @@ class Sized:
 SIZED = Sized(TWO_CLIENTS, COPIES)
 ALIKE = Sized(TWO_CLIENTS, (1, 1))
 TARGETS = {"uniform": (1.0, 1.0), "weights": (1.0, 1.0), "scaled": COPIES, "data": COPIES}
-"""Corrected gradients agree where the mean of all controls is zero, whoever counts for more in the weights."""
+"""Corrected gradients agree where the mean of all controls is zero, whoever counts for more in weights."""
 
 
 def reference(

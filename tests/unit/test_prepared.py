@@ -206,10 +206,12 @@ def test_a_class_with_few_images_leaves_the_sheet_white(tmp_path: Path, register
 
 
 def test_the_sheet_of_a_test_set_shows_its_test_images(tmp_path: Path, register: Register) -> None:
-    np.save(tmp_path / "cifar10.1_v4_data.npy", pixels(8, 32, 32, 3))
-    np.save(tmp_path / "cifar10.1_v4_labels.npy", np.arange(8) // 4)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    np.save(raw / "cifar10.1_v4_data.npy", pixels(8, 32, 32, 3))
+    np.save(raw / "cifar10.1_v4_labels.npy", np.arange(8) // 4)
     reader = {"name": "cifar10_1", "version": "v4"}
-    register({"mine": {"reader": reader, "path": str(tmp_path), "train_images": 0}})
+    register({"mine": {"reader": reader, "path": str(raw), "train_images": 0}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # there are no training images to take a mean of
         data = prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path)
@@ -358,14 +360,69 @@ def test_data_of_other_settings_are_refused(prepared: Path, register: Register) 
     reason = "prepared from other settings or an older version; delete it to have it made again"
     large = Dataset(name="digits", image_size=16)
     assert clear_refusal(lambda: load_prepared(large, prepared), prepared).endswith(reason)
+    known = {"mean": list(DIGITS.entry.mean or ()), "std": list(DIGITS.entry.std or ())}
     for revision in (1, 2):
-        register({"digits": {"reader": "digits", "revision": revision}, "other": {"reader": "digits"}})
+        register(
+            {"digits": {"reader": "digits", **known, "revision": revision}, "other": {"reader": "digits"}}
+        )
         dataset = Dataset(name="digits")
         if revision == 1:
             assert load_prepared(dataset, prepared).classes == 10
     assert clear_refusal(lambda: load_prepared(dataset, prepared), prepared).endswith(reason)
     other = Dataset(name="other")
     assert clear_refusal(lambda: load_prepared(other, prepared), prepared).endswith(reason)
+
+
+ROUGH = {"mean": [0.3], "std": [0.4]}
+
+
+@pytest.mark.parametrize("changes", [ROUGH, {"normalisations": {"rough": ROUGH}}], ids=["default", "named"])
+def test_another_normalisation_needs_another_revision(
+    changes: dict[str, Any], tmp_path: Path, register: Register
+) -> None:
+    """Runs, which are named by the revision, would be taken for those with the old one."""
+    write_npz(tmp_path / "mine.npz")
+    mine(tmp_path, register)
+    entry = {"reader": "npz", "path": str(tmp_path / "mine.npz")}
+    register({"mine": {**entry, **changes}})
+    with pytest.raises(FltrainError, match=r"'mine': 'mean', 'std' or .* raise its 'revision'"):
+        load_prepared(Dataset(name="mine"), tmp_path / "mine.safetensors")
+    register({"mine": {**entry, **changes, "revision": 2}})
+    with pytest.raises(FltrainError, match=r"an older version; delete it"):
+        load_prepared(Dataset(name="mine"), tmp_path / "mine.safetensors")
+
+
+def test_images_that_have_changed_need_another_revision(tmp_path: Path, register: Register) -> None:
+    """A copy elsewhere is the same; one that is gone can have changed in nothing."""
+    source, prepared = write_npz(tmp_path / "mine.npz"), tmp_path / "mine.safetensors"
+    mine(tmp_path, register)
+    moved = source.rename(tmp_path / "moved.npz")
+    register({"mine": {"reader": "npz", "path": str(moved)}})
+    dataset = Dataset(name="mine")
+    load_prepared(dataset, prepared)
+    write_npz(moved, train=80)
+    with pytest.raises(FltrainError, match=r"'mine': .*moved\.npz has changed since it was prepared"):
+        load_prepared(dataset, prepared)
+    moved.unlink()
+    load_prepared(dataset, prepared)
+
+
+def test_images_in_a_folder_that_have_changed_need_another_revision(
+    tmp_path: Path, register: Register
+) -> None:
+    for label in ("one", "two"):
+        (tmp_path / "mine" / label).mkdir(parents=True)
+        for number in range(5):
+            file = tmp_path / "mine" / label / f"{number}.png"
+            Image.fromarray(pixels(8, 8, seed=number)).save(file)
+    reader = {"name": "folder", "side": 8, "train_fraction": 0.8}
+    register({"mine": {"reader": reader, "path": str(tmp_path / "mine")}})
+    dataset, prepared = Dataset(name="mine"), tmp_path / "mine.safetensors"
+    prepare(dataset, prepared, tmp_path)
+    load_prepared(dataset, prepared)
+    shutil.copy(file, file.with_name("more.png"))
+    with pytest.raises(FltrainError, match="has changed since it was prepared"):
+        load_prepared(dataset, prepared)
 
 
 def test_a_run_refuses_data_of_another_revision(tmp_path: Path, register: Register) -> None:
