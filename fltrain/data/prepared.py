@@ -32,7 +32,7 @@ class PreparedData:
     Attributes:
         train_images, test_images: uint8 ``[n, channels, side, side]``.
         train_labels, test_labels: int64 ``[n]``.
-        writers: who made each training image, int64 ``[n]``, where the set knows.
+        writers, test_writers: who made each image, int64 ``[n]``, where the set knows.
         classes: number of classes.
         mean, std: normalisation of each channel, pixels counted from 0 to 1.
         digest: of the arrays.
@@ -48,6 +48,7 @@ class PreparedData:
     std: tuple[float, ...]
     digest: str
     writers: Labels | None = None
+    test_writers: Labels | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -62,11 +63,14 @@ class PreparedData:
 
     def merged(self) -> PreparedData:
         """Training and test images in one training split, for clients that set their own tests aside."""
+        writers = None
+        if self.writers is not None and self.test_writers is not None:
+            writers = np.concatenate([self.writers, self.test_writers])
         return replace(
             self,
             train_images=np.concatenate([self.train_images, self.test_images]),
             train_labels=np.concatenate([self.train_labels, self.test_labels]),
-            writers=None,
+            writers=writers,
         )
 
 
@@ -86,8 +90,9 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
         images: Images = getattr(raw, f"{split}_images")
         arrays[f"{split}_images"] = _resized(images, dataset.side or images.shape[2])
         arrays[f"{split}_labels"] = getattr(raw, f"{split}_labels")
-    if raw.writers is not None:
-        arrays["writers"] = raw.writers
+    for name in ("writers", "test_writers"):
+        if (writers := getattr(raw, name)) is not None:
+            arrays[name] = writers
     about = {
         "dataset": dataset.prepared.model_dump(mode="json"),
         "revision": dataset.revision,

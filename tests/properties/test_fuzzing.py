@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -388,9 +389,12 @@ def labelled(
     random = np.random.default_rng(seed)
     labels = random.choice(classes, train + test, p=random.dirichlet(np.full(classes, alike)))
     images = np.zeros((train + test, 1, 2, 2), np.uint8)
-    writers = random.integers(0, 20, train) if written else None
     halves = images[:train], labels[:train], images[train:], labels[train:]
-    return PreparedData(*halves, classes=classes, mean=(0.0,), std=(1.0,), digest="", writers=writers)
+    data = PreparedData(*halves, classes=classes, mean=(0.0,), std=(1.0,), digest="")
+    if written:
+        writers = random.integers(0, 20, train + test)
+        data = replace(data, writers=writers[:train], test_writers=writers[train:])
+    return data
 
 
 LABELLED = st.builds(
@@ -409,6 +413,7 @@ LABELLED = st.builds(
 @example({"name": "dirichlet", "clients": 10, "alpha": 0.01, "min_size": 35}, labelled(400), None, False, 0)
 @example({"name": "dirichlet_topup", "clients": 10, "min_size": 35}, labelled(400), None, False, 0)
 @example({"name": "by_writer", "clients": 15}, labelled(400, written=True), None, False, 0)
+@example({"name": "by_writer", "clients": 15}, labelled(400, written=True), 0.25, False, 0)
 def test_images_are_divided_as_promised_or_not_at_all(
     tmp_path_factory: pytest.TempPathFactory,
     written: dict[str, Any],

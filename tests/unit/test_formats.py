@@ -536,6 +536,7 @@ def check_femnist(splits: RawSplits) -> None:
     well_formed(splits)
     assert splits.writers is not None and splits.writers.dtype == np.int64
     assert splits.writers.tolist() == [0, 0, 0, 1, 1, 1, 1]  # f09_01, f10_02
+    assert splits.test_writers is not None and splits.test_writers.tolist() == [0, 1, 1]
     np.testing.assert_array_equal(splits.train_images[:3, 0], pixels(3, 28, 28, seed=1))
     np.testing.assert_array_equal(splits.train_images[3:, 0], pixels(4, 28, 28, seed=0))
     assert splits.train_labels.tolist() == [1, 2, 3, 0, 1, 2, 3]

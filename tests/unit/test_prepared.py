@@ -575,7 +575,8 @@ def test_writers_are_kept(written: PreparedData) -> None:
     assert np.bincount(written.writers).tolist() == [6, 12, 6, 6, 6, 6]
     assert isinstance(base(written.writers), np.memmap)
     assert written.about["notes"] == ["6 of 6 writers have both training and test images: 42 and 14 in all"]
-    arrays = {name: getattr(written, name) for name in (*ARRAYS_OF_DATA, "writers")}
+    assert np.bincount(written.test_writers).tolist() == [2, 4, 2, 2, 2, 2]
+    arrays = {name: getattr(written, name) for name in (*ARRAYS_OF_DATA, "writers", "test_writers")}
     assert digest(arrays) == written.digest
 
 
@@ -583,6 +584,15 @@ def test_every_writer_is_a_client(tmp_path: Path, written: PreparedData) -> None
     made = partition(ByWriter(clients=4), None, written, 0, tmp_path / "partition")
     for writer, client in enumerate(made.clients):
         assert client.tolist() == np.flatnonzero(written.writers == writer).tolist()
+
+
+def test_writers_set_images_of_their_own_aside(tmp_path: Path, written: PreparedData) -> None:
+    """A writer's training and test images come together, and are divided into those of one client."""
+    made = partition(ByWriter(clients=4), LocalTest(), written, 0, tmp_path / "partition")
+    authors = np.concatenate([written.writers, written.test_writers])
+    for writer, (train, test) in enumerate(zip(made.clients, made.tests or (), strict=True)):
+        assert sorted([*train, *test]) == np.flatnonzero(authors == writer).tolist()
+        assert len(test) == (4 if writer == 1 else 2)
 
 
 def test_writers_train(tmp_path: Path, written: PreparedData) -> None:
@@ -595,16 +605,9 @@ def test_writers_train(tmp_path: Path, written: PreparedData) -> None:
         trained(tiny(dataset="written", partition=scheme | {"clients": 7}, model="mlp"), tmp_path)
 
 
-@pytest.mark.parametrize("local_test", [None, {}], ids=["no writers known", "test images have no writer"])
-def test_writers_that_are_not_known_are_no_clients(
-    tmp_path: Path, written: PreparedData, local_test: Any, register: Register
-) -> None:
-    name = "digits" if local_test is None else "written"
-    if local_test is None:
-        register({"digits": {"reader": "digits"}})
-    spec = tiny(
-        dataset=name, partition={"name": "by_writer", "clients": 4}, local_test=local_test, model="mlp"
-    )
+@pytest.mark.parametrize("local_test", [None, {}])
+def test_writers_that_are_not_known_are_no_clients(tmp_path: Path, local_test: Any) -> None:
+    spec = tiny(partition={"name": "by_writer", "clients": 4}, local_test=local_test)
     with pytest.raises(FltrainError, match="'by_writer' needs a data set that says who wrote each image"):
         trained(spec, tmp_path)
 

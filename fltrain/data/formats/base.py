@@ -31,9 +31,10 @@ CHANNELS = (1, 3)
 class RawSplits:
     """Images as uint8 ``[n, channels, height, width]`` and labels as int64 ``[n]``, per split.
 
-    A set that is for testing only has no training images (``n`` is 0). ``writers`` says for each training
-    image who made it, counted from 0, where the set knows. ``class_names`` are in the order of the labels,
-    where the files state them. ``notes`` are for the user: what was left out, and how much.
+    A set that is for testing only has no training images (``n`` is 0). ``writers`` and
+    ``test_writers`` say for each image who made it, counted from 0, where the set knows. ``class_names`` are
+    in the order of the labels, where the files state them. ``notes`` are for the user: what was left out, and
+    how much.
     """
 
     train_images: Images
@@ -41,6 +42,7 @@ class RawSplits:
     test_images: Images
     test_labels: Labels
     writers: Labels | None = None
+    test_writers: Labels | None = None
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

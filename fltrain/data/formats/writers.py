@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fltrain.data.formats.base import (
     Facts,
+    Labels,
     RawSplits,
     Reader,
     Split,
@@ -74,8 +75,12 @@ def assemble(source: Path, train: ByWriter, test: ByWriter) -> RawSplits:
     everyone = count(len(train.keys() | test.keys()), "writer")
     if not kept:
         raise FltrainError(f"{source}: found {everyone}, but none with both training and test images")
-    writers = np.repeat(np.arange(len(kept)), [len(train[writer][1]) for writer in kept])
-    splits = RawSplits(*_joined(train, kept), *_joined(test, kept), writers=writers)
+    splits = RawSplits(
+        *_joined(train, kept),
+        *_joined(test, kept),
+        writers=_authors(train, kept),
+        test_writers=_authors(test, kept),
+    )
     note = (
         f"{len(kept):,} of {everyone} have both training and test images: "
         f"{len(splits.train_labels):,} and {len(splits.test_labels):,} in all"
@@ -86,6 +91,11 @@ def assemble(source: Path, train: ByWriter, test: ByWriter) -> RawSplits:
 def _joined(split: ByWriter, writers: list[str]) -> Split:
     images, labels = zip(*(split[writer] for writer in writers), strict=True)
     return np.concatenate(images), np.concatenate(labels)
+
+
+def _authors(split: ByWriter, writers: list[str]) -> Labels:
+    """The place in ``writers`` of each image's own, in the order of ``_joined``."""
+    return np.repeat(np.arange(len(writers)), [len(split[writer][1]) for writer in writers])
 
 
 @contextmanager
