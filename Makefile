@@ -30,7 +30,7 @@ UV_OPTIONS := --quiet --compile-bytecode --python $(BIN)/python --no-build-isola
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP) ## create .venv with the locked packages (does nothing when up to date)
 
@@ -46,11 +46,10 @@ $(BIN)/python:
 
 # Only the lock and the project's metadata call for an installation: the package itself
 # is installed editable, so a change of its sources takes effect without one.
-# The installer (uv) and the build tool (setuptools) come from the lock too, so nothing
-# runs that was not checked against a hash.
+# The installer (uv) comes from the lock, too, so nothing runs that was not checked against a hash.
 $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	@echo "Installing the locked packages (several GB the first time)"
-	@awk '/^[^ #]/ { keep = /^(uv|setuptools)==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
+	@awk '/^[^ #]/ { keep = /^uv==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/bootstrap.lock
 	@$(BIN)/uv pip sync $(UV_OPTIONS) --require-hashes requirements.lock
 	@$(BIN)/uv pip install $(UV_OPTIONS) --no-deps --editable .

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from fltrain.described import settings_of
 from fltrain.errors import FltrainError
 from fltrain.files import replacing
 from fltrain.integrity import check_record
@@ -59,11 +60,18 @@ def named_records(results: Results, runs: Sequence[str]) -> list[Record]:
     return [results.record(run) for run in dict.fromkeys(runs)]
 
 
+def current_records(results: Results) -> tuple[list[Record], int]:
+    """All records but those that are stale, and how many these are."""
+    records = list(results.records())
+    current = [record for record in records if (spec := settings_of(record)) and spec.run_id == record.run_id]
+    return current, len(records) - len(current)
+
+
 def export_records(records: Iterable[Record], path: Path) -> int:
     """Write complete records to an archive; return how many.
 
     Raises:
-        FltrainError: if there is none, one is not complete, or a file is missing; or if a folder is where the
+        FltrainError: if there is none, or one that an import would refuse; or if a folder is where the
             archive is to be.
     """
     wanted = sorted(records, key=lambda record: record.run_id)
@@ -83,6 +91,7 @@ def export_records(records: Iterable[Record], path: Path) -> int:
         for record in wanted:
             if not record.complete:
                 raise FltrainError(f"{record.run_id}: no complete record in {record.folder.parent}")
+            _check(record.folder)
             for name in RECORD_FILES:
                 content = (record.folder / name).read_bytes()
                 member = tarfile.TarInfo(f"{record.run_id}/{name}")
@@ -110,8 +119,11 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
     staging, aside = (Path(tempfile.mkdtemp(prefix=f".{use}-", dir=runs)) for use in ("import", "replaced"))
     try:
         names = _unpack(path, staging)
-        for run_id in names:
-            _check(staging / run_id, path)
+        try:
+            for run_id in names:
+                _check(staging / run_id)
+        except FltrainError as error:
+            raise FltrainError(f"{path}: {error}; nothing was imported") from None
         busy = [run_id for run_id in names if held(results.lease(run_id))]
         if busy:
             raise FltrainError(
@@ -194,13 +206,10 @@ def _unpack(path: Path, staging: Path) -> list[str]:
     return sorted(found)
 
 
-def _check(folder: Path, path: Path) -> None:
+def _check(folder: Path) -> None:
     """Refuse a record that is not what its run id says, or not what today's code would write."""
-    try:
-        if stale := check_record(folder).stale:
-            raise FltrainError(f"{folder.name}: spec.json is of another version of fltrain ({stale})")
-    except FltrainError as error:
-        raise FltrainError(f"{path}: {error}; nothing was imported") from None
+    if stale := check_record(folder).stale:
+        raise FltrainError(f"{folder.name}: spec.json is of another version of fltrain ({stale})")
 
 
 def _equal(one: Path, other: Path) -> bool:

@@ -92,12 +92,16 @@ def train(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
     recordings: Annotated[
-        Place, typer.Option(help="Where methods that record local steps (ecgr) keep them.")
+        Place,
+        typer.Option(
+            envvar="FLTRAIN_RECORDINGS", help="Where methods that record local steps (ecgr) keep them."
+        ),
     ] = "auto",
     client_memory: Annotated[
         float,
         typer.Option(
             min=0,
+            envvar="FLTRAIN_CLIENT_MEMORY",
             help="GiB that clients' states may take on the device, and in memory before they are in a file.",
         ),
     ] = 4.0,
@@ -115,7 +119,11 @@ def train(
     ] = None,
     determinism: Annotated[
         Profile,
-        typer.Option(help="On CUDA: exact for the same bits every time, fast for whatever PyTorch chooses."),
+        typer.Option(
+            envvar="FLTRAIN_DETERMINISM",
+            help="exact for the same bits every time; fast for whatever PyTorch chooses on CUDA, and for "
+            "executors that are exact up to rounding.",
+        ),
     ] = "exact",
     executor: Annotated[
         ExecutorName,
@@ -430,6 +438,13 @@ def compare(
         "status": status,
     }
     wanted = {name: _names(value) for name, value in fields.items() if value}
+    for name, names in wanted.items():
+        if not names:
+            raise FltrainError(f"{name}: {fields[name]!r} holds no name; give one, or leave the option out")
+    # Before anything is written.
+    for path, endings in ((plot, comparing.PICTURES), (out, comparing.TABLES)):
+        if path:
+            comparing.check_ending(path, endings)
     runs = find_runs(results, uri, config, where or (), wanted)
     compared = comparing.compare(runs, metric, _names(over or ""), baseline)
     rows = compared.rows()
@@ -466,13 +481,15 @@ app.add_typer(records_app, name="records")
 @records_app.command("export")
 def export_archive(
     archive: Annotated[Path, typer.Argument(help="The archive to write, for example records.tar.gz.")],
-    runs: Annotated[list[str] | None, typer.Argument(help="Run ids; all records if none.")] = None,
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Run ids; all records but stale ones if none.")
+    ] = None,
     scale: Annotated[str | None, typer.Option(help="All trained runs of a scale instead.")] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
     """Write records to an archive: a few KB for each run, without logs and models."""
-    from fltrain.archive import export_records, named_records
+    from fltrain.archive import current_records, export_records, named_records
 
     where = Results(results)
     if runs and scale:
@@ -482,8 +499,9 @@ def export_archive(
         done = _complete(planned, where)
         typer.echo(f"{scale}: {len(done)} of {len(planned.runs)} runs are trained")
         runs = sorted(done)
-    records = where.records() if runs is None else named_records(where, runs)
-    typer.echo(f"{archive}: {export_records(records, archive)} records")
+    records, stale = current_records(where) if runs is None else (named_records(where, runs), 0)
+    left = f", {stale} stale ones left out" if stale else ""
+    typer.echo(f"{archive}: {export_records(records, archive)} records{left}")
 
 
 @records_app.command("import")

@@ -35,6 +35,9 @@ from fltrain.reporting.statistics import (
 )
 from fltrain.reporting.values import DIVERGED, DONE, at_labels
 
+TABLES, PICTURES = (".csv", ".json"), (".png", ".pdf", ".svg")
+"""How files end to which a comparison can be written."""
+
 _METHOD = ("method", "plugins")
 _NOT_COMPARED = ("seed", "revisions")
 # What is measured or kept beside changes no number of a run.
@@ -250,12 +253,11 @@ class Comparison:
         """
         from fltrain.files import write_text
 
+        check_ending(path, TABLES)
         if path.suffix == ".csv":
             text = pd.DataFrame(self.plain()).to_csv(index=False)
-        elif path.suffix == ".json":
-            text = json.dumps(self.plain(), indent=2) + "\n"
         else:
-            raise FltrainError(f"{path}: name a file that ends in .csv or .json")
+            text = json.dumps(self.plain(), indent=2) + "\n"
         write_text(path, text)
 
 
@@ -523,14 +525,23 @@ def line_names(comparison: Comparison) -> list[str]:
     return short if len(set(short)) == len(short) else names
 
 
+def check_ending(path: Path, endings: Sequence[str]) -> None:
+    """Refuse a file whose name ends otherwise.
+
+    Raises:
+        FltrainError: with the endings that are known.
+    """
+    if path.suffix not in endings:
+        raise FltrainError(f"{path}: name a file that ends in {', '.join(endings[:-1])} or {endings[-1]}")
+
+
 def plot(comparison: Comparison, runs: Sequence[Described], metric: str, path: Path) -> None:
     """Draw curves, mean and range over seeds, in the style of the papers' figures, to .png, .pdf or .svg.
 
     Raises:
         FltrainError: if there is no such curve, or the file name ends otherwise.
     """
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise FltrainError(f"{path}: name a file that ends in .png, .pdf or .svg")
+    check_ending(path, PICTURES)
     import matplotlib
     from matplotlib.ticker import MaxNLocator
 

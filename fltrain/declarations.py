@@ -260,7 +260,10 @@ def _by_name(written: Any) -> Any:
     return items
 
 
-FOLDERS = ("benchmarks", "data", "downloads", "executors", "logs", "partitions", "runs")
+FOLDERS = (
+    *("benchmarks", "checkpoints", "data", "downloads", "executors"),
+    *("logs", "mlflow-artifacts", "partitions", "runs"),
+)
 """What lies in the results folder beside the scales."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from fltrain.component import canonical_json
 from fltrain.errors import FltrainError
 from fltrain.experiments import plan
+from fltrain.integrity import BROKEN, reason
 from fltrain.records import Record, Results
 from fltrain.spec import RunSpec
 from fltrain.states import Stale, revised, slug
@@ -119,8 +121,24 @@ def describe(record: Record, spec: RunSpec, memberships: Memberships) -> Describ
         memberships: items by scale and run id.
 
     Raises:
-        FltrainError: if a file of the record cannot be read.
+        FltrainError: if a file of the record cannot be read, or is damaged.
     """
+    with _readable(record):
+        return _described(record, spec, memberships)
+
+
+@contextmanager
+def _readable(record: Record) -> Iterator[None]:
+    """Say of what record a file is not as it was written."""
+    try:
+        yield
+    except FltrainError:
+        raise
+    except BROKEN as error:
+        raise FltrainError(f"{record.run_id}: damaged: {reason(error)}; `fltrain verify` says more") from None
+
+
+def _described(record: Record, spec: RunSpec, memberships: Memberships) -> Described:
     summary, stale = record.summary, spec.run_id != record.run_id
     items = {scale: runs[spec.run_id] for scale, runs in memberships.items() if spec.run_id in runs}
     fields = {
@@ -186,12 +204,13 @@ def _curves(record: Record, spec: RunSpec) -> dict[str, Curve]:
     by_kind: dict[str, list[tuple[Curve, str]]] = {}
     for name, (kind, value) in CURVES.items():
         by_kind.setdefault(kind, []).append((curves[name], value))
-    for row in record.metrics:
-        if row["kind"] == "evaluation" and not counts <= row.items():
-            continue
-        for curve, value in by_kind.get(row["kind"], ()):
-            if _is_number(row.get(value)):
-                curve.append((row["round"], float(row[value])))
+    with _readable(record):
+        for row in record.metrics:
+            if row["kind"] == "evaluation" and not counts <= row.items():
+                continue
+            for curve, value in by_kind.get(row["kind"], ()):
+                if _is_number(row.get(value)):
+                    curve.append((row["round"], float(row[value])))
     return {name: curve for name, curve in curves.items() if curve}
 
 

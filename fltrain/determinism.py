@@ -3,7 +3,8 @@
 ``bitwise``: the same run on the same kind of machine, with the same packages and the same number of threads,
 gives the same bytes. ``statistical``: it gives numbers that differ by rounding, which training magnifies.
 
-On the CPU every run is bitwise. The number of threads counts, as it decides in which order numbers are added
+On the CPU a run is bitwise, but for clients that are trained side by side (``stack``, which ``fast`` allows).
+The number of threads counts, as it decides in which order numbers are added
 up: with two threads in place of one, the gradients of every network and the weights after a few rounds of
 every method that was tried had other last digits. With two threads twice, they had the same.
 

@@ -1,8 +1,10 @@
-"""How a process computes in which runs are trained: its threads, and how it asks the system for memory."""
+"""How a process computes in which runs are trained: its threads, how it asks for memory, and what it took."""
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -30,3 +32,14 @@ def keep_freed_memory() -> None:
     if mallopt:
         mallopt(_M_MMAP_THRESHOLD, LARGEST)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+def forget_peaks(device: torch.device) -> None:
+    """Have the peaks of memory count from here on, for a run that is not the process's first.
+
+    What an earlier run has left in memory still counts; the host's peak is forgotten on Linux only.
+    """
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

@@ -239,6 +239,7 @@ class RunSpec(Settings):
                 "leave out one of the two"
             )
         self._check_personal()
+        self._check_participation()
         images = self._images
         if images is not None:
             self.partition.check(images)
@@ -256,6 +257,18 @@ class RunSpec(Settings):
                 f"training.augmentation.flip: mirrored images of {self.dataset.name!r} are not of their class"
             )
         return self
+
+    def _check_participation(self) -> None:
+        """Refuse rounds of some of the clients if a method needs all of them."""
+        clients = self.partition.clients
+        if self.participation.per_round(clients) == clients:
+            return
+        for method in self.composition.methods:
+            if method.everyone:
+                raise ValueError(
+                    f"method {method.name!r} needs all clients in every round as it is set up; set "
+                    "participation.fraction to 1"
+                )
 
     def _check_personal(self) -> None:
         """Refuse what goes without a global model, or without images of the clients' own to test on."""

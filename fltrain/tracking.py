@@ -103,19 +103,24 @@ class Wanted:
 
 @dataclass
 class Exported:
-    """How many MLflow runs an export created, found unchanged, retagged or replaced; and how many items."""
+    """How many MLflow runs an export created, found unchanged, retagged or replaced; and how many items.
+
+    Records whose settings today's code does not know are left out, ``unknown`` counts them.
+    """
 
     created: int = 0
     unchanged: int = 0
     retagged: int = 0
     replaced: int = 0
+    unknown: int = 0
     items: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         counts = {"created": self.created, "replaced": self.replaced, "retagged": self.retagged}
         said = [f"{count} {what}" for what, count in {**counts, "unchanged": self.unchanged}.items() if count]
         items = [f"{self.items} tables and figures written"] if self.items else []
-        return ", ".join([*said, *items]) or "nothing to export"
+        unknown = [f"{self.unknown} left out, as their settings are not known"] if self.unknown else []
+        return ", ".join([*said, *items, *unknown]) or "nothing to export"
 
 
 def export(wanted: Wanted, uri: str, patience: Patience = PATIENCE) -> Exported:
@@ -182,8 +187,9 @@ def _export_runs(
     for record in records:
         there = present.get(record.run_id, ())
         spec = settings_of(record)
-        if spec is None:
-            raise FltrainError(f"{record.folder}: its settings are not known; train the run again")
+        if spec is None:  # of another version; what was exported of it stays
+            done.unknown += 1
+            continue
         run = describe(record, spec, {wanted.scale: wanted.memberships} if wanted.scale else {})
         fingerprint = short_hash([REVISION, record.spec, record.summary, run.fields["status"]])
         kept = next((one for one in there if _stays(one, fingerprint)), None)

@@ -35,7 +35,7 @@ from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError, MethodError, Stopped
 from fltrain.files import clear_leftovers
 from fltrain.methods.base import Place
-from fltrain.process import compute_as_runs
+from fltrain.process import compute_as_runs, forget_peaks
 from fltrain.provenance import gather, merged
 from fltrain.records import Record, Results, checkpoint_files, summarise, write_record
 from fltrain.spec import RunSpec
@@ -126,6 +126,7 @@ def train(
             clear_leftovers(record.folder)
             if not results.saved_rounds(spec.run_id):
                 log.write_text("")
+            forget_peaks(execution.device)
             tf32 = spec.precision == "tf32"
             with determined(execution.determinism, execution.device, tf32) as determinism:
                 _train(spec, results, execution, determinism, stopping, quiet)
@@ -248,7 +249,7 @@ def _prepare(
         execution.device,
         _executor(spec, results, execution),
         extra,
-        ClientStore(results.run(spec.run_id), int(execution.client_memory * 2**30)),
+        ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
         stopping.interruptible,
     )
     digests = {"data": data.digest, "partition": divided.digest}
@@ -317,7 +318,8 @@ def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
     if memory.out_of_memory(error):
         return FltrainError(
             f"{spec.run_id}: out of memory {where} ({said}); let fewer runs share the device, keep what "
-            "clients have on the host (--client-memory 0 --recordings host), or take a larger device"
+            "clients have on the host (--client-memory 0 --recordings host, or FLTRAIN_CLIENT_MEMORY=0 "
+            "FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger device"
         )
     return MethodError(f"{spec.run_id}: {said} ({where}); {log} has the traceback")
 

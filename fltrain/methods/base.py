@@ -372,6 +372,11 @@ class Method(Component):
         return None
 
     @property
+    def everyone(self) -> bool:
+        """Whether all clients have to take part in every round."""
+        return False
+
+    @property
     def schedule(self) -> Schedule:
         """How local training goes over the images of a client."""
         return Schedule()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.errors import FltrainError
 from fltrain.methods.base import Local, Method, Server, State, Task, Update
 
 if TYPE_CHECKING:
@@ -73,6 +72,10 @@ class FedMA(Method):
                 sources.append(torch.arange(width, device=used.device).where(used, -1))
             state["sources"] = torch.cat(sources).int().expand(task.clients, -1).clone()
         return state
+
+    @property
+    def everyone(self) -> bool:
+        return self._grows
 
     # ---------------------------------------------------------------- client
     def payload(self, state: State) -> State:
@@ -157,10 +160,6 @@ class FedMA(Method):
 
         from fltrain.matching import Pool, grow
 
-        if len(updates) < task.clients:
-            raise FltrainError(
-                "method.mode: 'bbp_map' needs all clients in every round; set participation.fraction to 1"
-            )
         fixed = int(state["rounds"]) % len(chain)
         random = self.random(task, round=int(state["rounds"]))
         vectors, merged = [update.weights.clone() for update in updates], before.weights.clone()

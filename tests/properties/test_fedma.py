@@ -19,6 +19,7 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedma import FedMA
 from fltrain.models.catalogue import LeNet5, Mlp, MobileNetTiny, Model, Vgg9
 from fltrain.models.network import Network
+from fltrain.spec import RunSpec
 
 from .helpers import (
     FULL_BATCH,
@@ -546,10 +547,12 @@ def test_growing_can_stop_and_go_on() -> None:
 
 
 def test_growing_needs_all_clients() -> None:
-    with pytest.raises(
-        FltrainError, match=r"'bbp_map' needs all clients .*; set participation.fraction to 1"
-    ):
-        trained(FedMA(mode="bbp_map"), model=LeNet5(), rounds=1, fraction=0.5)
+    spec = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, "model": "mlp"}
+    spec |= {"participation": {"fraction": 0.5}}
+    with pytest.raises(FltrainError, match=r"'fedma' needs all clients .*; set participation.fraction to 1"):
+        RunSpec.parse({**spec, "method": {"name": "fedma", "mode": "bbp_map"}}, "test")
+    for changes in ({"participation": {"fraction": 1.0}}, {"method": "fedma"}):
+        RunSpec.parse({**spec, "method": {"name": "fedma", "mode": "bbp_map"}, **changes}, "test")
 
 
 def test_what_growing_sends_and_keeps() -> None:

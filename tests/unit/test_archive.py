@@ -172,6 +172,26 @@ def test_nothing_to_export(there: Results, here: Results, tmp_path: Path) -> Non
     assert not path.exists()
 
 
+def test_records_that_would_not_be_imported_are_not_exported(
+    here: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged one is named; those of other revisions are left out if all are wanted, else named."""
+    path, (one, other) = tmp_path / "out.tar.gz", here.records()
+    whole = (one.folder / "costs.json").read_text()
+    (one.folder / "costs.json").write_text("{}")
+    with pytest.raises(FltrainError, match=rf"^{re.escape(one.run_id)}: costs.json"):
+        export_records(here.records(), path)
+    (one.folder / "costs.json").write_text(whole)
+    (one.folder / "spec.json").write_text(json.dumps({**one.spec, "a_setting_of_another_time": 1}))
+    told = f"{path}: 1 records, 1 stale ones left out"
+    assert list(call("export", str(path), "--results", str(here.root))) == [told]
+    with tarfile.open(path) as packed:
+        assert {name.split("/")[0] for name in packed.getnames()} == {other.run_id}
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    with pytest.raises(FltrainError, match=r"another version of fltrain \(methods 1 -> 2\)"):
+        export_records([here.record(other.run_id)], path)
+
+
 # ---------------------------------------------------------------- archives that are none
 @pytest.mark.parametrize(
     "name",

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -339,15 +341,39 @@ def test_the_command_prints_draws_and_writes(
     assert [row["n"] for row in json.loads(plain.read_text())] == [3, 3]
 
 
-@pytest.mark.parametrize(("option", "name"), [("--plot", "curves.gif"), ("--out", "table.txt")])
-def test_other_file_names_are_refused(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, name: str
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--plot", "curves.gif"), "curves.gif: name a file that ends in .png, .pdf or .svg"),
+        (("--plot", "curves.png", "--out", "table.txt"), "table.txt: name a file that ends in .csv or .json"),
+        (("--out", "table.csv", "--method", ","), "method: ',' holds no name"),
+    ],
+)
+def test_nothing_is_written_if_something_is_wrong(
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    said: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     command = ["fltrain", "compare", "--results", str(root), "--config", str(CONFIG)]
-    monkeypatch.setattr(sys, "argv", [*command, option, str(tmp_path / name)])
+    monkeypatch.setattr(sys, "argv", [*command, *options])
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 2 and list(tmp_path.iterdir()) == []
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["summary.json", "costs.json"])
+def test_a_damaged_record_is_named(root: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(root, tmp_path / "results")
+    record = next(Results(tmp_path / "results").records())
+    content = json.loads((record.folder / name).read_text())
+    (record.folder / name).write_text(json.dumps({"format": content.get("format"), "status": "completed"}))
+    with pytest.raises(FltrainError, match=rf"^{re.escape(record.run_id)}: damaged: .* `fltrain verify`"):
+        chosen(tmp_path / "results")
 
 
 def test_curves_that_no_run_has(root: Path) -> None:

@@ -16,10 +16,13 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.component import Settings, file_name
+from fltrain.data.datasets import Dataset
 from fltrain.data.registry import load
 from fltrain.errors import FltrainError
 from fltrain.experiments import plan
+from fltrain.mlflow_store import artefacts_of
 from fltrain.plain_yaml import DEEPEST, MOST_NODES, parse_plain, read_plain
+from fltrain.records import Results
 from fltrain.selection import Request
 from fltrain.spec import RunSpec
 
@@ -422,7 +425,13 @@ def planned(folder: Path, paper: dict[str, Any], scale: dict[str, Any]) -> str |
 def test_names_that_are_taken_in_the_results_folder(tmp_path: Path) -> None:
     paper: dict[str, Any] = {"paper": "toy", "title": "x", "citation": "x", "items": {"table": ITEM}}
     scale: dict[str, Any] = {"scale": "tiny", "title": "x", "reduced": True, "items": ["toy"]}
-    for name in ("runs", "data", "partitions", "downloads", "logs", "benchmarks"):
+    results = Results(Path("results"))
+    folders = [results.downloads, results.executors, artefacts_of(results.tracking)]
+    data = results.data(Dataset(name="digits"))
+    folders += [
+        file.parent for file in (data, results.partition_file("a"), results.run("a"), results.lease("a"))
+    ]
+    for name in ("logs", "benchmarks", *(folder.name for folder in folders)):
         assert f"scale: the name '{name}' is taken" in (
             planned(tmp_path, paper, {**scale, "scale": name}) or ""
         )

@@ -31,3 +31,24 @@ def test_freed_memory_is_kept(how: str, megabytes: tuple[int, int]) -> None:
     done = subprocess.run([sys.executable, "-c", HELD, how], capture_output=True, text=True, check=True)
     least, most = megabytes
     assert least <= int(done.stdout) <= most
+
+
+PEAKS = """
+import resource
+import torch
+from fltrain.process import forget_peaks
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+block = bytearray(512 * 2**20)
+del block
+before = peak()
+forget_peaks(torch.device("cpu"))
+print(before - peak())
+"""
+
+
+def test_the_peak_of_another_run_is_forgotten() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 200

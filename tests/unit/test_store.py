@@ -1,6 +1,7 @@
 """What clients keep between rounds: the same in memory and in a file."""
 
 import errno
+import math
 import os
 import queue
 import threading
@@ -205,3 +206,8 @@ def test_a_run_does_not_depend_on_where_states_lie(
     for name in ("metrics.jsonl", "summary.json"):
         assert (plain.folder / name).read_bytes() == (filed.folder / name).read_bytes()
     assert {path.name for path in plain.folder.iterdir()} == {path.name for path in filed.folder.iterdir()}
+
+
+def test_states_can_have_all_the_memory_that_they_need(tmp_path: Path) -> None:
+    spec = tiny(method="local", local_test={"fraction": 0.25}, model="mlp", rounds=1)
+    assert training.train(spec, Results(tmp_path), Execution(CPU, client_memory=math.inf)).complete

@@ -427,6 +427,22 @@ def test_a_stale_record_is_marked(store: Store) -> None:
     assert export(wanted, store.uri) == Exported(unchanged=1)
 
 
+def test_a_record_of_other_settings_than_today_is_left_out(store: Store) -> None:
+    """It was written by another version; all others are exported, and what there is of it stays."""
+    store.export()
+    before, old = store.contents(), store.plain
+    spec = {**old.spec, "a_setting_of_another_time": 1}
+    (old.folder / "spec.json").write_text(json.dumps(spec))
+    assert store.export() == Exported(unchanged=2, unknown=1)
+    assert store.contents() == before
+    store.path.unlink()
+    done = store.export()
+    assert (done, str(done)) == (
+        Exported(created=2, unknown=1),
+        "2 created, 1 left out, as their settings are not known",
+    )
+
+
 def test_a_run_moves_with_its_membership(store: Store) -> None:
     store.memberships[store.diverged.run_id] = ["fed2/table3"]
     assert store.export() == Exported(unchanged=2, replaced=1)
