@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.engine.guard import no_host_sync
 from fltrain.engine.local import LoopExecutor
 from fltrain.methods import METHODS
 from fltrain.methods.base import Local, Method, State
@@ -18,6 +17,7 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
 
+from ..guard import no_host_sync
 from .helpers import COMBINATIONS, assert_same_model, by_name, fit_together, trained
 
 

@@ -13,9 +13,10 @@ from torchvision.transforms.v2 import functional as transforms
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.augment import Augmented
 from fltrain.engine.data import Split
-from fltrain.engine.guard import no_host_sync
 from fltrain.errors import FltrainError
 from fltrain.randomness import Purpose, stream
+
+from ..guard import no_host_sync
 
 EVERYTHING = Augmentation(crop_padding=2, flip=True, cutout=4)
 COMBINATIONS = [

@@ -10,8 +10,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fltrain.engine.guard import no_host_sync
 from fltrain.noise import standard_normal
+
+from ..guard import no_host_sync
 
 WORD = 2**64
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
