@@ -4,8 +4,8 @@ On CUDA that is a graph, which the device runs by itself. On the CPU it is a lis
 tensors, forward and backward alike, as they reached the kernels: called again in the same order on the same
 memory, they give the same bits.
 
-What is recorded must stay on the device (``tests/guard.py`` has tests see to it), read its inputs from tensors
-that are written to in place, and write all results but one to such tensors.
+What is recorded must stay on the device (``tests/guard.py`` has tests see to it), read its inputs from
+tensors that are written to in place, and write all results but one to such tensors.
 """
 
 from __future__ import annotations
