@@ -312,6 +312,10 @@ def _lease(path: Path, run_id: str, stopping: Stopping) -> Iterator[None]:
         lock.release()
 
 
+_NO_VARIANCE = "Expected more than 1 value per channel when training"
+"""What PyTorch says of a batch in which every channel has a single value."""
+
+
 def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
     where = ", ".join(reversed(getattr(error, "__notes__", [])))
     said = " ".join(f"{type(error).__name__}: {error}".split())
@@ -320,6 +324,12 @@ def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
             f"{spec.run_id}: out of memory {where} ({said}); let fewer runs share the device, keep what "
             "clients have on the host (--client-memory 0 --recordings host, or FLTRAIN_CLIENT_MEMORY=0 "
             "FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger device"
+        )
+    if _NO_VARIANCE in said:
+        return FltrainError(
+            f"{spec.run_id}: BatchNorm cannot normalise maps of one pixel in a batch of one image ({where}); "
+            "set training.batch_size or the smallest client (partition.min_size) to 2 or more, a larger "
+            "dataset.image_size, or a model without BatchNorm"
         )
     return MethodError(f"{spec.run_id}: {said} ({where}); {log} has the traceback")
 

@@ -111,6 +111,17 @@ def test_no_memory_left_says_what_to_set(invoke: Invoke, monkeypatch: pytest.Mon
     assert not Results(Path("results")).record(SPEC.run_id).complete
 
 
+def test_batches_of_one_image_are_refused_where_batchnorm_has_one_pixel(invoke: Invoke) -> None:
+    """ResNet-18 leaves one pixel of the digits' eight. With two images it trains."""
+    settings = {"model": "resnet18", "participation": {"fraction": 0.01}, "rounds": 1}
+    partition = {"name": "iid", "clients": 200}
+    code, said = invoke(tiny(**settings, partition=partition, training={"epochs": 1, "batch_size": 1}))
+    assert code == 2
+    assert re.search(r"in a batch of one image \(in round 1, .*\); set training.batch_size or", said), said
+    code, said = invoke(tiny(**settings, partition=partition, training={"epochs": 1, "batch_size": 2}))
+    assert code == 0, said
+
+
 def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scaffold, "begin", failing_in(3, ValueError("x")))
