@@ -26,6 +26,7 @@ from fltrain.reporting.layout import (
     Figure,
     Labels,
     Preference,
+    Restriction,
     Sheet,
     Table,
     Variance,
@@ -65,7 +66,7 @@ class PlannedItem:
     assumptions: tuple[str, ...]
     axes: dict[str, list[str]]
     entries: list[Entry]
-    restricted: tuple[str, ...] = ()
+    restricted: tuple[Restriction, ...] = ()
     stale: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -114,7 +115,7 @@ class PlannedItem:
     def scale_title(self) -> str:
         """At what scale the item is shown, and what it was restricted to."""
         title = self.reduction.title or self.scale.title
-        return f"{title}, restricted to {', '.join(self.restricted)}" if self.restricted else title
+        return f"{title}, restricted to {', '.join(map(str, self.restricted))}" if self.restricted else title
 
     def keeping(self, demand: Demand) -> Self:
         """The item with the cells that meet a demand, whose words are what its sheet says of the others."""
@@ -134,7 +135,8 @@ class PlannedItem:
         axes = {
             axis: [label for label in labels if (axis, label) in shown] for axis, labels in self.axes.items()
         }
-        return replace(self, axes=axes, entries=kept, restricted=(*self.restricted, demand.why))
+        restricted = *self.restricted, Restriction(to=demand.why)
+        return replace(self, axes=axes, entries=kept, restricted=restricted)
 
     def showing(self, stale: Mapping[str, str]) -> Self:
         """The item with cells that say of these runs (by id) in what they are stale."""
@@ -442,10 +444,10 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
     return planned
 
 
-def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[Restriction, ...]:
     """The axes that lack some of the labels that the item declares, each with those that it shows."""
     return tuple(
-        f"{axis} {', '.join(labels)}"
+        Restriction(to=f"{axis} {'; '.join(labels)}", axis=axis)
         for axis, labels in shown.items()
         if not declared[axis].points.keys() <= set(labels)
     )

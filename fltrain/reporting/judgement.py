@@ -165,7 +165,7 @@ def _finding(
     if sheet is None:
         return Finding("not run", f"{test.item} is not among the items made here.")
     if absent := _absent(sheet, test):
-        only = f", restricted to {', '.join(sheet.restricted)}" if sheet.restricted else ""
+        only = f", restricted to {', '.join(map(str, sheet.restricted))}" if sheet.restricted else ""
         return Finding("not run", f"{test.item} has no {absent} at this scale{only}.")
     lines = _lines(sheet, test, runs, published(sheet))
     if lines["state"].isin(ABSENT).all() and not lines.empty:
@@ -173,7 +173,7 @@ def _finding(
     if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
         parts = f" of {', '.join(test.parts)}" if test.parts else ""
         return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
-    return _within(sheet, _decided(lines, test, statement))
+    return _within(sheet, test, _decided(lines, test, statement))
 
 
 def _decided(lines: pd.DataFrame, test: TestOfRuns, statement: Statement) -> Finding:
@@ -188,12 +188,22 @@ def _decided(lines: pd.DataFrame, test: TestOfRuns, statement: Statement) -> Fin
             return _fails(lines, test)
 
 
-def _within(sheet: Sheet, finding: Finding) -> Finding:
-    """What is found on a part of an item's runs leaves a claim about the item undecided."""
-    if not sheet.restricted:
+def _within(sheet: Sheet, test: Quantity, finding: Finding) -> Finding:
+    """What is found on a part of an item's runs leaves a claim about all of them undecided.
+
+    Not so a claim about that part: one that names labels on an axis of which the item has these at least.
+    """
+    missed = [str(one) for one in sheet.restricted if not _names_its_labels(test, sheet, one.axis)]
+    if not missed:
         return finding
-    note = f"Undecided, as the runs are restricted to {', '.join(sheet.restricted)}."
+    note = f"Undecided, as the runs are restricted to {', '.join(missed)}."
     return replace(finding, verdict="undecided", evidence=f"{finding.evidence} {note}")
+
+
+def _names_its_labels(test: Quantity, sheet: Sheet, axis: str | None) -> bool:
+    choices: tuple[Mapping[str, OneOrSeveral], ...] = test.at, *test.sides
+    named = [several(labels[axis]) for labels in choices if axis in labels] if axis else []
+    return bool(named) and all(set(labels) <= set(sheet.axes[axis or ""]) for labels in named)
 
 
 def _conjunction(parts: Sequence[Finding]) -> Finding:
@@ -550,9 +560,12 @@ def scale_note(note: str, sheets: Iterable[Sheet]) -> str:
     restricted: dict[str, list[str]] = {}
     for sheet in sheets:
         if sheet.restricted:
-            restricted.setdefault(", ".join(sheet.restricted), []).append(sheet.id.partition("/")[2])
+            restricted.setdefault(", ".join(map(str, sheet.restricted)), []).append(
+                sheet.id.partition("/")[2]
+            )
     parts = [f"restricted to {what}: {', '.join(items)}" for what, items in restricted.items()]
-    return f"{note} Claims about these items are left undecided, {'; '.join(parts)}." if parts else note
+    undecided = "Claims about runs that these items lack are left undecided"
+    return f"{note} {undecided}, {'; '.join(parts)}." if parts else note
 
 
 def count(judged: Iterable[Judged]) -> dict[Verdict, int]:

@@ -371,6 +371,16 @@ class Cell(Settings):
     stale: str = ""
 
 
+class Restriction(Settings):
+    """What the runs of an item were restricted to, in words; ``axis`` if it is some labels of one axis."""
+
+    to: str
+    axis: str | None = None
+
+    def __str__(self) -> str:
+        return self.to
+
+
 class Sheet(Settings):
     """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
 
@@ -388,7 +398,7 @@ class Sheet(Settings):
     figure: Figure | None
     reported: str | None
     reported_seeds: int | None = None
-    restricted: Annotated[tuple[str, ...], Strict(False)] = ()
+    restricted: Annotated[tuple[Restriction, ...], Strict(False)] = ()
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     cells: Annotated[tuple[Cell, ...], Strict(False)]
 

@@ -64,7 +64,7 @@ class Runs:
             better = [gain if isinstance(gain, str) else base + seed + gain for seed, gain in enumerate(own)]
             self.add({"method": method, "plugin": "x"}, *better)
 
-    def sheet(self, reduced: bool = False, restricted: Sequence[str] = (), **table: Any) -> Sheet:
+    def sheet(self, reduced: bool = False, restricted: Sequence[Yaml | str] = (), **table: Any) -> Sheet:
         axes: dict[str, list[str]] = {}
         for axis, label in itertools.chain.from_iterable(cell["labels"].items() for cell in self.cells):
             if label not in axes.setdefault(axis, []):
@@ -72,7 +72,8 @@ class Runs:
         layout = {"rows": "method", "columns": "plugin", "measures": [{"measure": "final_accuracy"}], **table}
         data = {"id": "paper/toy", "paper": "A", "title": "A toy", "caption": "", "scale": "toy"}
         more = {"reduced": reduced, "axes": axes, "table": layout, "figure": None, "reported": None}
-        return Sheet.parse({**data, **more, "restricted": restricted, "cells": self.cells}, "sheet")
+        parts = [one if isinstance(one, dict) else {"to": one} for one in restricted]
+        return Sheet.parse({**data, **more, "restricted": parts, "cells": self.cells}, "sheet")
 
     def record(self, run: str) -> Record:
         return self.results.record(run)
@@ -555,6 +556,26 @@ def test_a_part_of_the_runs_decides_nothing(runs: Runs, test: Yaml, stated: floa
     assert part.estimate == whole.estimate, "the numbers are shown all the same"
 
 
+@pytest.mark.parametrize(
+    ("test", "decided"),
+    [
+        ({**POSITIVE, "at": {"method": "a"}}, True),
+        ({**POSITIVE, "at": {"method": ["a", "z"]}}, False),
+        (POSITIVE, False),
+        ({**GAIN, "kind": "above", "higher": {"method": "a"}, "lower": {"method": "b"}}, True),
+        ({**POSITIVE, "over": {"method": "b"}, "at": {"plugin": "x"}}, False),
+    ],
+    ids=["at it", "at more", "at all", "between two", "over one"],
+)
+def test_a_part_of_the_runs_decides_what_is_said_of_that_part(runs: Runs, test: Yaml, decided: bool) -> None:
+    runs.pairs({"a": (4.0, 4.1, 4.2), "b": CLEAR})
+    shown = {"to": "method a; b", "axis": "method"}
+    assert runs.judged(test).verdict == "supported"
+    found = runs.judged(test, restricted=[shown])
+    assert (found.verdict == "supported") == decided == ("restricted" not in found.evidence)
+    assert runs.judged(test, restricted=[shown, "3 seeds"]).verdict == "undecided"
+
+
 def test_a_label_that_a_restriction_left_out(runs: Runs) -> None:
     runs.pairs({"a": CLEAR})
     found = runs.judged({**POSITIVE, "at": {"method": "z"}}, restricted=["method a"])
@@ -566,7 +587,8 @@ def test_the_heading_says_what_is_restricted(runs: Runs) -> None:
     whole, part = runs.sheet(), runs.sheet(restricted=["method a", "1 seed"])
     assert judgement.scale_note("On toys.", [whole]) == "On toys."
     assert judgement.scale_note("On toys.", [whole, part]) == (
-        "On toys. Claims about these items are left undecided, restricted to method a, 1 seed: toy."
+        "On toys. Claims about runs that these items lack are left undecided, "
+        "restricted to method a, 1 seed: toy."
     )
 
 

@@ -16,7 +16,7 @@ from fltrain.experiments import plan
 from fltrain.records import Record, Results, write_record
 from fltrain.reporting import tables
 from fltrain.reporting.comparison import Facing, compare, rank_correlation
-from fltrain.reporting.layout import Sheet
+from fltrain.reporting.layout import Restriction, Sheet
 from fltrain.reporting.published import FAILURES, Published, PublishedValue, read_anomalies
 from fltrain.reporting.statistics import (
     OverSeeds,
@@ -310,7 +310,7 @@ class Toy:
                 "figure": None,
                 "reported": "toy_table.csv",
                 "reported_seeds": 3,
-                "restricted": restricted,
+                "restricted": [{"to": one} for one in restricted],
                 "assumptions": ["F-1: something is assumed."],
                 "cells": self.cells,
             },
@@ -441,7 +441,8 @@ def test_published_values_without_a_cell(toy: Toy, printed: Path) -> None:
 def test_sheets_know_what_they_are_restricted_to() -> None:
     item = plan(CONFIG, "demo").items[0]
     assert item.sheet.restricted == ()
-    assert replace(item, restricted=("1 seed",)).sheet.restricted == ("1 seed",)
+    restricted = (Restriction(to="1 seed"),)
+    assert replace(item, restricted=restricted).sheet.restricted == restricted
 
 
 def test_a_restricted_plan_lacks_nothing(toy: Toy, printed: Path) -> None:

@@ -19,7 +19,7 @@ from fltrain.component import Settings
 from fltrain.declarations import Axis, Paper, Scale, merge, read_yaml
 from fltrain.errors import FltrainError
 from fltrain.experiments import Plan, plan, table_rows
-from fltrain.reporting.layout import Sheet
+from fltrain.reporting.layout import Restriction, Sheet
 from fltrain.selection import Request, Selection
 from fltrain.spec import RunSpec
 
@@ -496,7 +496,7 @@ def cells(planned: Plan) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("reduced", "methods", "expected"),
     [
-        (False, ["fedavg", "scaffold"], ("method fedavg, scaffold",)),
+        (False, ["fedavg", "scaffold"], (Restriction(to="method fedavg; scaffold", axis="method"),)),
         (False, ["scaffold", "fedprox", "fedavg"], ()),
         (True, ["fedavg", "scaffold"], ()),
     ],
