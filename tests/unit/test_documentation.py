@@ -308,3 +308,20 @@ def test_files_named_in_the_documentation_exist() -> None:
             assert (document.parent / target).exists(), f"{document.name}: {target}"
         for path in re.findall(r"`((?:fltrain|tests|docs|benchmarks|config|workflow)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), f"{document.name}: {path}"
+
+
+# ---------------------------------------------------------------- numbers
+def test_the_first_results_are_the_published_ones() -> None:
+    """The README's table has the cells of the published one, which is made from the records in CI."""
+    text = (ROOT / "README.md").read_text()
+    section = text.partition("## First results")[2].partition("## Status")[0]
+    shown = {method: cells for method, *cells in table_rows(section) if "±" in "".join(cells)}
+    made = (ROOT / "published" / "ecgr" / "skews_accuracy.md").read_text()
+    assert shown == {method: cells[:6] for method, *cells in table_rows(made) if method in shown}
+    assert len(shown) == 4
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of all lines of tables."""
+    lines = (line for line in text.splitlines() if line.startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
