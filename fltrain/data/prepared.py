@@ -118,8 +118,7 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     """
     arrays, about = read_arrays(path, "prepared data set")
     settings = dataset.prepared.model_dump(mode="json")
-    known = {"dataset": settings, "revision": dataset.revision}.items() <= about.items()
-    if not known or "normalisations" not in about:
+    if about.get("dataset") != settings or about.get("revision") != dataset.revision:
         raise FltrainError(
             f"{path}: prepared from other settings or an older version; delete it to have it made again"
         )
@@ -146,6 +145,8 @@ def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
 
     Runs are named by the entry's revision. Whoever changes what decides their numbers, but not that, is told.
     """
+    if "normalisations" not in about:
+        return "it was prepared by an older version; delete the prepared file to have it made again"
     raised = "raise its 'revision' in the registry, so that runs with the old ones are told from new ones"
     if about["normalisations"] != _normalisations(entry):
         return f"'mean', 'std' or 'normalisations' are not those that it was prepared with; {raised}"

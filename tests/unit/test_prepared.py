@@ -373,6 +373,13 @@ def test_data_of_other_settings_are_refused(prepared: Path, register: Register) 
     assert clear_refusal(lambda: load_prepared(other, prepared), prepared).endswith(reason)
 
 
+def test_a_file_that_does_not_say_how_it_is_normalised_is_of_an_older_version(prepared: Path) -> None:
+    arrays, about = files.read_arrays(prepared, "prepared data set")
+    files.write_arrays(prepared, arrays, {key: about[key] for key in about.keys() - {"normalisations"}})
+    with pytest.raises(FltrainError, match=r"'digits': it was prepared by an older version; delete the"):
+        load_prepared(DIGITS, prepared)
+
+
 ROUGH = {"mean": [0.3], "std": [0.4]}
 
 
