@@ -13,7 +13,6 @@ import csv
 import gc
 import io
 import math
-import resource
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,7 +41,7 @@ from fltrain.files import replacing, write_text
 from fltrain.methods import METHODS
 from fltrain.models.build import build
 from fltrain.models.catalogue import MODELS
-from fltrain.process import keep_freed_memory
+from fltrain.process import keep_freed_memory, peak_memory
 from fltrain.rehearsal import rehearsal
 from fltrain.spec import Precision, RunSpec
 
@@ -485,7 +484,7 @@ def measure(bench: Bench, report: Callable[[str], None]) -> Results:
             report(f"{model}, {dataset}: {len(results.rows) - before} measured")
     if not results.rows:
         raise FltrainError(f"nothing to measure goes together: {results.left_out[0]}")
-    results.memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    results.memory_mb = peak_memory() / 1e6
     return results
 
 

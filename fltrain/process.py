@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +34,18 @@ def keep_freed_memory() -> None:
     if mallopt:
         mallopt(_M_MMAP_THRESHOLD, LARGEST)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+def peak_memory() -> int:
+    """Bytes of memory that this process has held at most, since ``forget_peaks``.
+
+    Linux tells them of a process itself; in what ``getrusage`` says of one, its parent's peak counts, too.
+    """
+    with suppress(OSError):
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def forget_peaks(device: torch.device) -> None:

@@ -7,7 +7,6 @@ the one that it would have had, byte for byte.
 from __future__ import annotations
 
 import logging
-import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from fltrain.engine.store import ClientStore
 from fltrain.errors import FltrainError, MethodError, Stopped
 from fltrain.files import clear_leftovers
 from fltrain.methods.base import Place
-from fltrain.process import compute_as_runs, forget_peaks
+from fltrain.process import compute_as_runs, forget_peaks, peak_memory
 from fltrain.provenance import gather, merged
 from fltrain.records import Record, Results, checkpoint_files, summarise, write_record
 from fltrain.spec import RunSpec
@@ -343,7 +342,7 @@ def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
         "round_seconds": costs.round_seconds,
         "samples": costs.samples,
         "samples_per_second": costs.samples / training if training else None,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory_bytes": peak_memory(),
         "peak_device_memory_bytes": torch.cuda.max_memory_allocated(device)
         if device.type == "cuda"
         else None,
