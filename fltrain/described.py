@@ -17,8 +17,7 @@ from typing import Any
 from fltrain.component import canonical_json
 from fltrain.errors import FltrainError
 from fltrain.experiments import plan
-from fltrain.integrity import BROKEN, reason
-from fltrain.records import Record, Results
+from fltrain.records import BROKEN, Record, Results, reason
 from fltrain.spec import RunSpec
 from fltrain.states import Stale, revised, slug
 

@@ -13,12 +13,9 @@ from pydantic_core import from_json
 
 from fltrain.component import explain, short_hash
 from fltrain.errors import FltrainError
-from fltrain.records import check_format, metrics_digest, summarise
+from fltrain.records import BROKEN, check_format, metrics_digest, reason, summarise
 from fltrain.spec import RunSpec
 from fltrain.states import revised, slug
-
-BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
-"""What reading files that are not as they were written can end in."""
 
 _DIGITS = bytes.maketrans(b"123456789", 9 * b"0")
 _ODD = (b"\\", b"NaN", b"Infinity", 19 * b"0", b"e000", b"e+000", b"E000", b"E+000")
@@ -113,12 +110,6 @@ def check_record(folder: Path) -> Checked:
         raise Damaged(f"{folder.name}: {reason(error)}") from None
     except OSError as error:
         raise Damaged(f"{folder.name}: {Path(error.filename).name}: {error.strerror}") from None
-
-
-def reason(error: Exception) -> str:
-    """What one of ``BROKEN`` says, in one line."""
-    what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
-    return " ".join(what.split())
 
 
 def _checked(folder: Path) -> Checked:

@@ -38,6 +38,9 @@ Row = dict[str, Any]
 RECORD_FORMAT = 1
 """Raised whenever records are written so that programs of before would misread them."""
 
+BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
+"""What reading files that are not as they were written can end in."""
+
 RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json")
 """The files of a complete record."""
 
@@ -58,6 +61,12 @@ def checkpoint_file(folder: Path, finished: int) -> Path:
 def round_of(checkpoint: Path) -> int:
     """The rounds after which a checkpoint was written."""
     return int(checkpoint.stem.partition("-")[2])
+
+
+def reason(error: Exception) -> str:
+    """What one of ``BROKEN`` says, in one line."""
+    what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
+    return " ".join(what.split())
 
 
 @dataclass(frozen=True)

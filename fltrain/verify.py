@@ -20,8 +20,8 @@ from fltrain.data.prepared import changed
 from fltrain.errors import FltrainError
 from fltrain.experiments import PlannedItem, plan
 from fltrain.files import read_arrays
-from fltrain.integrity import BROKEN, Damaged, check_record, reason
-from fltrain.records import MODELS_FILE, RECORD_FILES, Results
+from fltrain.integrity import Damaged, check_record
+from fltrain.records import BROKEN, MODELS_FILE, RECORD_FILES, Results, reason
 from fltrain.reporting import tables
 from fltrain.selection import Demand
 from fltrain.spec import partition_name
