@@ -160,9 +160,9 @@ class Value(Quantity):
     Of several places the ``extreme`` is taken, if the text speaks of the largest or smallest. Supported if
     the mean over seeds is within ``margin`` (if not given, the measure's own, and for a gain half of the
     stated one if that is less), and if it is a gain (``over`` other cells), has the stated sign, unless zero
-    is stated. Contradicted if not so and a two-sided t test
-    over seeds tells it from the stated number. A place that was chosen as the extreme differs more easily by
-    chance: its p value is corrected for the number of places (Bonferroni), its interval is not.
+    is stated. Contradicted if not so and a two-sided t test over seeds tells it from the stated number. A
+    place that was chosen as the extreme differs more easily by chance: its p value is corrected for the
+    number of places (Bonferroni), its interval is not.
 
     Undecided otherwise, and always if a place has no number.
     """

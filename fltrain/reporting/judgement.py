@@ -201,9 +201,12 @@ def _within(sheet: Sheet, test: Quantity, finding: Finding) -> Finding:
 
 
 def _names_its_labels(test: Quantity, sheet: Sheet, axis: str | None) -> bool:
+    """Whether a claim is about labels of an axis, all of which the item has."""
+    if axis is None:
+        return False
     choices: tuple[Mapping[str, OneOrSeveral], ...] = test.at, *test.sides
-    named = [several(labels[axis]) for labels in choices if axis in labels] if axis else []
-    return bool(named) and all(set(labels) <= set(sheet.axes[axis or ""]) for labels in named)
+    named = {label for labels in choices if axis in labels for label in several(labels[axis])}
+    return bool(named) and named <= set(sheet.axes[axis])
 
 
 def _conjunction(parts: Sequence[Finding]) -> Finding:

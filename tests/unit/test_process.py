@@ -2,8 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from fltrain.process import peak_memory
+
+from .helpers import tiny, trained
 
 HELD = """
 import ctypes, re, sys
@@ -49,3 +54,12 @@ def test_the_peak_of_another_run_is_forgotten() -> None:
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert before > 512 and 50 < after < before - 400
+
+
+def test_the_peak_of_a_record_is_that_of_its_run(tmp_path: Path) -> None:
+    """What the process held before does not count."""
+    block = bytearray(2**30)
+    del block
+    before = peak_memory()
+    record = trained(tiny(rounds=1), tmp_path)
+    assert 0 < record.costs["peak_memory_bytes"] < before - 2**29
