@@ -32,6 +32,7 @@ from fltrain import kernels
 from fltrain.component import suggest
 from fltrain.data.datasets import registry
 from fltrain.determinism import Profile, determined
+from fltrain.devices import synchronize
 from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.executors import EXECUTORS
 from fltrain.engine.local import LoopExecutor, Trained, batch_orders
@@ -152,10 +153,10 @@ class Bench:
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Time that some work takes."""
-        _wait(self.device)
+        synchronize(self.device)
         started = self.clock()
         work()
-        _wait(self.device)
+        synchronize(self.device)
         return self.clock() - started
 
 
@@ -329,21 +330,16 @@ class Issuing:
 
     def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         device = self.executor.model.weights.device
-        _wait(device)
+        synchronize(device)
         started = time.perf_counter()
         trained = self.executor.train(round, clients, kept)
         issued = time.perf_counter()
-        _wait(device)
+        synchronize(device)
         self.shares.append((issued - started) / (time.perf_counter() - started))
         return trained
 
     def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
         return self.executor.gradients(round, clients, kept)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # ---------------------------------------------------------------- measurements

@@ -27,6 +27,7 @@ from fltrain.costs import (
     device_name,
 )
 from fltrain.declarations import Patch
+from fltrain.devices import synchronize
 from fltrain.engine.clients import Kept
 from fltrain.engine.evaluation import test
 from fltrain.engine.memory import BATCH, MOST
@@ -209,8 +210,7 @@ class Bench:
     def _timed(self, act: Callable[[], object]) -> float:
         started = time.perf_counter()
         act()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return time.perf_counter() - started
 
     def _seconds(self, act: Callable[[], float]) -> float:

@@ -66,6 +66,14 @@ def pick_device(name: str, runs: int | None = None, megabytes: int = 0) -> torch
     return device
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was given; the CPU always has."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 @dataclass(frozen=True)
 class Slot:
     """A share of a device, held as long as its lock: the number of the device, and the lock."""

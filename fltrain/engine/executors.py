@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fltrain.component import short_hash
 from fltrain.determinism import Profile
+from fltrain.devices import synchronize
 from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.graph import GraphExecutor
 from fltrain.engine.local import LoopExecutor, Trained
@@ -91,7 +92,7 @@ class AutoExecutor:
             return self.chosen.train(round, clients, kept)
         started = time.perf_counter()
         trained = self.chosen.train(round, clients, kept)
-        _wait(self.clients.model.weights.device)
+        synchronize(self.clients.model.weights.device)
         self.seconds = time.perf_counter() - started
         return trained
 
@@ -154,10 +155,10 @@ class AutoExecutor:
         least, began = float("inf"), time.perf_counter()
         executor.train(once, [client], kept)  # to get going, and to record what is replayed afterwards
         while least == float("inf") or time.perf_counter() - began < PATIENCE:
-            _wait(device)
+            synchronize(device)
             started = time.perf_counter()
             (trained,) = executor.train(once, [client], kept)
-            _wait(device)
+            synchronize(device)
             least = min(least, (time.perf_counter() - started) / trained.update.steps)
         return trained.update.trained, least
 
@@ -165,8 +166,3 @@ class AutoExecutor:
 def _fastest(seconds: Mapping[str, float]) -> str:
     best = min(seconds, key=lambda name: seconds[name])
     return best if seconds[best] <= GAIN * seconds["loop"] else "loop"
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

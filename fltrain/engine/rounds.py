@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fltrain.data.prepared import Partition, PreparedData
+from fltrain.devices import synchronize
 from fltrain.engine.clients import Clients, Ownership, Round, introductions
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
@@ -56,8 +57,7 @@ class Costs:
         """Add the time of the enclosed work to a phase."""
         started = time.perf_counter()
         yield
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         self.seconds[name] += time.perf_counter() - started
 
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrain.engine.clients import Kept
+from fltrain.engine.tensorfile import memory_of
 from fltrain.errors import FltrainError
 
 LARGE = 4096
@@ -71,7 +70,7 @@ class SpillFile:
         """
         try:
             for place, tensor in values:
-                left, offset = _bytes_of(tensor), place.offset
+                left, offset = memory_of(tensor), place.offset
                 while left.size:
                     written = os.pwrite(self._file.fileno(), left.data, offset)
                     left, offset = left[written:], offset + written
@@ -89,7 +88,7 @@ class SpillFile:
         """
         try:
             for place, tensor in values:
-                left = _bytes_of(tensor)
+                left = memory_of(tensor)
                 self._file.seek(place.offset)
                 while left.size:
                     count = self._file.readinto(left.data)
@@ -248,10 +247,6 @@ class ClientStore(MutableMapping[int, Kept]):
 def _in_memory(held: Held) -> Kept:
     """What a client keeps, given that nothing of it is in the file."""
     return {method: dict(state) for method, state in cast("Kept", held).items()}
-
-
-def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def _size(kept: Kept | Held) -> int:

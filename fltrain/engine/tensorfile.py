@@ -68,7 +68,7 @@ def write(path: Path, tree: Tree, about: Mapping[str, Any], device: torch.device
             digest.update(part)
             file.write(part)
         for _, tensor in _leaves(tree, device, {}):
-            content = _bytes(tensor.detach().cpu().contiguous()).data
+            content = memory_of(tensor.detach().cpu().contiguous()).data
             digest.update(content)
             file.write(content)
         file.seek(8 + encoded.index(_NO_DIGEST))
@@ -97,8 +97,8 @@ def read(path: Path, device: torch.device) -> tuple[dict[str, Any], Tree]:
         raise NotWhole(f"it cannot be read: {error!r}") from None
 
 
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """The memory of a tensor."""
+def memory_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """The bytes of a contiguous tensor in host memory; they are not copied."""
     return tensor.view(-1).view(torch.uint8).numpy()
 
 
@@ -144,7 +144,7 @@ class _Stored(Mapping[str, "Tensor | Tree"]):
         about = self._header[path]
         start, stop = about["data_offsets"]
         tensor = torch.empty(about["shape"], dtype=_DTYPES[about["dtype"]])
-        _bytes(tensor)[:] = self._content[start:stop]
+        memory_of(tensor)[:] = self._content[start:stop]
         return tensor.to(self._device) if part == DEVICE else tensor
 
     def __iter__(self) -> Iterator[str]:
