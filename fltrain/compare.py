@@ -40,9 +40,11 @@ TABLES, PICTURES = (".csv", ".json"), (".png", ".pdf", ".svg")
 
 _METHOD = ("method", "plugins")
 _NOT_COMPARED = ("seed", "revisions")
+GROUP = "settings of its own"
 # What is measured or kept beside changes no number of a run.
 _NEUTRAL = ("evaluation.statistics", "evaluation.targets", "evaluation.extra", "evaluation.keep")
 _LISTED = 8
+_COMMA = re.compile(r",(?![^\[{]*[\]}])")  # none inside of a list
 
 
 # -------------------------------------------------------------------------------------------------- choosing
@@ -62,14 +64,14 @@ class Condition:
             FltrainError: if it is neither.
         """
         key, sign, values = text.partition("=")
-        wanted = tuple(value.strip() for value in values.split(",") if value.strip())
+        wanted = tuple(value.strip() for value in _COMMA.split(values) if value.strip())
         if not sign or not key.strip("! ") or not wanted:
             raise FltrainError(f"where {text!r}: write KEY=VALUE or KEY!=VALUE, for example training.lr=0.01")
         return cls(key.rstrip("! "), wanted, key.endswith("!"))
 
     def meets(self, run: Described) -> bool:
         """Whether a run has one of the values, or none of the excluded ones."""
-        found = run.settings.get(self.key, NONE)
+        found = _setting(run, self.key)
         return any(_same(found, value) for value in self.values) != self.excluded
 
 
@@ -105,11 +107,11 @@ class Choice:
             left = [run for run in left if run.fields["status"] != STALE]
         for condition in self.where:
             before, left = left, [run for run in left if condition.meets(run)]
-            keys = {key for run in every for key in run.settings}
-            if condition.key not in keys:
+            keys = {key for run in every for key in _named(run)}
+            if not any(_begins(key, [condition.key]) for key in keys):
                 raise FltrainError(f"unknown setting {condition.key!r}{suggest(condition.key, keys)}")
             if not left:
-                there = sorted({run.settings.get(condition.key, NONE) for run in before})
+                there = sorted({_setting(run, condition.key) for run in before})
                 said = f"{condition.key}{'!' if condition.excluded else ''}={','.join(condition.values)}"
                 raise FltrainError(f"no run is left with {said} (there are: {_listed(there)})")
         if not left:
@@ -123,8 +125,22 @@ def _names(run: Described, name: str) -> list[str]:
     return run.fields[name].split() if name in SEVERAL else [run.fields[name]]
 
 
+def _named(run: Described) -> dict[str, str]:
+    """All settings; ``method`` is the name of the base method, ``plugins`` are the names of all plug-ins."""
+    return {**run.settings, "method": run.fields["method"], "plugins": run.fields["plugins"]}
+
+
+def _setting(run: Described, key: str) -> str:
+    """What a run has for a setting: ``NONE`` if it has none, ``GROUP`` if the name stands for several."""
+    settings = _named(run)
+    if key in settings:
+        return settings[key]
+    return GROUP if any(_begins(name, [key]) for name in settings) else NONE
+
+
 def _same(found: str, wanted: str) -> bool:
-    """Whether two texts are equal, or mean the same number."""
+    """Whether two texts are equal, or mean the same number; null is none."""
+    found, wanted = (NONE if text == "null" else text for text in (found, wanted))
     if found == wanted:
         return True
     try:
@@ -190,6 +206,17 @@ class Comparison:
         """Decimals of the values."""
         return 2 if _is_accuracy(self.metric) else {"seconds": 2, "bytes": 0}.get(self.metric, 4)
 
+    @property
+    def _paired(self) -> bool:
+        """Whether any run has one of the baseline with the same seed and condition."""
+        bases = [line for line in self.lines if line.variant == self.baseline]
+        others = [line for line in self.lines if line.variant != self.baseline]
+        return any(
+            line.condition == base.condition and line.runs.keys() & base.runs.keys()
+            for line in others
+            for base in bases
+        )
+
     @cached_property
     def remarks(self) -> list[str]:
         """What the table does not show: conditions that go with others, and why there are no differences."""
@@ -197,6 +224,8 @@ class Comparison:
         said = [f"lines also differ in {', '.join(hidden)}"] if hidden else []
         if len(self.lines) < 2 or any(line.difference for line in self.lines):
             return said
+        if self._paired:
+            return [*said, "no differences: of each pair of runs one has no number"]
         differing = ", ".join(self.conditions) or "the seed"
         return [
             *said,
@@ -212,9 +241,7 @@ class Comparison:
                 "compared": line.variant,
                 "seeds": str(len(line.runs)) + (f" ({line.diverged} diverged)" if line.diverged else ""),
                 self.label: line.value.text(self.decimals) if line.value else "none",
-                f"difference to {self.baseline}": line.difference.text(self.decimals, "+")
-                if line.difference
-                else "",
+                f"difference to {self.baseline}": self._difference(line),
                 "95 % interval": interval_text(line.test.interval, self.decimals, "+")
                 if line.test.interval
                 else "",
@@ -222,6 +249,14 @@ class Comparison:
             }
             for line in self.lines
         ]
+
+    def _difference(self, line: Line) -> str:
+        """With the number of pairs, where it is another one than that of the values."""
+        if line.difference is None:
+            return ""
+        pairs = line.difference.n
+        note = f" ({pairs} pair{'s' if pairs != 1 else ''})" if line.value and pairs != line.value.n else ""
+        return line.difference.text(self.decimals, "+") + note
 
     def plain(self) -> list[dict[str, Any]]:
         """The table as numbers, a flat dictionary for each line, as CSV and JSON files have it."""
@@ -317,12 +352,12 @@ def _check_metric(metric: str, runs: Sequence[Described]) -> None:
 
 
 def _settings(run: Described) -> dict[str, str]:
-    """Settings that can differ; ``plugins`` are the names of all plug-ins, ``method`` that of the base."""
-    named = {"method": run.fields["method"], "plugins": run.fields["plugins"]}
-    return named | {
+    """Settings that can differ, method and plug-ins first."""
+    named = _named(run)
+    return {key: named[key] for key in _METHOD} | {
         key: value
-        for key, value in run.settings.items()
-        if not _begins(key, (*_NOT_COMPARED, *_NEUTRAL)) and key != "plugins" and not _is_name(key)
+        for key, value in named.items()
+        if not _begins(key, (*_NOT_COMPARED, *_NEUTRAL)) and not _is_name(key)
     }
 
 
@@ -547,7 +582,7 @@ def plot(comparison: Comparison, runs: Sequence[Described], metric: str, path: P
 
     from fltrain.files import replacing
     from fltrain.reporting import style
-    from fltrain.reporting.figures import draw_lines
+    from fltrain.reporting.figures import THIN_LINES, draw_lines
     from fltrain.reporting.layout import Cell
 
     curves = curves_of(comparison, runs, metric)
@@ -575,7 +610,8 @@ def plot(comparison: Comparison, runs: Sequence[Described], metric: str, path: P
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         style.legend(canvas, [axes])
         if seeds > 1:
-            style.footnote(canvas, f"Mean and range over {seeds} seeds.")
+            thin = f" {THIN_LINES}" if any(line.diverged for line in comparison.lines) else ""
+            style.footnote(canvas, f"Mean and range over {seeds} seeds.{thin}")
         with replacing(path) as temporary:
             canvas.savefig(temporary, format=path.suffix[1:], dpi=200)
 
@@ -585,23 +621,31 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def sketch(comparison: Comparison, runs: Sequence[Described], metric: str, width: int = 48) -> list[str]:
-    """Curves for a terminal: a line of text for each, mean over seeds, all on one scale.
+    """Curves for a terminal: a line of text for each, mean over seeds, all on one scale and the same rounds.
+
+    A mean ends where the first of its runs does.
 
     Raises:
         FltrainError: if there is no such curve.
     """
     frame = curves_of(comparison, runs, metric)
     names = dict.fromkeys(frame.columns.get_level_values(0))
-    means = {name: frame[name].mean(axis=1).dropna() for name in names}
+    means = {name: frame[name].dropna(how="all").mean(axis=1, skipna=False).dropna() for name in names}
     low = min(float(curve.min()) for curve in means.values())
     high = max(float(curve.max()) for curve in means.values())
-    room = max(map(len, means))
-    lines = [f"{_with_unit(metric)}: {low:.4g} to {high:.4g}, rounds {frame.index[0]} to {frame.index[-1]}"]
+    room, last = max(map(len, means)), frame.index[-1]
+    rounds = [frame.index[round(place)] for place in _places(len(frame), width)]
+    lines = [f"{_with_unit(metric)}: {low:.4g} to {high:.4g}, rounds {frame.index[0]} to {last}"]
     for name, curve in means.items():
-        shown = [curve.iloc[round(place)] for place in _places(len(curve), width)]
-        levels = [(value - low) / (high - low) if high > low else 0.0 for value in shown]
-        bars = "".join(BARS[min(int(level * len(BARS)), len(BARS) - 1)] for level in levels)
-        lines.append(f"{name:{room}}  {bars}  {curve.iloc[-1]:.4g}")
+        # Other lines can have values at other rounds; between its own, a line keeps the last one.
+        levels = (curve.reindex(rounds, method="ffill") - low) / ((high - low) or 1.0)
+        ended = curve.index[-1] if len(curve) else 0
+        bars = "".join(
+            " " if math.isnan(level) or at > ended else BARS[min(int(level * len(BARS)), len(BARS) - 1)]
+            for at, level in levels.items()
+        )
+        value = f"{curve.iloc[-1]:.4g}" if len(curve) else "none"
+        lines.append(f"{name:{room}}  {bars}  {value}" + (f" (round {ended})" if ended < last else ""))
     return lines
 
 

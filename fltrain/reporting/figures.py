@@ -42,6 +42,8 @@ from fltrain.reporting.style import Look
 NAMED = 6
 """Most cells that are named below a figure because their runs are missing; more are only counted."""
 
+THIN_LINES = "Thin lines: seeds that are left when another one has diverged."
+
 
 def draw(sheet: Sheet, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Draw a figure; return it with the numbers that it shows.
@@ -133,6 +135,8 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
     for what, left_out in (("Not run", missing - stale), ("Stale", stale), ("Diverged", ended)):
         if left_out:
             notes.append(f"{what}: {_named(sheet, left_out)}.")
+    if ended and seeds > 1 and isinstance(sheet.figure, Curves):
+        notes.append(THIN_LINES)
     return notes
 
 
@@ -244,7 +248,10 @@ def _lines(frame: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 def draw_lines(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window: int) -> None:
-    """Draw the mean over seeds and their range, with about eight markers on each line."""
+    """Draw the mean over seeds and their range, with about eight markers on each line.
+
+    Where runs have ended before others, the mean goes on over those that are left, thin and without a range.
+    """
     for index, (label, look) in enumerate(look_of.items()):
         # Other lines can have points at other places; those are no gaps in this one.
         seeds = frame.loc[:, [line for line in _lines(frame) if line[0] == label]].dropna(how="all")
@@ -254,9 +261,10 @@ def draw_lines(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window
             axes.plot(seeds.index, seeds.mean(axis=1), color=look.colour, alpha=0.3, linewidth=0.7)
             seeds = seeds.apply(smoothed, window=window)
         every = max(1, len(seeds) // 8)
+        mean, whole = seeds.mean(axis=1), seeds.notna().all(axis=1)
         axes.plot(
             seeds.index,
-            seeds.mean(axis=1),
+            mean.where(whole),
             color=look.colour,
             linestyle=look.dash,
             marker=look.marker,
@@ -266,8 +274,11 @@ def draw_lines(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window
             label=label,
         )
         if seeds.shape[1] > 1:
-            low, high = seeds.min(axis=1), seeds.max(axis=1)
+            low, high = (seeds.agg(end, axis=1).where(whole) for end in ("min", "max"))
             axes.fill_between(seeds.index, low, high, color=look.colour, alpha=0.15, linewidth=0)
+        if not whole.all():
+            rest = mean.where(~whole | ~whole.shift(-1, fill_value=True))
+            axes.plot(seeds.index, rest, color=look.colour, linestyle=look.dash, linewidth=0.6)
 
 
 Line = tuple[str | int | float, ...]

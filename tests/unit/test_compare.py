@@ -45,8 +45,8 @@ def record(results: Results, spec: RunSpec, final: float, diverged: bool = False
     for round in range(1, spec.rounds + 1):
         accuracy = final * round / spec.rounds
         rows.append({"round": round, "kind": "train", "loss": 1 / round})
-        test = {"split": "test", "view": "global", "accuracy": accuracy, "loss": 2 / round, "images": 10}
-        rows.append({"round": round, "kind": "evaluation", **test})
+        test = {"split": spec.test_split, "view": "global", "accuracy": accuracy, "loss": 2 / round}
+        rows.append({"round": round, "kind": "evaluation", **test, "images": 10})
     ended = {"round": 2, "what": "loss"} if diverged else None
     facts = {"bytes": {"up": 10, "down": 20}, "digests": {"data": "ab" * 32, "partition": "cd" * 32}}
     costs = {"seconds": {"total": 2.0}}
@@ -206,6 +206,77 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     assert {run.fields["plugins"] for run in chosen(tmp_path, plugins="none")} == {"none"}
 
 
+def test_plug_ins_are_chosen_by_their_names(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for plugins in ([], ["flfa"], ["flfa", "ecgr"]):
+        record(results, tiny(plugins=plugins), 0.5)
+    found = {
+        where: [run.fields["plugins"] for run in chosen(tmp_path, where)]
+        for where in (
+            "plugins=none",
+            "plugins!=none",
+            "plugins=flfa",
+            "plugins.flfa.n_fa!=none",
+            "method=fedavg",
+        )
+    }
+    assert found["plugins=none"] == ["none"] and found["plugins=flfa"] == ["flfa"]
+    assert sorted(found["plugins!=none"]) == ["flfa", "flfa+ecgr"] == sorted(found["plugins.flfa.n_fa!=none"])
+    assert len(found["method=fedavg"]) == 3
+
+
+def test_settings_that_are_none_or_a_group(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    plain = record(results, tiny(), 0.5)
+    own = record(results, tiny(local_test={"fraction": 0.25}), 0.5)
+    for without in ("local_test=none", "local_test=null"):
+        assert [run.run_id for run in chosen(tmp_path, without)] == [plain]
+    assert [run.run_id for run in chosen(tmp_path, "local_test!=none")] == [own]
+    with pytest.raises(FltrainError, match="there are: null, settings of its own"):
+        chosen(tmp_path, "local_test=0.25")
+
+
+def test_a_list_is_one_value(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for targets in ([], [0.5, 0.6], [0.7]):
+        record(results, tiny(evaluation={"targets": targets}), 0.5)
+    assert len(chosen(tmp_path, "evaluation.targets=[0.5,0.6],[0.7]")) == 2
+
+
+def test_means_over_other_seeds_than_differences_say_so(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for seed in range(3):
+        record(results, tiny(seed=seed), 0.5)
+        record(results, tiny(method="fedprox", seed=seed + 2), 0.6)
+    _, other = compare(chosen(tmp_path)).rows()
+    assert other["difference to fedavg"] == "+10.00 (1 pair)"
+
+
+def test_pairs_of_which_one_has_diverged_are_no_pairs_that_are_missing(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    record(results, tiny(), 0.5)
+    record(results, tiny(method="fedprox"), 0.6, diverged=True)
+    assert compare(chosen(tmp_path)).remarks == ["no differences: of each pair of runs one has no number"]
+
+
+def test_sketches_have_the_same_rounds_below_one_another(tmp_path: Path) -> None:
+    """Whatever the rounds of a line; a mean over seeds ends where one of them does."""
+    results = Results(tmp_path)
+    for seed, rounds in ((0, 40), (1, 40)):
+        record(results, tiny(seed=seed, rounds=rounds), 0.8)
+        record(results, tiny(method="fedprox", seed=seed, rounds=rounds), 0.8)
+    record(results, tiny(method="moon", rounds=20), 0.4)
+    runs = chosen(tmp_path)
+    heading, *lines = sketch(compare(runs, over=["method", "rounds"]), runs, "test_accuracy")
+    bars = {line.split()[0]: line for line in lines}
+    assert "rounds 1 to 40" in heading
+    half = next(line for name, line in bars.items() if name.startswith("moon"))
+    whole = next(line for name, line in bars.items() if name.startswith("fedprox"))
+    start = whole.index("▁")
+    assert half.endswith("40 (round 20)") and half[start:][:20].strip() and not half[start:][20:40].strip()
+    assert half[start:][:20] == whole[start:][:20], "both rise alike"
+
+
 def test_unknown_metrics_are_refused(root: Path) -> None:
     with pytest.raises(FltrainError, match=r"unknown metric 'final_acuracy'; did you mean 'final_accuracy'"):
         compare(chosen(root), metric="final_acuracy")
@@ -276,7 +347,7 @@ def test_stale_runs_are_chosen_only_if_asked_for(tmp_path: Path) -> None:
 
 def test_conditions_compare_numbers_as_numbers() -> None:
     choice = Choice({}, (Condition.parse("training.lr = 1e-2"), Condition.parse("model!=x")))
-    fields = {"status": "completed"}
+    fields = {"status": "completed", "method": "fedavg", "plugins": "none"}
     runs = [
         Described(name, fields, {"training.lr": lr, "model": "m"}, {}, 1, dict)
         for name, lr in {"a": "0.01", "b": "0.1", "c": "none"}.items()

@@ -1,6 +1,7 @@
 """How figures look and what they leave out; smoothing, bars, histograms and selected steps, by hand."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -358,14 +359,33 @@ def test_smooth_curves_are_drawn_over_what_was_measured(runs: Runs) -> None:
     runs.add({"method": "A"}, accuracies(0.0, 0.3, 0.0, 0.3))
     runs.add({"method": "A"}, accuracies(0.2, 0.5, 0.2), status="diverged")
     canvas, numbers = figures.draw(runs.curves(smoothing=3), runs.results)
-    pale, smooth = canvas.axes[0].get_lines()
+    pale, smooth, left = canvas.axes[0].get_lines()
     assert pale.get_ydata() == pytest.approx([0.1, 0.4, 0.1, 0.3])
-    assert smooth.get_ydata() == pytest.approx([0.1, (0.1 + 0.3) / 2, (0.2 + 0.2) / 2, 0.3])
+    means = [0.1, (0.1 + 0.3) / 2, (0.2 + 0.2) / 2, 0.3]
+    assert smooth.get_ydata() == pytest.approx([*means[:3], math.nan], nan_ok=True)
+    assert left.get_ydata() == pytest.approx([math.nan, math.nan, *means[2:]], nan_ok=True)
     assert pale.get_alpha() < 1 and pale.get_color() == smooth.get_color()
     assert "Centred means over 3 rounds, pale as measured." in note(canvas)
     assert numbers.columns.tolist() == ["panel", "series", "seed", "rounds", "value", "smoothed"]
     ended = numbers[numbers["seed"] == 1]
     assert ended["smoothed"].tolist() == pytest.approx([0.2, 0.3, 0.2]), "not longer than the run"
+
+
+def test_the_mean_over_seeds_is_thin_where_one_has_ended(runs: Runs) -> None:
+    for values, status in (((0.2, 0.4, 0.6), "completed"), ((0.4, 0.2), "diverged")):
+        runs.add({"method": "A"}, accuracies(*values), status=status)
+        runs.add({"method": "B"}, accuracies(0.5, 0.6, 0.7))
+    canvas, _ = figures.draw(runs.curves(), runs.results)
+    whole, left, other = canvas.axes[0].get_lines()
+    assert whole.get_ydata() == pytest.approx([0.3, 0.3, math.nan], nan_ok=True)
+    assert left.get_ydata() == pytest.approx([math.nan, 0.3, 0.6], nan_ok=True)
+    assert left.get_linewidth() < whole.get_linewidth() and left.get_color() == whole.get_color()
+    assert other.get_ydata() == pytest.approx([0.5, 0.6, 0.7])
+    band, _ = (collection.get_paths()[0].vertices for collection in canvas.axes[0].collections)
+    assert band[:, 0].max() == 2, "nor is there a range any more"
+    assert note(canvas).endswith(
+        "Diverged: A (seed 1). Thin lines: seeds that are left when another one has diverged."
+    )
 
 
 def test_unsmoothed_curves_say_nothing_of_means_over_rounds(runs: Runs) -> None:
