@@ -18,20 +18,23 @@ from fltrain.component import FileName, Settings, suggest
 from fltrain.errors import FltrainError
 from fltrain.plain_yaml import read_plain
 from fltrain.reporting.claims import Claim
-from fltrain.reporting.layout import Figure, Labels, Table
+from fltrain.reporting.layout import NO_AXES, Figure, Labels, Table
 
 Patch = dict[str, Any]
 
 
-def _none_of(*names: str) -> AfterValidator:
-    """Refuse names that others have in the same folder of results."""
+def _none_of(*names: str, by: str = "in the results folder") -> AfterValidator:
+    """Refuse names that something else has."""
 
     def check(name: str) -> str:
         if name in names:
-            raise ValueError(f"the name {name!r} is taken in the results folder; choose another one")
+            raise ValueError(f"the name {name!r} is taken {by}; choose another one")
         return name
 
     return AfterValidator(check)
+
+
+AxisName = Annotated[str, _none_of(*NO_AXES, by="by a column of the tables")]
 
 
 class Point(Settings):
@@ -153,7 +156,7 @@ class Item(Settings):
     counted: str = ""
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     settings: Patch = {}
-    axes: dict[str, Axis]
+    axes: dict[AxisName, Axis]
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: int | None = Field(default=None, ge=1)
     table: Table | None = None
@@ -234,7 +237,7 @@ class Reduction(Settings):
     title: str | None = None
     figure: Patch = {}
     settings: Patch = {}
-    axes: dict[str, Axis] = {}
+    axes: dict[AxisName, Axis] = {}
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: int | None = Field(default=None, ge=1)
 

@@ -113,9 +113,8 @@ class PlannedItem:
 
     @property
     def scale_title(self) -> str:
-        """At what scale the item is shown, and what it was restricted to."""
-        title = self.reduction.title or self.scale.title
-        return f"{title}, restricted to {', '.join(map(str, self.restricted))}" if self.restricted else title
+        """At what scale the item is shown, if all of it is."""
+        return self.reduction.title or self.scale.title
 
     def keeping(self, demand: Demand) -> Self:
         """The item with the cells that meet a demand, whose words are what its sheet says of the others."""
@@ -145,12 +144,13 @@ class PlannedItem:
     @cached_property
     def sheet(self) -> Sheet:
         """What the assembler needs to make the table or figure from run records."""
+        part = f", restricted to {', '.join(map(str, self.restricted))}" if self.restricted else ""
         return Sheet(
             id=self.id,
             paper=self.paper.title,
             title=self.item.title,
             caption=self.item.caption,
-            scale=self.scale_title,
+            scale=self.scale_title + part,
             restricted=self.restricted,
             assumptions=self.assumptions,
             reduced=self.scale.reduced,

@@ -211,7 +211,7 @@ SUMMARY: dict[str, Any] = {
             "claim": "The square is blue",
             "verdict": "contradicted",
             "evidence": "it is not",
-            "item": "figure1",
+            "item": "figure1, table1",
             "value": "",
         },
         *(

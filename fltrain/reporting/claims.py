@@ -96,9 +96,9 @@ class Directed(Quantity):
 
     A negative ``by`` allows falling short by as much: "as good as" within a margin, or better.
 
-    ``average``: t test of the averages over places, one per seed that has a number in all places that have
-    any. With a single such seed it runs over the places' means instead, if these are five at least. Supported
-    if significant in the claimed direction, contradicted if in the other.
+    ``average``: t test of the averages over places, one per seed that has a number in all of them. Supported
+    if significant in the claimed direction, contradicted if in the other, each place having a number of some
+    seed.
 
     ``every``: t test over seeds at each place. Supported if it is significant at all of them (which needs no
     correction), each of them having runs. Contradicted if it is significant in the other direction at one of

@@ -20,7 +20,7 @@ VERDICTS: dict[Verdict, str] = {
     "match": "the difference is within the margin, and a gain has the published sign; or both runs fail",
     "within noise": "no match, but the test does not tell the two apart, which says little with few seeds",
     "trend only": "differs, but the sign of the gain, or without gains the rank, is the published one",
-    "differs": "no match, and the test tells the two apart; with one seed untested",
+    "differs": "no match, and the test tells the two apart; one seed, medians and maxima are not tested",
     "diverged": "more than half of our runs diverged",
     "not run": "no run of ours has the number",
 }
@@ -38,13 +38,21 @@ def agrees(ours: float, published: float, margin: float, of_gains: bool) -> bool
     return near and (not of_gains or published == 0 or ours * published > 0)
 
 
+def margin_of_gain(margin: float, published: float) -> float:
+    """The margin around a published gain: half of the gain at most.
+
+    A wider one would find any small gain to be the published small gain. A gain of zero keeps the margin.
+    """
+    return min(margin, abs(published) / 2) if published else margin
+
+
 @dataclass(frozen=True)
 class Facing:
     """Our number and the published one, side by side.
 
     Attributes:
         ours: mean (or median) over seeds, if any run has the number.
-        values: those of our seeds, if ``ours`` can be tested by them; a maximum cannot.
+        values: those of our seeds, if ``ours`` is their mean; medians and maxima are not tested.
         published: the printed value; ``seeds`` of the paper went into it, if it says so.
         margin: in the unit of the value.
         gain: our gain over a baseline, if there is one, and ``published_gain`` the paper's.
@@ -99,8 +107,8 @@ class Facing:
 class Compared:
     """A published value and what our runs say about it. Values, differences and margin have the same unit.
 
-    ``interval`` is the 95 % interval of the difference; where a median is shown, interval and test are those
-    of the mean. ``p_holm`` is ``p`` corrected for all comparisons of the table.
+    ``interval`` is the 95 % interval of the difference, ``p_holm`` is ``p`` corrected for all comparisons of
+    the table.
     """
 
     published: float | None
@@ -160,13 +168,17 @@ def _verdict(pair: Facing, p: float | None, in_place: bool) -> Verdict:
 
 
 def _in_published_place(facing: Sequence[Facing]) -> list[bool]:
-    """Whether each number has the rank within its group that the published one has; not without others."""
+    """Whether each number has the rank within its group that the published one has; not without others.
+
+    Of several equal published numbers each has all the ranks that they share.
+    """
     placed = [False] * len(facing)
     for members in _groups(facing):
-        ours, published = _ranks(facing, members)
+        ours, published = _values(facing, members)
+        ranks = (stats.rankdata(ours), stats.rankdata(published, "min"), stats.rankdata(published, "max"))
         if len(members) > 1:
-            for member, one, other in zip(members, ours, published, strict=True):
-                placed[member] = bool(one == other)
+            for member, rank, first, last in zip(members, *ranks, strict=True):
+                placed[member] = bool(first <= rank <= last)
     return placed
 
 
@@ -179,12 +191,11 @@ def _groups(facing: Sequence[Facing]) -> Iterable[list[int]]:
     return groups.values()
 
 
-def _ranks(facing: Sequence[Facing], members: Sequence[int]) -> list[list[float]]:
-    """Ranks of ours and of the published numbers; members have both."""
+def _values(facing: Sequence[Facing], members: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Our numbers and the published ones; members have both."""
     pairs = [facing[member] for member in members]
     ours = [pair.ours.mean for pair in pairs if pair.ours is not None]
-    published = [pair.published.value for pair in pairs if pair.published.value is not None]
-    return [stats.rankdata(values).tolist() for values in (ours, published)]
+    return ours, [pair.published.value for pair in pairs if pair.published.value is not None]
 
 
 @dataclass(frozen=True)
@@ -203,7 +214,7 @@ def rank_correlation(facing: Sequence[Facing]) -> RankCorrelation | None:
     """
     found: list[tuple[float, float]] = []
     for members in _groups(facing):
-        ours, published = _ranks(facing, members)
+        ours, published = _values(facing, members)
         if len(members) > 2 and len(set(ours)) > 1 and len(set(published)) > 1:
             spearman, kendall = stats.spearmanr(ours, published), stats.kendalltau(ours, published)
             found.append((float(spearman.statistic), float(kendall.statistic)))

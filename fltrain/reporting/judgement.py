@@ -34,7 +34,7 @@ from fltrain.reporting.claims import (
     quantities,
     several,
 )
-from fltrain.reporting.comparison import agrees
+from fltrain.reporting.comparison import agrees, margin_of_gain
 from fltrain.reporting.layout import Measured, Sheet
 from fltrain.reporting.measures import measure
 from fltrain.reporting.published import Published, Statement
@@ -69,9 +69,6 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 JUDGED: tuple[Verdict, ...] = ("supported", "contradicted", "undecided")
 """Verdicts that our runs give."""
-
-FEWEST_PLACES = 5
-"""As many places are needed to test over them in place of seeds."""
 
 
 @dataclass(frozen=True)
@@ -377,26 +374,18 @@ class Evidence:
         complete = self.numbers[list(self.filled)].dropna()
         return [float(value) for value in complete.mean(axis=1)] if self.filled else []
 
-    @property
-    def averages(self) -> tuple[list[float], str]:
-        """What the average is tested over: seeds, or with one of them, places if there are enough."""
-        if len(self.per_seed) < 2 and len(self.filled) >= FEWEST_PLACES:
-            return [float(np.mean(values)) for values in self.filled.values()], "place"
-        return self.per_seed, "seed"
-
     def samples(self, judge: Literal["every", "average"]) -> dict[str, list[float]]:
         """What a claim is tested on: each place, or their average alone."""
-        return self.filled if judge == "every" else {AVERAGE: self.averages[0]}
+        return self.filled if judge == "every" else {AVERAGE: self.per_seed}
 
     def finding(self, verdict: Verdict, words: str, p: float | None = None) -> Finding:
         """The finding with this verdict: mean and interval, least and largest place, losses, the test."""
-        values, what = self.averages
-        statistic = Statistic.of(values)
+        statistic = Statistic.of(self.per_seed)
         interval = statistic.interval if statistic else None
         parts = ["no seed has a number in all places"]
         if statistic:
             around = f" [{interval[0]:+.4g}, {interval[1]:+.4g}]" if interval else ""
-            parts = [f"mean {statistic.mean:+.4g}{self.unit}{around} over {_counted(len(values), what)}"]
+            parts = [f"mean {statistic.mean:+.4g}{self.unit}{around} over {_counted(statistic.n, 'seed')}"]
         means = {place: float(np.mean(values)) for place, values in self.filled.items()}
         if len(means) > 1:
             low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
@@ -410,7 +399,8 @@ class Evidence:
 
 AVERAGE = "the average"
 LOST = {DIVERGED: "lost to divergence", STALE: "stale", MISSING: "not run"}
-UNTESTABLE = f"no test: it takes two seeds, or for an average {FEWEST_PLACES} places"
+UNTESTABLE = "no test: it takes two seeds"
+INCOMPLETE = "no test: an average takes a number at every place"
 
 
 def _counted(number: int, what: str) -> str:
@@ -420,12 +410,14 @@ def _counted(number: int, what: str) -> str:
 
 def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
     sign = -1 if test.kind == "negative" else 1
+    if test.judge == "average" and evidence.empty:
+        return evidence.finding("undecided", INCOMPLETE)
 
     def sides(values: Iterable[float]) -> Sides | None:
         return one_sided(sign * value - test.by for value in values)
 
     claimed = {name: sides(values) for name, values in evidence.samples(test.judge).items()}
-    opposite = {**claimed, AVERAGE: sides(evidence.averages[0])} if len(claimed) > 1 else claimed
+    opposite = {**claimed, AVERAGE: sides(evidence.per_seed)} if len(claimed) > 1 else claimed
     corrected = holm([found.below if found else None for found in opposite.values()])
     contrary = {name: p for name, p in zip(opposite, corrected, strict=True) if p is not None}
     worst = min(contrary, key=contrary.__getitem__, default=None)
@@ -434,10 +426,12 @@ def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
         words = f"opposite{where}: one-sided {p_text(contrary[worst])}{_holm(contrary)}"
         return evidence.finding("contradicted", words, contrary[worst])
     ps = [found.above if found else None for found in claimed.values()]
-    return _all_of(evidence, test.judge, ps, "one-sided")
+    return _all_of(evidence, ps, "one-sided")
 
 
 def _similar(evidence: Evidence, test: Similar) -> Finding:
+    if test.judge == "average" and evidence.empty:
+        return evidence.finding("undecided", INCOMPLETE)
     samples = evidence.samples(test.judge).values()
     low = [one_sided(values, -test.margin) for values in samples]
     high = [one_sided(values, test.margin) for values in samples]
@@ -449,18 +443,16 @@ def _similar(evidence: Evidence, test: Similar) -> Finding:
     ps = [
         max(one.above, other.below) if one and other else None for one, other in zip(low, high, strict=True)
     ]
-    return _all_of(evidence, test.judge, ps, f"within {test.margin:g}: two one-sided tests,")
+    return _all_of(evidence, ps, f"within {test.margin:g}: two one-sided tests,")
 
 
-def _all_of(
-    evidence: Evidence, judge: Literal["every", "average"], ps: Sequence[float | None], words: str
-) -> Finding:
+def _all_of(evidence: Evidence, ps: Sequence[float | None], words: str) -> Finding:
     """Supported if all tests are significant, which needs no correction, and no place is without a number."""
     given = [p for p in ps if p is not None]
     if not given or len(given) < len(ps):
         return evidence.finding("undecided", UNTESTABLE)
     largest = max(given)
-    holds = largest < LEVEL and (judge == "average" or not evidence.empty)
+    holds = largest < LEVEL and not evidence.empty
     of_all = f", the largest of {len(given)} places" if len(given) > 1 else ""
     return evidence.finding(
         "supported" if holds else "undecided", f"{words} {p_text(largest)}{of_all}", largest
@@ -487,9 +479,8 @@ def _value(evidence: Evidence, test: Value, statement: Statement) -> Finding:
     if margin is None:
         assert test.measure is not None  # a curve has a margin
         margin = measure(test.measure).margin.around(stated)
-        if test.over and stated:
-            # A margin that is wider would find any small gain to be the stated small gain.
-            margin = min(margin, abs(stated) / 2)
+        if test.over:
+            margin = margin_of_gain(margin, stated)
     p = against_point(values, stated).p
     told = ""
     if p is not None:
@@ -513,7 +504,8 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     failed = (diverged | (lines["value"] <= test.at_most)).where(there).astype(float)
     where = places(lines)
     # A place without any run has no share (NaN).
-    shares = failed.groupby([lines[axis] for axis in where], sort=False).mean() if where else failed
+    by_place = [lines[axis] for axis in where] or [pd.Series("all", index=lines.index)]
+    shares = failed.groupby(by_place, sort=False).mean()
     empty = int(shares.isna().sum())
     verdict: Verdict = "undecided"
     if not empty and (shares > 0.5).all():

@@ -18,6 +18,12 @@ Labels = dict[str, str]
 Axes = Mapping[str, Sequence[str]]
 """Axis -> labels of its points."""
 
+COLUMNS = ("seed", "run", "state", "value", "gain", "names")
+"""What a frame of numbers has beside the axes (``fltrain.reporting.values``)."""
+
+NO_AXES = (*COLUMNS, "rows", "series")
+"""Names of columns that an axis cannot have."""
+
 
 def _check_axis(item: str, what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
@@ -381,6 +387,11 @@ class Restriction(Settings):
         return self.to
 
 
+def scale_sentence(title: str, reduced: bool) -> str:
+    """One sentence that says at what scale something was made."""
+    return f"{'Reduced scale' if reduced else 'Scale'}: {title}."
+
+
 class Sheet(Settings):
     """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
 
@@ -405,4 +416,4 @@ class Sheet(Settings):
     @property
     def scale_note(self) -> str:
         """One sentence that says at what scale the item was made."""
-        return f"Reduced scale: {self.scale}." if self.reduced else f"{self.scale}."
+        return scale_sentence(self.scale, self.reduced)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fltrain.errors import FltrainError
 from fltrain.files import write_text
-from fltrain.reporting.comparison import Compared, Facing, compare
+from fltrain.reporting.comparison import Compared, Facing, compare, margin_of_gain
 from fltrain.reporting.layout import Average, Measured, Sheet, Table
 from fltrain.reporting.measures import Margin, measure
 from fltrain.reporting.pages import published_page, table_page
@@ -120,8 +120,9 @@ class Shown:
         published = _number(self.published, f".{self.decimals}f")
         if self.published_std is not None:
             published += f" ± {self.published_std:.{self.decimals}f}"
-        # Where a paper prints no number, the first note is the reason.
-        published = published or next(iter(self.published_notes), "")
+        if self.published is None and self.published_gain is None:
+            # Where a paper prints no number, the first note is the reason.
+            published = next(iter(self.published_notes), "")
         doubts = "".join(f" [{marks[reason]}]" for reason in self.anomalies)
         against = self.compared
         interval = against.interval if against else None
@@ -257,10 +258,10 @@ def _cells_of(
         if comparable and printed and (printed.value is not None or printed.failed):
             facing = Facing(
                 ours=ours,
-                values=() if what.over_seeds == "max" else tuple(gains if of_gain else numbers),
+                values=tuple(gains if of_gain else numbers) if of_gain or what.over_seeds == "mean" else (),
                 published=printed,
                 seeds=sheet.reported_seeds,
-                margin=margin.around(printed.value or 0.0),
+                margin=_around(margin, printed.value or 0.0, of_gain),
                 gain=gain.mean if gain else None,
                 published_gain=published_gain,
                 of_gains=of_gain,
@@ -302,6 +303,11 @@ def _cells_of(
             )
         )
     return shown
+
+
+def _around(margin: Margin, published: float, of_gain: bool) -> float:
+    around = margin.around(published)
+    return margin_of_gain(around, published) if of_gain else around
 
 
 WITHOUT = {DONE: "—", DIVERGED: "diverged", STALE: "stale", MISSING: "not run"}
@@ -388,6 +394,7 @@ def _line(cell: Shown) -> dict[str, Any]:
         "label": cell.label,
         "names": _text(cell.names),
         "mean": cell.value.mean if cell.value else None,
+        "over_seeds": measure(cell.measure).over_seeds,
         "std": cell.value.std if cell.value else None,
         "n": cell.value.n if cell.value else 0,
         "low": low,
@@ -464,18 +471,19 @@ class Below:
     def texts(self) -> list[str]:
         """The notes, one text each, without the assumptions."""
         doubts = [f"[{mark}] Doubtful as published: {reason}." for reason, mark in self.marks.items()]
-        return [*doubts, *filter(None, (self.comparison, self.stale, self.absent))]
+        return [*filter(None, (self.over_seeds, *doubts, self.comparison, self.stale, self.absent))]
 
 
 ASSUMED = "Assumed where the paper's text leaves it open:"
 
 COMPARISON = (
     "Differences are ours minus published, with the 95 % interval (Student; Welch where the paper prints a "
-    "deviation and its number of seeds). Match: within the margin ({margins}), and an average gain with the "
-    "published sign. Within noise: no match, but not significantly different (5 %, Holm over the table); "
-    "with few seeds this says little, as only large differences are significant. Differs: no match, and "
-    "significantly different, or with one seed, untested. Trend only: differs, but the sign of the gain, or "
-    "without gains the rank, is the published one."
+    "deviation and its number of seeds). Match: within the margin ({margins}; of an average gain, half of "
+    "the published one at most), and an average gain with the published sign. Within noise: no match, but "
+    "not significantly different (5 %, Holm over the table); with few seeds this says little, as only large "
+    "differences are significant. Differs: no match, and significantly different; or untested, as one seed, "
+    "medians and maxima are. Trend only: differs, but the sign of the gain, or without gains the rank, is "
+    "the published one."
 )
 
 
@@ -576,6 +584,7 @@ LATEX_COMMANDS = {
     "—": "---",
     "\N{MULTIPLICATION SIGN}": r"$\times$",
     "·": r"$\cdot$",
+    "<": r"$<$",
 }
 
 

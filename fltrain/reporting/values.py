@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 
 from fltrain.records import Record
-from fltrain.reporting.layout import Cell, Labels, Measured, Sheet
+from fltrain.reporting.layout import COLUMNS, Cell, Labels, Measured, Sheet
 from fltrain.reporting.measures import best_accuracy, measure
 from fltrain.reporting.published import Names, Published
-from fltrain.reporting.readings import Runs
+from fltrain.reporting.readings import Runs, diverged
 
 Numbers = Mapping[str, float]
 """Label of a dimension (empty if there is none) -> number."""
@@ -29,8 +29,6 @@ ABSENT = (STALE, MISSING)
 
 UNKNOWN = "—"
 """Label on a dimension, as long as no run tells its labels."""
-
-_OTHER = ("seed", "run", "state", "value", "gain", "names")
 
 
 def values_of(
@@ -48,7 +46,7 @@ def values_of(
     for cell in sheet.cells:
         record = runs(cell.run)
         if record.complete:
-            state = DIVERGED if record.summary["status"] == "diverged" else DONE
+            state = DIVERGED if diverged(record) else DONE
             found.append((cell, state, read(record, cell) or {}))
         else:
             found.append((cell, STALE if cell.stale else MISSING, {}))
@@ -97,7 +95,7 @@ def has_labels(frame: pd.DataFrame, labels: Mapping[str, str | Collection[str]])
 
 def places(frame: pd.DataFrame) -> list[str]:
     """Columns that say where a value stands, the seed excluded."""
-    return [name for name in frame.columns if name not in _OTHER]
+    return [name for name in frame.columns if name not in COLUMNS]
 
 
 def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.Series:
@@ -129,6 +127,8 @@ def _targets(
 ) -> dict[tuple[tuple[str, str], ...], float]:
     """Target accuracy by the labels of the cell that sets it (FedImpro, tables 2 and 9).
 
+    It is the best of the worst of its runs, but for those that diverged.
+
     At full scale it is the published one: that of the paper's text, else that of the file (metric
     ``target_acc``, printed for a row, not for a method).
     """
@@ -137,7 +137,7 @@ def _targets(
     for cell in sheet.cells:
         if measured.target_of.items() <= cell.labels.items():
             record = runs(cell.run)
-            if record.complete:
+            if record.complete and not diverged(record):
                 best.setdefault(_key(cell.labels), []).append(best_accuracy(record))
             target = None if sheet.reduced else _printed_target(measured, cell, published)
             if target is not None:

@@ -172,15 +172,13 @@ def test_gains_that_grow(runs: Runs) -> None:
     )
 
 
-def test_one_seed_is_tested_over_places_if_there_are_five(runs: Runs) -> None:
-    gains = {f"method {number}": (1.0 + number / 10,) for number in range(5)}
-    runs.pairs(gains)
-    found = runs.judged(POSITIVE)
-    assert (found.verdict, "over 5 places" in found.evidence) == ("supported", True)
-    assert runs.judged({**POSITIVE, "judge": "every"}).verdict == "undecided", "no place has a test"
-    fewer = runs.judged({**POSITIVE, "at": {"method": list(gains)[:4]}})
-    assert (fewer.verdict, fewer.p) == ("undecided", None)
-    assert "it takes two seeds" in fewer.evidence
+def test_one_seed_is_not_tested_however_many_places_there_are(runs: Runs) -> None:
+    """Places share runs, such as the one that they are compared with, so that they are no sample."""
+    runs.pairs({f"method {number}": (1.0 + number / 10,) for number in range(8)})
+    for judge in ("average", "every"):
+        found = runs.judged({**POSITIVE, "judge": judge})
+        assert (found.verdict, found.p) == ("undecided", None)
+        assert "it takes two seeds" in found.evidence and "positive at 8 of 8 places" in found.evidence
 
 
 def test_seeds_that_diverged_or_are_not_there(runs: Runs) -> None:
@@ -191,11 +189,26 @@ def test_seeds_that_diverged_or_are_not_there(runs: Runs) -> None:
     assert "1 lost to divergence, 1 not run" in found.evidence
 
 
-def test_a_place_without_runs_keeps_every_open(runs: Runs) -> None:
+@pytest.mark.parametrize("lost", [DIVERGED, MISSING])
+@pytest.mark.parametrize("kind", ["positive", "negative", "similar"])
+def test_a_place_without_runs_keeps_averages_open(runs: Runs, lost: str, kind: str) -> None:
+    """Whatever the other places say, it is not known what the average over all of them is."""
+    runs.pairs({"a": CLEAR, "b": (lost,) * 3})
+    test = POSITIVE | {"kind": kind}
+    if kind == "similar":
+        test = {"kind": kind, "item": "toy", "measure": "final_accuracy", "margin": 0.1}
+        test |= {"one": {"plugin": "x"}, "other": {"plugin": "none"}}
+    found = runs.judged(test)
+    assert (found.verdict, "1 place without a number" in found.evidence) == ("undecided", True)
+    alone = runs.judged({**test, "at": {"method": "a"}}).verdict
+    assert alone == ("supported" if kind == "positive" else "contradicted")
+
+
+def test_a_place_without_runs_keeps_every_open_unless_another_one_refutes_it(runs: Runs) -> None:
     runs.pairs({"a": CLEAR, "b": (DIVERGED,) * 3})
-    assert runs.judged(POSITIVE).verdict == "supported"
     found = runs.judged({**POSITIVE, "judge": "every"})
     assert (found.verdict, "1 place without a number" in found.evidence) == ("undecided", True)
+    assert runs.judged({**POSITIVE, "kind": "negative", "judge": "every"}).verdict == "contradicted"
 
 
 @pytest.mark.parametrize(("effect", "wanted"), [(0.0, "neither"), (3.0, "supported")])

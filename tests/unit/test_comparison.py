@@ -15,7 +15,7 @@ from fltrain.errors import FltrainError
 from fltrain.experiments import plan
 from fltrain.records import Record, Results, write_record
 from fltrain.reporting import tables
-from fltrain.reporting.comparison import Facing, compare, rank_correlation
+from fltrain.reporting.comparison import Facing, compare, margin_of_gain, rank_correlation
 from fltrain.reporting.layout import Restriction, Sheet
 from fltrain.reporting.published import FAILURES, Published, PublishedValue, read_anomalies
 from fltrain.reporting.statistics import (
@@ -231,6 +231,18 @@ def test_without_gains_the_rank_within_the_group_is_the_trend() -> None:
     assert corrected == ["trend only", "differs", "differs"]
     apart = [facing((ours[name],), published[name], group=name) for name in ours]
     assert {one.verdict for one in compare(apart)} == {"differs"}, "alone there is no order"
+
+
+def test_equal_published_numbers_share_their_ranks() -> None:
+    """Of two that are printed as equal, ours can be in either order."""
+    pairs = [facing((value,), printed) for value, printed in ((90.0, 50.0), (80.0, 40.0), (70.0, 40.0))]
+    assert [one.verdict for one in compare(pairs)] == ["trend only"] * 3
+    apart = [facing((value,), printed) for value, printed in ((70.0, 50.0), (80.0, 40.0), (90.0, 40.0))]
+    assert [one.verdict for one in compare(apart)] == ["differs", "trend only", "differs"]
+
+
+def test_the_margin_of_a_gain_is_half_of_it_at_most() -> None:
+    assert [margin_of_gain(1.0, published) for published in (0.3, -0.3, 5.0, 0.0)] == [0.15, 0.15, 1.0, 1.0]
 
 
 def test_rank_correlation_is_the_mean_over_groups() -> None:
@@ -515,6 +527,22 @@ def test_average_gains_are_paired_over_seeds(tmp_path: Path, printed: Path) -> N
     assert (average.text, average.gain_text, average.published_gain) == ("", "+2.50 ± 0.50", 2.5)
     assert average.compared is not None
     assert (average.compared.verdict, average.compared.difference) == ("match", pytest.approx(0))
+
+
+def test_an_average_gain_matches_within_half_of_the_published_one(tmp_path: Path, printed: Path) -> None:
+    for gain, verdict in ((3.7, "match"), (3.8, "trend only")):
+        toy = gaining(tmp_path / str(gain), {"a": (gain, gain), "b": (gain, gain)})
+        average = cells(toy, toy.sheet(margin=9.0, **AVERAGE_GAIN), printed)["average", "x"]
+        assert average.compared is not None and average.published_gain == 2.5
+        assert (average.compared.margin, average.compared.verdict) == (1.25, verdict)
+
+
+def test_averages_show_the_printed_gain_and_no_note_on_it(tmp_path: Path, printed: Path) -> None:
+    toy = gaining(tmp_path, {"a": (2.5, 2.6), "b": (2.4, 2.5)})
+    average = cells(toy, toy.sheet(**AVERAGE_GAIN), printed)["average", "x"]
+    assert average.published_notes, "as the file has one"
+    shown = average.quantities(reduced=False, marks={})
+    assert (shown["published"], shown["published gain"]) == ("", "+2.50")
 
 
 def test_an_average_needs_all_rows_of_a_seed(toy: Toy, printed: Path) -> None:

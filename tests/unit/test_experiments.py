@@ -745,6 +745,7 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "key of a setting": (1, ("settings", "training", "lrr"), ["toy/table (fedavg, BP)", "'lrr'", "'lr'"]),
     "value of a setting": ("x", ("settings", "rounds"), ["toy/table (fedavg, BP)", "rounds", "'x'"]),
     "method": (["fedprx"], (*AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
+    "axis like a column": (["iid"], (*AXES, "value"), ["items.table.axes", "'value' is taken by a column"]),
     "axis that is no setting": (["iid"], (*AXES, "partitions"), ["'partitions'", "'partition'"]),
     "axis that is a text": ("fedavg", (*AXES, "method"), ["items.table", "'method'", "list"]),
     "axis without points": ([], (*AXES, "method"), ["table", "method"]),

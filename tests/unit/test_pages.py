@@ -271,6 +271,7 @@ def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
     verdicts = list(zip(page.of("span")[::2], page.of("span")[1::2], strict=False))
     assert verdicts[:2] == [("3", "match"), ("1", "differs")]
     assert "FLFA <always> helps" in page.of("td")
+    assert re.search(r">table1</a>, <a [^>]*>figure1</a></td>", page.text), "a claim about both"
 
 
 def test_pictures_are_in_the_overview_unless_they_are_large(

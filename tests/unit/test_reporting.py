@@ -214,6 +214,30 @@ def test_rounds_to_target(runs: Runs) -> None:
     assert shown == {"FedAvg": "2", "FedProx": "2", "MOON": "never"}
 
 
+def test_a_run_that_diverged_sets_no_target(runs: Runs) -> None:
+    """That its best accuracy, 0.99 here, is lower than that of the others, makes nobody faster."""
+    runs.add({"method": "FedAvg"}, 1.0, rows=accuracy_rows(0.5, 1.0))
+    runs.add({"method": "FedAvg"}, DIVERGED, rows=accuracy_rows(0.99))
+    runs.add({"method": "SCAFFOLD"}, 1.0, rows=accuracy_rows(0.1, 0.99, 1.0))
+    sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
+    shown = {row: cell.text for (row,), cell in runs.shown(sheet).items()}
+    assert shown == {"FedAvg": "2 (1 of 2 diverged)", "SCAFFOLD": "3"}
+
+
+def test_rounds_to_target_are_not_tested(runs: Runs, tmp_path: Path) -> None:
+    """What is shown is a median, of which Student's test says nothing."""
+    published = tmp_path / "table.csv"
+    published.write_text("method,metric,value,note\nfedavg,rounds,20,\n")
+    for rounds in (4, 5, 6):
+        rows = accuracy_rows(*[0.1] * (rounds - 1), 0.6)
+        runs.add({"method": "FedAvg"}, 0.6, rows=rows, reported={"method": "fedavg"})
+    measure = {"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}, "reported": "rounds"}
+    (cell,) = runs.shown(runs.table({**measure, "printed_target": 60.0}, reduced=False), published).values()
+    assert cell.compared is not None and cell.text == "5"
+    assert (cell.compared.difference, cell.compared.p, cell.compared.interval) == (-15, None, None)
+    assert cell.compared.verdict == "differs"
+
+
 def test_at_full_scale_the_published_target_counts(runs: Runs, tmp_path: Path) -> None:
     published = tmp_path / "table.csv"
     published.write_text(
@@ -595,6 +619,8 @@ def test_markdown(runs: Runs, published: Path) -> None:
         f"| {' | '.join(line)} |",
         "",
         "What is shown.",
+        "",
+        "Mean ± standard deviation over 3 seeds.",
     ]
 
 
@@ -604,7 +630,7 @@ def test_markdown_keeps_bars_in_labels(runs: Runs) -> None:
     assert lines[4] == r"| a\|b | 50.00 |"
 
 
-TEXTS = ("row", "column", "panel", "measure", "label", "names", "values")
+TEXTS = ("row", "column", "panel", "measure", "label", "names", "over_seeds", "values")
 TEXTS += ("published_notes", "anomalies", "test", "verdict", "runs")
 COUNTS = ("n", "gain_n", "diverged", "stale", "missing")
 CSV_COLUMNS: dict[str, type] = {**dict.fromkeys(TEXTS, str), **dict.fromkeys(COUNTS, int)}

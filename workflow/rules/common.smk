@@ -14,7 +14,7 @@ from fltrain.errors import FltrainError
 from fltrain.experiments import plan
 from fltrain.files import backdate, read_json, write_json
 from fltrain.records import MODELS_FILE, Results
-from fltrain.reporting.layout import Sheet
+from fltrain.reporting.layout import Sheet, scale_sentence
 from fltrain.selection import Request, budget_note
 from fltrain.states import stale_runs
 
@@ -281,7 +281,8 @@ def paper_heading(wildcards):
     paper = PAPERS[wildcards.paper]
     scale = PLAN.scale
     heading = {"paper": paper.paper, "title": paper.title, "scale": scale.scale}
-    note = f"Reduced scale: {scale.title}." if scale.reduced else f"{scale.title}."
+    titles = dict.fromkeys(item.scale_title for item in items_of(wildcards.paper))
+    note = scale_sentence("; ".join(titles), scale.reduced)
     return json.dumps({**heading, "reduced": scale.reduced, "scale_note": note})
 
 
