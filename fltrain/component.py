@@ -25,6 +25,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from fltrain.errors import FltrainError
 
@@ -33,6 +34,12 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _TOO_DEEP = "lists or mappings are nested too deeply; use fewer within one another"
 _TEXT_WANTED = ("string_type", "literal_error", "model_type", "model_attributes_type")
 """Faults that pydantic finds in a truth value where a text, or a name for a mapping, should be."""
+_WANTED = {
+    "bool_type": " (true or false)",
+    "tuple_type": " ([a, b], or [a] for a single one)",
+    "list_type": " ([a, b], or [a] for a single one)",
+}
+"""What is to be written where something else was found."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -155,8 +162,11 @@ def catalogue(base: type[AnyComponent], package: str | None = None) -> dict[str,
         component = pending.pop()
         pending.extend(component.__subclasses__())
         name = component.model_fields["name"].default
-        if isinstance(name, str) and found.setdefault(name, component) is not component:
-            raise TypeError(f"two {base.__name__} components are called {name!r}")
+        if isinstance(name, str) and (other := found.setdefault(name, component)) is not component:
+            raise FltrainError(
+                f"{other.__module__} and {component.__module__} have components of the same name {name!r}; "
+                "change 'name' in one of them"
+            )
     return dict(sorted(found.items()))
 
 
@@ -192,23 +202,36 @@ def explain(error: ValidationError, data: Any) -> str:
     """One line for the first fault that pydantic found in ``data``, and a count of the others."""
     faults = error.errors(include_url=False)
     first = faults[0]
+    # All keys that are missing at one place are one fault.
+    place = first["loc"][:-1]
+    missing = [
+        str(fault["loc"][-1])
+        for fault in faults
+        if fault["type"] == "missing" == first["type"] and fault["loc"][:-1] == place
+    ]
     keys: list[str] = []
-    for part in first["loc"]:
+    for part in place if len(missing) > 1 else first["loc"]:
         # Discriminated unions put the chosen name into the location; it is no key of the user's.
         chosen = isinstance(data, Mapping) and part not in data and data.get("name") == part
         if chosen or part == data or str(part).startswith("function-"):
             continue
         keys.append(str(part))
         data = _at(data, part)
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+    message = f"fields required: {', '.join(missing)}" if len(missing) > 1 else _told(first)
     shown = first["input"]
     said = first["type"] == "value_error" or isinstance(shown, Mapping | list | tuple)
     got = "" if said else f", got {shown!r}"
     if first["type"] in _TEXT_WANTED:
         got += misread(shown)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    others = len(faults) - max(len(missing), 1)
+    more = f" (and {others} more)" if others else ""
     return f"{'.'.join(keys)}{': ' if keys else ''}{message}{got}{more}"
+
+
+def _told(fault: ErrorDetails) -> str:
+    """What pydantic says of a fault, and what is wanted instead."""
+    message = fault["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:] + _WANTED.get(fault["type"], "")
 
 
 def _at(data: Any, part: int | str) -> Any:

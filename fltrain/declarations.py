@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema
 from fltrain.component import FileName, Settings, suggest
 from fltrain.errors import FltrainError
 from fltrain.plain_yaml import read_plain
-from fltrain.reporting.claims import Claim
+from fltrain.reporting.claims import Claim, quantities
 from fltrain.reporting.layout import NO_AXES, Figure, Labels, Table
 
 Patch = dict[str, Any]
@@ -208,6 +208,22 @@ class Paper(Settings):
     untrained: dict[str, str] = {}
     claims: Annotated[tuple[Claim, ...], Strict(False)] = ()
 
+    @model_validator(mode="after")
+    def _claims_of_items(self) -> Self:
+        for claim in self.claims:
+            for quantity in quantities(claim.test):
+                if quantity.item not in self.items:
+                    known = f"{suggest(quantity.item, self.items)} (known: {', '.join(self.items)})"
+                    raise ValueError(f"claim {claim.claim!r}: there is no item {quantity.item!r}{known}")
+                axes = self.items[quantity.item].axes
+                for axis, label in quantity.named:
+                    labels = axes[axis].points if axis in axes else {}
+                    if label not in labels:
+                        near = suggest(label, labels) if labels else suggest(axis, axes)
+                        there = f"{quantity.item} has no {label!r} on an axis {axis!r}{near}"
+                        raise ValueError(f"claim {claim.claim!r}: {there}")
+        return self
+
 
 class Register(Settings):
     """Settings that the papers' texts lost or leave open: what is assumed, and what else is possible."""
@@ -311,6 +327,10 @@ def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
     Raises:
         FltrainError: if it is missing, not YAML, or not valid; a missing one names its neighbours.
     """
+    if not path.parent.is_dir():
+        raise FltrainError(
+            f"{path.parent}: there is no such folder; run this in the project's own, or name one by --config"
+        )
     if not path.exists():
         known = sorted(other.stem for other in path.parent.glob("*.yaml"))
         hint = f"{suggest(path.stem, known)} (known in {path.parent}: {', '.join(known)})"

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from fltrain.component import file_name, suggest
 from fltrain.declarations import Axis, Item, Paper, Reduction, Register, Scale, merge, read_yaml
 from fltrain.errors import FltrainError
+from fltrain.reported import check_reported
 from fltrain.reporting.inversions import Inversion
 from fltrain.reporting.layout import (
     Bubbles,
@@ -253,8 +254,10 @@ class Plan:
             understood = there | also.get(what, set())
             for name in wanted:
                 if name not in understood:
-                    listed = f"scale {self.scale.scale!r} has {', '.join(sorted(there))}"
-                    raise FltrainError(f"unknown {what} {name!r}{suggest(name, understood)} ({listed})")
+                    raise FltrainError(
+                        f"scale {self.scale.scale!r} has no {what} {name!r}{suggest(name, understood)} "
+                        f"(it has {', '.join(sorted(there))}; another scale may have more)"
+                    )
 
     def _reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
         """The plan with these items as far as they have cells; ``why`` is noted if anything is left out."""
@@ -347,6 +350,7 @@ def plan(config: Path, scale: str) -> Plan:
         name, _, item = item_id.partition("/")
         if name not in papers:
             papers[name] = _declared(config, "paper", name, Paper)
+            check_reported(config / "reported", papers[name])
         paper = papers[name]
         if item and item not in paper.items:
             raise FltrainError(

@@ -48,7 +48,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from fltrain.component import Component
+from fltrain.component import Component, suggest
+from fltrain.errors import FltrainError
 from fltrain.randomness import Purpose, stream
 
 if TYPE_CHECKING:
@@ -351,6 +352,15 @@ class Method(Component):
     """How many different weights the method passes to ``step.frozen`` in one step."""
 
     footprint: ClassVar[Footprint] = Footprint()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse what is called almost like a hook: it would never be called, and the method be its base."""
+        hooks = [name for name in vars(Method) if not name.startswith("_")]
+        for name in vars(cls):
+            own = not name.startswith("_") and name not in cls.model_fields and not hasattr(Method, name)
+            if own and (near := suggest(name, hooks)):
+                raise FltrainError(f"{cls.__module__}.{cls.__name__}: there is no hook {name!r}{near}")
 
     # ---------------------------------------------------------------- before the first round
     def adapt(self, network: Network, classes: int) -> Network:

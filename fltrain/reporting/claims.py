@@ -6,7 +6,7 @@ paper in ``config/papers``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -65,6 +65,12 @@ class Quantity(Settings):
     def sides(self) -> tuple[Labels, ...]:
         """The two labels that the test compares, if it does; the difference is the first minus the second."""
         return ()
+
+    @property
+    def named(self) -> Iterator[tuple[str, str]]:
+        """Axis and label of all cells that are named."""
+        choices: tuple[Mapping[str, OneOrSeveral], ...] = self.over, self.at, *self.sides
+        return ((axis, label) for choice in choices for axis in choice for label in several(choice[axis]))
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -416,6 +416,9 @@ def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
     def sides(values: Iterable[float]) -> Sides | None:
         return one_sided(sign * value - test.by for value in values)
 
+    bound = f"{'below' if sign < 0 else 'above'} {sign * test.by:g}"
+    is_so, is_not = (f"{bound}: ", f"not {bound}, ") if test.by else ("", "")
+
     claimed = {name: sides(values) for name, values in evidence.samples(test.judge).items()}
     opposite = {**claimed, AVERAGE: sides(evidence.per_seed)} if len(claimed) > 1 else claimed
     corrected = holm([found.below if found else None for found in opposite.values()])
@@ -423,10 +426,10 @@ def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
     worst = min(contrary, key=contrary.__getitem__, default=None)
     if worst is not None and contrary[worst] < LEVEL:
         where = f" at {worst}" if len(opposite) > 1 else ""
-        words = f"opposite{where}: one-sided {p_text(contrary[worst])}{_holm(contrary)}"
+        words = f"opposite{where}: {is_not}one-sided {p_text(contrary[worst])}{_holm(contrary)}"
         return evidence.finding("contradicted", words, contrary[worst])
     ps = [found.above if found else None for found in claimed.values()]
-    return _all_of(evidence, ps, "one-sided")
+    return _all_of(evidence, ps, f"{is_so}one-sided")
 
 
 def _similar(evidence: Evidence, test: Similar) -> Finding:

@@ -196,7 +196,8 @@ class Statement:
     @property
     def text(self) -> str:
         """The stated number with its unit."""
-        return "" if self.value is None else f"{self.value:g} {self.unit}".strip()
+        unit = "point" if self.value == 1 and self.unit == "points" else self.unit
+        return "" if self.value is None else f"{self.value:g} {unit}".strip()
 
 
 def read_claims(path: Path) -> list[Statement]:

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from fltrain.records import RECORD_FILES, Results
 from fltrain.spec import RunSpec
 
 from .helpers import TINY, trained
+
+ROOT = Path(__file__).parents[2]
 
 Yaml = dict[str, Any]
 
@@ -229,6 +232,18 @@ def test_results_that_are_no_folder(
     (tmp_path / "file").touch()
     arguments = ("train", "-", "--results", "file")
     assert "file" in fail(*arguments, capsys=capsys, monkeypatch=monkeypatch, given=spec())
+
+
+def test_a_file_of_ones_own_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
+    """Whatever the command: all that has a name is loaded first."""
+    package = shutil.copytree(ROOT / "fltrain", tmp_path / "fltrain")
+    shutil.copy(package / "methods" / "fedprox.py", package / "methods" / "mine.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "fltrain", "data", "list"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: fltrain.methods.") and done.stderr.count("\n") == 1
+    assert "fltrain.methods.mine" in done.stderr and "the same name 'fedprox'" in done.stderr
 
 
 def test_processes_leave_with_the_code_of_what_happened(tmp_path: Path) -> None:
@@ -548,8 +563,8 @@ def test_status_shows_whole_run_ids_on_a_narrow_terminal(
     [
         (["--scale", "two"], ["unknown scale 'two'", "one"]),
         (["toy/tabel", "--scale", "one"], ["'toy/tabel'", "'toy/table'"]),
-        (["--config", "nowhere"], ["demo", "nowhere"]),
-        (["--methods", "fedavgg", "--scale", "one"], ["unknown method 'fedavgg'", "'fedavg'"]),
+        (["--config", "nowhere"], ["nowhere/scales: there is no such folder", "--config"]),
+        (["--methods", "fedavgg", "--scale", "one"], ["has no method 'fedavgg'", "'fedavg'"]),
         (["--seeds", "0", "--scale", "one"], ["seeds", "1", "0"]),
         (["--hours", "3", "--scale", "one"], ["hours", "fltrain plan --scale one --calibrate"]),
         (["--hours", "nan", "--scale", "one"], ["hours: input should be a finite number"]),

@@ -102,6 +102,12 @@ class Config:
             (self.folder / f"{path}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
         return plan(self.folder, name)
 
+    def report(self, values: str, claims: str) -> None:
+        """Write published values and claims."""
+        (self.folder / "reported").mkdir()
+        (self.folder / "reported" / "values.csv").write_text(values)
+        (self.folder / "reported" / "toy_claims.csv").write_text(claims)
+
     def error(self, paper: Edit | None = None, scale: Edit | None = None, name: str = "tiny") -> str:
         """What is said about a faulty configuration: one line."""
         with pytest.raises(FltrainError) as raised:
@@ -622,13 +628,19 @@ def test_a_sheet_whose_baseline_fell_away_is_still_valid(config: Config) -> None
 
 
 UNKNOWN: dict[str, tuple[Yaml, str]] = {
-    "item": ({"items": ["toy/table", "toy/figur"]}, "unknown item 'toy/figur'; did you mean 'toy/figure'?"),
-    "each item once": ({"items": "x"}, "unknown item 'x' (scale 'tiny' has toy/figure, toy/table)"),
-    "target": ({"items": "toy_tabel"}, "unknown item 'toy_tabel'; did you mean 'toy_table'?"),
-    "paper": ({"papers": "toi"}, "unknown paper 'toi'; did you mean 'toy'?"),
-    "data set": ({"datasets": "digit"}, "unknown data set 'digit'; did you mean 'digits'?"),
-    "data set of others": ({"datasets": "mnist"}, "unknown data set 'mnist'"),
-    "method": ({"methods": "fedavg,fedprx"}, "unknown method 'fedprx'; did you mean 'fedprox'?"),
+    "item": (
+        {"items": ["toy/table", "toy/figur"]},
+        "scale 'tiny' has no item 'toy/figur'; did you mean 'toy/figure'?",
+    ),
+    "each item once": (
+        {"items": "x"},
+        "no item 'x' (it has toy/figure, toy/table; another scale may have more)",
+    ),
+    "target": ({"items": "toy_tabel"}, "has no item 'toy_tabel'; did you mean 'toy_table'?"),
+    "paper": ({"papers": "toi"}, "has no paper 'toi'; did you mean 'toy'?"),
+    "data set": ({"datasets": "digit"}, "has no data set 'digit'; did you mean 'digits'?"),
+    "data set of others": ({"datasets": "mnist"}, "has no data set 'mnist'"),
+    "method": ({"methods": "fedavg,fedprx"}, "has no method 'fedprx'; did you mean 'fedprox'?"),
     "nothing left": (
         {"items": "toy/figure", "methods": "scaffold"},
         "no run is left of it with items: toy/figure",
@@ -734,6 +746,12 @@ AXES = (*TABLE, "axes")
 MEASURE = (*TABLE, "table", "measures", 0)
 PANEL = ("items", "figure", "figure", "panels", 0)
 
+
+def claim(**changes: Any) -> list[Yaml]:
+    test = {"kind": "positive", "item": "table", "measure": "final_accuracy", **changes}
+    return [{"where": "x", "claim": "c", "test": test}]
+
+
 PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "key of the paper": ({}, ("setings",), ["toy.yaml", "'setings'", "'settings'"]),
     "key of an item": ({}, (*TABLE, "setings"), ["items.table", "'setings'", "'settings'"]),
@@ -745,6 +763,13 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "key of a setting": (1, ("settings", "training", "lrr"), ["toy/table (fedavg, BP)", "'lrr'", "'lr'"]),
     "value of a setting": ("x", ("settings", "rounds"), ["toy/table (fedavg, BP)", "rounds", "'x'"]),
     "method": (["fedprx"], (*AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
+    "claim about no item": (claim(item="tabel"), ("claims",), ["claim 'c'", "no item 'tabel'", "'table'"]),
+    "claim about no axis": (claim(at={"methd": "fedavg"}), ("claims",), ["on an axis 'methd'", "'method'"]),
+    "claim about no label": (
+        claim(over={"plugin": "BQ"}),
+        ("claims",),
+        ["table has no 'BQ' on an axis 'plugin'"],
+    ),
     "axis like a column": (["iid"], (*AXES, "value"), ["items.table.axes", "'value' is taken by a column"]),
     "axis that is no setting": (["iid"], (*AXES, "partitions"), ["'partitions'", "'partition'"]),
     "axis that is a text": ("fedavg", (*AXES, "method"), ["items.table", "'method'", "list"]),
@@ -809,6 +834,81 @@ def test_mistakes_in_a_paper(config: Config, mistake: str) -> None:
     value, keys, told = PAPER_MISTAKES[mistake]
     message = config.error(paper=put(value, *keys))
     assert [word for word in told if word not in message] == [], message
+
+
+VALUES = "method,plugin,metric,value,note\nfedavg,none,acc,50,\n"
+CLAIMS = "where,claim,value,unit\nx,c,,\n"
+REPORTED_MISTAKES: dict[str, tuple[str, str, Any, tuple[Any, ...], list[str]]] = {
+    "column": (
+        VALUES.replace("method", "methd"),
+        CLAIMS,
+        None,
+        (),
+        ["toy/table", "'method'", "values.csv; did you mean 'methd'?", "plugin, metric"],
+    ),
+    "names": (
+        VALUES,
+        CLAIMS,
+        {
+            "fedavg": {"set": {}, "reported": {"methd": "a"}},
+            "fedprox": {"set": {}, "reported": {"methd": "b"}},
+        },
+        (*AXES, "method"),
+        ["'methd'", "did you mean 'method'?"],
+    ),
+    "metric": (
+        VALUES,
+        CLAIMS,
+        "accuracy",
+        (*MEASURE, "reported"),
+        ["'accuracy'", "values.csv has no row", "acc"],
+    ),
+    "value": (
+        VALUES.replace("50", "5O"),
+        CLAIMS,
+        None,
+        (),
+        ["values.csv: line 2: the value '5O' is no number"],
+    ),
+    "required column": (
+        VALUES.replace("note", "nota"),
+        CLAIMS,
+        None,
+        (),
+        ["no column 'note'; did you mean 'nota'?"],
+    ),
+    "file": (VALUES, CLAIMS, "vaules.csv", (*TABLE, "reported"), ["vaules.csv", "No such file"]),
+    "claim": (VALUES, CLAIMS.replace("c,,", "d,,"), None, (), ["toy_claims.csv: has no claim 'c' where 'x'"]),
+}
+
+
+def test_published_values_that_fit(config: Config) -> None:
+    config.report(VALUES, CLAIMS)
+    assert config.plan(with_values)
+
+
+@pytest.mark.parametrize("mistake", REPORTED_MISTAKES)
+def test_published_values_that_do_not_fit(config: Config, mistake: str) -> None:
+    """They would be found after training, or lead to verdicts on the wrong cells."""
+    values, claims, value, keys, told = REPORTED_MISTAKES[mistake]
+    config.report(values, claims)
+
+    def edit(data: Yaml) -> None:
+        with_values(data)
+        if keys:
+            put(value, *keys)(data)
+
+    message = config.error(paper=edit)
+    assert [word for word in told if word not in message] == [], message
+
+
+def with_values(data: Yaml) -> None:
+    for value, keys in (
+        ("values.csv", (*TABLE, "reported")),
+        ("acc", (*MEASURE, "reported")),
+        (claim(), ("claims",)),
+    ):
+        put(value, *keys)(data)
 
 
 SCALE_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {

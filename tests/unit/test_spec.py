@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fltrain.component import Settings, canonical_json, short_hash
+from fltrain.component import Component, Settings, canonical_json, catalogue, short_hash
 from fltrain.errors import FltrainError
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
@@ -140,7 +140,7 @@ def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], me
         ),
         ({"evaluation": {"statistics": ["drft"]}}, "evaluation.statistics.0: input should be 'drift', "),
         ({"evaluation": {"statistics": "drift"}}, "evaluation.statistics: input should be a valid array"),
-        ({"plugins": "flfa"}, "plugins: input should be a valid array, got 'flfa'"),
+        ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
         ({"precision": "fp16"}, "precision: input should be 'fp32', 'tf32' or 'bf16', got 'fp16'"),
         ({"method": None}, "method: input should be an object, got None"),
     ],
@@ -173,9 +173,12 @@ def test_what_is_no_mapping_is_refused(data: Any) -> None:
         RunSpec.parse(data, "config/mine.yaml")
 
 
-def test_missing_settings_are_counted() -> None:
-    with pytest.raises(FltrainError, match=r"^mine: dataset: field required \(and 3 more\)$"):
+def test_missing_settings_are_named() -> None:
+    with pytest.raises(FltrainError, match=r"^mine: fields required: dataset, partition, model, method$"):
         RunSpec.parse({}, "mine")
+    data = {"dataset": "digits", "model": "lenet5", "method": "fedavg", "rounds": "x"}
+    with pytest.raises(FltrainError, match=r"^mine: partition: field required \(and 1 more\)$"):
+        RunSpec.parse(data, "mine")
 
 
 # ------------------------------------------------------------------------------------ parts that do not fit
@@ -196,6 +199,28 @@ class Trimmed(Method):
 
     def aggregate(self, task: Any, state: Any, before: Any, updates: Any) -> Any:
         raise TypeError
+
+
+def test_what_is_called_almost_like_a_hook_is_refused() -> None:
+    """It would never be called, and the method be federated averaging."""
+    body = {"__module__": __name__, "corect": lambda self: None, "name": "misspelt"}
+    with pytest.raises(FltrainError, match=r"Misspelt: there is no hook 'corect'; did you mean 'correct'\?"):
+        type("Misspelt", (Method,), {**body, "__annotations__": {"name": str}})
+    type("Helped", (Method,), {**body, "corect": None, "__annotations__": {"name": str, "corect": Any}})
+
+
+def test_two_components_of_one_name_are_refused() -> None:
+    class Base(Component):
+        name: str
+
+    class First(Base):
+        name: Literal["same"] = "same"
+
+    class Second(Base):
+        name: Literal["same"] = "same"
+
+    with pytest.raises(FltrainError, match=r"components of the same name 'same'; change 'name' in one"):
+        catalogue(Base)
 
 
 def test_two_owners_of_an_exclusive_hook_are_named() -> None:

@@ -372,7 +372,7 @@ def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("methods=fedprx", "unknown method 'fedprx'; did you mean 'fedprox'?"),
+        ("methods=fedprx", "has no method 'fedprx'; did you mean 'fedprox'?"),
         ("method=fedprox", "unknown key 'method'; did you mean 'methods'?"),
         ("hours=1", "hours: how long"),
         ("train=false", "none of its runs has a record"),
