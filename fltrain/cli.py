@@ -590,16 +590,13 @@ def fetch_data(
 ) -> None:
     """Download a data set (or take it from the folder that FLTRAIN_DATA names) and prepare it."""
     from fltrain.data.datasets import Dataset
-    from fltrain.data.prepared import load_prepared, prepare
+    from fltrain.data.prepared import load_or_prepare
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     dataset = Dataset.parse({"name": name, "image_size": image_size}, "data set")
     where = Results(results)
     path = where.data(dataset)
-    if path.exists():
-        load_prepared(dataset, path)
-    else:
-        prepare(dataset, path, where.downloads)
+    load_or_prepare(dataset, path, where.downloads)
     typer.echo(f"{path}, {path.with_suffix('.png')}")
 
 

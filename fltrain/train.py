@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from fltrain.data.datasets import Dataset
-from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
+from fltrain.data.prepared import Partition, PreparedData, load_or_prepare, load_partition, partition
 from fltrain.determinism import Determinism, Profile, determined
 from fltrain.engine import ExecutorName, memory
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
@@ -47,10 +47,7 @@ LOG_EVERY_SECONDS = 15.0
 
 def ensure_data(dataset: Dataset, results: Results, quiet: bool = False) -> PreparedData:
     """Read a prepared data set, after getting and preparing it if it is not there."""
-    path = results.data(dataset)
-    if path.exists():
-        return load_prepared(dataset, path)
-    return prepare(dataset, path, results.downloads, quiet)
+    return load_or_prepare(dataset, results.data(dataset), results.downloads, quiet)
 
 
 def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Partition:

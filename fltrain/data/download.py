@@ -146,8 +146,12 @@ def _described(checksum: str, size: int | None) -> str:
     return checksum if size is None else f"{checksum} ({size:,} bytes)"
 
 
-def _offline(file: RemoteFile, dataset: str | None) -> Path | None:
-    """Return the path of the file in the offline folder, if it is there."""
+def offline_folder() -> Path | None:
+    """Return the folder that is looked into before anything is downloaded, None if none is named.
+
+    Raises:
+        FltrainError: if there is no such folder.
+    """
     folder = os.environ.get(OFFLINE)
     if not folder:
         return None
@@ -156,6 +160,14 @@ def _offline(file: RemoteFile, dataset: str | None) -> Path | None:
         raise FltrainError(
             f"{OFFLINE}: {folder}: no such folder; name the one that holds the data, or unset it"
         )
+    return root
+
+
+def _offline(file: RemoteFile, dataset: str | None) -> Path | None:
+    """Return the path of the file in the offline folder, if it is there."""
+    root = offline_folder()
+    if root is None:
+        return None
     places = ([root / dataset] if dataset else []) + [root]
     return next((place / file.name for place in places if os.path.exists(place / file.name)), None)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
 from fltrain.data.archives import unpack
-from fltrain.data.download import OFFLINE, fetch
+from fltrain.data.download import OFFLINE, fetch, offline_folder
 from fltrain.data.registry import DatasetEntry
 from fltrain.errors import FltrainError
 
@@ -39,9 +38,8 @@ def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False)
         return entry.own_copy
     if not entry.reader.needs_files:
         return folder
-    offline = os.environ.get(OFFLINE)
-    if offline:
-        brought = Path(offline).expanduser() / name
+    if offline := offline_folder():
+        brought = offline / name
         if brought.exists():
             return brought
         for ending in ARCHIVES:
@@ -62,9 +60,7 @@ def whereabouts(name: str, entry: DatasetEntry, downloads: Path) -> str:
         return f"{entry.own_copy}{'' if entry.own_copy.exists() else ' (missing)'}"
     if entry.files and all((downloads / name / file.name).exists() for file in entry.files):
         return str(downloads / name)
-    offline = os.environ.get(OFFLINE)
-    if offline:
-        root = Path(offline).expanduser()
+    if root := offline_folder():
         places = [root / name, root]
         if entry.files and any(all((place / file.name).exists() for file in entry.files) for place in places):
             return str(root)

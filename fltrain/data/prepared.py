@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from fltrain.data.registry import DatasetEntry
 from fltrain.errors import FltrainError
 from fltrain.files import read_arrays, replacing, write_arrays
 
+LOG = logging.getLogger("fltrain")
 SPLITS = ("train", "test")
 SHEET_COLUMNS = 12
 """Images of each class on the contact sheet."""
@@ -116,7 +118,28 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     Raises:
         FltrainError: if it is missing, damaged, or made from other settings, images or normalisations.
     """
+    return _checked(dataset, path, *read_arrays(path, "prepared data set"))
+
+
+def load_or_prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
+    """Read a prepared data set, after preparing it if it is not there, or is of an older revision.
+
+    Raises:
+        FltrainError: as ``prepare`` and ``load_prepared`` do.
+    """
+    if not path.exists():
+        return prepare(dataset, path, downloads, quiet)
     arrays, about = read_arrays(path, "prepared data set")
+    same = about.get("dataset") == dataset.prepared.model_dump(mode="json")
+    if same and about.get("revision", 0) < dataset.revision:
+        LOG.info("%s: prepared anew, as its revision has been raised to %s", path, dataset.revision)
+        return prepare(dataset, path, downloads, quiet)
+    return _checked(dataset, path, arrays, about)
+
+
+def _checked(
+    dataset: Dataset, path: Path, arrays: dict[str, NDArray[Any]], about: dict[str, Any]
+) -> PreparedData:
     settings = dataset.prepared.model_dump(mode="json")
     if about.get("dataset") != settings or about.get("revision") != dataset.revision:
         raise FltrainError(

@@ -24,6 +24,7 @@ from fltrain.data.partition import ByWriter, Dirichlet, Iid, LocalTest
 from fltrain.data.prepared import (
     SHEET_COLUMNS,
     PreparedData,
+    load_or_prepare,
     load_partition,
     load_prepared,
     partition,
@@ -395,8 +396,14 @@ def test_another_normalisation_needs_another_revision(
     with pytest.raises(FltrainError, match=r"'mine': 'mean', 'std' or .* raise its 'revision'"):
         load_prepared(Dataset(name="mine"), tmp_path / "mine.safetensors")
     register({"mine": {**entry, **changes, "revision": 2}})
+    path = tmp_path / "mine.safetensors"
     with pytest.raises(FltrainError, match=r"an older version; delete it"):
-        load_prepared(Dataset(name="mine"), tmp_path / "mine.safetensors")
+        load_prepared(Dataset(name="mine"), path)
+    anew = load_or_prepare(Dataset(name="mine"), path, tmp_path / "downloads")
+    assert load_prepared(Dataset(name="mine"), path).about == anew.about and anew.about["revision"] == 2
+    register({"mine": {**entry, **changes}})
+    with pytest.raises(FltrainError, match=r"an older version; delete it"):
+        load_or_prepare(Dataset(name="mine"), path, tmp_path / "downloads")
 
 
 def test_images_that_have_changed_need_another_revision(tmp_path: Path, register: Register) -> None:
@@ -432,15 +439,18 @@ def test_images_in_a_folder_that_have_changed_need_another_revision(
         load_prepared(dataset, prepared)
 
 
-def test_a_run_refuses_data_of_another_revision(tmp_path: Path, register: Register) -> None:
+def test_a_run_prepares_data_anew_for_a_later_revision_and_refuses_them_for_an_earlier_one(
+    tmp_path: Path, register: Register
+) -> None:
     write_npz(tmp_path / "mine.npz")
     spec = {"dataset": "mine", "partition": {"name": "iid", "clients": 4}, "model": "mlp", "rounds": 1}
+    entry = {"reader": "npz", "path": str(tmp_path / "mine.npz")}
     for revision in (1, 2):
-        register({"mine": {"reader": "npz", "path": str(tmp_path / "mine.npz"), "revision": revision}})
-        if revision == 1:
-            trained(tiny(**spec), tmp_path)
-    with pytest.raises(FltrainError, match=r"mine\.safetensors: prepared from other settings or an older"):
+        register({"mine": {**entry, "revision": revision}})
         trained(tiny(**spec), tmp_path)
+    register({"mine": {**entry, "revision": 1}})
+    with pytest.raises(FltrainError, match=r"mine\.safetensors: prepared from other settings or an older"):
+        trained(tiny(**spec, seed=1), tmp_path)
 
 
 # ------------------------------------------------------------------------------------ partition files
