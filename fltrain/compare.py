@@ -21,9 +21,8 @@ from typing import Any, Self
 import pandas as pd
 
 from fltrain.component import suggest
-from fltrain.described import CURVES, FIELDS, FINALS, NONE, SEVERAL, STALE, Described
+from fltrain.described import CURVES, FIELDS, FINALS, NONE, SEVERAL, STALE, UNASSIGNED, Described
 from fltrain.errors import FltrainError
-from fltrain.reporting.measures import MEASURES
 from fltrain.reporting.statistics import (
     Outcome,
     Statistic,
@@ -101,6 +100,8 @@ class Choice:
                 if not left:
                     there = sorted({one for run in before for one in _names(run, name)})
                     hint = suggest(wanted[0], there)
+                    if name in SEVERAL and set(there) <= {NONE, UNASSIGNED}:
+                        hint = "; name the scale that the runs are of, for example --scale published"
                     said = ", ".join(wanted)
                     raise FltrainError(f"no run has {name} {said!r}{hint} (there are: {_listed(there)})")
         if not self.fields.get("status"):
@@ -198,8 +199,7 @@ class Comparison:
     @property
     def label(self) -> str:
         """What heads the values."""
-        measure = MEASURES.get(self.metric)
-        return measure.label if measure and _is_accuracy(self.metric) else _with_unit(self.metric)
+        return _with_unit(self.metric)
 
     @property
     def decimals(self) -> int:
@@ -349,6 +349,9 @@ def _check_metric(metric: str, runs: Sequence[Described]) -> None:
         raise FltrainError(
             f"unknown metric {metric!r}{suggest(metric, there)} (known: {', '.join(sorted(there))})"
         )
+    whole = [run for run in runs if run.fields["status"] != DIVERGED]
+    if whole and all(run.value(metric) is None for run in whole):
+        raise FltrainError(f"none of the chosen runs has {metric!r}; does its spec ask for it?")
 
 
 def _settings(run: Described) -> dict[str, str]:

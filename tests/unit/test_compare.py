@@ -20,6 +20,7 @@ from fltrain import cli
 from fltrain.compare import Choice, Comparison, Condition, compare, sketch
 from fltrain.described import Described
 from fltrain.errors import FltrainError
+from fltrain.experiments import plan
 from fltrain.frames import find_runs
 from fltrain.records import Results, summarise, write_record
 from fltrain.spec import RunSpec
@@ -282,6 +283,12 @@ def test_unknown_metrics_are_refused(root: Path) -> None:
         compare(chosen(root), metric="final_acuracy")
 
 
+def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
+    with pytest.raises(FltrainError, match="none of the chosen runs has 'drift'; does its spec ask for it"):
+        compare(chosen(root), metric="drift")
+    assert compare(chosen(root, status="diverged")).lines[0].value is None, "which it says"
+
+
 # ------------------------------------------------------------------------------------ choosing
 @pytest.mark.parametrize(
     ("where", "fields", "count"),
@@ -315,6 +322,7 @@ def test_a_store_knows_the_papers_of_runs(root: Path, uri: str) -> None:
         (["training.lr=7"], {}, r"no run is left with training.lr=7 \(there are: 0.1, 0.5\)"),
         (["training.lr"], {}, "write KEY=VALUE or KEY!=VALUE"),
         (["=1"], {}, "write KEY=VALUE or KEY!=VALUE"),
+        ([], {"items": "flfa/table1"}, "no run has items 'flfa/table1'; name the scale that the runs are of"),
     ],
 )
 def test_what_leaves_no_run_is_named(
@@ -455,16 +463,21 @@ def test_curves_that_no_run_has(root: Path) -> None:
 
 
 def test_the_example_of_the_guide_works(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On runs in ./results."""
+    """In the checkout, on the demonstration's runs: here records of their names."""
+    (item,) = (one for one in plan(CONFIG, "demo").items if one.id == "flfa/figure2")
+    for entry in item.entries:
+        record(
+            Results(tmp_path / "results"), entry.spec, 0.5 + entry.seed / 100 + len(entry.spec.plugins) / 10
+        )
+    (tmp_path / "config").symlink_to(CONFIG)
+    monkeypatch.chdir(tmp_path)
     (code,) = blocks("python")
-    monkeypatch.chdir(root.parent)
-    if not (root.parent / "results").exists():
-        (root.parent / "results").symlink_to(root)
     exec(code, {})
     said = capsys.readouterr().out
-    assert "fedavg" in said and "0.6" in said
+    assert re.search(r"^none +0\.4887\d* +0\.0095\d* +3$", said, re.MULTILINE), said
+    assert re.search(r"^flfa +0\.5845\d* +0\.0095\d* +3$", said, re.MULTILINE), said
 
 
 def blocks(language: str) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """The documentation says what is in the code: pages, settings, generated parts, links."""
 
+import ast
 import csv
 import importlib
 import itertools
@@ -146,10 +147,12 @@ def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     """Its grid, exception, shared runs, published values, claim and assumption are what the guide says."""
     paper, scale, quick, register = examples("add-an-experiment", "yaml")
-    files = {"papers/skew": paper, "scales/skew": scale, "scales/skew_quick": quick, "register": register}
-    for name, text in files.items():
+    values, claims = examples("add-an-experiment", "csv")
+    files = {"papers/skew.yaml": paper, "scales/skew.yaml": scale, "scales/skew_quick.yaml": quick}
+    files |= {"reported/skew_table1.csv": values, "reported/skew_claims.csv": claims}
+    for name, text in (files | {"register.yaml": register}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.yaml").write_text(text)
+        (tmp_path / name).write_text(text)
     table, figure = plan(tmp_path, "skew").items
     assert (len(table.run_ids), len(figure.run_ids)) == (16, 4)
     assert set(figure.run_ids) < set(table.run_ids)
@@ -161,13 +164,12 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     assert weights == {"strong": 0.1, "weak": METHODS["fedprox"]().mu}
     assert len(plan(tmp_path, "skew_quick").runs) == 4
     assert table.assumptions[0].startswith("O-1: ")
-    values, claims = (
-        list(csv.DictReader(text.splitlines())) for text in examples("add-an-experiment", "csv")
-    )
-    for row in values:
+    for row in csv.DictReader(values.splitlines()):
         assert [entry.seed for entry in table.entries if entry.reported.items() <= row.items()] == [0, 1]
     (claim,) = table.paper.claims
-    assert [(claim.where, claim.claim)] == [(row["where"], row["claim"]) for row in claims]
+    assert [(claim.where, claim.claim)] == [
+        (row["where"], row["claim"]) for row in csv.DictReader(claims.splitlines())
+    ]
 
 
 @pytest.fixture
@@ -325,3 +327,11 @@ def table_rows(text: str) -> list[list[str]]:
     """The cells of all lines of tables."""
     lines = (line for line in text.splitlines() if line.startswith("|"))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_what_examples_import_is_there(page: Path) -> None:
+    for code in examples(page.stem, "python"):
+        for statement in ast.walk(ast.parse(code)):
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                exec(ast.unparse(statement), {})
