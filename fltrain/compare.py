@@ -111,6 +111,12 @@ class Choice:
             keys = {key for run in every for key in _named(run)}
             if not any(_begins(key, [condition.key]) for key in keys):
                 raise FltrainError(f"unknown setting {condition.key!r}{suggest(condition.key, keys)}")
+            found = {_setting(run, condition.key) for run in every}
+            if GROUP in found and not {*condition.values} <= {NONE, "null"}:
+                own = sorted(key for key in keys if _begins(key, [condition.key]))
+                raise FltrainError(
+                    f"{condition.key!r} stands for several settings; name one of {_listed(own)}"
+                )
             if not left:
                 there = sorted({_setting(run, condition.key) for run in before})
                 said = f"{condition.key}{'!' if condition.excluded else ''}={','.join(condition.values)}"
@@ -132,11 +138,12 @@ def _named(run: Described) -> dict[str, str]:
 
 
 def _setting(run: Described, key: str) -> str:
-    """What a run has for a setting: ``NONE`` if it has none, ``GROUP`` if the name stands for several."""
+    """What a run has for a setting: of a component its name, of other groups ``GROUP``, else ``NONE``."""
     settings = _named(run)
-    if key in settings:
-        return settings[key]
-    return GROUP if any(_begins(name, [key]) for name in settings) else NONE
+    found = settings.get(key, settings.get(f"{key}.name"))
+    if found is None:
+        return GROUP if any(_begins(name, [key]) for name in settings) else NONE
+    return found
 
 
 def _same(found: str, wanted: str) -> bool:
@@ -349,7 +356,7 @@ def _check_metric(metric: str, runs: Sequence[Described]) -> None:
         raise FltrainError(
             f"unknown metric {metric!r}{suggest(metric, there)} (known: {', '.join(sorted(there))})"
         )
-    whole = [run for run in runs if run.fields["status"] != DIVERGED]
+    whole = [run for run in runs if run.fields["status"] not in (DIVERGED, STALE)]
     if whole and all(run.value(metric) is None for run in whole):
         raise FltrainError(f"none of the chosen runs has {metric!r}; does its spec ask for it?")
 
@@ -634,8 +641,8 @@ def sketch(comparison: Comparison, runs: Sequence[Described], metric: str, width
     frame = curves_of(comparison, runs, metric)
     names = dict.fromkeys(frame.columns.get_level_values(0))
     means = {name: frame[name].dropna(how="all").mean(axis=1, skipna=False).dropna() for name in names}
-    low = min(float(curve.min()) for curve in means.values())
-    high = max(float(curve.max()) for curve in means.values())
+    every = pd.concat(list(means.values()))
+    low, high = float(every.min()), float(every.max())
     room, last = max(map(len, means)), frame.index[-1]
     rounds = [frame.index[round(place)] for place in _places(len(frame), width)]
     lines = [f"{_with_unit(metric)}: {low:.4g} to {high:.4g}, rounds {frame.index[0]} to {last}"]
@@ -648,7 +655,7 @@ def sketch(comparison: Comparison, runs: Sequence[Described], metric: str, width
             for at, level in levels.items()
         )
         value = f"{curve.iloc[-1]:.4g}" if len(curve) else "none"
-        lines.append(f"{name:{room}}  {bars}  {value}" + (f" (round {ended})" if ended < last else ""))
+        lines.append(f"{name:{room}}  {bars}  {value}" + (f" (round {ended})" if 0 < ended < last else ""))
     return lines
 
 

@@ -42,9 +42,9 @@ _WANTED = {
 """What is to be written where something else was found."""
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
     """Say which of the known words was probably meant: ``"; did you mean 'lr'?"`` or nothing."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=closeness)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -155,7 +155,10 @@ def catalogue(base: type[AnyComponent], package: str | None = None) -> dict[str,
     """Return the concrete components derived from ``base`` by name, after importing all of ``package``."""
     if package is not None:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            importlib.import_module(f"{package}.{module.name}")
+            try:
+                importlib.import_module(f"{package}.{module.name}")
+            except (SyntaxError, ImportError) as error:
+                raise FltrainError(f"{package}.{module.name}: cannot be loaded ({error})") from error
     found: dict[str, type[AnyComponent]] = {}
     pending = list(base.__subclasses__())
     while pending:

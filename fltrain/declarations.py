@@ -216,6 +216,10 @@ class Paper(Settings):
                     known = f"{suggest(quantity.item, self.items)} (known: {', '.join(self.items)})"
                     raise ValueError(f"claim {claim.claim!r}: there is no item {quantity.item!r}{known}")
                 axes = self.items[quantity.item].axes
+                for axis in quantity.mean_over:
+                    if axis not in axes:
+                        there = f"{quantity.item} has no axis {axis!r}{suggest(axis, axes)}"
+                        raise ValueError(f"claim {claim.claim!r}: {there}")
                 for axis, label in quantity.named:
                     labels = axes[axis].points if axis in axes else {}
                     if label not in labels:

@@ -6,12 +6,15 @@ What does not fit would be found when tables are made, after training, or not at
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from fltrain.component import suggest
 from fltrain.declarations import Item, Paper
 from fltrain.errors import FltrainError
+
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 
 
 def check_reported(folder: Path, paper: Paper) -> None:
@@ -30,7 +33,7 @@ def check_reported(folder: Path, paper: Paper) -> None:
             _check_item(f"{paper.paper}/{name}", item, folder / item.reported.file)
     if paper.claims:
         path = folder / f"{paper.paper}_claims.csv"
-        _, rows = _read(path, ("where", "claim"))
+        _, rows = _read(path, ("where", "claim", "value", "unit"))
         stated = {(row["where"], row["claim"]) for row in rows}
         for claim in paper.claims:
             if (claim.where, claim.claim) not in stated:
@@ -40,9 +43,6 @@ def check_reported(folder: Path, paper: Paper) -> None:
 
 def _check_item(item_id: str, item: Item, path: Path) -> None:
     columns, rows = _read(path, ("metric", "value", "note"))
-    for number, row in enumerate(rows, start=2):
-        if row["value"] and not _is_number(row["value"]):
-            raise FltrainError(f"{path}: line {number}: the value {row['value']!r} is no number")
     for column, names in _names(item).items():
         # A single name tells no cells apart.
         if len(names) > 1 and column not in columns:
@@ -78,11 +78,22 @@ def _metrics(item: Item) -> Iterator[str]:
 
 
 def _read(path: Path, needed: Iterable[str]) -> tuple[Collection[str], list[dict[str, str]]]:
-    """Columns and rows of a file."""
+    """Columns and rows of a file, whose values (and deviations) are numbers or empty."""
+    rows: list[dict[str, str]] = []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            rows, columns = list(reader), reader.fieldnames or ()
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            for row in reader:
+                if None in row:
+                    raise FltrainError(
+                        f"{path}: line {reader.line_num} has more cells than there are columns"
+                    )
+                for column in {"value", "std"} & row.keys():
+                    if row[column] and not _NUMBER.fullmatch(row[column]):
+                        said = f"the {column} {row[column]!r} is no number"
+                        raise FltrainError(f"{path}: line {reader.line_num}: {said}")
+                rows.append(row)
+            columns = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise FltrainError(f"{path}: published values cannot be read ({reason})") from None
@@ -91,11 +102,3 @@ def _read(path: Path, needed: Iterable[str]) -> tuple[Collection[str], list[dict
             known = f"{suggest(column, columns)} (columns: {', '.join(columns)})"
             raise FltrainError(f"{path}: there is no column {column!r}{known}")
     return columns, rows
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -356,11 +356,12 @@ class Method(Component):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Refuse what is called almost like a hook: it would never be called, and the method be its base."""
-        hooks = [name for name in vars(Method) if not name.startswith("_")]
+        hooks = [name for name, hook in vars(Method).items() if callable(hook) and not name.startswith("_")]
         for name in vars(cls):
             own = not name.startswith("_") and name not in cls.model_fields and not hasattr(Method, name)
-            if own and (near := suggest(name, hooks)):
-                raise FltrainError(f"{cls.__module__}.{cls.__name__}: there is no hook {name!r}{near}")
+            if own and (near := suggest(name, hooks, 0.8)):
+                told = f"{cls.__module__}.{cls.__name__}: there is no hook {name!r}{near}"
+                raise FltrainError(f"{told} Begin names of your own with an underscore")
 
     # ---------------------------------------------------------------- before the first round
     def adapt(self, network: Network, classes: int) -> Network:

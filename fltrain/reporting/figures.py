@@ -277,7 +277,8 @@ def draw_lines(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window
             low, high = (seeds.agg(end, axis=1).where(whole) for end in ("min", "max"))
             axes.fill_between(seeds.index, low, high, color=look.colour, alpha=0.15, linewidth=0)
         if not whole.all():
-            rest = mean.where(~whole | ~whole.shift(-1, fill_value=True))
+            beside = ~whole.shift(-1, fill_value=True) | ~whole.shift(1, fill_value=True)
+            rest = mean.where(~whole | beside)
             axes.plot(seeds.index, rest, color=look.colour, linestyle=look.dash, linewidth=0.6)
 
 

@@ -234,16 +234,27 @@ def test_results_that_are_no_folder(
     assert "file" in fail(*arguments, capsys=capsys, monkeypatch=monkeypatch, given=spec())
 
 
-def test_a_file_of_ones_own_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "the same name 'fedprox'"),
+        ("def f(:", "fltrain.methods.mine: cannot be loaded (invalid syntax"),
+        ("import nothere", "fltrain.methods.mine: cannot be loaded (No module named 'nothere')"),
+    ],
+    ids=["name", "syntax", "import"],
+)
+def test_a_file_of_ones_own_that_cannot_be_loaded_is_told_in_one_line(
+    tmp_path: Path, text: str | None, told: str
+) -> None:
     """Whatever the command: all that has a name is loaded first."""
-    package = shutil.copytree(ROOT / "fltrain", tmp_path / "fltrain")
-    shutil.copy(package / "methods" / "fedprox.py", package / "methods" / "mine.py")
+    methods = shutil.copytree(ROOT / "fltrain", tmp_path / "fltrain") / "methods"
+    (methods / "mine.py").write_text(text or (methods / "fedprox.py").read_text())
     done = subprocess.run(
         [sys.executable, "-m", "fltrain", "data", "list"], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: fltrain.methods.") and done.stderr.count("\n") == 1
-    assert "fltrain.methods.mine" in done.stderr and "the same name 'fedprox'" in done.stderr
+    assert "fltrain.methods.mine" in done.stderr and told in done.stderr
 
 
 def test_processes_leave_with_the_code_of_what_happened(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ FINAL = {
 def record(results: Results, spec: RunSpec, final: float, diverged: bool = False) -> str:
     """Write a record by hand; its accuracy rises to the final one, its loss falls."""
     rows: list[dict[str, Any]] = []
-    for round in range(1, spec.rounds + 1):
+    for round in range(1, (2 if diverged else spec.rounds) + 1):
         accuracy = final * round / spec.rounds
         rows.append({"round": round, "kind": "train", "loss": 1 / round})
         test = {"split": spec.test_split, "view": "global", "accuracy": accuracy, "loss": 2 / round}
@@ -233,8 +235,17 @@ def test_settings_that_are_none_or_a_group(tmp_path: Path) -> None:
     for without in ("local_test=none", "local_test=null"):
         assert [run.run_id for run in chosen(tmp_path, without)] == [plain]
     assert [run.run_id for run in chosen(tmp_path, "local_test!=none")] == [own]
-    with pytest.raises(FltrainError, match="there are: null, settings of its own"):
+    with pytest.raises(
+        FltrainError, match="'local_test' stands for several settings; name one of local_test"
+    ):
         chosen(tmp_path, "local_test=0.25")
+
+
+def test_components_go_by_their_names(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    runs = {model: record(results, tiny(model=model), 0.5) for model in ("mlp", "mobilenet_tiny")}
+    for where, model in (("model=mlp", "mlp"), ("model!=mlp", "mobilenet_tiny")):
+        assert [run.run_id for run in chosen(tmp_path, where)] == [runs[model]]
 
 
 def test_a_list_is_one_value(tmp_path: Path) -> None:
@@ -263,19 +274,36 @@ def test_pairs_of_which_one_has_diverged_are_no_pairs_that_are_missing(tmp_path:
 def test_sketches_have_the_same_rounds_below_one_another(tmp_path: Path) -> None:
     """Whatever the rounds of a line; a mean over seeds ends where one of them does."""
     results = Results(tmp_path)
-    for seed, rounds in ((0, 40), (1, 40)):
-        record(results, tiny(seed=seed, rounds=rounds), 0.8)
-        record(results, tiny(method="fedprox", seed=seed, rounds=rounds), 0.8)
+    for seed in (0, 1):
+        record(results, tiny(seed=seed, rounds=40), 0.8)
     record(results, tiny(method="moon", rounds=20), 0.4)
+    for seed, diverged in ((0, False), (1, True)):
+        record(results, tiny(method="fedprox", rounds=40, seed=seed), 0.8, diverged=diverged)
     runs = chosen(tmp_path)
     heading, *lines = sketch(compare(runs, over=["method", "rounds"]), runs, "test_accuracy")
-    bars = {line.split()[0]: line for line in lines}
+    bars = {line.split()[0].rstrip(","): line[line.index("▁") :] for line in lines}
     assert "rounds 1 to 40" in heading
-    half = next(line for name, line in bars.items() if name.startswith("moon"))
-    whole = next(line for name, line in bars.items() if name.startswith("fedprox"))
-    start = whole.index("▁")
-    assert half.endswith("40 (round 20)") and half[start:][:20].strip() and not half[start:][20:40].strip()
-    assert half[start:][:20] == whole[start:][:20], "both rise alike"
+    assert bars["moon"].endswith("40 (round 20)") and not bars["moon"][20:40].strip()
+    assert bars["moon"][:20] == bars["fedavg"][:20], "both rise alike"
+    assert bars["fedprox"].endswith("4 (round 2)") and not bars["fedprox"][2:40].strip()
+
+
+def test_a_line_without_a_common_round_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for seed in (0, 1):
+        record(results, tiny(seed=seed), 0.5)
+        record(results, tiny(method="fedprox", seed=seed), 0.5)
+    runs = chosen(tmp_path)
+    curves = {0: {"test_accuracy": [(1, 0.1)]}, 1: {"test_accuracy": [(2, 0.2)]}}
+    odd = [
+        replace(run, read_curves=partial(curves.__getitem__, int(run.fields["seed"])))
+        if run.fields["method"] == "fedprox"
+        else run
+        for run in runs
+    ]
+    heading, whole, empty = sketch(compare(runs), odd, "test_accuracy")
+    assert heading.startswith("test_accuracy, %: 16.67 to 50") and whole.endswith("▁▄█  50")
+    assert empty.endswith("none")
 
 
 def test_unknown_metrics_are_refused(root: Path) -> None:

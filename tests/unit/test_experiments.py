@@ -765,6 +765,7 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "method": (["fedprx"], (*AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
     "claim about no item": (claim(item="tabel"), ("claims",), ["claim 'c'", "no item 'tabel'", "'table'"]),
     "claim about no axis": (claim(at={"methd": "fedavg"}), ("claims",), ["on an axis 'methd'", "'method'"]),
+    "claim averaged over no axis": (claim(mean_over=["methd"]), ("claims",), ["no axis 'methd'", "'method'"]),
     "claim about no label": (
         claim(over={"plugin": "BQ"}),
         ("claims",),
@@ -870,6 +871,18 @@ REPORTED_MISTAKES: dict[str, tuple[str, str, Any, tuple[Any, ...], list[str]]] =
         (),
         ["values.csv: line 2: the value '5O' is no number"],
     ),
+    "deviation": (
+        VALUES.replace("note", "note,std").replace("50,", "50,,1.x"),
+        CLAIMS,
+        None,
+        (),
+        ["line 2: the std '1.x' is no number"],
+    ),
+    "number for Python": (VALUES.replace("50", "5_0"), CLAIMS, None, (), ["'5_0' is no number"]),
+    "cells": (VALUES.replace("50,", "50,,,"), CLAIMS, None, (), ["line 2 has more cells than"]),
+    "stated number": (VALUES, CLAIMS.replace("c,,", "c,1O,"), None, (), ["'1O' is no number"]),
+    "unit": (VALUES, CLAIMS.replace("unit", "units"), None, (), ["there is no column 'unit'"]),
+    "short row": (VALUES + "fedavg\n", CLAIMS, "x", (*MEASURE, "reported"), ["metric 'x'"]),
     "required column": (
         VALUES.replace("note", "nota"),
         CLAIMS,
@@ -882,8 +895,9 @@ REPORTED_MISTAKES: dict[str, tuple[str, str, Any, tuple[Any, ...], list[str]]] =
 }
 
 
-def test_published_values_that_fit(config: Config) -> None:
-    config.report(VALUES, CLAIMS)
+@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "from a spreadsheet"])
+def test_published_values_that_fit(config: Config, start: str) -> None:
+    config.report(start + VALUES, start + CLAIMS)
     assert config.plan(with_values)
 
 

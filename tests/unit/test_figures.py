@@ -388,6 +388,14 @@ def test_the_mean_over_seeds_is_thin_where_one_has_ended(runs: Runs) -> None:
     )
 
 
+def test_a_gap_of_one_seed_is_bridged(runs: Runs) -> None:
+    runs.add({"method": "A"}, accuracies(0.1, 0.2, 0.3, 0.4))
+    runs.add({"method": "A"}, [row for row in accuracies(0.3, 0.4, 0.5, 0.6) if row["round"] != 3])
+    whole, left = figures.draw(runs.curves(), runs.results)[0].axes[0].get_lines()
+    assert whole.get_ydata() == pytest.approx([0.2, 0.3, math.nan, 0.5], nan_ok=True)
+    assert left.get_ydata() == pytest.approx([math.nan, 0.3, 0.3, 0.5], nan_ok=True)
+
+
 def test_unsmoothed_curves_say_nothing_of_means_over_rounds(runs: Runs) -> None:
     runs.add({"method": "A"}, accuracies(0.0, 0.3))
     canvas, numbers = figures.draw(runs.curves(), runs.results)

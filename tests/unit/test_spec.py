@@ -203,10 +203,10 @@ class Trimmed(Method):
 
 def test_what_is_called_almost_like_a_hook_is_refused() -> None:
     """It would never be called, and the method be federated averaging."""
-    body = {"__module__": __name__, "corect": lambda self: None, "name": "misspelt"}
     with pytest.raises(FltrainError, match=r"Misspelt: there is no hook 'corect'; did you mean 'correct'\?"):
-        type("Misspelt", (Method,), {**body, "__annotations__": {"name": str}})
-    type("Helped", (Method,), {**body, "corect": None, "__annotations__": {"name": str, "corect": Any}})
+        type("Misspelt", (Method,), {"__module__": __name__, "corect": lambda self: None})
+    for helper in ("prepare", "objective", "_corect"):
+        type("Helped", (Method,), {"__module__": __name__, helper: lambda self: None})
 
 
 def test_two_components_of_one_name_are_refused() -> None:
