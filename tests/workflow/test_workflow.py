@@ -595,7 +595,7 @@ def test_the_workflow_has_no_lint() -> None:
 # ---------------------------------------------------------------- jobs that fail, beside one that does not
 @dataclass(frozen=True)
 class Failure:
-    """Two records were deleted, and a partition and the published values damaged.
+    """Two records were deleted, and a partition and what is known of published values damaged.
 
     The table's run can be trained again (``good``), the figure's cannot (``bad``); the table fails then.
     """
@@ -622,7 +622,7 @@ def failure(done: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Failure
     damaged[-1] ^= 1
     partition.write_bytes(damaged)
     os.utime(partition, ns=(date, date))
-    checkout.edit("config/reported/toy_accuracy.csv", "method,metric,", "method,mertic,")
+    checkout.edit("config/reported/anomalies.csv", ",match,", ",mtach,")
 
     before = dates(checkout.results.root / "runs")
     code, said = checkout.snakemake("toy_accuracy", "toy_drift")
@@ -659,5 +659,5 @@ def test_a_failed_run_leaves_no_record(failure: Failure) -> None:
 def test_the_log_of_a_failed_table_says_why(failure: Failure) -> None:
     log = failure.checkout.results.root / "logs" / "tiny" / "table" / "toy_accuracy.log"
     (line,) = log.read_text().splitlines()
-    assert "error: config/reported/toy_accuracy.csv: published values cannot be read" in line
+    assert "error: config/reported/anomalies.csv: published values cannot be read" in line
     assert line.partition("error: ")[2] in failure.said
