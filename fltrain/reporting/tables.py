@@ -585,6 +585,7 @@ LATEX_COMMANDS = {
     "\N{MULTIPLICATION SIGN}": r"$\times$",
     "·": r"$\cdot$",
     "<": r"$<$",
+    ">": r"$>$",
 }
 
 

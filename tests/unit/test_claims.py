@@ -157,8 +157,10 @@ def test_a_difference_has_to_exceed_what_is_said(runs: Runs) -> None:
     runs.pairs({"a": CLEAR})
     above = {"kind": "above", "item": "toy", "measure": "final_accuracy"}
     above |= {"higher": {"plugin": "x"}, "lower": {"plugin": "none"}}
-    verdicts = [runs.judged({**above, "by": by}).verdict for by in (1.0, 2.1, 3.0)]
-    assert verdicts == ["supported", "undecided", "contradicted"]
+    found = [runs.judged({**above, "by": by}) for by in (1.0, 2.1, 3.0)]
+    assert [one.verdict for one in found] == ["supported", "undecided", "contradicted"]
+    assert "; above 1: one-sided p 0.0" in found[0].evidence, "what p is about"
+    assert "; opposite: not above 3, one-sided p 0.0" in found[2].evidence
 
 
 def test_gains_that_grow(runs: Runs) -> None:
@@ -533,6 +535,13 @@ def test_failures(runs: Runs, ends: Sequence[Number], verdict: str) -> None:
     assert runs.judged(fails).verdict == verdict
     runs.add({"method": "b", "plugin": "none"}, DIVERGED)
     assert runs.judged(fails).verdict == verdict, "every place counts"
+
+
+def test_failures_of_a_single_place_are_shares_of_its_runs(runs: Runs) -> None:
+    runs.add({"method": "a", "plugin": "none"}, 60.0, DIVERGED, DIVERGED)
+    fails = {"kind": "fails", "item": "toy", "measure": "final_accuracy", "at_most": 10.0}
+    found = runs.judged({**fails, "mean_over": ["method", "plugin"]})
+    assert (found.verdict, "at 1 of 1 place" in found.evidence) == ("supported", True)
 
 
 @pytest.mark.parametrize("ends", [(DIVERGED, DIVERGED), (60.0, 61.0)])

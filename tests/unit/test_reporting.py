@@ -677,7 +677,7 @@ def check_latex(text: str, columns: int) -> list[list[str]]:
     assert depth == 0, "a brace is not closed"
     assert bare.count("$") % 2 == 0
     outside = re.sub(r"\$[^$]*\$", "", bare)
-    for character in "%#_^~":
+    for character in "%#_^~<>":
         assert character not in outside, f"{character!r} is not escaped"
     assert not (unknown := re.findall(r"[^\x00-\x7f]", text)), unknown
     assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text)[::-1]
