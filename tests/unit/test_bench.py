@@ -43,6 +43,12 @@ def _less_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benching, "PROFILED", 1)
 
 
+@pytest.fixture
+def one_bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bare loop is enough where they are not what is looked at."""
+    monkeypatch.setattr(benching, "OPTIMISERS", {"default": OPTIMISERS["default"]})
+
+
 def small(**changes: Any) -> Bench:
     """What is measured in a moment."""
     return Bench(**{**SMALL, **changes})
@@ -138,6 +144,7 @@ class Careless(LoopExecutor):
         return [first] * len(clients)
 
 
+@pytest.mark.usefixtures("one_bare")
 def test_an_executor_that_does_other_work_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXECUTORS, "careless", Careless)  # type: ignore[index]
     with pytest.raises(MethodError, match=r"^fedavg, careless: .* mobilenet_tiny its weights differ by "):
@@ -173,6 +180,7 @@ def test_all_combinations_have_a_row() -> None:
         assert busy >= {"convolution", "linear", "normalisation", "optimiser", "gather, augment"}, names
 
 
+@pytest.mark.usefixtures("one_bare")
 def test_layers_multiply_as_they_are_told() -> None:
     """The bare loop's do, too: with images as the engine has them it ends at the same weights."""
     bench = small(precision="bf16", executors=["loop"])
@@ -202,6 +210,7 @@ def test_threads_are_as_before_afterwards() -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.usefixtures("one_bare")
 def test_what_does_not_go_together_is_left_out() -> None:
     bench = small(models=["lenet5", "mobilenet_tiny"], methods=["fedma", "fedavg"], executors=["loop"])
     results = measure(bench, silent)

@@ -63,6 +63,7 @@ def assert_clean(root: Path, spec: RunSpec) -> None:
     assert list((root / "checkpoints").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_killed_before_any_operation_that_changes_a_file(tmp_path: Path) -> None:
     spec = tiny(method="scaffold", model="mlp", rounds=2, evaluation={"keep": "clients"})
     expected = contents(finished(spec, tmp_path / "whole"))

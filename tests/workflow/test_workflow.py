@@ -418,6 +418,7 @@ def test_a_restriction_takes_no_item_from_runs_in_mlflow(changed: Checkout) -> N
         assert store.execute(query).fetchall() == [("toy/again, toy/accuracy,",)]
 
 
+@pytest.mark.slow
 def test_a_budget_is_spent_once(changed: Checkout) -> None:
     """An hour each: the table's two runs fit into 2 hours, the figure's does not; done runs cost nothing."""
     costs = DeviceCosts(start=3600.0)
@@ -465,6 +466,7 @@ def test_without_training_tables_are_made_from_the_records_that_exist(changed: C
 
 
 # ---------------------------------------------------------------- faults of the system
+@pytest.mark.slow
 def test_mlflow_that_cannot_be_written_stops_nothing_else(changed: Checkout) -> None:
     tiny, store = changed.results.root / "tiny", changed.results.tracking
     for made in (tiny / "tracked.json", tiny / "index.html", store):
@@ -488,6 +490,7 @@ def test_a_deleted_database_is_made_again(changed: Checkout) -> None:
     assert changed.jobs().keys() == {TRACK}
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_set_back_costs_no_record(changed: Checkout) -> None:
     """Snakemake deletes what a job has made if it is older than the job's input."""
     run = changed.plan.items[0].run_ids[-1]
