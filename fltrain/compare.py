@@ -39,7 +39,7 @@ TABLES, PICTURES = (".csv", ".json"), (".png", ".pdf", ".svg")
 
 _METHOD = ("method", "plugins")
 _NOT_COMPARED = ("seed", "revisions")
-GROUP = "settings of its own"
+_GROUP = "settings of its own"  # what stands for a name that has settings below it
 # What is measured or kept beside changes no number of a run.
 _NEUTRAL = ("evaluation.statistics", "evaluation.targets", "evaluation.extra", "evaluation.keep")
 _LISTED = 8
@@ -67,6 +67,20 @@ class Condition:
         if not sign or not key.strip("! ") or not wanted:
             raise FltrainError(f"where {text!r}: write KEY=VALUE or KEY!=VALUE, for example training.lr=0.01")
         return cls(key.rstrip("! "), wanted, key.endswith("!"))
+
+    def check(self, runs: Sequence[Described]) -> None:
+        """Refuse what is the name of no setting, or of several.
+
+        Raises:
+            FltrainError: with the names that there are.
+        """
+        keys = {key for run in runs for key in _named(run)}
+        own = sorted(key for key in keys if _begins(key, [self.key]))
+        if not own:
+            raise FltrainError(f"unknown setting {self.key!r}{suggest(self.key, keys)}")
+        several = _GROUP in {_setting(run, self.key) for run in runs}
+        if several and not {*self.values} <= {NONE, "null"}:
+            raise FltrainError(f"{self.key!r} stands for several settings; name one of {_listed(own)}")
 
     def meets(self, run: Described) -> bool:
         """Whether a run has one of the values, or none of the excluded ones."""
@@ -107,16 +121,8 @@ class Choice:
         if not self.fields.get("status"):
             left = [run for run in left if run.fields["status"] != STALE]
         for condition in self.where:
+            condition.check(every)
             before, left = left, [run for run in left if condition.meets(run)]
-            keys = {key for run in every for key in _named(run)}
-            if not any(_begins(key, [condition.key]) for key in keys):
-                raise FltrainError(f"unknown setting {condition.key!r}{suggest(condition.key, keys)}")
-            found = {_setting(run, condition.key) for run in every}
-            if GROUP in found and not {*condition.values} <= {NONE, "null"}:
-                own = sorted(key for key in keys if _begins(key, [condition.key]))
-                raise FltrainError(
-                    f"{condition.key!r} stands for several settings; name one of {_listed(own)}"
-                )
             if not left:
                 there = sorted({_setting(run, condition.key) for run in before})
                 said = f"{condition.key}{'!' if condition.excluded else ''}={','.join(condition.values)}"
@@ -138,11 +144,11 @@ def _named(run: Described) -> dict[str, str]:
 
 
 def _setting(run: Described, key: str) -> str:
-    """What a run has for a setting: of a component its name, of other groups ``GROUP``, else ``NONE``."""
+    """What a run has for a setting: of a component its name, of other groups ``_GROUP``, else ``NONE``."""
     settings = _named(run)
     found = settings.get(key, settings.get(f"{key}.name"))
     if found is None:
-        return GROUP if any(_begins(name, [key]) for name in settings) else NONE
+        return _GROUP if any(_begins(name, [key]) for name in settings) else NONE
     return found
 
 

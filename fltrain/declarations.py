@@ -220,12 +220,13 @@ class Paper(Settings):
                     if axis not in axes:
                         there = f"{quantity.item} has no axis {axis!r}{suggest(axis, axes)}"
                         raise ValueError(f"claim {claim.claim!r}: {there}")
-                for axis, label in quantity.named:
+                for axis, chosen in quantity.choices:
                     labels = axes[axis].points if axis in axes else {}
-                    if label not in labels:
-                        near = suggest(label, labels) if labels else suggest(axis, axes)
-                        there = f"{quantity.item} has no {label!r} on an axis {axis!r}{near}"
-                        raise ValueError(f"claim {claim.claim!r}: {there}")
+                    for label in chosen:
+                        if label not in labels:
+                            near = suggest(label, labels) if labels else suggest(axis, axes)
+                            there = f"{quantity.item} has no {label!r} on an axis {axis!r}{near}"
+                            raise ValueError(f"claim {claim.claim!r}: {there}")
         return self
 
 

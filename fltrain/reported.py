@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fltrain.component import suggest
 from fltrain.declarations import Item, Paper
 from fltrain.errors import FltrainError
 
-_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+REQUIRED = "metric", "value", "note"
+"""Columns of a file of values; the others say of what they are."""
+
+STATED = "where", "claim", "value", "unit"
+"""Columns of a file of claims."""
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def check_reported(folder: Path, paper: Paper) -> None:
@@ -33,7 +39,7 @@ def check_reported(folder: Path, paper: Paper) -> None:
             _check_item(f"{paper.paper}/{name}", item, folder / item.reported.file)
     if paper.claims:
         path = folder / f"{paper.paper}_claims.csv"
-        _, rows = _read(path, ("where", "claim", "value", "unit"))
+        _, rows = read_reported(path, STATED)
         stated = {(row["where"], row["claim"]) for row in rows}
         for claim in paper.claims:
             if (claim.where, claim.claim) not in stated:
@@ -42,7 +48,7 @@ def check_reported(folder: Path, paper: Paper) -> None:
 
 
 def _check_item(item_id: str, item: Item, path: Path) -> None:
-    columns, rows = _read(path, ("metric", "value", "note"))
+    columns, rows = read_reported(path, REQUIRED)
     for column, names in _names(item).items():
         # A single name tells no cells apart.
         if len(names) > 1 and column not in columns:
@@ -77,8 +83,13 @@ def _metrics(item: Item) -> Iterator[str]:
             yield measured.average.reported
 
 
-def _read(path: Path, needed: Iterable[str]) -> tuple[Collection[str], list[dict[str, str]]]:
-    """Columns and rows of a file, whose values (and deviations) are numbers or empty."""
+def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Read a file of what the papers report: its columns, and its rows as texts by column.
+
+    Raises:
+        FltrainError: if it cannot be read, lacks a column that is needed, has a line with too many cells, or
+            in the columns ``value`` and ``std`` something else than numbers and empty cells.
+    """
     rows: list[dict[str, str]] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

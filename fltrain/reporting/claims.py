@@ -67,10 +67,10 @@ class Quantity(Settings):
         return ()
 
     @property
-    def named(self) -> Iterator[tuple[str, str]]:
-        """Axis and label of all cells that are named."""
-        choices: tuple[Mapping[str, OneOrSeveral], ...] = self.over, self.at, *self.sides
-        return ((axis, label) for choice in choices for axis in choice for label in several(choice[axis]))
+    def choices(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Each axis on which cells are chosen, with the labels: over, at, and of both sides."""
+        chosen: tuple[Mapping[str, OneOrSeveral], ...] = self.over, self.at, *self.sides
+        return ((axis, several(labels)) for choice in chosen for axis, labels in choice.items())
 
     @property
     def parts(self) -> tuple[str, ...]:

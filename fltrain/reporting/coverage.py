@@ -7,7 +7,6 @@ when those that its tables and figures share are counted once. No torch.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 
 from fltrain.declarations import Paper
-from fltrain.errors import FltrainError
 from fltrain.experiments import PlannedItem
+from fltrain.reported import read_reported
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ def experiments(path: Path) -> list[Experiment]:
     Raises:
         FltrainError: if the file cannot be read.
     """
+    columns = ("paper", "item", "what_it_shows", "seeds", "number_of_runs")
     return [
         Experiment(
             paper=row["paper"],
@@ -98,7 +98,7 @@ def experiments(path: Path) -> list[Experiment]:
             stated_seeds=row["seeds"],
             runs=int(row["number_of_runs"]) if row["number_of_runs"] else None,
         )
-        for row in _rows(path)
+        for row in read_reported(path, columns)[1]
     ]
 
 
@@ -110,16 +110,8 @@ def totals(path: Path) -> dict[str, Total]:
     """
     return {
         row["paper"]: Total(int(row["distinct_runs"]), int(row["declared"]), row["explained"])
-        for row in _rows(path)
+        for row in read_reported(path, ("paper", "distinct_runs", "declared", "explained"))[1]
     }
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except OSError as error:
-        raise FltrainError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def coverage(paper: Paper, planned: Sequence[PlannedItem], published: Iterable[Experiment]) -> list[Covered]:

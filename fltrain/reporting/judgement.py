@@ -224,11 +224,9 @@ def _conjunction(parts: Sequence[Finding]) -> Finding:
 # ---------------------------------------------------------------- numbers
 def _absent(sheet: Sheet, test: Quantity) -> str:
     """The first label or axis that the claim names and the item does not have at this scale."""
-    choices: tuple[Mapping[str, OneOrSeveral], ...] = test.over, test.at, *test.sides
-    for labels in choices:
-        for axis, choice in labels.items():
-            if not set(several(choice)) & set(sheet.axes.get(axis, ())):
-                return f"{axis} {' or '.join(map(repr, several(choice)))}"
+    for axis, labels in test.choices:
+        if not set(labels) & set(sheet.axes.get(axis, ())):
+            return f"{axis} {' or '.join(map(repr, labels))}"
     return next((f"axis {axis!r}" for axis in test.mean_over if axis not in sheet.axes), "")
 
 

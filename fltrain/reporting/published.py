@@ -14,6 +14,7 @@ import pandas as pd
 
 from fltrain.component import suggest
 from fltrain.errors import FltrainError
+from fltrain.reported import REQUIRED, STATED, read_reported
 
 Names = Mapping[str, str]
 """Columns of a file of published values -> what they hold for a cell."""
@@ -23,8 +24,6 @@ FAILURES = "failed to converge", "not reached"
 
 METHOD = "method", "plugin", "variant"
 """Columns that say what was run; the others say in which setting."""
-
-REQUIRED = "metric", "value", "note"
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,8 @@ class Published:
         if path is None:
             return cls(pd.DataFrame(columns=[*REQUIRED, "std", "anomalies"], dtype=str))
         rows = _read(path, REQUIRED)
-        try:
-            for column in {"value", "std"} & set(rows):
-                rows[column] = pd.to_numeric(rows[column].replace("", None))
-        except ValueError as error:
-            raise FltrainError(f"{path}: published values cannot be read ({error})") from None
+        for column in {"value", "std"} & set(rows):
+            rows[column] = pd.to_numeric(rows[column].replace("", None))
         if "std" not in rows:
             rows["std"] = None
         if "unit" in rows:
@@ -206,26 +202,16 @@ def read_claims(path: Path) -> list[Statement]:
     Raises:
         FltrainError: if it cannot be read.
     """
-    rows = _read(path, ("where", "claim", "value", "unit"))
-    try:
-        rows["value"] = pd.to_numeric(rows["value"].replace("", None))
-    except ValueError as error:
-        raise FltrainError(f"{path}: claims cannot be read ({error})") from None
+    _, rows = read_reported(path, STATED)
     return [
-        Statement(row["where"], row["claim"], _number(row["value"]), row["unit"])
-        for row in rows.to_dict("records")
+        Statement(row["where"], row["claim"], float(row["value"]) if row["value"] else None, row["unit"])
+        for row in rows
     ]
 
 
-def _read(path: Path, columns: Iterable[str]) -> pd.DataFrame:
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise FltrainError(f"{path}: published values cannot be read ({error})") from None
-    for column in columns:
-        if column not in rows:
-            raise FltrainError(f"{path}: published values cannot be read (no column {column!r})")
-    return rows
+def _read(path: Path, needed: Iterable[str]) -> pd.DataFrame:
+    columns, rows = read_reported(path, needed)
+    return pd.DataFrame(rows, columns=list(columns), dtype=str)
 
 
 def _where(rows: pd.DataFrame, texts: Mapping[str, list[str]]) -> pd.Series:

@@ -256,12 +256,14 @@ def _cells_of(
         comparable = average is None or not (sheet.restricted or (ours is None and states[DIVERGED]))
         facing = None
         if comparable and printed and (printed.value is not None or printed.failed):
+            around = margin.around(printed.value or 0.0)
+            means = gains if of_gain else numbers if what.over_seeds == "mean" else []
             facing = Facing(
                 ours=ours,
-                values=tuple(gains if of_gain else numbers) if of_gain or what.over_seeds == "mean" else (),
+                values=tuple(means),
                 published=printed,
                 seeds=sheet.reported_seeds,
-                margin=_around(margin, printed.value or 0.0, of_gain),
+                margin=margin_of_gain(around, printed.value or 0.0) if of_gain else around,
                 gain=gain.mean if gain else None,
                 published_gain=published_gain,
                 of_gains=of_gain,
@@ -303,11 +305,6 @@ def _cells_of(
             )
         )
     return shown
-
-
-def _around(margin: Margin, published: float, of_gain: bool) -> float:
-    around = margin.around(published)
-    return margin_of_gain(around, published) if of_gain else around
 
 
 WITHOUT = {DONE: "—", DIVERGED: "diverged", STALE: "stale", MISSING: "not run"}

@@ -22,6 +22,7 @@ from fltrain.errors import FltrainError
 from fltrain.experiments import plan
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
+from fltrain.reporting.comparison import VERDICTS
 from fltrain.spec import RunSpec
 
 from .conftest import Register
@@ -335,3 +336,9 @@ def test_what_examples_import_is_there(page: Path) -> None:
         for statement in ast.walk(ast.parse(code)):
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 exec(ast.unparse(statement), {})
+
+
+def test_verdicts_mean_what_the_guide_says() -> None:
+    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z ]+) \| (.+) \|$", text.partition("| verdict |")[2], re.MULTILINE)
+    assert dict(rows) == VERDICTS

@@ -662,5 +662,5 @@ def test_a_failed_run_leaves_no_record(failure: Failure) -> None:
 def test_the_log_of_a_failed_table_says_why(failure: Failure) -> None:
     log = failure.checkout.results.root / "logs" / "tiny" / "table" / "toy_accuracy.log"
     (line,) = log.read_text().splitlines()
-    assert "error: config/reported/anomalies.csv: published values cannot be read" in line
+    assert "error: config/reported/anomalies.csv: there is no column 'match'; did you mean 'mtach'?" in line
     assert line.partition("error: ")[2] in failure.said
