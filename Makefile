@@ -98,6 +98,7 @@ lint: env ## check style, types and the workflow
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/snakefmt --check Snakefile workflow/rules
+	@$(BIN)/lint-imports
 	@$(BIN)/snakemake --lint
 
 format: env ## rewrite the sources in the project's style

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.devices import pick_device
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
-from fltrain.engine.rounds import Simulation
-from fltrain.spec import RunSpec
+from fltrain.engine.simulation import Simulation
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.devices import pick_device
 
 CASES = {
     "global model": ("fedavg", "mobilenetv2"),

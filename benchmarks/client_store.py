@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from fltrain.devices import pick_device
-from fltrain.engine.rounds import Simulation
-from fltrain.engine.store import ClientStore
-from fltrain.errors import FltrainError
-from fltrain.files import replacing
-from fltrain.process import compute_as_runs
-from fltrain.rehearsal import rehearsal
-from fltrain.spec import RunSpec
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import replacing
+from fltrain.engine.client_store import ClientStore
+from fltrain.engine.simulation import Simulation
+from fltrain.engine.synthetic import rehearsal
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.devices import pick_device
+from fltrain.runtime.process import compute_as_runs
 
 CLIENTS, BATCH, NEVER = 20, 10, 10**6
 NETWORKS = {"lenet5": "mnist", "fedavg_cnn": "cifar10", "mobilenetv2": "cifar10", "resnet18": "cifar10"}

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.devices import pick_device
-from fltrain.engine.rounds import Simulation
-from fltrain.spec import RunSpec
+from fltrain.engine.simulation import Simulation
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.devices import pick_device
 
 CLIENTS, CLASSES = 20, 10
 METHODS = ("fedavg", "fedprox", "perfedavg", "fedamp", "fedproto", "gpfl", "fedgh", "fedfcd", "local")

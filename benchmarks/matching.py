@@ -16,14 +16,15 @@ from pathlib import Path
 
 import torch
 
-from fltrain.engine.flat import FlatModel
-from fltrain.matching import Chain
-from fltrain.methods.base import Method, Server, Task, Update
+from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedma import FedMA
+from fltrain.methods.ops.neuron_matching import Chain
+from fltrain.methods.training import Training
+from fltrain.methods.types import Server, Task, Update
 from fltrain.models.build import build
 from fltrain.models.catalogue import Vgg9
-from fltrain.spec import Training
+from fltrain.models.flat import FlatModel
 
 CHANNELS, SIDE, CLASSES = 3, 32, 10
 METHODS: dict[str, Method] = {

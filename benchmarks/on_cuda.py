@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_json, write_json, write_text
+from fltrain.core.statistics import against_point
 from fltrain.data.datasets import REGISTRY_VARIABLE, registry
-from fltrain.devices import pick_device
-from fltrain.errors import FltrainError
-from fltrain.files import read_json, write_json, write_text
-from fltrain.provenance import gather
-from fltrain.records import Results
-from fltrain.reporting.statistics import against_point
-from fltrain.spec import RunSpec
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.devices import pick_device
+from fltrain.runtime.provenance import gather
 
 HERE = Path(__file__).parent
 BENCHES = (("fp32", "exact"), ("tf32", "exact"), ("bf16", "exact"), ("fp32", "fast"), ("bf16", "fast"))

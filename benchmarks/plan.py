@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from fltrain.experiments import plan
+from fltrain.experiments.plan import plan
 
 CONFIG = Path("config")
 COMMANDS = {

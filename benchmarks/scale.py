@@ -31,13 +31,13 @@ from typing import Any
 import torch
 import yaml
 
-from fltrain.declarations import Paper, read_yaml
-from fltrain.experiments import Plan, plan
-from fltrain.plain_yaml import read_plain
-from fltrain.records import Record, Results, Row, summarise, write_record
-from fltrain.reporting import tables
-from fltrain.spec import RunSpec
-from fltrain.train import Execution, train
+from fltrain.core.strict_yaml import read_plain
+from fltrain.engine.train import Execution, train
+from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.schema import Paper, read_yaml
+from fltrain.reporting.tables import write as tables
+from fltrain.runs.record import Record, Results, Row, summarise, write_record
+from fltrain.runs.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("Snakefile", "workflow", "profiles")

@@ -26,17 +26,17 @@ import numpy as np
 import torch
 
 from fltrain.bench import Bench, Counting
-from fltrain.determinism import determined
-from fltrain.devices import pick_device
-from fltrain.engine.executors import EXECUTORS
-from fltrain.engine.local import LoopExecutor
-from fltrain.engine.rounds import Simulation
-from fltrain.engine.store import ClientStore
-from fltrain.errors import FltrainError
-from fltrain.files import replacing
-from fltrain.process import compute_as_runs
-from fltrain.rehearsal import rehearsal
-from fltrain.spec import RunSpec
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import replacing
+from fltrain.engine.client_store import ClientStore
+from fltrain.engine.executors.choose import EXECUTORS
+from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.simulation import Simulation
+from fltrain.engine.synthetic import rehearsal
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.determinism import determined
+from fltrain.runtime.devices import pick_device
+from fltrain.runtime.process import compute_as_runs
 
 METHODS = ("fedavg", "scaffold")
 IMAGES, BATCH = 20, 10
@@ -309,7 +309,7 @@ def draw(measured: Mapping[str, Sequence[Point]], where: Where, path: Path) -> N
     """Draw times and memory along each curve."""
     import matplotlib
 
-    from fltrain.reporting import style
+    from fltrain.reporting.figures import style
 
     with matplotlib.rc_context(style.STYLE):
         canvas, panels = style.canvas(2, len(measured), height=46)
@@ -327,7 +327,7 @@ def draw(measured: Mapping[str, Sequence[Point]], where: Where, path: Path) -> N
 
 def draw_curve(points: Sequence[Point], times: Any, memory: Any) -> None:
     """Draw lines from zero, and what of the memory is images."""
-    from fltrain.reporting import style
+    from fltrain.reporting.figures import style
 
     ticks = sorted({point.size for point in points})
     for method in METHODS:
@@ -347,7 +347,7 @@ def draw_curve(points: Sequence[Point], times: Any, memory: Any) -> None:
 
 def draw_networks(points: Sequence[Point], times: Any, memory: Any) -> None:
     """Draw points with names: times beside operations, memory beside parameters."""
-    from fltrain.reporting import style
+    from fltrain.reporting.figures import style
 
     gflop = {point.setting.model: point.gflop for point in points}
     for place, name in enumerate(sorted(gflop, key=gflop.__getitem__)):

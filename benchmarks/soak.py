@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from fltrain.records import MODELS_FILE
+from fltrain.runs.record import MODELS_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("Snakefile", "workflow", "config", "profiles")

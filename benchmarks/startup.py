@@ -54,10 +54,10 @@ def begin(started: float, arguments: Sequence[str]) -> None:
     from fltrain import cli
 
     note(STAGES[1])
-    importlib.import_module("fltrain.train")  # as the command does next
+    importlib.import_module("fltrain.engine.train")  # as the command does next
     import torch
 
-    from fltrain.engine.local import LoopExecutor
+    from fltrain.engine.executors.loop import LoopExecutor
 
     note(STAGES[2])
     executor: Any = LoopExecutor
@@ -91,7 +91,7 @@ def start_once(arguments: Sequence[str]) -> tuple[list[Passed], list[str]]:
 
 def import_seconds() -> dict[str, float]:
     """Processor time of what training imports, by package; Python's own measurement, which adds to it."""
-    command = [sys.executable, "-X", "importtime", "-c", "import fltrain.cli, fltrain.train"]
+    command = [sys.executable, "-X", "importtime", "-c", "import fltrain.cli, fltrain.engine.train"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds: defaultdict[str, float] = defaultdict(float)
     for own, module in re.findall(r"import time: +(\d+) \| +\d+ \| +(\S+)", done.stderr):
@@ -127,8 +127,8 @@ def compare_group(specs: Sequence[Path], folder: Path, device: str) -> dict[str,
 
 def demo_specs(folder: Path, count: int) -> list[Path]:
     """So many runs of the demonstration, evenly from all over its plan, as files."""
-    from fltrain.experiments import plan
-    from fltrain.files import write_json
+    from fltrain.core.files import write_json
+    from fltrain.experiments.plan import plan
 
     runs = plan(Path("config"), "demo").runs
     chosen = list(runs)[:: max(1, len(runs) // count)][:count]

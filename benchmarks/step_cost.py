@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.devices import pick_device
-from fltrain.engine.local import LoopExecutor, Trained
-from fltrain.engine.rounds import Simulation
-from fltrain.errors import FltrainError
+from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.simulation import Simulation
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
-from fltrain.spec import RunSpec
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.devices import pick_device
 
 SIDE, CLASSES, BATCH = 28, 10, 64
 FEDAVG_STEP = 3.0

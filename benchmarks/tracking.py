@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fltrain.files import json_text
-from fltrain.records import Record, Results, summarise, write_record
-from fltrain.spec import RunSpec
-from fltrain.tracking import Exported, Wanted, export
+from fltrain.core.files import json_text
+from fltrain.runs.record import Record, Results, summarise, write_record
+from fltrain.runs.spec import RunSpec
+from fltrain.tracking.export import Exported, Wanted, export
 
 BASE: dict[str, Any] = {
     "dataset": "digits",

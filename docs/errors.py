@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 
 import fltrain
-from fltrain import errors
+from fltrain.core import errors
 
 PAGE = """\
 # Messages and exit codes

@@ -25,17 +25,17 @@ import errors
 import numpy as np
 import torch
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.declarations import Paper, Register, read_yaml
 from fltrain.engine.clients import OWN
-from fltrain.engine.rounds import Simulation
-from fltrain.errors import FltrainError
-from fltrain.experiments import PlannedItem, plan
+from fltrain.engine.simulation import Simulation
+from fltrain.experiments.plan import PlannedItem, plan
+from fltrain.experiments.schema import Paper, Register, read_yaml
 from fltrain.methods import METHODS
 from fltrain.methods.composition import Composition
-from fltrain.reporting.coverage import Covered, cells, coverage, experiments, totals
-from fltrain.reporting.published import read_anomalies
-from fltrain.spec import RunSpec
+from fltrain.reporting.numbers.published import read_anomalies
+from fltrain.reporting.overview.coverage import Covered, cells, coverage, experiments, totals
+from fltrain.runs.spec import RunSpec
 
 PAGES = Path(__file__).parent
 CONFIG = PAGES.parent / "config"

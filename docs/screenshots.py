@@ -29,7 +29,7 @@ from mlflow import MlflowClient
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from fltrain.mlflow_store import SQLITE, artefacts_of
+from fltrain.tracking.mlflow_store import SQLITE, artefacts_of
 
 SIZE = {"width": 1280, "height": 720}
 SECONDS = 60

@@ -2,7 +2,7 @@
 
 import sys
 
-from fltrain.errors import FltrainError
+from fltrain.core.errors import FltrainError
 
 
 def main() -> None:

@@ -28,23 +28,23 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from fltrain import kernels
-from fltrain.component import suggest
+from fltrain.core.config import suggest
+from fltrain.core.errors import FltrainError, MethodError
+from fltrain.core.files import replacing, write_text
 from fltrain.data.datasets import registry
-from fltrain.determinism import Profile, determined
-from fltrain.devices import synchronize
 from fltrain.engine.clients import Clients, Kept, Round
-from fltrain.engine.executors import EXECUTORS
-from fltrain.engine.local import LoopExecutor, Trained, batch_orders
-from fltrain.engine.rounds import Diverged, ExecutorFactory, Simulation
-from fltrain.errors import FltrainError, MethodError
-from fltrain.files import replacing, write_text
+from fltrain.engine.executors.choose import EXECUTORS
+from fltrain.engine.executors.loop import LoopExecutor, Trained, batch_orders
+from fltrain.engine.simulation import Diverged, ExecutorFactory, Simulation
+from fltrain.engine.synthetic import rehearsal
 from fltrain.methods import METHODS
 from fltrain.models.build import build
 from fltrain.models.catalogue import MODELS
-from fltrain.process import keep_freed_memory, peak_memory
-from fltrain.rehearsal import rehearsal
-from fltrain.spec import Precision, RunSpec
+from fltrain.runs.spec import Precision, RunSpec
+from fltrain.runtime import profiler as kernels
+from fltrain.runtime.determinism import Profile, determined
+from fltrain.runtime.devices import synchronize
+from fltrain.runtime.process import keep_freed_memory, peak_memory
 
 BARE = "bare loop"
 OPTIMISERS: Mapping[str, Mapping[str, bool]] = {
@@ -83,7 +83,7 @@ class Bench:
         steps: batches of each of them in a round; as many as take some time on a processor, if None.
         repeats: timed rounds.
         threads: of the processor.
-        determinism: see ``fltrain.determinism``.
+        determinism: see ``fltrain.runtime.determinism``.
         precision: of the products of layers, and of the product of matrices that they are compared with.
     """
 
@@ -772,7 +772,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     import matplotlib
     from matplotlib.ticker import MaxNLocator
 
-    from fltrain.reporting import style
+    from fltrain.reporting.figures import style
 
     cases = list(dict.fromkeys((row.model, row.dataset) for row in rows))
     most = max(sum((row.model, row.dataset) == case for row in rows) for case in cases)

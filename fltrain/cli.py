@@ -1,7 +1,7 @@
 """The command line: ``fltrain train | plan | status | verify | track | compare | bench | data ...``.
 
 Exit codes: 0 done, 2 a mistake in configuration, data or environment (one line says which); the others are
-those of the classes in ``fltrain.errors``.
+those of the classes in ``fltrain.core.errors``.
 Imports that take long (torch, mlflow) wait until a command needs them.
 """
 
@@ -11,6 +11,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -18,24 +19,23 @@ import typer
 from rich.cells import cell_len
 from rich.table import Table
 
-from fltrain import __version__
-from fltrain.component import Settings
-from fltrain.costs import PlanCosts, affordable, how_to_calibrate, run_table
-from fltrain.declarations import Paper, Register, Scale
-from fltrain.demands import most_vram_mb
-from fltrain.determinism import Profile
-from fltrain.devices import RUNS, pick_device
+from fltrain.core.config import Settings
+from fltrain.core.errors import FltrainError, Stopped, as_mistake
+from fltrain.core.files import write_json, write_text
+from fltrain.core.strict_yaml import read_plain
 from fltrain.engine import ExecutorName
-from fltrain.errors import FltrainError, Stopped, as_mistake
-from fltrain.experiments import Plan, plan
-from fltrain.files import write_json, write_text
-from fltrain.methods.base import Place
-from fltrain.plain_yaml import read_plain
-from fltrain.records import Results
-from fltrain.selection import Selection
-from fltrain.spec import Precision, RunSpec
-from fltrain.states import State, stale_runs
-from fltrain.stopping import Stopping
+from fltrain.experiments.costs import PlanCosts, affordable, how_to_calibrate, run_table
+from fltrain.experiments.job_resources import most_vram_mb
+from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.schema import Paper, Register, Scale
+from fltrain.experiments.selection import Selection
+from fltrain.methods.types import Place
+from fltrain.runs.record import Results
+from fltrain.runs.spec import Precision, RunSpec
+from fltrain.runs.status import State, stale_runs
+from fltrain.runtime.determinism import Profile
+from fltrain.runtime.devices import RUNS, pick_device
+from fltrain.runtime.signals import Stopping
 
 app = typer.Typer(
     help="Train and compare federated-learning runs of the papers FLFA, ECGR, Fed2, FedFCD and FedImpro.",
@@ -67,7 +67,7 @@ HoursOption = Annotated[
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     if version:
-        typer.echo(__version__)
+        typer.echo(metadata.version("fltrain"))
         raise typer.Exit
 
 
@@ -149,7 +149,7 @@ def train(
                 typer.echo(f"{spec.run_id}: already trained (--again trains it once more)")
                 continue
             with stopping.interruptible():  # all GPUs may be taken for long
-                from fltrain import train as training
+                from fltrain.engine import train as training
                 from fltrain.engine.checkpoint import Interval
 
                 if chosen is None:
@@ -196,7 +196,7 @@ def show_plan(
     whole, where = plan(config, scale), Results(results)
     wanted = _selection(items, datasets, methods, seeds, hours)
     if calibrate:
-        from fltrain.calibration import calibrate as measure
+        from fltrain.experiments.calibrate import calibrate as measure
 
         # A budget can be spent when all that may fit into it is known.
         measure(
@@ -313,7 +313,7 @@ def verify(
     There is a line for each problem; the exit code is 2 if there is one. What is stale or left over is named,
     but is no problem.
     """
-    from fltrain.verify import Verification
+    from fltrain.reporting.verify import Verification
 
     verification = Verification(Results(results), config, scale)
     for finding in verification.findings():
@@ -354,7 +354,7 @@ def track(
     A restriction chooses runs; they keep all the tables and figures that they are tagged with. A tracking
     server is told what MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD, say.
     """
-    from fltrain import tracking
+    from fltrain.tracking import export as tracking
 
     where = Results(results)
     whole = plan(config, scale)
@@ -422,8 +422,8 @@ def compare(
 
     All options that choose runs take several names with commas between them.
     """
-    from fltrain import compare as comparing
-    from fltrain.frames import find_runs
+    from fltrain.tracking import compare as comparing
+    from fltrain.tracking.dataframes import find_runs
 
     fields = {
         "paper": paper,
@@ -489,7 +489,7 @@ def export_archive(
     config: ConfigOption = Path("config"),
 ) -> None:
     """Write records to an archive: a few KB for each run, without logs and models."""
-    from fltrain.archive import current_records, export_records, named_records
+    from fltrain.runs.archive import current_records, export_records, named_records
 
     where = Results(results)
     if runs and scale:
@@ -514,7 +514,7 @@ def import_archive(
     ] = False,
 ) -> None:
     """Bring the records of an archive into RESULTS/runs: all of them, or none if something is wrong."""
-    from fltrain.archive import import_records
+    from fltrain.runs.archive import import_records
 
     done = import_records(archive, Results(results), replace)
     typer.echo(f"{archive}: {done.added} added, {done.replaced} replaced, {done.unchanged} unchanged")
@@ -530,7 +530,7 @@ SizeOption = Annotated[int | None, typer.Option(help="Bring images to this many 
 def list_data(results: ResultsOption = Path("results")) -> None:
     """List the data sets: size, licence, and where each is or would come from."""
     from fltrain.data.datasets import registry
-    from fltrain.data.obtain import whereabouts
+    from fltrain.data.fetch import whereabouts
 
     table = Table()
     table.add_column("name", no_wrap=True)
@@ -676,7 +676,7 @@ def run_bench(
     Images are random: no data set is needed. Options that name several take commas between them.
     """
     from fltrain import bench as benching
-    from fltrain.engine.executors import EXECUTORS
+    from fltrain.engine.executors.choose import EXECUTORS
 
     where = benching.files_of(out, profile)
     wanted = benching.Bench(

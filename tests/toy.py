@@ -7,11 +7,12 @@ from typing import Any
 
 from PIL import Image
 
-from fltrain.records import Results, write_record
-from fltrain.reporting import overview, tables
-from fltrain.reporting.layout import Sheet
-from fltrain.reporting.listing import Listing
-from fltrain.spec import RunSpec
+from fltrain.experiments.layout import Sheet
+from fltrain.reporting.overview import page as overview
+from fltrain.reporting.overview.listing import Listing
+from fltrain.reporting.tables import write as tables
+from fltrain.runs.record import Results, write_record
+from fltrain.runs.spec import RunSpec
 
 METHODS = {
     "FedAvg": "fedavg",

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from task import Task
 
+from fltrain.core.rng import Purpose, stream
 from fltrain.models.build import build
-from fltrain.randomness import Purpose, stream
-from fltrain.spec import RunSpec
+from fltrain.runs.spec import RunSpec
 
 CLIENTS = 10
 ENOUGH_ROUNDS = 10**6

@@ -11,10 +11,10 @@ import torch
 from task import Report, Task, arguments
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.executors import EXECUTORS, AutoExecutor
-from fltrain.engine.rounds import ExecutorFactory, Simulation
-from fltrain.process import compute_as_runs
-from fltrain.spec import RunSpec
+from fltrain.engine.executors.choose import EXECUTORS, AutoExecutor
+from fltrain.engine.simulation import ExecutorFactory, Simulation
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.process import compute_as_runs
 
 
 def executor_called(name: str, found: Path) -> ExecutorFactory:

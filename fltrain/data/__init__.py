@@ -1,1 +1,1 @@
-"""Data sets, their prepared form on disk, and their partition over clients."""
+"""Datasets: registry, download, readers, prepared images, partitions."""

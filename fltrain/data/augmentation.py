@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fltrain.component import Settings
-from fltrain.errors import FltrainError
+from fltrain.core.config import Settings
+from fltrain.core.errors import FltrainError
 
 Parameters = NDArray[np.int16]
 """By image ``[n, 5]``: top and left of the crop in the padded image, whether it is mirrored (0 or 1), row and

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from fltrain.component import Settings, suggest
+from fltrain.core.config import Settings, suggest
+from fltrain.core.errors import FltrainError
 from fltrain.data.registry import DatasetEntry, Normalisation, load
-from fltrain.errors import FltrainError
 
 REGISTRY_VARIABLE = "FLTRAIN_DATASETS"
 

@@ -34,9 +34,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fltrain.component import FileName, Settings
-from fltrain.errors import FltrainError
-from fltrain.files import read_json, write_json
+from fltrain.core.config import FileName, Settings
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_json, write_json
 
 if TYPE_CHECKING:
     import requests

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fltrain.component import short_hash
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_arrays, replacing, write_arrays
+from fltrain.core.hashing import short_hash
 from fltrain.data.datasets import Dataset
-from fltrain.data.formats import Images, Labels, RawSplits, observed, statistics
-from fltrain.data.obtain import obtain
+from fltrain.data.fetch import obtain
 from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
+from fltrain.data.readers import Images, Labels, RawSplits, observed, statistics
 from fltrain.data.registry import DatasetEntry
-from fltrain.errors import FltrainError
-from fltrain.files import read_arrays, replacing, write_arrays
 
 LOG = logging.getLogger("fltrain")
 SPLITS = ("train", "test")

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, Strict, model_validator
 
-from fltrain.component import Settings, choice, suggest
+from fltrain.core.config import Settings, suggest
+from fltrain.core.errors import FltrainError
+from fltrain.core.registry import choice
+from fltrain.core.strict_yaml import read_plain
 from fltrain.data.download import RemoteFile
-from fltrain.data.formats import READERS, Facts, Reader
-from fltrain.errors import FltrainError
-from fltrain.plain_yaml import read_plain
+from fltrain.data.readers import READERS, Facts, Reader
 
 if TYPE_CHECKING:
     AnyReader: TypeAlias = Reader

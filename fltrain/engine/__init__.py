@@ -3,4 +3,4 @@
 from typing import Literal
 
 ExecutorName = Literal["auto", "loop", "graph", "stack"]
-"""How local steps are run: see ``fltrain.engine.executors``. Here, for those who name one without torch."""
+"""How local steps run, see ``fltrain.engine.executors``. It stands here so that planning needs no torch."""

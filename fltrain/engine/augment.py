@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.data import Split
-from fltrain.randomness import Purpose, stream
 
 
 class Augmented:

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import clear_leftovers
 from fltrain.engine import tensorfile
 from fltrain.engine.clients import Kept
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.tensorfile import NotWhole, Tree
-from fltrain.errors import FltrainError
-from fltrain.files import clear_leftovers
-from fltrain.methods.base import Server, State
-from fltrain.records import checkpoint_file, checkpoint_files
+from fltrain.methods.types import Server, State
+from fltrain.runs.record import checkpoint_file, checkpoint_files
 
 LOG = logging.getLogger("fltrain")
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fltrain.core.rng import Purpose, seeded_torch
 from fltrain.engine.data import FederatedData, Split
-from fltrain.engine.flat import FlatModel, Layout
 from fltrain.engine.memory import in_batches
-from fltrain.methods.base import Local, Part, Server, State, Task, Update
 from fltrain.methods.composition import Composition
-from fltrain.randomness import Purpose, seeded_torch
-from fltrain.spec import Training
+from fltrain.methods.training import Training
+from fltrain.methods.types import Local, Server, State, Task, Update
+from fltrain.models.flat import FlatModel, Layout
+from fltrain.models.part import Part
 
 OWN, TRAINED = "own model", "trained model"
 """Beside the states of the methods, by their names, a client keeps parts of its model under these."""

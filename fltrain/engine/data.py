@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fltrain.data.formats import Images, Labels
 from fltrain.data.partition import Indices
 from fltrain.data.prepared import Partition, PreparedData
+from fltrain.data.readers import Images, Labels
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fltrain.core.rng import Purpose, seeded_torch
 from fltrain.engine.clients import TRAINED, Clients, Kept, Round
 from fltrain.engine.data import Split
 from fltrain.engine.memory import in_batches
-from fltrain.methods.base import Local
+from fltrain.methods.types import Local
 from fltrain.models.network import Network
-from fltrain.randomness import Purpose, seeded_torch
 
 
 @dataclass(frozen=True)

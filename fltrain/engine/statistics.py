@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fltrain.engine.flat import Layout, Slot
-from fltrain.methods.base import Server, Update
+from fltrain.methods.types import Server, Update
 from fltrain.metrics.updates import (
     gradient_variance,
     layer_similarity,
@@ -20,6 +19,7 @@ from fltrain.metrics.updates import (
     skewness,
     weight_divergence,
 )
+from fltrain.models.flat import Layout, Slot
 
 Row = dict[str, Any]
 """One line of the record: ``round``, ``kind`` and values."""

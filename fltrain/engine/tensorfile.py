@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fltrain.files import replacing
+from fltrain.core.files import replacing
 
 Tree: TypeAlias = Mapping[str, Union[Tensor, "Tree"]]
 

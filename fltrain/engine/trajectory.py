@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fltrain.methods.base import Place, Recording
+from fltrain.methods.types import Place, Recording
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHARE = 0.5

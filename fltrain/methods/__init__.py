@@ -1,6 +1,6 @@
 """Federated methods, one per module. A module dropped in here is a method that configs can name."""
 
-from fltrain.component import catalogue
+from fltrain.core.registry import catalogue
 from fltrain.methods.base import Method
 
 METHODS: dict[str, type[Method]] = catalogue(Method, package="fltrain.methods")

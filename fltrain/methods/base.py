@@ -41,296 +41,34 @@ This module and every method module are imported when a workflow is planned, so 
 
 from __future__ import annotations
 
-import itertools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fltrain.component import Component, suggest
-from fltrain.errors import FltrainError
-from fltrain.randomness import Purpose, stream
+from fltrain.core.config import suggest
+from fltrain.core.errors import FltrainError
+from fltrain.core.registry import Component
+from fltrain.core.rng import Purpose, stream
+from fltrain.methods.types import (
+    Footprint,
+    Local,
+    Outputs,
+    Recording,
+    Schedule,
+    Server,
+    State,
+    Step,
+    Task,
+    Update,
+)
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from fltrain.engine.flat import Layout
     from fltrain.models.network import Network
-    from fltrain.spec import Training
-
-State = dict[str, "Tensor"]
-"""Named tensors that a method keeps, sends or carries."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is fixed for the whole run: the shape of the problem that the methods work on.
-
-    Attributes:
-        network: what is trained, for its structure only: its weights are anybody's.
-        map_shape: shape of an image's maps at a cut of the network (a key of ``network.splits``).
-        clients: number of clients N, sampled or not.
-        samples: training images of all clients together.
-        training: settings of local training.
-        initialise: weights ``[P]`` and buffers ``[B]`` of a newly drawn network: those the run started from
-            (without an argument), or a client's own.
-    """
-
-    layout: Layout
-    network: Network
-    map_shape: Callable[[int], tuple[int, ...]]
-    classes: int
-    clients: int
-    samples: int
-    training: Training
-    rounds: int
-    seed: int
-    initialise: Callable[..., tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Server:
-    """The server between two rounds: global weights ``[P]``, float buffers ``[B]``, method states by name."""
-
-    weights: Tensor
-    buffers: Tensor
-    counters: Tensor
-    states: Mapping[str, State]
-
-
-class Examples(Protocol):
-    """All training images of a client, for what is done outside the local steps: no augmentation.
-
-    Attributes:
-        labels: int64 ``[n]``.
-    """
-
-    @property
-    def labels(self) -> Tensor: ...
-
-    def mean_gradient(self, weights: Tensor, chosen: NDArray[np.int64] | None = None) -> Tensor:
-        """Return the gradient ``[P]`` of the mean cross entropy over the images, or the ``chosen`` ones.
-
-        It is taken at ``weights`` ``[P]`` with batch statistics, and nothing is tracked.
-        """
-
-    def features(self) -> Tensor:
-        """Return what the client's model says of the images, ``[n, d]``: evaluation mode, no gradient."""
-
-
-@dataclass(frozen=True)
-class Local:
-    """A client at the start of its local training, as one method sees it.
-
-    Attributes:
-        start: weights r^t ``[P]`` that local training starts from; never written to.
-        buffers: received buffers ``[B]``; never written to.
-        lr: learning rate of this round, constant during the round.
-        steps: number of local steps K.
-        samples: number of the client's training images.
-        class_counts: how many of them each class has, float32 ``[classes]``.
-        examples: these images as a whole, outside the local steps.
-        payload: what the server sent for this method.
-        state: what this client kept for this method since its last participation.
-    """
-
-    task: Task
-    client: int
-    round: int
-    start: Tensor
-    buffers: Tensor
-    lr: float
-    steps: int
-    samples: int
-    class_counts: Tensor
-    examples: Examples
-    payload: State
-    state: State
-
-    @property
-    def relative_size(self) -> float:
-        """The client's number of images relative to the mean over all clients, omega_k = n_k N / n."""
-        return self.samples * self.task.clients / self.task.samples
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """What a network says of a batch: representation ``[n, d]`` and logits ``[n, classes]``.
-
-    ``own`` is what the method that defines ``forward`` keeps of the pass for its other hooks.
-    """
-
-    features: Tensor
-    logits: Tensor
-    own: State = field(default_factory=dict)
-
-
-Part = Literal["all", "head", "body"]
-"""Which parameters: all, those of the classifier, or those before it."""
-
-AnyBatch = TypeVar("AnyBatch")
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A pass of local training: the parameters that it trains, and their initial rate (None: the run's)."""
-
-    part: Part = "all"
-    lr: float | None = None
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How local training goes over the images of a client.
-
-    Attributes:
-        phases: which parameters train, in turn; all others stay as they are, and where the classifier trains
-            alone, so do the BatchNorm statistics.
-        alternate: phases take turns after every ``epoch``, that is pass over the images, or every ``batch``.
-        batches: mini-batches that a step takes.
-        passes: over the images for each of the epochs that are set.
-    """
-
-    phases: tuple[Phase, ...] = (Phase(),)
-    alternate: Literal["epoch", "batch"] = "epoch"
-    batches: int = 1
-    passes: int = 1
-
-    def visits(self, batches: Sequence[AnyBatch]) -> Iterator[tuple[int, AnyBatch]]:
-        """Number of the phase and batch of every step of an epoch."""
-        phases = range(len(self.phases))
-        if self.alternate == "epoch":
-            return itertools.product(phases, batches)
-        return ((phase, batch) for batch in batches for phase in phases)
-
-
-class Step(Protocol):
-    """One local step: a batch, and what the engine can compute on it.
-
-    Attributes:
-        images: normalised and augmented ``[n, channels, height, width]``.
-        labels: int64 ``[n]``.
-        part: the parameters that the step trains.
-    """
-
-    @property
-    def images(self) -> Tensor: ...
-
-    @property
-    def labels(self) -> Tensor: ...
-
-    @property
-    def part(self) -> Part: ...
-
-    def split(self, count: int) -> Sequence[Step]:
-        """Return steps on so many parts of the batch in turn; each on all of it if that is too small."""
-
-    def differentiate(
-        self,
-        loss: Callable[[Outputs], Tensor] | None = None,
-        *,
-        at: Tensor | None = None,
-        part: Part | None = None,
-        track: bool = True,
-        route: bool = True,
-        observe: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradient ``[P]`` of a loss on the batch, and its value.
-
-        The gradient is valid until the next call: copy what must live longer.
-
-        Args:
-            loss: of the network's outputs; the client's own training loss if None.
-            at: weights ``[P]`` to take the gradient at; the current ones if None, which are in place again
-                when the call returns.
-            part: parameters to take the gradient in, those that the step trains if None; it is zero in all
-                others.
-            track: whether the forward pass updates BatchNorm's running statistics.
-            route: whether plug-ins that change how the network computes do so in this pass.
-            observe: whether this is the pass that ``observe`` is to see; of the client's own loss only, the
-                last one counts.
-        """
-
-    def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
-        """Return what the network with other weights and buffers says of the batch, without gradient.
-
-        It runs in evaluation mode, or with ``training`` on batch statistics; its buffers never change.
-        """
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a client sends back.
-
-    Attributes:
-        start: weights r^t ``[P]`` that the client started from.
-        trained: its weights ``[P]`` after local training.
-        weights: the weights ``[P]`` that go up: those trained, unless a method replaced them.
-        buffers, counters: BatchNorm statistics and counters after local training.
-        loss: mean training loss over the local steps, a scalar.
-        trajectory: what the engine recorded of every step, if a method asked for it; not sent.
-        extras: further uploads by method name; they count as traffic.
-        statistics: measurements for the record by method name; they do not.
-    """
-
-    client: int
-    samples: int
-    steps: int
-    start: Tensor
-    trained: Tensor
-    weights: Tensor
-    buffers: Tensor
-    counters: Tensor
-    loss: Tensor
-    trajectory: Tensor | None = None
-    extras: Mapping[str, State] = field(default_factory=dict)
-    statistics: Mapping[str, State] = field(default_factory=dict)
-
-    @property
-    def displacement(self) -> Tensor:
-        """What goes up relative to what was received, ``[P]``."""
-        return self.weights - self.start
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What the engine shall record of every local step, as a matrix ``[steps, P]``.
-
-    Attributes:
-        what: ``displacement``, weights before minus weights after the step, or ``gradient``, as the methods
-            hand it to the optimiser.
-        storage: type of the matrix.
-    """
-
-    what: Literal["displacement", "gradient"]
-    storage: Literal["float32", "bfloat16"]
-
-
-Place = Literal["auto", "device", "host"]
-"""Where recordings lie; ``auto``: on the device if it has ample memory left, else on the host."""
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What a method costs at its default settings.
-
-    Attributes:
-        down, up: traffic per client and round beside weights and buffers, in vectors of the model's size.
-        client, server: state kept between rounds, likewise.
-        step: work of local training on a batch, in an epoch, where a forward pass is 1 and a backward pass 2,
-            so that FedAvg's is 3.
-
-    None where it depends on the network; the method's page in ``docs/methods`` says how.
-    """
-
-    down: int | None = 0
-    up: int | None = 0
-    client: int | None = 0
-    server: int | None = 0
-    step: float | None = 3.0
+    from fltrain.models.part import Part
 
 
 class Method(Component):
@@ -476,13 +214,13 @@ class Method(Component):
 
         ``before`` is the server when the round began, ``state`` this method's part of it.
         """
-        from fltrain.vectors import data_weighted_mean
+        from fltrain.methods.ops.vectors import data_weighted_mean
 
         return data_weighted_mean(updates, [update.weights for update in updates]), state
 
     def aggregate_buffers(self, before: Server, updates: Sequence[Update]) -> Tensor:
         """Return the new BatchNorm statistics ``[B]``: the mean by data size."""
-        from fltrain.vectors import data_weighted_mean
+        from fltrain.methods.ops.vectors import data_weighted_mean
 
         return data_weighted_mean(updates, [update.buffers for update in updates])
 

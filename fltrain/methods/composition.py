@@ -7,19 +7,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fltrain.methods.base import (
-    Local,
-    Method,
-    Outputs,
-    Part,
-    Recording,
-    Schedule,
-    Server,
-    State,
-    Step,
-    Task,
-    Update,
-)
+from fltrain.methods.base import Method
+from fltrain.methods.types import Local, Outputs, Recording, Schedule, Server, State, Step, Task, Update
+from fltrain.models.part import Part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Local, Method, Recording, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Local, Recording, State, Task, Update
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +82,7 @@ class Ecgr(Method):
         if self.rule == "random":
             random = self.random(local.task, round=local.round, client=local.client)
             return list(map(int, random.choice(total, count, replace=False)))
-        from fltrain.vectors import gram
+        from fltrain.methods.ops.vectors import gram
 
         products: Vector = gram(steps, local.start.device).cpu().numpy()
         if self.rule == "herd":

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Local, Method, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +96,7 @@ class Fed2(Method):
         """Average each group over the clients that hold it, and keep it if there are none."""
         import torch
 
-        from fltrain.vectors import data_shares, mean
+        from fltrain.methods.ops.vectors import data_shares, mean
 
         weights = [update.weights for update in updates]
         shares = data_shares(updates) if self.weighting == "size" else [1 / len(updates)] * len(updates)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Local, Method, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ class FedACG(Method):
     def aggregate(
         self, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, State]:
-        from fltrain.vectors import data_shares, mean
+        from fltrain.methods.ops.vectors import data_shares, mean
 
         shares = data_shares(updates) if self.mean == "data" else None
         moved = mean([update.displacement for update in updates], shares)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Local, Method, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,7 @@ class FedAmp(Method):
         self, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, State]:
         """Mix a cloud model for each of the clients that took part; global weights stay the initial ones."""
-        from fltrain.vectors import mean
+        from fltrain.methods.ops.vectors import mean
 
         if self.variant == "pfllib":
             return before.weights, state
@@ -95,7 +96,7 @@ class FedAmp(Method):
         """Share of every client's weights in each cloud model, xi ``[m, m]``: rows sum to one."""
         import torch
 
-        from fltrain.vectors import gram
+        from fltrain.methods.ops.vectors import gram
 
         # Distances are far shorter than the weights: taken from where clients are, they are not rounded away.
         kernel = self.variant == "kernel"

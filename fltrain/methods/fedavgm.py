@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Method, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +40,7 @@ class FedAvgM(Method):
     def aggregate(
         self, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, State]:
-        from fltrain.vectors import data_weighted_mean
+        from fltrain.methods.ops.vectors import data_weighted_mean
 
         moved = data_weighted_mean(updates, [update.displacement for update in updates])
         share = 1 - self.beta if self.form == "dampened" else 1.0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Local, Method, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ class FedDyn(Method):
         return self.alpha / local.relative_size if self.alpha_mode == "data" else self.alpha
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
-        from fltrain.vectors import clip_norm
+        from fltrain.methods.ops.vectors import clip_norm
 
         pull = self._alpha(local) * (weights - local.start) - local.state["dual"]
         return gradient + pull if self.clip is None else clip_norm(gradient + pull, self.clip)
@@ -58,7 +59,7 @@ class FedDyn(Method):
     def aggregate(
         self, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, State]:
-        from fltrain.vectors import mean
+        from fltrain.methods.ops.vectors import mean
 
         moved = mean([update.displacement for update in updates])
         collected = state["collected"] + moved * (len(updates) / task.clients)

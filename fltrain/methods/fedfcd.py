@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import (
+from fltrain.methods.base import Method
+from fltrain.methods.types import (
     Footprint,
     Local,
-    Method,
     Outputs,
-    Part,
     Phase,
     Schedule,
     Server,
@@ -21,6 +20,7 @@ from fltrain.methods.base import (
     Task,
     Update,
 )
+from fltrain.models.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class FedFcd(Method):
         head_lr: initial learning rate of the clients' classifiers; ``training.lr`` if None.
         alternate: extractor and classifier take turns after every ``epoch`` or every ``batch``.
         extractor_loss: of the ``fused`` decision, or of the ``local`` classifier's.
-        averaging: of the class means; see ``fltrain.prototypes``.
+        averaging: of the class means; see ``fltrain.methods.ops.prototypes``.
         cache: the server uses the last class means of all clients, not this round's alone.
         without_fa, without_fd, without_ho: leave out one of the three parts.
     """
@@ -87,13 +87,13 @@ class FedFcd(Method):
 
     def _describe(self, local: Local) -> State:
         """The mean features of every class that the client has (LFR)."""
-        from fltrain.prototypes import of_client
+        from fltrain.methods.ops.prototypes import of_client
 
         return of_client(local)
 
     def begin(self, local: Local) -> State:
         """The parameters of the global classifier."""
-        from fltrain.heads import parameters
+        from fltrain.methods.ops.classifier_head import parameters
 
         return parameters(local.task.layout, local.payload["head"])
 
@@ -105,13 +105,13 @@ class FedFcd(Method):
 
     def _decide(self, network: Network, features: Tensor, head: State) -> Tensor:
         """The fused logits, given the global classifier."""
-        from fltrain.heads import logits
+        from fltrain.methods.ops.classifier_head import logits
 
         own: Tensor = network.classifier(features)
         return own if self.without_fd else own + logits(network.classifier, head, features)
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
-        from fltrain.prototypes import distance_to_means
+        from fltrain.methods.ops.prototypes import distance_to_means
 
         if self.without_fa or not self.weight or step.part == "head":
             return loss
@@ -125,7 +125,7 @@ class FedFcd(Method):
 
     # ---------------------------------------------------------------- server
     def init_server(self, task: Task, start: Tensor) -> State:
-        from fltrain.heads import on_server
+        from fltrain.methods.ops.classifier_head import on_server
 
         return on_server(task, start)
 
@@ -135,8 +135,8 @@ class FedFcd(Method):
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         """Train the global classifier on the class means received, and average them."""
-        from fltrain import heads
-        from fltrain.prototypes import combine, renewed, table
+        from fltrain.methods.ops import classifier_head as heads
+        from fltrain.methods.ops.prototypes import combine, renewed, table
 
         counts, means = table([update.extras[self.name] for update in updates], task.classes)
         if self.cache:

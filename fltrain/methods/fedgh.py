@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Local, Method, Part, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
+from fltrain.models.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +37,7 @@ class FedGh(Method):
         return "all"
 
     def init_server(self, task: Task, start: Tensor) -> State:
-        from fltrain.heads import on_server
+        from fltrain.methods.ops.classifier_head import on_server
 
         return on_server(task, start)
 
@@ -49,7 +51,7 @@ class FedGh(Method):
         return weights
 
     def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
-        from fltrain.prototypes import of_client
+        from fltrain.methods.ops.prototypes import of_client
 
         description = of_client(local)
         sent = {name: description[name] for name in ("classes", "means")}
@@ -58,7 +60,7 @@ class FedGh(Method):
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         import torch
 
-        from fltrain.heads import renewed
+        from fltrain.methods.ops.classifier_head import renewed
 
         sent = [update.extras[self.name] for update in updates]
         means, classes = (torch.cat([one[name] for one in sent]) for name in ("means", "classes"))

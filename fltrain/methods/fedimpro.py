@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fltrain.methods.base import Footprint, Local, Method, Outputs, Server, State, Step, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Outputs, Server, State, Step, Task, Update
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,7 +155,7 @@ class FedImpro(Method):
 
     def _sample(self, maps: Tensor, labels: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
         """Labels and maps of this step's samples."""
-        from fltrain.noise import standard_normal
+        from fltrain.methods.ops.counter_normal import standard_normal
 
         source = local.payload if self.source == "global" else carry
         chosen = carry["labels"].index_select(0, carry["step"].view(1))[0]

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fltrain.methods.base import Local, Method, State
+from fltrain.methods.base import Method
+from fltrain.methods.types import Local, State
 
 if TYPE_CHECKING:
     from torch import Tensor

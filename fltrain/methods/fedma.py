@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Local, Method, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fltrain.matching import Chain
+    from fltrain.methods.ops.neuron_matching import Chain
     from fltrain.models.network import Network
 
 
@@ -50,7 +51,7 @@ class FedMA(Method):
         return self.mode == "bbp_map"
 
     def adapt(self, network: Network, classes: int) -> Network:
-        from fltrain.matching import chained, widened
+        from fltrain.methods.ops.neuron_matching import chained, widened
 
         chained(network)
         return widened(network, self.growth) if self._grows else network
@@ -124,8 +125,8 @@ class FedMA(Method):
     ) -> tuple[Tensor, State]:
         import torch
 
-        from fltrain.matching import row_weights
-        from fltrain.vectors import data_shares
+        from fltrain.methods.ops.neuron_matching import row_weights
+        from fltrain.methods.ops.vectors import data_shares
 
         chain = _chain(task)
         counts = torch.stack([update.extras[self.name]["classes"] for update in updates])
@@ -139,8 +140,8 @@ class FedMA(Method):
         self, chain: Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[list[Tensor], Tensor, State]:
         """Clients' networks in one order, and their mean."""
-        from fltrain.matching import align
-        from fltrain.vectors import data_shares, data_weighted_mean
+        from fltrain.methods.ops.neuron_matching import align
+        from fltrain.methods.ops.vectors import data_shares, data_weighted_mean
 
         sizes = [update.samples for update in updates]
         reference = before.weights if state["rounds"] else sizes.index(max(sizes))
@@ -158,7 +159,7 @@ class FedMA(Method):
         """
         import torch
 
-        from fltrain.matching import Pool, grow
+        from fltrain.methods.ops.neuron_matching import Pool, grow
 
         fixed = int(state["rounds"]) % len(chain)
         random = self.random(task, round=int(state["rounds"]))
@@ -193,6 +194,6 @@ class FedMA(Method):
 
 def _chain(task: Task) -> Chain:
     """The structure of the network that is trained."""
-    from fltrain.matching import Chain
+    from fltrain.methods.ops.neuron_matching import Chain
 
     return Chain.of(task.network, task.layout)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Local, Method, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ class FedNova(Method):
         return gradient + self.mu * (weights - local.start) if self.mu else gradient
 
     def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
-        from fltrain.vectors import accumulated_steps
+        from fltrain.methods.ops.vectors import accumulated_steps
 
         steps: float = local.steps
         if self.normaliser == "momentum":
@@ -56,7 +57,7 @@ class FedNova(Method):
 
     def _shares(self, updates: Sequence[Update]) -> list[float]:
         """p_k tau_eff / a_k: what each displacement counts; their sum is at least one."""
-        from fltrain.vectors import data_shares
+        from fltrain.methods.ops.vectors import data_shares
 
         shares = data_shares(updates)
         normalisers = [float(update.extras[self.name]["normaliser"]) for update in updates]
@@ -67,7 +68,7 @@ class FedNova(Method):
     def aggregate(
         self, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, State]:
-        from fltrain.vectors import mean
+        from fltrain.methods.ops.vectors import mean
 
         moved = mean([update.displacement for update in updates], self._shares(updates))
         if not self.server_momentum:
@@ -76,7 +77,7 @@ class FedNova(Method):
         return before.weights + velocity, {"velocity": velocity}
 
     def aggregate_buffers(self, before: Server, updates: Sequence[Update]) -> Tensor:
-        from fltrain.vectors import mean
+        from fltrain.methods.ops.vectors import mean
 
         if self.buffers == "averaged":
             return super().aggregate_buffers(before, updates)

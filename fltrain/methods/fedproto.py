@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Local, Method, Outputs, Part, Server, State, Step, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Outputs, Server, State, Step, Task, Update
+from fltrain.models.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +24,7 @@ class FedProto(Method):
 
     Attributes:
         weight: lambda, weight of the mean squared distance (over images and dimensions) from these means.
-        averaging: of the clients' means; see ``fltrain.prototypes``.
+        averaging: of the clients' means; see ``fltrain.methods.ops.prototypes``.
         source: features that a client's means are made of: those of the trained model (``post``), or those
             seen during local training (``running``) or its last epoch (``last_epoch``).
         inference: by the ``nearest`` global mean, or by the client's classifier (``head``).
@@ -56,7 +58,7 @@ class FedProto(Method):
         return {"step": step, "counts": counts, "sums": counts.new_zeros(len(counts), width)}
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
-        from fltrain.prototypes import distance_to_means
+        from fltrain.methods.ops.prototypes import distance_to_means
 
         if not local.payload or not self.weight:
             return loss
@@ -67,7 +69,7 @@ class FedProto(Method):
 
     def observe(self, outputs: Outputs, step: Step, local: Local, carry: State) -> State:
         """Add up the features of each class."""
-        from fltrain.prototypes import class_sums
+        from fltrain.methods.ops.prototypes import class_sums
 
         if self.source == "post":
             return carry
@@ -83,14 +85,14 @@ class FedProto(Method):
         }
 
     def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
-        from fltrain.prototypes import describe, of_client
+        from fltrain.methods.ops.prototypes import describe, of_client
 
         sent = of_client(local) if self.source == "post" else describe(carry["counts"], carry["sums"])
         return replace(update, extras={**update.extras, self.name: sent}), {}
 
     # ---------------------------------------------------------------- server
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        from fltrain.prototypes import combine, renewed, table
+        from fltrain.methods.ops.prototypes import combine, renewed, table
 
         sent = table([update.extras[self.name] for update in updates], task.classes)
         return renewed(state, *combine(*sent, self.averaging))

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Local, Method, Outputs, Part, State, Step
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Outputs, State, Step
+from fltrain.models.part import Part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, Strict, model_validator
 
-from fltrain.component import suggest
-from fltrain.errors import FltrainError
-from fltrain.methods.base import Local, Method, Server, State, Task, Update
+from fltrain.core.config import suggest
+from fltrain.core.errors import FltrainError
+from fltrain.methods.base import Method
+from fltrain.methods.types import Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fltrain.methods.base import Footprint, Method, Part
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint
+from fltrain.models.part import Part
 
 
 class LocalOnly(Method):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Local, Method, Outputs, State, Step, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Outputs, State, Step, Update
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.methods.base import Footprint, Local, Method, Schedule, State, Step
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Schedule, State, Step
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fltrain.methods.base import Footprint, Local, Method, Server, State, Task, Update
+from fltrain.methods.base import Method
+from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +94,7 @@ class Scaffold(Method):
 
     def _mean_gradient(self, update: Update, local: Local) -> Tensor:
         """What the client's displacement says its mean corrected gradient was ``[P]``."""
-        from fltrain.vectors import accumulated_steps
+        from fltrain.methods.ops.vectors import accumulated_steps
 
         ended = update.trained if self.displacement == "raw" else update.weights
         momentum = local.task.training.momentum if self.normaliser == "effective" else 0.0
@@ -102,7 +103,7 @@ class Scaffold(Method):
     def aggregate(
         self, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, State]:
-        from fltrain.vectors import data_shares, mean
+        from fltrain.methods.ops.vectors import data_shares, mean
 
         sizes = data_shares(updates)
         moved = mean(

@@ -1,1 +1,1 @@
-"""What is measured beside accuracy and loss."""
+"""Measurements on updates and features."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from fltrain.engine.flat import Slot
+    from fltrain.models.flat import Slot
 
 
 def local_drift(displacements: Tensor) -> float:

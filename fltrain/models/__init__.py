@@ -1,1 +1,1 @@
-"""Networks: declared in ``catalogue`` (no torch), built by ``build``."""
+"""Networks, flat parameter vectors and feedback layers."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fltrain.core.rng import Purpose, seeded_torch
 from fltrain.models.catalogue import Model
 from fltrain.models.network import Network
-from fltrain.randomness import Purpose, seeded_torch
 
 
 def build(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fltrain.component import Component, catalogue
+from fltrain.core.registry import Component, catalogue
 
 if TYPE_CHECKING:
     from fltrain.models.network import Network

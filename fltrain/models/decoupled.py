@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.errors import FltrainError
+from fltrain.core.errors import FltrainError
 from fltrain.models.mobilenetv2 import InvertedResidual
 from fltrain.models.network import Network
 from fltrain.models.parts import norm_layer

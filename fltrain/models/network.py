@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fltrain.errors import FltrainError
+from fltrain.core.errors import FltrainError
 
 SHORTCUTS = frozenset({"shortcut", "downsample"})
 """What modules beside the main path are called (the second name is torchvision's)."""

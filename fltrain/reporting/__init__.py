@@ -1,1 +1,1 @@
-"""From run records and published values to tables and figures. No torch here."""
+"""Records to tables, figures, claims and overview; verification of results."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fltrain.experiments import plan
+from fltrain.experiments.plan import plan
 
 from ..workflow.test_workflow import ROOT, Checkout
 from .slurm import Slurm

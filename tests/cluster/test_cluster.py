@@ -22,11 +22,11 @@ from threading import Event
 import pytest
 import yaml
 
-from fltrain.costs import Calibration, DeviceCosts, Exchange, StepCost, Workload, calibration_file
-from fltrain.demands import Demand, measured
-from fltrain.experiments import plan
-from fltrain.selection import Request
-from fltrain.spec import RunSpec
+from fltrain.experiments.costs import Calibration, DeviceCosts, Exchange, StepCost, Workload, calibration_file
+from fltrain.experiments.job_resources import Demand, measured
+from fltrain.experiments.plan import plan
+from fltrain.experiments.selection import Request
+from fltrain.runs.spec import RunSpec
 
 from ..workflow.test_workflow import Checkout, contents
 from .slurm import GPUS, Slurm, command, in_jobs, wait_until

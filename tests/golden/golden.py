@@ -22,22 +22,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fltrain.component import Component, canonical_json, short_hash
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import digest, write_text
+from fltrain.core.hashing import canonical_json, short_hash
+from fltrain.core.registry import Component
 from fltrain.data.augmentation import Augmentation
 from fltrain.data.datasets import Dataset
 from fltrain.data.partition import SCHEMES, LocalTest, Scheme
 from fltrain.data.prepared import Partition, PreparedData, prepare
 from fltrain.engine.augment import Augmented
 from fltrain.engine.data import FederatedData
-from fltrain.engine.rounds import Simulation
-from fltrain.errors import FltrainError
-from fltrain.files import digest, write_text
+from fltrain.engine.simulation import Simulation
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
+from fltrain.methods.training import LEARNING_RATES, LearningRate
 from fltrain.models.build import build
 from fltrain.models.catalogue import MODELS, Model
-from fltrain.spec import ENGINE_REVISION, LEARNING_RATES, LearningRate, RunSpec
+from fltrain.runs.spec import ENGINE_REVISION, RunSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")
 
@@ -70,7 +72,7 @@ class Entry:
     numbers: Callable[[], Numbers]
 
 
-ENGINE = "ENGINE_REVISION (fltrain.spec)"
+ENGINE = "ENGINE_REVISION (fltrain.runs.spec)"
 DATA = "the revision of digits (config/datasets.yaml)"
 
 

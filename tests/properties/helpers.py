@@ -11,14 +11,16 @@ from torch import Tensor
 
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import TRAINED
-from fltrain.engine.local import LoopExecutor, Trained
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.methods import METHODS
-from fltrain.methods.base import Examples, Local, Method, Task, Update
+from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
+from fltrain.methods.training import Constant, Training
+from fltrain.methods.types import Examples, Local, Task, Update
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
-from fltrain.spec import Constant, Evaluation, Participation, RunSpec, Training
+from fltrain.runs.spec import Evaluation, Participation, RunSpec
 
 CPU = torch.device("cpu")
 FULL_BATCH = 512

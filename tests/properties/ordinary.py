@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from fltrain.engine.local import FrozenModels, LoopStep
-from fltrain.engine.rounds import Simulation
-from fltrain.methods.base import Method, Outputs, Update
+from fltrain.engine.executors.loop import FrozenModels, LoopStep
+from fltrain.engine.simulation import Simulation
+from fltrain.methods.base import Method
+from fltrain.methods.types import Outputs, Update
 from fltrain.models.catalogue import Model
 from fltrain.models.network import Network
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.models.catalogue import Model
 from fltrain.models.network import Network

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrain.errors import FltrainError
+from fltrain.core.errors import FltrainError
 from fltrain.methods import METHODS
-from fltrain.methods.base import Method, Outputs, Recording, Server, Update
+from fltrain.methods.base import Method
 from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition, LocalHooks
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedacg import FedACG
@@ -22,8 +22,9 @@ from fltrain.methods.fedprox import FedProx
 from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.scaffold import Scaffold
+from fltrain.methods.types import Outputs, Recording, Server, Update
 from fltrain.metrics.updates import layer_similarity
-from fltrain.spec import RunSpec
+from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     BASES,

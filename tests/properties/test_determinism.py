@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 import torch
 
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.prepared import Partition
-from fltrain.determinism import Determinism, Profile, determined
-from fltrain.engine.rounds import Simulation
-from fltrain.methods.base import Method, Schedule
+from fltrain.engine.simulation import Simulation
+from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.scaffold import Scaffold
-from fltrain.randomness import Purpose, stream
-from fltrain.records import Results
-from fltrain.spec import RunSpec
+from fltrain.methods.types import Schedule
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.determinism import Determinism, Profile, determined
 
 from .helpers import (
     REPRESENTATIVES,

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain import vectors
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.ecgr import Ecgr, herd
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
+from fltrain.methods.ops import vectors
+from fltrain.methods.ops.vectors import accumulated_steps, gram
 from fltrain.methods.scaffold import Scaffold
 from fltrain.models.catalogue import LeNet5
-from fltrain.vectors import accumulated_steps, gram
 
 from .helpers import (
     FULL_BATCH,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg

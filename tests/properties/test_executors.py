@@ -10,21 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.engine import executors, graph
-from fltrain.engine.executors import AutoExecutor
-from fltrain.engine.graph import GraphExecutor
-from fltrain.engine.local import LoopExecutor
-from fltrain.engine.replay import record
-from fltrain.engine.rounds import Simulation
-from fltrain.engine.stack import StackExecutor
-from fltrain.errors import FltrainError
+from fltrain.core.errors import FltrainError
+from fltrain.engine.executors import choose as executors
+from fltrain.engine.executors import graph
+from fltrain.engine.executors.choose import AutoExecutor
+from fltrain.engine.executors.graph import GraphExecutor
+from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.executors.replay import record
+from fltrain.engine.executors.stack import StackExecutor
+from fltrain.engine.simulation import Simulation
 from fltrain.methods import METHODS
-from fltrain.methods.base import Local, State
 from fltrain.methods.base import Method as AnyMethod
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.feddyn import FedDyn
+from fltrain.methods.training import Exponential
+from fltrain.methods.types import Local, State
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
-from fltrain.spec import Exponential
 
 from .helpers import (
     COMBINATIONS,

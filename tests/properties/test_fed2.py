@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.engine.rounds import Simulation
-from fltrain.errors import FltrainError
-from fltrain.methods.base import Update
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fed2 import Fed2
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.types import Update
 from fltrain.models.build import build
 from fltrain.models.catalogue import (
     MODELS,

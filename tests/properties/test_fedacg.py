@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fltrain.engine.evaluation import test as evaluate
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedacg import FedACG
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedavgm import FedAvgM
 from fltrain.methods.fedprox import FedProx
-from fltrain.spec import Participation
-from fltrain.vectors import data_weighted_mean
+from fltrain.methods.ops.vectors import data_weighted_mean
+from fltrain.runs.spec import Participation
 
 from .helpers import FULL_BATCH, Tracing, local_of, simulation, trained
 from .quadratics import TWO_CLIENTS, Quadratics, weights_after

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.engine.clients import OWN
-from fltrain.methods.base import Server
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedamp import FedAmp
 from fltrain.methods.local import LocalOnly
+from fltrain.methods.types import Server
 from fltrain.models.network import Network
 
 from .helpers import Tracing, by_name, local_of, simulation, task_of, trained, update_of

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.methods.base import Server, Update
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.ops.vectors import data_weighted_mean
+from fltrain.methods.training import Exponential, Training
+from fltrain.methods.types import Server, Update
 from fltrain.models.build import build
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
-from fltrain.spec import Exponential, Training
-from fltrain.vectors import data_weighted_mean
 
 from .helpers import FULL_BATCH, Tracing, by_name, simulation, trained, update_of
 from .quadratics import TWO_CLIENTS, weights_after

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrain.engine.rounds import Simulation
-from fltrain.methods.base import Server
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedavgm import FedAvgM
-from fltrain.spec import Participation
-from fltrain.vectors import mean
+from fltrain.methods.ops.vectors import mean
+from fltrain.methods.types import Server
+from fltrain.runs.spec import Participation
 
 from .helpers import Tracing, simulation, task_of, trained, update_of
 from .quadratics import TWO_CLIENTS, Quadratics, weights_after

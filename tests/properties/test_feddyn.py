@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fltrain.data.prepared import Partition
-from fltrain.engine.rounds import Diverged, Simulation
+from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.feddyn import FedDyn
-from fltrain.spec import Participation
-from fltrain.vectors import clip_norm
+from fltrain.methods.ops.vectors import clip_norm
+from fltrain.runs.spec import Participation
 
 from . import quadratics
 from .helpers import Tracing, assert_same_model, local_of, simulation, trained

@@ -14,14 +14,15 @@ from torch.nn.utils import vector_to_parameters
 
 from fltrain.data.prepared import Partition
 from fltrain.engine.clients import OWN
-from fltrain.engine.local import LoopExecutor, Trained
-from fltrain.engine.rounds import Simulation
-from fltrain.methods.base import Outputs, Part, Phase, Schedule, State
+from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedfcd import FedFcd
 from fltrain.methods.local import LocalOnly
+from fltrain.methods.training import Exponential
+from fltrain.methods.types import Outputs, Phase, Schedule, State
 from fltrain.models.catalogue import Mlp, MobileNetTiny, Model
 from fltrain.models.network import Network
-from fltrain.spec import Exponential
+from fltrain.models.part import Part
 
 from .helpers import assert_same_model, digits, local_of, rows_of, simulation, skewed, trained
 from .ordinary import features, flat, replica, running

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from fltrain.data.prepared import Partition
 from fltrain.engine.clients import OWN
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedgh import FedGh
+from fltrain.methods.training import Training
 from fltrain.models.catalogue import LeNet5
-from fltrain.spec import Training
 
 from .helpers import by_name, digits, simulation, skewed, trained, update_of, with_tests
 from .ordinary import features, flat, replica

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.core.errors import FltrainError
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.prepared import Partition
-from fltrain.engine.rounds import Simulation
-from fltrain.errors import FltrainError
-from fltrain.methods.base import Method, Server, Task, Update
+from fltrain.engine.simulation import Simulation
+from fltrain.methods.base import Method
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedimpro import FedImpro, class_moments
@@ -26,12 +27,13 @@ from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
 from fltrain.methods.scaffold import Scaffold
+from fltrain.methods.training import Cosine
+from fltrain.methods.types import Server, Task, Update
 from fltrain.metrics.updates import gradient_variance
 from fltrain.models.build import build
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model, ResNet18, ResNet50, Vgg9
 from fltrain.models.network import Network, map_shape
-from fltrain.randomness import Purpose, stream
-from fltrain.spec import Cosine, RunSpec
+from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     FULL_BATCH,

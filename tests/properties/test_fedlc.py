@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.errors import FltrainError
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedlc import FedLC
 from fltrain.models.network import Network
-from fltrain.spec import RunSpec
+from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     FULL_BATCH,

@@ -11,15 +11,15 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fltrain.engine.rounds import Simulation
-from fltrain.errors import FltrainError
-from fltrain.methods.base import Update
+from fltrain.core.errors import FltrainError
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedma import FedMA
+from fltrain.methods.types import Update
 from fltrain.models.catalogue import LeNet5, Mlp, MobileNetTiny, Model, Vgg9
 from fltrain.models.network import Network
-from fltrain.spec import RunSpec
+from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     FULL_BATCH,
@@ -573,7 +573,7 @@ class Unmatched(FedMA):
     name: Literal["unmatched"] = "unmatched"
 
     def _merge(self, chain, task, state, before, updates):
-        from fltrain.vectors import data_weighted_mean
+        from fltrain.methods.ops.vectors import data_weighted_mean
 
         vectors = [update.weights for update in updates]
         return vectors, data_weighted_mean(updates, vectors), state
@@ -585,7 +585,7 @@ class NextLayerForgotten(FedMA):
     name: Literal["next_layer_forgotten"] = "next_layer_forgotten"
 
     def aggregate(self, task, state, before, updates):
-        from fltrain.matching import Chain
+        from fltrain.methods.ops.neuron_matching import Chain
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Chain, "reorder_inputs", lambda self, vector, layer, sources: None)
@@ -598,7 +598,7 @@ class BlocksInterleaved(FedMA):
     name: Literal["blocks_interleaved"] = "blocks_interleaved"
 
     def aggregate(self, task, state, before, updates):
-        from fltrain.matching import Chain
+        from fltrain.methods.ops.neuron_matching import Chain
 
         right = Chain.incoming
 
@@ -632,7 +632,7 @@ class RowsBySize(FedMA):
     name: Literal["rows_by_size"] = "rows_by_size"
 
     def aggregate(self, task, state, before, updates):
-        from fltrain.vectors import data_shares
+        from fltrain.methods.ops.vectors import data_shares
 
         shares = data_shares(updates)
         updates = [
@@ -744,7 +744,7 @@ class InputsAsTheyWere(FedMA):
     name: Literal["inputs_as_they_were"] = "inputs_as_they_were"
 
     def receive(self, weights, local):
-        from fltrain.matching import Chain
+        from fltrain.methods.ops.neuron_matching import Chain
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Chain, "reorder_inputs", lambda self, vector, layer, sources: None)
@@ -757,7 +757,7 @@ class PlainMeans(FedMA):
     name: Literal["plain_means"] = "plain_means"
 
     def aggregate(self, task, state, before, updates):
-        from fltrain.matching import Pool
+        from fltrain.methods.ops.neuron_matching import Pool
 
         with pytest.MonkeyPatch.context() as patch:
             means = property(lambda pool: pool.sums * pool.sigma / pool.counts[:, None])

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fltrain.data.prepared import Partition
-from fltrain.engine.rounds import Diverged, Simulation
-from fltrain.methods.base import Method, Server, Update
+from fltrain.engine.simulation import Diverged, Simulation
+from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
+from fltrain.methods.types import Server, Update
 
 from . import quadratics
 from .helpers import FULL_BATCH, Tracing, local_of, simulation, task_of, trained, update_of

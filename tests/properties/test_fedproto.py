@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from fltrain.engine.clients import OWN
 from fltrain.engine.evaluation import test_clients as decisions_of_all
-from fltrain.engine.rounds import Simulation
-from fltrain.methods.base import Outputs
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedproto import FedProto
 from fltrain.methods.local import LocalOnly
+from fltrain.methods.types import Outputs
 from fltrain.models.network import Network
 
 from .helpers import by_name, digits, local_of, skewed, trained, update_of, with_tests

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.data.prepared import Partition
-from fltrain.engine.local import LoopStep
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.executors.loop import LoopStep
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedrs import FedRS
 from fltrain.models.network import Network

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from fltrain.engine.local import LoopStep
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.executors.loop import LoopStep
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa

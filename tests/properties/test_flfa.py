@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fltrain.methods import METHODS
-from fltrain.methods.base import Local, Method, Schedule, State
+from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
+from fltrain.methods.types import Local, Schedule, State
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
 from fltrain.models.feedback import feedback
 

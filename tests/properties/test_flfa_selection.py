@@ -11,12 +11,13 @@ import torch
 from scipy.stats import skew
 from torch import nn
 
-from fltrain.engine.flat import Layout, slots
-from fltrain.errors import FltrainError
-from fltrain.methods.base import Method, Server, Task, Update
+from fltrain.core.errors import FltrainError
+from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
+from fltrain.methods.types import Server, Task, Update
 from fltrain.metrics.updates import layer_similarity
 from fltrain.models.catalogue import LeNet5, Model
+from fltrain.models.flat import Layout, slots
 from fltrain.models.network import Layer, Network
 
 from .helpers import (

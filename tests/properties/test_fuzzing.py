@@ -21,18 +21,18 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from fltrain.cli import app, main
-from fltrain.component import file_name
+from fltrain.core.config import file_name
+from fltrain.core.errors import FltrainError
+from fltrain.core.strict_yaml import parse_plain, read_plain
 from fltrain.data.datasets import Dataset
 from fltrain.data.partition import SCHEMES, LocalTest, Scheme
 from fltrain.data.prepared import PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.data.registry import load
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
+from fltrain.experiments.plan import plan
 from fltrain.methods import METHODS
 from fltrain.models.catalogue import MODELS
-from fltrain.plain_yaml import parse_plain, read_plain
-from fltrain.presets import PRESETS
-from fltrain.spec import RunSpec
+from fltrain.runs.presets import PRESETS
+from fltrain.runs.spec import RunSpec
 
 from .helpers import COMBINATIONS, MODEL_FOR
 

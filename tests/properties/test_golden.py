@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from fltrain.component import canonical_json
+from fltrain.core.errors import FltrainError
+from fltrain.core.hashing import canonical_json
 from fltrain.data.partition import SCHEMES
-from fltrain.errors import FltrainError
 from fltrain.methods import METHODS
+from fltrain.methods.training import LEARNING_RATES
 from fltrain.models.catalogue import MODELS
-from fltrain.spec import LEARNING_RATES
 
 from ..golden import golden
 from ..golden.golden import Entry, Numbers

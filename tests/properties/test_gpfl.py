@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from fltrain.engine.flat import Slot
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.gpfl import Gpfl
 from fltrain.models.catalogue import FedAvgCnn, LeNet5, Mlp, MobileNetTiny, Model
+from fltrain.models.flat import Slot
 from fltrain.models.network import Network
 
 from .helpers import (

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.engine.local import LoopExecutor
+from fltrain.engine.executors.loop import LoopExecutor
 from fltrain.methods import METHODS
-from fltrain.methods.base import Local, Method, State
+from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
+from fltrain.methods.types import Local, State
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
 
 from ..guard import no_host_sync

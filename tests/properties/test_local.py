@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fltrain.data.prepared import Partition
 from fltrain.engine.clients import OWN
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.local import LocalOnly

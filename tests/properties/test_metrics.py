@@ -9,9 +9,9 @@ import torch
 from scipy.stats import skew
 from torch import Tensor
 
-from fltrain.engine.flat import Slot
-from fltrain.metrics.representation import separability
+from fltrain.metrics.separability import separability
 from fltrain.metrics.updates import layer_similarity, local_drift, skewness
+from fltrain.models.flat import Slot
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

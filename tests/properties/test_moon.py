@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.engine.local import LoopStep
-from fltrain.engine.rounds import Simulation
-from fltrain.methods.base import Local, Outputs, State
+from fltrain.engine.executors.loop import LoopStep
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
+from fltrain.methods.types import Local, Outputs, State
 from fltrain.models.build import build
 from fltrain.models.catalogue import EcgrCnn, LeNet5, MobileNetTiny, Model
 from fltrain.models.feedback import feedback

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.perfedavg import PerFedAvg
+from fltrain.methods.training import Exponential
 from fltrain.models.catalogue import Mlp
 from fltrain.models.network import Network
-from fltrain.randomness import Purpose, stream
-from fltrain.spec import Exponential
 
 from .helpers import Tracing, assert_same_model, by_name, local_of, rows_of, simulation, task_of, trained
 from .ordinary import check_round, gradient_of, replica, running

@@ -11,19 +11,22 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
+from fltrain.engine.client_store import ClientStore
 from fltrain.engine.clients import Clients, Ownership
-from fltrain.engine.local import Sgd
-from fltrain.engine.rounds import Diverged, Simulation
-from fltrain.engine.store import ClientStore
-from fltrain.errors import FltrainError
+from fltrain.engine.executors.loop import Sgd
+from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods import METHODS
-from fltrain.methods.base import Local, Method, Part, Phase, Schedule, State
+from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.training import Training
+from fltrain.methods.types import Local, Phase, Schedule, State
 from fltrain.models.catalogue import Mlp, MobileNetTiny
 from fltrain.models.network import Network
-from fltrain.spec import RunSpec, Training
+from fltrain.models.part import Part
+from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     BASES,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
-from fltrain.engine.rounds import Simulation
-from fltrain.engine.store import ClientStore
+from fltrain.engine.client_store import ClientStore
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 
 from .helpers import REPRESENTATIVES, by_name, simulation

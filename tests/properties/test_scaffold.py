@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrain.engine.rounds import Diverged
-from fltrain.methods.base import State
+from fltrain.engine.simulation import Diverged
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.ops.vectors import accumulated_steps
 from fltrain.methods.scaffold import Scaffold
-from fltrain.vectors import accumulated_steps
+from fltrain.methods.types import State
 
 from .helpers import Tracing, local_of, simulation, trained, update_of
 from .quadratics import TWO_CLIENTS, Quadratics, weights_after

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.augmentation import Augmentation
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.rounds import Diverged, Simulation
-from fltrain.errors import FltrainError
+from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.ops.vectors import clip_norm
 from fltrain.methods.scaffold import Scaffold
 from fltrain.models.build import build
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
-from fltrain.spec import RunSpec
-from fltrain.vectors import clip_norm
+from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     FULL_BATCH,

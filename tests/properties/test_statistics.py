@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.engine.flat import Slot
+from fltrain.core.errors import FltrainError
 from fltrain.engine.statistics import STATISTICS
-from fltrain.errors import FltrainError
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.scaffold import Scaffold
 from fltrain.metrics.updates import gradient_variance, weight_divergence
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.flat import Slot
 from fltrain.models.network import Network
-from fltrain.spec import RunSpec, Statistic
+from fltrain.runs.spec import RunSpec, Statistic
 
 from .helpers import Tracing, assert_same_model, by_name, layer_names, rows_of, simulation, trained
 from .quadratics import TWO_CLIENTS

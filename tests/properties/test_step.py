@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.engine.local import FrozenModels, LoopStep
-from fltrain.methods.base import Outputs, Part
+from fltrain.engine.executors.loop import FrozenModels, LoopStep
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedrs import FedRS
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
+from fltrain.methods.types import Outputs
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.part import Part
 
 from .helpers import FORWARD_ORDER, by_name, changed_parameters
 from .ordinary import (

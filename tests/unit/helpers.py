@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.local import LoopExecutor, Trained
-from fltrain.engine.rounds import Simulation
-from fltrain.records import Record, Results
-from fltrain.reporting.layout import Sheet
-from fltrain.spec import RunSpec
-from fltrain.train import Execution, train
+from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.simulation import Simulation
+from fltrain.engine.train import Execution, train
+from fltrain.experiments.layout import Sheet
+from fltrain.runs.record import Record, Results
+from fltrain.runs.spec import RunSpec
 
 CPU = torch.device("cpu")
 

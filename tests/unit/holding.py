@@ -9,10 +9,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from fltrain import devices
-from fltrain.devices import Slots
-from fltrain.errors import Stopped
-from fltrain.stopping import Stopping
+from fltrain.core.errors import Stopped
+from fltrain.runtime import devices
+from fltrain.runtime.devices import Slots
+from fltrain.runtime.signals import Stopping
 
 _context = multiprocessing.get_context("forkserver")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.engine.checkpoint import Interval
-from fltrain.records import Record, Results
-from fltrain.spec import RunSpec
+from fltrain.runs.record import Record, Results
+from fltrain.runs.spec import RunSpec
 
 FILES = ("spec.json", "metrics.jsonl", "summary.json", "models.safetensors")
 """What must not depend on how often a run was interrupted."""
@@ -36,7 +36,7 @@ def _changes_files(event: str, arguments: tuple[Any, ...]) -> bool:
 
 # Children are forked from a process that has imported torch already, so that they start at once.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["fltrain.train"])
+_context.set_forkserver_preload(["fltrain.engine.train"])
 
 
 def started(spec: RunSpec, root: Path, kill_at: int | None = None) -> ForkServerProcess:
@@ -69,7 +69,7 @@ def _train(spec: str, root: Path, kill_at: int | None) -> None:
 
     import torch
 
-    from fltrain.train import Execution, train
+    from fltrain.engine.train import Execution, train
 
     if kill_at is not None:
         _kill_at(kill_at, root)

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fltrain import archive
-from fltrain.archive import Imported, export_records, import_records
 from fltrain.cli import app
-from fltrain.errors import FltrainError
-from fltrain.files import write_json
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_json
 from fltrain.methods.fedavg import FedAvg
-from fltrain.records import RECORD_FILES, Record, Results
+from fltrain.runs import archive
+from fltrain.runs.archive import Imported, export_records, import_records
+from fltrain.runs.record import RECORD_FILES, Record, Results
 
 from .helpers import TINY, tiny, trained
 

@@ -10,11 +10,11 @@ from scipy.stats import chisquare
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as transforms
 
+from fltrain.core.errors import FltrainError
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.augment import Augmented
 from fltrain.engine.data import Split
-from fltrain.errors import FltrainError
-from fltrain.randomness import Purpose, stream
 
 from ..guard import no_host_sync
 

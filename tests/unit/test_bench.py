@@ -14,11 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from fltrain import bench as benching
-from fltrain import cli, kernels
+from fltrain import cli
 from fltrain.bench import BARE, OPTIMISERS, STEPS, Bare, Bench, Work, files_of, measure
-from fltrain.engine.executors import EXECUTORS
-from fltrain.engine.local import LoopExecutor
-from fltrain.errors import FltrainError, MethodError
+from fltrain.core.errors import FltrainError, MethodError
+from fltrain.engine.executors.choose import EXECUTORS
+from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.runtime import profiler as kernels
 
 from .conftest import Register
 from .helpers import CPU

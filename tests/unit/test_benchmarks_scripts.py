@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fltrain.engine.store import ClientStore
-from fltrain.errors import FltrainError
+from fltrain.core.errors import FltrainError
+from fltrain.engine.client_store import ClientStore
 
 from .helpers import CPU
 

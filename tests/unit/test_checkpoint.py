@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import PreparedData
 from fltrain.engine import checkpoint, tensorfile
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.engine.tensorfile import NotWhole, Tree
-from fltrain.errors import FltrainError
 
 from .helpers import CPU, federation, labels, pixels, tiny
 

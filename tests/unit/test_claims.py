@@ -12,17 +12,17 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
-from fltrain.errors import FltrainError
-from fltrain.experiments import Plan, plan
-from fltrain.files import write_json
-from fltrain.records import Record, Results, write_record
-from fltrain.reporting import claims as tests_of_claims
-from fltrain.reporting import judgement
-from fltrain.reporting.claims import Claim
-from fltrain.reporting.judgement import Finding
-from fltrain.reporting.layout import Sheet
-from fltrain.reporting.published import Published, Statement, read_claims
-from fltrain.reporting.summaries import summarise
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_json
+from fltrain.experiments import claims as tests_of_claims
+from fltrain.experiments.claims import Claim
+from fltrain.experiments.layout import Sheet
+from fltrain.experiments.plan import Plan, plan
+from fltrain.reporting.claims import judge as judgement
+from fltrain.reporting.claims.judge import Finding
+from fltrain.reporting.claims.summary import summarise
+from fltrain.reporting.numbers.published import Published, Statement, read_claims
+from fltrain.runs.record import Record, Results, write_record
 
 from .helpers import tiny
 

@@ -19,14 +19,15 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fltrain import __version__, calibration, cli
+from fltrain import __version__, cli
 from fltrain.cli import SCHEMAS, app, main
+from fltrain.core.files import read_json
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.download import OFFLINE
 from fltrain.data.prepared import load_prepared
-from fltrain.files import read_json
-from fltrain.records import RECORD_FILES, Results
-from fltrain.spec import RunSpec
+from fltrain.experiments import calibrate as calibration
+from fltrain.runs.record import RECORD_FILES, Results
+from fltrain.runs.spec import RunSpec
 
 from .helpers import TINY, trained
 

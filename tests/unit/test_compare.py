@@ -19,14 +19,14 @@ from scipy import stats
 
 import fltrain
 from fltrain import cli
-from fltrain.compare import Choice, Comparison, Condition, compare, sketch
-from fltrain.described import Described
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
-from fltrain.frames import find_runs
-from fltrain.records import Results, summarise, write_record
-from fltrain.spec import RunSpec
-from fltrain.tracking import Wanted, export
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.plan import plan
+from fltrain.runs.record import Results, summarise, write_record
+from fltrain.runs.spec import RunSpec
+from fltrain.tracking.compare import Choice, Comparison, Condition, compare, sketch
+from fltrain.tracking.dataframes import find_runs
+from fltrain.tracking.export import Wanted, export
+from fltrain.tracking.run_view import Described
 
 from .helpers import tiny
 

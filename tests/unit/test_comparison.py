@@ -11,21 +11,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
-from fltrain.records import Record, Results, write_record
-from fltrain.reporting import tables
-from fltrain.reporting.comparison import Facing, compare, margin_of_gain, rank_correlation
-from fltrain.reporting.layout import Restriction, Sheet
-from fltrain.reporting.published import FAILURES, Published, PublishedValue, read_anomalies
-from fltrain.reporting.statistics import (
-    OverSeeds,
-    Statistic,
-    against_point,
-    against_sample,
-    holm,
-    one_sided,
-)
+from fltrain.core.errors import FltrainError
+from fltrain.core.statistics import OverSeeds, Statistic, against_point, against_sample, holm, one_sided
+from fltrain.experiments.layout import Restriction, Sheet
+from fltrain.experiments.plan import plan
+from fltrain.reporting.numbers.comparison import Facing, compare, margin_of_gain, rank_correlation
+from fltrain.reporting.numbers.published import FAILURES, Published, PublishedValue, read_anomalies
+from fltrain.reporting.tables import write as tables
+from fltrain.runs.record import Record, Results, write_record
 
 from .helpers import tiny
 

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from fltrain import calibration
-from fltrain.calibration import calibrate
-from fltrain.costs import (
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_json
+from fltrain.engine.simulation import Simulation
+from fltrain.experiments import calibrate as calibration
+from fltrain.experiments.calibrate import calibrate
+from fltrain.experiments.costs import (
     JSON_BYTES,
     Calibration,
     DeviceCosts,
@@ -24,14 +27,11 @@ from fltrain.costs import (
     estimate,
     run_table,
 )
-from fltrain.engine.rounds import Simulation
-from fltrain.errors import FltrainError
-from fltrain.experiments import Plan, plan
-from fltrain.files import write_json
-from fltrain.provenance import gather
-from fltrain.records import Results
-from fltrain.selection import Selection
-from fltrain.spec import RunSpec
+from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.selection import Selection
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.provenance import gather
 
 from .helpers import CPU, TINY, tiny, trained
 

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fltrain.data import obtain as obtaining
+from fltrain.core.errors import FltrainError
+from fltrain.data import fetch as obtaining
 from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
 from fltrain.data.download import OFFLINE, Patience
-from fltrain.data.formats import RawSplits
-from fltrain.data.obtain import obtain, whereabouts
+from fltrain.data.fetch import obtain, whereabouts
 from fltrain.data.prepared import prepare
+from fltrain.data.readers import RawSplits
 from fltrain.data.registry import DatasetEntry, load
-from fltrain.errors import FltrainError
-from fltrain.records import Record, Results
+from fltrain.runs.record import Record, Results
 
 from .conftest import Register
 from .helpers import labels, pixels, tiny, trained, write_npz

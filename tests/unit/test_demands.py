@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fltrain.costs import (
+from fltrain.experiments.costs import (
     Calibration,
     DeviceCosts,
     Exchange,
@@ -13,7 +13,7 @@ from fltrain.costs import (
     calibration_file,
     estimate,
 )
-from fltrain.demands import (
+from fltrain.experiments.job_resources import (
     BASE_MB,
     CHECKPOINTS_MB,
     UNKNOWN_MINUTES,
@@ -23,8 +23,8 @@ from fltrain.demands import (
     measured,
     most_vram_mb,
 )
-from fltrain.records import Results
-from fltrain.spec import RunSpec
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
 
 from .helpers import TINY
 

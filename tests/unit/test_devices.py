@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fltrain import devices
-from fltrain.devices import LOCKS, RUNS, Slot, Slots, pick_device
-from fltrain.errors import FltrainError, Stopped
+from fltrain.core.errors import FltrainError, Stopped
+from fltrain.runtime import devices
+from fltrain.runtime.devices import LOCKS, RUNS, Slot, Slots, pick_device
 
 from .holding import give_up, hold, keep, started, until
 
@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path, folder:
 def test_without_a_gpu_nothing_is_held(tmp_path: Path) -> None:
     folder = tmp_path / "locks"
     done = subprocess.run(
-        [sys.executable, "-c", "from fltrain.devices import pick_device; print(pick_device('auto'))"],
+        [sys.executable, "-c", "from fltrain.runtime.devices import pick_device; print(pick_device('auto'))"],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", LOCKS: str(folder)},
         capture_output=True,
         text=True,

@@ -15,15 +15,15 @@ import torch
 import yaml
 from sklearn.datasets import load_digits
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import prepare
-from fltrain.declarations import Axis
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
+from fltrain.experiments.plan import plan
+from fltrain.experiments.schema import Axis
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
-from fltrain.reporting.comparison import VERDICTS
-from fltrain.spec import RunSpec
+from fltrain.reporting.numbers.comparison import VERDICTS
+from fltrain.runs.spec import RunSpec
 
 from .conftest import Register
 from .helpers import federation, tiny

@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from fltrain.data.archives import unpack
+from fltrain.core.errors import FltrainError
 from fltrain.data.download import Patience, RemoteFile, fetch
-from fltrain.errors import FltrainError
+from fltrain.data.unpack import unpack
 
 BODY = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
@@ -848,7 +848,7 @@ def test_archives_that_expand_absurdly_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_usual_limit_stops_a_gzip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fltrain.data.archives._ALWAYS_ALLOWED", 1_000_000)
+    monkeypatch.setattr("fltrain.data.unpack._ALWAYS_ALLOWED", 1_000_000)
     bomb = tmp_path / "x.gz"
     bomb.write_bytes(gzip.compress(bytes(20_000_000)))
     assert f"more than {100 * bomb.stat().st_size:,} bytes" in refused(bomb, tmp_path)

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.partition import Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.evaluation import TestResult
 from fltrain.engine.evaluation import test as evaluate
-from fltrain.engine.rounds import Simulation
-from fltrain.errors import FltrainError
+from fltrain.engine.simulation import Simulation
+from fltrain.engine.train import ensure_data
 from fltrain.models.build import build
 from fltrain.models.catalogue import MobileNetTiny
 from fltrain.models.network import Network
-from fltrain.records import Results
-from fltrain.train import ensure_data
+from fltrain.runs.record import Results
 
 from .conftest import Register
 from .helpers import CPU, federation, labels, pixels, tiny, trained, write_npz

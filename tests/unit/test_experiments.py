@@ -15,13 +15,13 @@ import yaml
 from typer.testing import CliRunner
 
 from fltrain.cli import SCHEMAS, app
-from fltrain.component import Settings
-from fltrain.declarations import Axis, Paper, Scale, merge, read_yaml
-from fltrain.errors import FltrainError
-from fltrain.experiments import Plan, plan, table_rows
-from fltrain.reporting.layout import Restriction, Sheet
-from fltrain.selection import Request, Selection
-from fltrain.spec import RunSpec
+from fltrain.core.config import Settings
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.layout import Restriction, Sheet
+from fltrain.experiments.plan import Plan, plan, table_rows
+from fltrain.experiments.schema import Axis, Paper, Scale, merge, read_yaml
+from fltrain.experiments.selection import Request, Selection
+from fltrain.runs.spec import RunSpec
 
 CONFIG = Path(__file__).parents[2] / "config"
 KINDS: dict[str, tuple[str, type[Settings]]] = {

@@ -19,6 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fltrain.cli import main
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import backdate, digest, read_arrays, replacing, write_arrays, write_json, write_text
+from fltrain.core.job_log import LOG, job
 from fltrain.data.datasets import Dataset
 from fltrain.data.partition import Iid
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
@@ -26,12 +29,9 @@ from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.evaluation import test as evaluate
 from fltrain.engine.memory import out_of_memory
-from fltrain.errors import FltrainError
-from fltrain.files import backdate, digest, read_arrays, replacing, write_arrays, write_json, write_text
-from fltrain.job import LOG, job
 from fltrain.models.network import Network
-from fltrain.records import Results
-from fltrain.spec import RunSpec
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
 
 from .helpers import CPU, TINY, tiny, trained
 

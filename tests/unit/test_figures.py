@@ -14,12 +14,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.text import Text
 
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.layout import Cell, Curves, Sheet
+from fltrain.experiments.plan import plan
 from fltrain.methods import METHODS
-from fltrain.records import write_record
-from fltrain.reporting import distributions, figures, style
-from fltrain.reporting.layout import Cell, Curves, Sheet
+from fltrain.reporting.figures import distributions, style
+from fltrain.reporting.figures import draw as figures
+from fltrain.runs.record import write_record
 
 from .helpers import Cells, tiny, trained
 

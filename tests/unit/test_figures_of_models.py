@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 import torch
 
+from fltrain.analysis.trained_model import TrainedRun
+from fltrain.core.errors import FltrainError
 from fltrain.engine.evaluation import test as evaluate
-from fltrain.errors import FltrainError
-from fltrain.records import Record, Results
-from fltrain.reporting import figures
-from fltrain.reporting.layout import Sheet
-from fltrain.trained import TrainedRun
+from fltrain.experiments.layout import Sheet
+from fltrain.reporting.figures import draw as figures
+from fltrain.runs.record import Record, Results
 
 from .helpers import CPU, tiny, trained
 

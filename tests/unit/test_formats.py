@@ -21,11 +21,11 @@ from PIL import Image
 from scipy.io import savemat
 from torchvision.transforms import CenterCrop, Compose, Resize
 
-from fltrain.data.formats import READERS, Facts, RawSplits, Reader, observed, statistics
-from fltrain.data.formats.cifar import restricted_load
-from fltrain.data.formats.folder import natural
-from fltrain.errors import FltrainError
-from fltrain.files import digest
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import digest
+from fltrain.data.readers import READERS, Facts, RawSplits, Reader, observed, statistics
+from fltrain.data.readers.cifar import restricted_load
+from fltrain.data.readers.folder import natural
 
 Pixels = NDArray[np.uint8]
 UNKNOWN = Facts()

@@ -7,13 +7,13 @@ HEAVY = ("torch", "mlflow", "sklearn", "requests", "h5py")
 MODULES = (
     "fltrain.data.registry",
     "fltrain.data.datasets",
-    "fltrain.spec",
-    "fltrain.experiments",
-    "fltrain.records",
-    "fltrain.reporting.tables",
-    "fltrain.tracking",
-    "fltrain.compare",
-    "fltrain.verify",
+    "fltrain.runs.spec",
+    "fltrain.experiments.plan",
+    "fltrain.runs.record",
+    "fltrain.reporting.tables.write",
+    "fltrain.tracking.export",
+    "fltrain.tracking.compare",
+    "fltrain.reporting.verify",
     "fltrain.cli",
 )
 SCRIPT = """

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fltrain.records import RECORD_FILES, Results
-from fltrain.spec import RunSpec
+from fltrain.runs.record import RECORD_FILES, Results
+from fltrain.runs.spec import RunSpec
 
 from .helpers import tiny
 from .killing import contents, finished, started

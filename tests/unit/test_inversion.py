@@ -16,12 +16,8 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fltrain import inversion
-from fltrain.data.partition import class_counts
-from fltrain.engine.data import FederatedData, Split
-from fltrain.errors import FltrainError
-from fltrain.files import write_json
-from fltrain.inversion import (
+from fltrain.analysis import feature_inversion as inversion
+from fltrain.analysis.feature_inversion import (
     Inverted,
     Recovered,
     invert,
@@ -31,13 +27,17 @@ from fltrain.inversion import (
     ssim,
     total_variation,
 )
+from fltrain.analysis.trained_model import TrainedRun
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_json
+from fltrain.data.partition import class_counts
+from fltrain.engine.data import FederatedData, Split
+from fltrain.experiments.layout import Attack, Inversion, Sheet
 from fltrain.models.catalogue import MODELS
-from fltrain.records import Record, Results
-from fltrain.reporting import figures
-from fltrain.reporting.inversions import Attack, Inversion, attack, draw, measurements
-from fltrain.reporting.layout import Sheet
-from fltrain.spec import RunSpec
-from fltrain.trained import TrainedRun
+from fltrain.reporting.figures import draw as figures
+from fltrain.reporting.figures.inversion import attack, draw, measurements
+from fltrain.runs.record import Record, Results
+from fltrain.runs.spec import RunSpec
 
 from .conftest import Register
 from .helpers import CPU, TINY, tiny, trained, write_npz
@@ -313,7 +313,7 @@ def test_an_axis_with_several_points_is_refused() -> None:
 
 def test_planning_a_figure_loads_no_heavy_package() -> None:
     script = (
-        "import sys, fltrain.reporting.inversions as layouts; layouts.Inversion(kind='inversion');"
+        "import sys, fltrain.reporting.figures.inversion as layouts; layouts.Inversion(kind='inversion');"
         "print([name for name in ('torch', 'pandas', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -13,7 +13,7 @@ LOG = Path("logs", "deep", "job.log")
 def job(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     """Do the work of these lines as a job, in a process of its own: logging is set up once per process."""
     work = "\n".join(f"    {line}" for line in lines)
-    program = "from fltrain.errors import FltrainError\nfrom fltrain.job import LOG, job\n"
+    program = "from fltrain.core.errors import FltrainError\nfrom fltrain.core.job_log import LOG, job\n"
     program += f"with job({str(LOG)!r}):\n{work}\nprint('after the job')\n"
     return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
 

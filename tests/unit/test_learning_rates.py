@@ -7,11 +7,12 @@ from typing import Any, Literal
 import pytest
 import yaml
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import PreparedData
-from fltrain.engine.local import LoopExecutor, Round
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
-from fltrain.spec import LEARNING_RATES, Constant, Exponential, LearningRate, RunSpec, Steps
+from fltrain.engine.executors.loop import LoopExecutor, Round
+from fltrain.experiments.plan import plan
+from fltrain.methods.training import LEARNING_RATES, Constant, Exponential, LearningRate, Steps
+from fltrain.runs.spec import RunSpec
 
 from .helpers import TINY, federation, tiny
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.engine.flat import FlatModel
-from fltrain.errors import FltrainError
-from fltrain.matching import Chain, Pool, align, chained, grow, match, row_weights, widened
+from fltrain.core.errors import FltrainError
+from fltrain.methods.ops.neuron_matching import Chain, Pool, align, chained, grow, match, row_weights, widened
 from fltrain.models.build import build
 from fltrain.models.catalogue import (
     EcgrCnn,
@@ -26,6 +25,7 @@ from fltrain.models.catalogue import (
     Vgg11,
     Vgg16,
 )
+from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network
 
 SIDE = 16

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fltrain.records import Results, write_record
-from fltrain.reporting.measures import measure
+from fltrain.runs.measures import measure
+from fltrain.runs.record import Results, write_record
 
 from .helpers import tiny
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.engine.flat import FlatModel, pack, slots
 from fltrain.models.build import build
 from fltrain.models.catalogue import MODELS, LeNet5, MobileNetTiny, Model
+from fltrain.models.flat import FlatModel, pack, slots
 from fltrain.models.network import Network, layers
 
 

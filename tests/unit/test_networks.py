@@ -10,10 +10,10 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.engine.flat import FlatModel
-from fltrain.errors import FltrainError
+from fltrain.core.errors import FltrainError
 from fltrain.models.build import build
 from fltrain.models.catalogue import MODELS, Model
+from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network, layers
 
 from .helpers import tiny

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fltrain.noise import standard_normal
+from fltrain.methods.ops.counter_normal import standard_normal
 
 from ..guard import no_host_sync
 

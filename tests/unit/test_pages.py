@@ -11,12 +11,12 @@ from urllib.parse import unquote
 
 import pytest
 
-from fltrain.experiments import plan
-from fltrain.reporting import overview
-from fltrain.reporting.listing import Listing
-from fltrain.reporting.overview import Progress, duration, write
-from fltrain.reporting.pages import Code, Run, heading_rows, mixtures
-from fltrain.selection import Selection
+from fltrain.experiments.plan import plan
+from fltrain.experiments.selection import Selection
+from fltrain.reporting.overview import page as overview
+from fltrain.reporting.overview.listing import Listing
+from fltrain.reporting.overview.page import Progress, duration, write
+from fltrain.reporting.tables.html import Code, Run, heading_rows, mixtures
 
 from ..toy import DOUBT, GPU, METHODS, PLUGINS, PROVENANCE, SEEDS, Toy
 

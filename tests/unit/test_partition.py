@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.partition import Dirichlet, Iid, Indices, Scheme
-from fltrain.errors import FltrainError
-from fltrain.records import Results
+from fltrain.runs.record import Results
 
 from .helpers import tiny, trained
 

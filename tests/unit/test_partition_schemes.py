@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fltrain.core.errors import FltrainError
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.partition import (
     SCHEMES,
     ByWriter,
@@ -26,8 +28,6 @@ from fltrain.data.partition import (
 )
 from fltrain.data.partition.base import LabelSkew
 from fltrain.data.partition.fixed_classes import contiguous, cyclic, random_balanced
-from fltrain.errors import FltrainError
-from fltrain.randomness import Purpose, stream
 
 from .helpers import tiny
 

@@ -15,16 +15,16 @@ from pydantic import Strict
 from typer.testing import CliRunner
 
 from fltrain.cli import app
-from fltrain.component import Settings, file_name
+from fltrain.core.config import Settings, file_name
+from fltrain.core.errors import FltrainError
+from fltrain.core.strict_yaml import DEEPEST, MOST_NODES, parse_plain, read_plain
 from fltrain.data.datasets import Dataset
 from fltrain.data.registry import load
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
-from fltrain.mlflow_store import artefacts_of
-from fltrain.plain_yaml import DEEPEST, MOST_NODES, parse_plain, read_plain
-from fltrain.records import Results
-from fltrain.selection import Request
-from fltrain.spec import RunSpec
+from fltrain.experiments.plan import plan
+from fltrain.experiments.selection import Request
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
+from fltrain.tracking.mlflow_store import artefacts_of
 
 from .helpers import TINY
 
@@ -77,7 +77,7 @@ def test_without_the_fast_parser_the_data_are_the_same() -> None:
     """PyYAML can be built without libyaml."""
     program = (
         "import sys, yaml; del yaml.CSafeLoader; from pathlib import Path; "
-        "from fltrain.plain_yaml import read_plain; print(ascii(read_plain(Path(sys.argv[1]))))"
+        "from fltrain.core.strict_yaml import read_plain; print(ascii(read_plain(Path(sys.argv[1]))))"
     )
     path = CONFIG / "scales" / "demo.yaml"
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)

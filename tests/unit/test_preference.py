@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.data.partition import Iid
-from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.data import FederatedData, Split
-from fltrain.errors import FltrainError
-from fltrain.methods.fed2 import Fed2
-from fltrain.metrics.preference import (
+from fltrain.analysis.class_preference import (
     _post_activations,
     alignment,
     class_preference,
@@ -21,6 +16,11 @@ from fltrain.metrics.preference import (
     top_classes,
     total_variance,
 )
+from fltrain.core.errors import FltrainError
+from fltrain.data.partition import Iid
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.data import FederatedData, Split
+from fltrain.methods.fed2 import Fed2
 from fltrain.models.catalogue import MODELS
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup
 from fltrain.models.network import Network

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from fltrain import files
+from fltrain.core import files
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import digest, read_json, replacing, write_json, write_text
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.partition import ByWriter, Dirichlet, Iid, LocalTest
 from fltrain.data.prepared import (
@@ -31,10 +33,8 @@ from fltrain.data.prepared import (
     prepare,
 )
 from fltrain.engine.data import FederatedData
-from fltrain.errors import FltrainError
-from fltrain.files import digest, read_json, replacing, write_json, write_text
-from fltrain.records import Results
-from fltrain.train import ensure_data, ensure_partition
+from fltrain.engine.train import ensure_data, ensure_partition
+from fltrain.runs.record import Results
 
 from .conftest import Register
 from .helpers import CPU, pixels, tiny, trained, write_npz

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fltrain.process import peak_memory
+from fltrain.runtime.process import peak_memory
 
 from .helpers import tiny, trained
 

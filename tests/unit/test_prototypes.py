@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain import heads
-from fltrain.engine.flat import FlatModel, Layout
+from fltrain.methods.ops import classifier_head as heads
+from fltrain.methods.ops.prototypes import class_sums, combine, describe, distance_to_means, renewed, table
+from fltrain.models.flat import FlatModel, Layout
 from fltrain.models.network import Network
-from fltrain.prototypes import class_sums, combine, describe, distance_to_means, renewed, table
 
 from .helpers import CPU
 

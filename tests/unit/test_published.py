@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from fltrain.declarations import Paper, read_yaml
-from fltrain.experiments import Plan, PlannedItem, plan
-from fltrain.reporting import claims
-from fltrain.reporting.coverage import Covered, coverage, experiments, totals
-from fltrain.reporting.layout import Measured
-from fltrain.reporting.measures import measure
+from fltrain.experiments import claims
+from fltrain.experiments.layout import Measured
+from fltrain.experiments.plan import Plan, PlannedItem, plan
+from fltrain.experiments.schema import Paper, read_yaml
+from fltrain.reporting.overview.coverage import Covered, coverage, experiments, totals
+from fltrain.runs.measures import measure
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"

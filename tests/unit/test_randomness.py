@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.data.prepared import PreparedData
-from fltrain.engine.local import LoopExecutor, Trained
-from fltrain.engine.rounds import Simulation
-from fltrain.randomness import Purpose, seeded_torch, stream
+from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.simulation import Simulation
 
 from .helpers import Reversing, federation, tiny, trained
 

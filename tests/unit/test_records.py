@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fltrain import records
-from fltrain.engine.rounds import Diverged, Simulation
+from fltrain.core.errors import FltrainError
+from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
-from fltrain.errors import FltrainError
-from fltrain.records import RECORD_FILES, RECORD_FORMAT, Record, Results, summarise, write_record
+from fltrain.runs import record as records
+from fltrain.runs.record import RECORD_FILES, RECORD_FORMAT, Record, Results, summarise, write_record
 
 from .helpers import tiny, trained
 

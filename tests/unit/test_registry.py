@@ -13,10 +13,10 @@ import yaml
 from PIL import Image
 from torchvision import datasets as torchvision
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.download import RemoteFile
-from fltrain.data.formats import Facts, observed
+from fltrain.data.readers import Facts, observed
 from fltrain.data.registry import DatasetEntry, Normalisation, load
-from fltrain.errors import FltrainError
 
 REGISTRY = Path(__file__).parents[2] / "config" / "datasets.yaml"
 ENTRIES = load(REGISTRY)

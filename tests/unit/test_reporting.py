@@ -12,16 +12,17 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
-from fltrain.files import write_arrays
-from fltrain.records import Record, write_record
-from fltrain.reporting import figures, tables
-from fltrain.reporting.layout import Bubbles, Curves, Points, Sheet
-from fltrain.reporting.measures import MEASURES
-from fltrain.reporting.published import Published, read_anomalies
-from fltrain.reporting.tables import LATEX_COMMANDS, Shown, cells
-from fltrain.train import ensure_data, ensure_partition
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_arrays
+from fltrain.engine.train import ensure_data, ensure_partition
+from fltrain.experiments.layout import Bubbles, Curves, Points, Sheet
+from fltrain.experiments.plan import plan
+from fltrain.reporting.figures import draw as figures
+from fltrain.reporting.numbers.published import Published, read_anomalies
+from fltrain.reporting.tables import write as tables
+from fltrain.reporting.tables.write import LATEX_COMMANDS, Shown, cells
+from fltrain.runs.measures import MEASURES
+from fltrain.runs.record import Record, write_record
 
 from .helpers import Cells, tiny, trained
 

@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fltrain.component import Component, Settings, canonical_json, catalogue, short_hash
-from fltrain.errors import FltrainError
+from fltrain.core.config import Settings
+from fltrain.core.errors import FltrainError
+from fltrain.core.hashing import canonical_json, short_hash
+from fltrain.core.registry import Component, catalogue
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition
+from fltrain.methods.training import Training
 from fltrain.models.catalogue import MODELS
-from fltrain.spec import Evaluation, RunSpec, Training
+from fltrain.runs.spec import Evaluation, RunSpec
 
 from .helpers import TINY, tiny
 

@@ -13,15 +13,17 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from fltrain.cli import app
+from fltrain.experiments.claims import Claim
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.flfa import Flfa
-from fltrain.records import RECORD_FORMAT, Record, Results, checkpoint_file, write_record
-from fltrain.reporting import figures, judgement, tables
-from fltrain.reporting.claims import Claim
-from fltrain.reporting.published import Published, Statement
-from fltrain.spec import RunSpec
-from fltrain.states import Stale, State, revised, stale_runs
+from fltrain.reporting.claims import judge as judgement
+from fltrain.reporting.figures import draw as figures
+from fltrain.reporting.numbers.published import Published, Statement
+from fltrain.reporting.tables import write as tables
+from fltrain.runs.record import RECORD_FORMAT, Record, Results, checkpoint_file, write_record
+from fltrain.runs.spec import RunSpec
+from fltrain.runs.status import Stale, State, revised, stale_runs
 
 from .helpers import TINY, Cells, tiny
 

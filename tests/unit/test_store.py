@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrain import train as training
-from fltrain.engine.store import ClientStore, Spilled, SpillFile
-from fltrain.errors import FltrainError
-from fltrain.records import Results
-from fltrain.train import Execution
+from fltrain.core.errors import FltrainError
+from fltrain.engine import train as training
+from fltrain.engine.client_store import ClientStore, Spilled, SpillFile
+from fltrain.engine.train import Execution
+from fltrain.runs.record import Results
 
 from .helpers import CPU, tiny, trained
 

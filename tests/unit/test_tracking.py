@@ -21,13 +21,15 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from fltrain import cli, mlflow_store, tracking
-from fltrain.component import short_hash
-from fltrain.errors import FltrainError
-from fltrain.mlflow_store import Data, Database, Entry, Patience, Server, writing
-from fltrain.records import Record, Results
-from fltrain.spec import RunSpec
-from fltrain.tracking import Exported, Page, Wanted, export, follow
+from fltrain import cli
+from fltrain.core.errors import FltrainError
+from fltrain.core.hashing import short_hash
+from fltrain.runs.record import Record, Results
+from fltrain.runs.spec import RunSpec
+from fltrain.tracking import export as tracking
+from fltrain.tracking import mlflow_store
+from fltrain.tracking.export import Exported, Page, Wanted, export, follow
+from fltrain.tracking.mlflow_store import Data, Database, Entry, Patience, Server, writing
 
 from .helpers import tiny, trained
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from filelock import FileLock
 
-from fltrain.archive import export_records, import_records
 from fltrain.cli import main
+from fltrain.core.errors import FltrainError, Interrupted, MethodError
 from fltrain.engine.checkpoint import Interval
-from fltrain.errors import FltrainError, Interrupted, MethodError
+from fltrain.engine.train import Execution, train
 from fltrain.methods.scaffold import Scaffold
 from fltrain.models.network import Network
-from fltrain.provenance import DECISIVE, merged
-from fltrain.records import Results, checkpoint_file, checkpoint_files, write_record
-from fltrain.spec import RunSpec
-from fltrain.stopping import Stopping
-from fltrain.train import Execution, train
+from fltrain.runs.archive import export_records, import_records
+from fltrain.runs.record import Results, checkpoint_file, checkpoint_files, write_record
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.provenance import DECISIVE, merged
+from fltrain.runtime.signals import Stopping
 
 from .helpers import CPU, tiny
 
@@ -125,7 +125,7 @@ def test_batches_of_one_image_are_refused_where_batchnorm_has_one_pixel(invoke: 
 def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scaffold, "begin", failing_in(3, ValueError("x")))
-        patch.setattr("fltrain.provenance._processor", lambda: "another processor")
+        patch.setattr("fltrain.runtime.provenance._processor", lambda: "another processor")
         invoke(SPEC, FLTRAIN_CHECKPOINT_ROUNDS="1")
     invoke(SPEC)
     record = Results(Path("results")).record(SPEC.run_id)
@@ -187,7 +187,7 @@ def test_after_a_signal_no_further_run_begins(tmp_path: Path, monkeypatch: pytes
         write_record(*given)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("fltrain.train.write_record", late)
+    monkeypatch.setattr("fltrain.engine.train.write_record", late)
     monkeypatch.setattr("sys.argv", ["fltrain", "train", "0.json", "1.json"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -201,7 +201,7 @@ def test_who_presses_the_keys_again_does_not_wait(monkeypatch: pytest.MonkeyPatc
     with stopping.heeded():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # sent with the first one
-        monkeypatch.setattr("fltrain.stopping.SAME_SECONDS", 0.0)
+        monkeypatch.setattr("fltrain.runtime.signals.SAME_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(Interrupted, match="stopped by SIGINT"), stopping.interruptible():

@@ -15,15 +15,16 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app, main
 from fltrain.data.prepared import PreparedData
-from fltrain.engine import executors
-from fltrain.engine.local import LoopExecutor
-from fltrain.engine.rounds import Simulation
+from fltrain.engine.executors import choose as executors
+from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.simulation import Simulation
 from fltrain.engine.trajectory import Trajectory
-from fltrain.methods.base import Local, Method, Place, Recording, State, Update
+from fltrain.methods.base import Method
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.scaffold import Scaffold
-from fltrain.records import RECORD_FILES, Results
-from fltrain.spec import RunSpec
+from fltrain.methods.types import Local, Place, Recording, State, Update
+from fltrain.runs.record import RECORD_FILES, Results
+from fltrain.runs.spec import RunSpec
 
 from .helpers import TINY, federation, tiny
 

@@ -15,15 +15,15 @@ import yaml
 from typer.testing import CliRunner
 
 from fltrain.cli import app
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_arrays, write_arrays, write_json
 from fltrain.data.datasets import Dataset, registry
-from fltrain.errors import FltrainError
-from fltrain.experiments import Plan, plan
-from fltrain.files import read_arrays, write_arrays, write_json
+from fltrain.experiments.plan import Plan, plan
 from fltrain.methods.fedprox import FedProx
-from fltrain.records import MODELS_FILE, RECORD_FORMAT, Record, Results, metrics_digest
-from fltrain.reporting import tables
-from fltrain.states import stale_runs
-from fltrain.verify import Finding, Verification
+from fltrain.reporting.tables import write as tables
+from fltrain.reporting.verify import Finding, Verification
+from fltrain.runs.record import MODELS_FILE, RECORD_FORMAT, Record, Results, metrics_digest
+from fltrain.runs.status import stale_runs
 
 from .helpers import TINY, trained
 

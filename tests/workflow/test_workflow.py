@@ -16,11 +16,19 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fltrain.costs import Calibration, DeviceCosts, Exchange, StepCost, Workload, calibration_file, run_table
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import load_partition, load_prepared
-from fltrain.experiments import Plan, plan
-from fltrain.records import RECORD_FILES, Results
+from fltrain.experiments.costs import (
+    Calibration,
+    DeviceCosts,
+    Exchange,
+    StepCost,
+    Workload,
+    calibration_file,
+    run_table,
+)
+from fltrain.experiments.plan import Plan, plan
+from fltrain.runs.record import RECORD_FILES, Results
 
 ROOT = Path(__file__).parents[2]
 # Everything hidden, too: the environment, the history, caches, what Snakemake remembers.

@@ -7,16 +7,16 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from fltrain.costs import affordable, calibration_file
+from fltrain.experiments.costs import affordable, calibration_file
 from fltrain.data.datasets import Dataset
-from fltrain.demands import Demand, measured
-from fltrain.errors import FltrainError
-from fltrain.experiments import plan
-from fltrain.files import backdate, read_json, write_json
-from fltrain.records import MODELS_FILE, Results
-from fltrain.reporting.layout import Sheet, scale_sentence
-from fltrain.selection import Request, budget_note
-from fltrain.states import stale_runs
+from fltrain.experiments.job_resources import Demand, measured
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.plan import plan
+from fltrain.core.files import backdate, read_json, write_json
+from fltrain.runs.record import MODELS_FILE, Results
+from fltrain.experiments.layout import Sheet, scale_sentence
+from fltrain.experiments.selection import Request, budget_note
+from fltrain.runs.status import stale_runs
 
 # Planning makes millions of objects that stay: looking for garbage among them would take a fifth of the time.
 gc.disable()

@@ -1,4 +1,4 @@
-from fltrain.reporting.listing import Listing
+from fltrain.reporting.overview.listing import Listing
 
 
 rule index:

@@ -4,14 +4,14 @@ import json
 from functools import cache
 from pathlib import Path
 
-from fltrain.files import write_json, write_text
-from fltrain.job import job
-from fltrain.records import Results
-from fltrain.reporting import judgement
-from fltrain.reporting.claims import Claim
-from fltrain.reporting.layout import Sheet
-from fltrain.reporting.published import Published, read_claims
-from fltrain.reporting.summaries import summarise
+from fltrain.core.files import write_json, write_text
+from fltrain.core.job_log import job
+from fltrain.experiments.claims import Claim
+from fltrain.experiments.layout import Sheet
+from fltrain.reporting.claims import judge as judgement
+from fltrain.reporting.claims.summary import summarise
+from fltrain.reporting.numbers.published import Published, read_claims
+from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821
     paper = json.loads(snakemake.params.paper)  # noqa: F821

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from fltrain.core.job_log import LOG, job
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import prepare
-from fltrain.job import LOG, job
 
 with job(snakemake.log[0]):  # noqa: F821
     dataset = Dataset.parse(json.loads(snakemake.params.dataset)["settings"], "data set")  # noqa: F821

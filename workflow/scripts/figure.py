@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from fltrain.job import job
-from fltrain.records import Results
-from fltrain.reporting import figures
-from fltrain.reporting.layout import Sheet
+from fltrain.core.job_log import job
+from fltrain.experiments.layout import Sheet
+from fltrain.reporting.figures import draw as figures
+from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821
     sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")  # noqa: F821

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from fltrain.job import job
-from fltrain.records import Results
-from fltrain.reporting import overview
-from fltrain.reporting.listing import Listing
+from fltrain.core.job_log import job
+from fltrain.reporting.overview import page as overview
+from fltrain.reporting.overview.listing import Listing
+from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821
     listing = Listing.parse(json.loads(snakemake.params.listing), "listing")  # noqa: F821

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from fltrain.core.job_log import LOG, job
 from fltrain.data.datasets import Dataset
 from fltrain.data.partition import SCHEMES, LocalTest
 from fltrain.data.prepared import load_prepared, partition
-from fltrain.job import LOG, job
 
 with job(snakemake.log[0]):  # noqa: F821
     settings = json.loads(snakemake.params.partition)  # noqa: F821

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from fltrain.costs import PlanCosts, run_table
-from fltrain.experiments import plan
-from fltrain.files import write_text
-from fltrain.job import job
-from fltrain.records import Results
+from fltrain.core.files import write_text
+from fltrain.core.job_log import job
+from fltrain.experiments.costs import PlanCosts, run_table
+from fltrain.experiments.plan import plan
+from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821
     whole = plan(Path("config"), snakemake.params.scale)  # noqa: F821

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from fltrain.files import write_json
-from fltrain.job import LOG, job
-from fltrain.records import Results
-from fltrain.tracking import Page, Wanted, export
+from fltrain.core.files import write_json
+from fltrain.core.job_log import LOG, job
+from fltrain.runs.record import Results
+from fltrain.tracking.export import Page, Wanted, export
 
 with job(snakemake.log[0]):  # noqa: F821
     memberships, scale = snakemake.params.memberships, snakemake.params.scale  # noqa: F821

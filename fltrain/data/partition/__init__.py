@@ -5,7 +5,7 @@ labels (and writers, where clients are given by the data set), the scheme, the n
 seed, and on nothing else. A module dropped in here is a scheme that configs can name.
 """
 
-from fltrain.component import catalogue
+from fltrain.core.registry import catalogue
 from fltrain.data.partition.base import Indices, Scheme, TrainingLabels, class_counts
 from fltrain.data.partition.by_writer import ByWriter
 from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fltrain.component import Component
-from fltrain.errors import FltrainError
-from fltrain.randomness import Purpose, stream
+from fltrain.core.errors import FltrainError
+from fltrain.core.registry import Component
+from fltrain.core.rng import Purpose, stream
 
 Indices = NDArray[np.int64]
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.partition.base import Indices, Scheme, TrainingLabels, grouped
-from fltrain.errors import FltrainError
 
 
 class ByWriter(Scheme):

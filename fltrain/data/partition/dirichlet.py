@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.partition.base import Indices, LabelSkew
-from fltrain.errors import FltrainError
 
 Shares = NDArray[np.float64]
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
-from fltrain.component import Settings
+from fltrain.core.config import Settings
+from fltrain.core.errors import FltrainError
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.partition.base import Indices
-from fltrain.errors import FltrainError
-from fltrain.randomness import Purpose, stream
 
 
 class LocalTest(Settings):

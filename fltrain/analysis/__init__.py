@@ -1,0 +1,1 @@
+"""A finished run, loaded for analysis: class preference and feature inversion."""

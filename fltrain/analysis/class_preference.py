@@ -1,0 +1,190 @@
+"""Which class each neuron speaks for, and how much a layer's neurons differ in it (Fed2, sections 3 and 4).
+
+A neuron is a unit of a layer with a weight; a filter of a convolution is one neuron. What it says is its
+post-activation A: the layer's output after the norm and the ReLU that directly follow it. Layers without a
+ReLU (linear projections, the classifier, whose neurons are the logits) have what comes after the norm, or
+their own output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.core.errors import FltrainError
+from fltrain.models.decoupled import GroupedClassifier, PerGroup
+from fltrain.models.network import Network
+
+if TYPE_CHECKING:
+    from fltrain.engine.data import Split
+
+Spatial = Literal["sum_product", "gap_product"]
+Score = Literal["logit", "prob"]
+
+_LAYERS = (nn.Conv2d, nn.Linear, GroupedClassifier)
+_NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.Identity)
+_ACTIVATIONS = (nn.ReLU, nn.ReLU6)
+
+
+def class_preference(
+    network: Network,
+    split: Split,
+    classes: int,
+    chosen: Tensor | None = None,
+    *,
+    spatial: Spatial = "sum_product",
+    score: Score = "logit",
+    batch: int = 64,
+) -> dict[str, Tensor]:
+    """Return the class preferences ``[neurons, classes]`` of every layer, by its name, in float64.
+
+    The preference of a neuron for class c is the mean over the images of class c of A dZ_c / dA, summed over
+    the pixels of the map, with Z_c the score of the class. The paper uses at least 50 images of each class.
+    The network runs in evaluation mode and is left as it was.
+
+    Args:
+        network: any network; its parameters keep their gradients.
+        split: the images.
+        classes: number of classes.
+        chosen: indices of the images to use; all if not given.
+        spatial: sum over pixels of the products, or the product of the means over pixels (``gap_product``).
+        score: of a class, its ``logit`` or its probability ``prob``.
+        batch: number of images whose maps are in memory at once.
+
+    Raises:
+        FltrainError: if a class has no images.
+    """
+    if chosen is None:
+        chosen = torch.arange(len(split), device=split.labels.device)
+    counts = torch.bincount(split.labels[chosen], minlength=classes)
+    if not counts.all():
+        missing = int((counts == 0).nonzero()[0])
+        raise FltrainError(
+            f"class preferences need images of all classes; there are none of {missing}; take other data"
+        )
+    totals: dict[str, Tensor] = {}
+    training = network.training
+    try:
+        network.eval()
+        for part in chosen.split(batch):
+            images, labels = split.batch(part)
+            with torch.enable_grad():
+                said, logits = _post_activations(network, images.requires_grad_())
+                scores = logits.softmax(1) if score == "prob" else logits
+                # Images do not meet in evaluation mode, so one backward pass serves all of them.
+                own = scores.gather(1, labels[:, None]).sum()
+                errors = torch.autograd.grad(own, list(said.values()), materialize_grads=True)
+            by_class = functional.one_hot(labels, classes).double()
+            for (name, maps), error in zip(said.items(), errors, strict=True):
+                values = _products(maps.detach(), error, spatial).double().T @ by_class
+                totals[name] = totals[name] + values if name in totals else values
+    finally:
+        network.train(training)
+    return {name: total / counts for name, total in totals.items()}
+
+
+def _products(maps: Tensor, error: Tensor, spatial: Spatial) -> Tensor:
+    """A dZ / dA of each neuron ``[n, neurons]``."""
+    if maps.dim() == 2:
+        return maps * error
+    if spatial == "gap_product":
+        return maps.mean((2, 3)) * error.mean((2, 3))
+    return (maps * error).sum((2, 3))
+
+
+def _post_activations(network: Network, images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """What every layer says of some images, by its name, and the logits."""
+    said: dict[str, Tensor] = {}
+    # The layer whose output may still go through a norm and a ReLU, and the tensor that went on from it.
+    speaking: list[tuple[str, Tensor]] = []
+
+    def record(name: str, module: nn.Module, input: Tensor, output: Tensor) -> Tensor:
+        kind = module[0] if isinstance(module, PerGroup) else module
+        if not isinstance(kind, _LAYERS):
+            # A tensor that was written to in between, a residual sum, is no longer what the layer said.
+            written = int(getattr(kind, "inplace", False))
+            follows = speaking and input is speaking[0][1] and input._version == written
+            if not (isinstance(kind, _NORMS + _ACTIVATIONS) and follows):
+                speaking.clear()
+                return output
+            name = speaking[0][0]
+        said[name] = output
+        passed_on = output.clone()  # networks may go on in place: what was said has to stay
+        speaking[:] = [] if isinstance(kind, _ACTIVATIONS) else [(name, passed_on)]
+        return passed_on
+
+    def watch(name: str) -> Any:
+        return lambda module, inputs, output: record(name, module, inputs[0], output)
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in _parts("", network)]
+    try:
+        logits = network(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return said, logits
+
+
+def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that compute, and their names; groups side by side count as one."""
+    children = [] if isinstance(module, PerGroup) else list(module.named_children())
+    if not children:
+        yield name, module
+    for key, child in children:
+        yield from _parts(f"{name}.{key}" if name else key, child)
+
+
+# ---------------------------------------------------------------- what follows from preferences
+def top_classes(preferences: Tensor) -> Tensor:
+    """Return the class that each neuron prefers ``[neurons]``, the first of those that tie, or -1.
+
+    -1 is for silent neurons, which speak for no class; among them are those of a group that only speak
+    against its classes.
+    """
+    return preferences.argmax(1).where(preferences.amax(1) != 0, -1)
+
+
+def total_variance(preferences: Tensor, unit_norm: bool = False) -> float:
+    """Mean squared distance of the neurons' preference vectors from their mean.
+
+    With ``unit_norm`` every vector is first scaled to length one (zero vectors stay), so that layers of
+    different scale can be compared.
+    """
+    vectors = preferences.double()
+    if unit_norm:
+        norms = vectors.norm(dim=1, keepdim=True)
+        vectors = vectors / norms.where(norms > 0, 1.0)
+    return float((vectors - vectors.mean(0)).square().sum(1).mean())
+
+
+def shared_depth(variances: Sequence[float], share: float = 0.5, least: int = 0) -> int:
+    """Return how many of a network's first layers all groups should share.
+
+    They are the leading layers whose total variance (of vectors of length one) is below ``share`` of the
+    largest, at least ``least`` (4 to 6 on VGG-16). The paper itself gives no threshold and fixes the number.
+    """
+    limit = share * max(variances)
+    leading = next((depth for depth, value in enumerate(variances) if value >= limit), len(variances))
+    return min(max(leading, least), len(variances))
+
+
+def alignment(preferences: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Return, by layer, how often two clients' neurons at the same place prefer the same class.
+
+    Neurons that are silent at every client do not count; silent at some, they agree with nobody there.
+
+    Args:
+        preferences: ``class_preference`` of each client's network, two or more.
+    """
+    pairs = len(preferences) * (len(preferences) - 1)
+    aligned: dict[str, float] = {}
+    for name, first in preferences[0].items():
+        tops = torch.stack([top_classes(client[name]) for client in preferences])
+        votes = functional.one_hot(tops + 1, first.shape[1] + 1)[..., 1:].sum(0)
+        agreeing = (votes * (votes - 1)).sum(1).double()[votes.any(1)]
+        aligned[name] = float(agreeing.mean()) / pairs if len(agreeing) else float("nan")
+    return aligned

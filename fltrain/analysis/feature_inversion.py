@@ -1,0 +1,418 @@
+"""Feature inversion: images recovered from what is revealed of their features (FedImpro, appendix F.7).
+
+An attacker who knows the global model, and hence the map from an image to its features at a cut, seeks an
+image whose features are the revealed ones. Revealed are the features of one private image, or only means over
+the images of a client, with or without noise.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fltrain.analysis.trained_model import TrainedRun
+from fltrain.core.errors import FltrainError
+from fltrain.core.rng import Purpose, stream
+from fltrain.engine.data import FederatedData
+from fltrain.experiments.layout import Attack, Inversion, Row, Target
+
+Features = Callable[[Tensor], Tensor]
+"""From images ``[n, channels, height, width]``, 0 to 1, to what the part below the cut makes of them."""
+
+TOGETHER = 32
+"""Targets attacked in one optimisation; each is attacked as if it were alone."""
+BATCH = 256
+"""Images whose features are computed at once."""
+
+# The prior: what Ulyanov et al. (Deep image prior, CVPR 2018) use, and their names for it.
+INPUT_CHANNELS = 32
+INPUT_RANGE = 0.1
+SKIP_CHANNELS = 4
+SLOPE = 0.2
+MOST_SCALES = 5
+
+# Structural similarity, after Wang et al. (Image quality assessment, IEEE TIP 2004).
+WINDOW = 11
+SMALL_WINDOW = 7
+WINDOW_DEVIATION = 1.5
+SSIM_CONSTANTS = (0.01**2, 0.03**2)
+
+
+# ---------------------------------------------------------------- how alike two images are
+def psnr(images: Tensor, references: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio in dB of images ``[n, ...]`` from 0 to 1; infinite if they are equal."""
+    return -10 * (images - references).square().flatten(1).mean(1).log10()
+
+
+def ssim(images: Tensor, references: Tensor) -> Tensor:
+    """Structural similarity ``[n]`` of images ``[n, channels, height, width]`` from 0 to 1.
+
+    Mean over channels and over all places of a Gaussian window that lies inside the image: 11 x 11 pixels,
+    or at most 7 x 7 on images of fewer pixels than that.
+    """
+    channels, *sides = images.shape[1:]
+    images, references = images.double(), references.double()
+    side = WINDOW if min(sides) >= WINDOW else min(SMALL_WINDOW, (min(sides) - 1) // 2 * 2 + 1)
+    places = torch.arange(side, device=images.device, dtype=images.dtype) - side // 2
+    line = torch.exp(-(places**2) / (2 * WINDOW_DEVIATION**2))
+    line = line / line.sum()
+    window = (line[:, None] * line).expand(channels, 1, side, side)
+
+    def local(values: Tensor) -> Tensor:
+        return functional.conv2d(values, window, groups=channels)
+
+    mean, other = local(images), local(references)
+    variances = (local(images**2) - mean**2) + (local(references**2) - other**2)
+    covariance = local(images * references) - mean * other
+    first, second = SSIM_CONSTANTS
+    similarity = (2 * mean * other + first) * (2 * covariance + second)
+    similarity = similarity / ((mean**2 + other**2 + first) * (variances + second))
+    return similarity.flatten(1).mean(1).float()
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Mean absolute difference of vertical neighbours plus that of horizontal ones ``[n]``."""
+    down, across = (images.diff(dim=dim).abs().flatten(1).mean(1) for dim in (2, 3))
+    return down + across
+
+
+# ---------------------------------------------------------------- the attack
+class _Attacker(nn.Module, ABC):
+    """Makes one image per target out of its parameters, in which no two targets share any.
+
+    All targets start from the same parameters and meet the same noise.
+    """
+
+    ema = 0.0
+
+    @abstractmethod
+    def forward(self, random: torch.Generator) -> Tensor:
+        """Return images ``[targets, channels, height, width]``."""
+
+    def stepped(self) -> None:
+        """What is done after each step."""
+
+
+class _Pixels(_Attacker):
+    """The images themselves, which start as noise and are kept between 0 and 1."""
+
+    def __init__(self, attack: Attack, targets: int, shape: Sequence[int], random: torch.Generator) -> None:
+        super().__init__()
+        self.images = nn.Parameter(torch.rand((1, *shape), generator=random).repeat(targets, 1, 1, 1))
+
+    def forward(self, random: torch.Generator) -> Tensor:
+        return self.images
+
+    @torch.no_grad()
+    def stepped(self) -> None:
+        self.images.clamp_(0, 1)
+
+
+class _Prior(_Attacker):
+    """Deep image prior: an encoder and decoder with skips, which make an image out of fixed noise.
+
+    The networks of all targets are one with grouped convolutions: maps ``[1, targets * channels, h, w]``.
+    Hence BatchNorm takes its moments over the pixels of one target.
+    """
+
+    input: Tensor
+
+    def __init__(self, attack: Attack, targets: int, shape: Sequence[int], random: torch.Generator) -> None:
+        super().__init__()
+        channels, *sides = shape
+        self.targets, self.perturbation, self.ema = targets, attack.perturbation, attack.ema
+        scales = attack.scales or max(1, min(MOST_SCALES, int(math.log2(min(sides))) - 1))
+        width, joined = attack.channels, attack.channels + SKIP_CHANNELS
+        # On the meta device layers are not initialised, which would ask PyTorch's own generator.
+        with torch.device("meta"):
+            inputs = [INPUT_CHANNELS, *[width] * (scales - 1)]
+            self.skips = nn.ModuleList(self._layer(entering, SKIP_CHANNELS, 1) for entering in inputs)
+            self.encoders = nn.ModuleList(
+                nn.Sequential(self._layer(entering, width, 3, stride=2), self._layer(width, width, 3))
+                for entering in inputs
+            )
+            self.decoders = nn.ModuleList(
+                nn.Sequential(self._norm(joined), self._layer(joined, width, 3), self._layer(width, width, 1))
+                for _ in inputs
+            )
+            self.last = nn.Conv2d(targets * width, targets * channels, 1, groups=targets)
+        self.to_empty(device="cpu")
+        self.register_buffer("input", INPUT_RANGE * torch.rand((1, INPUT_CHANNELS, *sides), generator=random))
+        self._initialise(random)
+
+    def _norm(self, channels: int) -> nn.Module:
+        return nn.BatchNorm2d(self.targets * channels, track_running_stats=False)
+
+    def _layer(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
+        convolution = nn.Conv2d(
+            self.targets * inputs,
+            self.targets * outputs,
+            kernel,
+            stride,
+            padding=kernel // 2,
+            groups=self.targets,
+            bias=False,
+        )
+        return nn.Sequential(convolution, self._norm(outputs), nn.LeakyReLU(SLOPE, inplace=True))
+
+    @torch.no_grad()
+    def _initialise(self, random: torch.Generator) -> None:
+        """Draw what PyTorch's layers start from, the same for every target."""
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+            elif isinstance(module, nn.Conv2d):
+                own = torch.empty(len(module.weight) // self.targets, *module.weight.shape[1:])
+                nn.init.kaiming_uniform_(own, a=math.sqrt(5), generator=random)
+                module.weight.copy_(own.repeat(self.targets, 1, 1, 1))
+                if module.bias is not None:
+                    module.bias.zero_()
+
+    def forward(self, random: torch.Generator) -> Tensor:
+        noise = torch.randn(self.input.shape, generator=random).to(self.input.device)
+        maps = (self.input + self.perturbation * noise).repeat(1, self.targets, 1, 1)
+        skipped = []
+        for skip, encoder in zip(self.skips, self.encoders, strict=True):
+            skipped.append(skip(maps))
+            maps = encoder(maps)
+        for skip, decoder in zip(reversed(skipped), self.decoders, strict=True):
+            maps = functional.interpolate(maps, skip.shape[2:], mode="bilinear")
+            joined = torch.cat([self._apart(maps), self._apart(skip)], 1)
+            maps = decoder(joined.flatten(0, 1)[None])
+        return self._apart(self.last(maps)).sigmoid()
+
+    def _apart(self, maps: Tensor) -> Tensor:
+        """Maps of each target: ``[targets, channels, h, w]``."""
+        return maps.view(self.targets, -1, *maps.shape[2:])
+
+
+ATTACKERS: dict[str, type[_Prior | _Pixels]] = {"prior": _Prior, "pixels": _Pixels}
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """Images ``[n, channels, height, width]`` from 0 to 1 that an attack came to.
+
+    ``loss`` is the mean square between their features and the targets ``[n]``, ``before`` that of the images
+    it started from.
+    """
+
+    images: Tensor
+    before: Tensor
+    loss: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Inverted]) -> Inverted:
+        """The results of several attacks in one."""
+        return cls(
+            torch.cat([part.images for part in parts]),
+            torch.cat([part.before for part in parts]),
+            torch.cat([part.loss for part in parts]),
+        )
+
+
+def invert(
+    features: Features, targets: Tensor, shape: Sequence[int], attack: Attack, seed: int = 0
+) -> Inverted:
+    """Seek images of a shape (channels, height, width) whose features are the targets ``[n, ...]``.
+
+    All random numbers come from ``seed``. What comes out for a target does not depend on the others, but for
+    rounding.
+    """
+    parts = targets.split(TOGETHER)
+    return Inverted.joined([_invert(features, part, shape, attack, seed) for part in parts])
+
+
+def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: Attack, seed: int) -> Inverted:
+    random = _generator(seed, "attack")
+    attacker = ATTACKERS[attack.kind](attack, len(targets), shape, random).to(targets.device)
+    parameters = list(attacker.parameters())
+    optimiser = torch.optim.Adam(parameters, lr=attack.learning_rate, fused=True)
+    power = targets.square().flatten(1).mean(1).clamp(min=torch.finfo(targets.dtype).tiny)
+
+    def losses(images: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each image: mean square between features and target, and what the attack minimises."""
+        loss = (features(images) - targets).square().flatten(1).mean(1)
+        return loss, loss / power + attack.tv_weight * total_variation(images)
+
+    average = torch.zeros((len(targets), *shape), device=targets.device)
+    best, before, loss, lowest = average, *[average.new_full((len(targets),), math.inf)] * 3
+    for step in range(attack.steps + 1):
+        made = attacker(random)
+        made_loss, made_objective = losses(made)
+        with torch.no_grad():
+            if step == 0:
+                before = made_loss.detach()
+            average = attacker.ema * average + (1 - attacker.ema) * made
+            images = (average / (1 - attacker.ema ** (step + 1))).clamp(0, 1)
+            reached, objective = losses(images) if attacker.ema else (made_loss, made_objective)
+            better = objective < lowest
+            best = torch.where(better.view(-1, 1, 1, 1), images, best)
+            loss, lowest = reached.where(better, loss), objective.where(better, lowest)
+        if step < attack.steps:
+            optimiser.zero_grad()
+            made_objective.sum().backward(inputs=parameters)
+            optimiser.step()
+            attacker.stepped()
+    return Inverted(best, before, loss)
+
+
+# ---------------------------------------------------------------- what is attacked
+@dataclass(frozen=True)
+class Private:
+    """A private image, and the client that has it.
+
+    ``image`` is its index in the training split; ``of_class`` are those of the client's images of its class,
+    ``of_client`` those of all images of the client.
+    """
+
+    label: int
+    client: int
+    image: int
+    of_class: Tensor
+    of_client: Tensor
+
+    def averaged(self, target: Target) -> int:
+        """Number of images whose features a target is the mean of."""
+        return {"raw": 1, "class_mean": len(self.of_class), "mean": len(self.of_client)}[target]
+
+
+def private_images(data: FederatedData) -> Iterator[Private]:
+    """The first image of every class, then the second and so on, at the client that has most of the class."""
+    holders = data.class_counts.argmax(0).tolist()
+    owned: list[tuple[Tensor, Tensor]] = []
+    for label, client in enumerate(holders):
+        own = data.clients[client]
+        owned.append((own, own[data.train.labels.index_select(0, own) == label]))
+    for place in count():
+        left = [label for label, (_, images) in enumerate(owned) if place < len(images)]
+        if not left:
+            return
+        for label in left:
+            own, images = owned[label]
+            yield Private(label, holders[label], int(images[place]), images, own)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Images ``[n, channels, height, width]``, and how like they are to the nearest private image."""
+
+    images: Tensor
+    psnr: Tensor
+    ssim: Tensor
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Images recovered from one kind of target, one for every private image (see ``Inverted``)."""
+
+    row: Row
+    recovered: Compared
+    before: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What an attack on a run found, on the CPU.
+
+    Attributes:
+        private: the private images, and as pictures ``images`` ``[n, channels, height, width]`` from 0 to 1.
+        class_means: mean image of the class at the client, of every private image.
+        client_means: mean image of the client.
+        recoveries: a row of recovered images for each target.
+    """
+
+    private: tuple[Private, ...]
+    images: Tensor
+    class_means: Compared
+    client_means: Compared
+    recoveries: tuple[Recovery, ...]
+
+    def baseline(self, recovery: Recovery) -> Compared:
+        """The mean images that recovered ones have to beat."""
+        return self.client_means if recovery.row.target == "mean" else self.class_means
+
+
+def recover(run: TrainedRun, figure: Inversion) -> Recovered:
+    """Attack the global model of a run as a figure asks for; random numbers come from the run's seed.
+
+    Raises:
+        FltrainError: if the network has no such cut, or the run has fewer images than are asked for.
+    """
+    run.load_global()
+    network, train = run.network, run.data.train
+    cut = network.cut(figure.split)
+    private = tuple(islice(private_images(run.data), figure.images))
+    if len(private) < figure.images:
+        raise FltrainError(
+            f"figure.images: {figure.images} images asked for; the clients have {len(private)} to show: "
+            "use at most these"
+        )
+
+    def features(images: Tensor) -> Tensor:
+        return network.lower(torch.addcmul(train.shift, 255 * images, train.scale), cut)
+
+    def pictures(indices: Tensor) -> Tensor:
+        return train.images.index_select(0, indices).float() / 255
+
+    def means(sets: Sequence[Tensor], of: Features) -> Tensor:
+        return torch.stack([_mean(of(pictures(part)) for part in images.split(BATCH)) for images in sets])
+
+    def compared(images: Tensor, sets: Sequence[Tensor]) -> Compared:
+        nearest = torch.stack(
+            [_nearest(image, pictures(indices)) for image, indices in zip(images, sets, strict=True)]
+        )
+        return Compared(images.cpu(), psnr(images, nearest).cpu(), ssim(images, nearest).cpu())
+
+    sets = {"class": [one.of_class for one in private], "client": [one.of_client for one in private]}
+    originals = pictures(torch.tensor([one.image for one in private], device=train.images.device))
+    with torch.no_grad():
+        revealed = {
+            "raw": features(originals),
+            "class_mean": means(sets["class"], features),
+            "mean": means(sets["client"], features),
+        }
+        mean_images = {
+            name: compared(means(images, lambda same: same), images) for name, images in sets.items()
+        }
+    noise = torch.randn(revealed["raw"].shape, generator=_generator(run.spec.seed, "noise")).to(originals)
+    targets = torch.cat([revealed[row.target] + row.noise * noise for row in figure.rows])
+    inverted = invert(features, targets, originals.shape[1:], figure.attack, run.spec.seed)
+    recoveries = []
+    for place, row in enumerate(figure.rows):
+        own = slice(place * len(private), (place + 1) * len(private))
+        recoveries.append(
+            Recovery(
+                row,
+                compared(inverted.images[own], sets["client" if row.target == "mean" else "class"]),
+                inverted.before[own].cpu(),
+                inverted.loss[own].cpu(),
+            )
+        )
+    return Recovered(private, originals.cpu(), mean_images["class"], mean_images["client"], tuple(recoveries))
+
+
+def _mean(parts: Iterable[Tensor]) -> Tensor:
+    """Mean over all rows of tensors with equal rows."""
+    sums, counts = zip(*[(part.sum(0, dtype=torch.float64), len(part)) for part in parts], strict=True)
+    return torch.stack(sums).sum(0).div(sum(counts)).float()
+
+
+def _nearest(image: Tensor, candidates: Tensor) -> Tensor:
+    """The candidate with the smallest mean square from an image."""
+    return candidates[psnr(candidates, image.expand_as(candidates)).argmax()]
+
+
+def _generator(seed: int, use: str) -> torch.Generator:
+    """Random numbers on the CPU, so that every device sees the same ones."""
+    place = zlib.crc32(f"inversion {use}".encode())  # where no method has its own
+    return torch.Generator().manual_seed(int(stream(seed, Purpose.METHOD, epoch=place).integers(2**63)))

@@ -1,0 +1,76 @@
+"""Trained models of a run: what a record keeps of them, and how they are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_arrays
+from fltrain.data.prepared import load_partition, load_prepared
+from fltrain.engine.simulation import Simulation
+from fltrain.models.network import Network
+from fltrain.runs.record import MODELS_FILE, Record, Results
+from fltrain.runs.spec import RunSpec
+
+
+class TrainedRun:
+    """A finished run with its data, ready to be looked into; its network holds the global model."""
+
+    def __init__(self, record: Record, results: Results, device: torch.device) -> None:
+        """Build the network and load what the record keeps.
+
+        From here on PyTorch computes on one thread: figures shall not depend on how many there are.
+
+        Raises:
+            FltrainError: if the record keeps no models.
+        """
+        torch.set_num_threads(1)
+        self.spec = RunSpec.parse(record.settings, str(record.folder))
+        if self.spec.evaluation.keep == "nothing":
+            raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")
+        data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
+        divided = load_partition(
+            self.spec.partition, self.spec.local_test, data, self.spec.seed, results.partition(self.spec)
+        )
+        simulation = Simulation(self.spec, data, divided, device)
+        arrays, _ = read_arrays(record.folder / MODELS_FILE, "file of models")
+        self.arrays: dict[str, Tensor] = {
+            name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()
+        }
+        self.data, self.model, self.task = simulation.data, simulation.model, simulation.task
+        if self.spec.composition.global_model:
+            self.load_global()
+
+    @property
+    def network(self) -> Network:
+        """The network, in evaluation mode."""
+        network = self.model.network
+        network.eval()
+        return network
+
+    def load_global(self) -> None:
+        """Put the global model into the network.
+
+        Raises:
+            FltrainError: if the method has none.
+        """
+        if not self.spec.composition.global_model:
+            raise FltrainError(f"method {self.spec.method.name!r} has no global model to look into")
+        self.model.load(self.arrays["weights"], self.arrays["buffers"], self.arrays["counters"])
+
+    def each_client(self) -> Iterator[int]:
+        """Put the model of one client of the last round after the other into the network.
+
+        Raises:
+            FltrainError: if the record does not keep them.
+        """
+        if "clients" not in self.arrays:
+            raise FltrainError("the record keeps no clients' models; set evaluation.keep to clients")
+        for place, client in enumerate(self.arrays["clients"].tolist()):
+            weights, buffers = (self.arrays[f"client_{part}"][place] for part in ("weights", "buffers"))
+            self.model.load(weights, buffers, self.arrays["counters"])
+            yield client

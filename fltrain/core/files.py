@@ -1,0 +1,185 @@
+"""Files that are whole or absent: write under a temporary name, then rename. Damaged arrays are refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fltrain.core.errors import FltrainError
+
+_METADATA = "fltrain"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; on leaving without an error it becomes ``path``.
+
+    Raises:
+        FltrainError: if the file cannot be written; what was there before stays, and nothing else is left.
+    """
+    temporary: Path | None = None
+    if path.exists() and not path.is_file():  # who may do anything would replace /dev/null
+        raise FltrainError(f"{path}: is no ordinary file; name another place to write to")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files private; results are for everyone
+        _settle(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        if temporary and error.filename not in (None, str(temporary)):
+            raise  # of something else that was done meanwhile
+        where = "" if temporary else f"{path.parent}: "
+        raise FltrainError(
+            f"{path}: cannot be written ({where}{error.strerror or error}); make room or choose another "
+            "place, then run the same command again; what was there is unchanged"
+        ) from None
+    finally:
+        if temporary:
+            temporary.unlink(missing_ok=True)
+
+
+def _settle(path: Path) -> None:
+    """Wait until a file is on the disk: some systems find only then that there is no room for it.
+
+    A machine that loses its power could otherwise leave an empty file under the name of a whole one.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove temporary files of processes that were killed; nobody else may be writing to the folder."""
+    for leftover in folder.glob(".*.part"):
+        leftover.unlink()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def backdate(paths: Iterable[Path]) -> None:
+    """Date files of the future (from before a clock was set back) to now, as far as that is allowed."""
+    now = time.time_ns()
+    for path in paths:
+        with suppress(OSError):  # of another user, or gone meanwhile
+            if path.stat().st_mtime_ns > now:
+                os.utime(path, ns=(now, now))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write what ``json_text`` makes of data."""
+    write_text(path, json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """Indented JSON with a final newline; not-a-number and infinity are refused."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        FltrainError: if it is missing or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FltrainError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise FltrainError(f"{path}: cannot be read ({error})") from None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
+    """Write named arrays and a description, which gets their ``digest``, to one safetensors file.
+
+    Raises:
+        FltrainError: if the file cannot be written; what was there before stays.
+    """
+    text = json.dumps({**about, "digest": digest(arrays)}, allow_nan=False)
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    with replacing(path) as temporary:
+        try:
+            save_file(contiguous, temporary, metadata={_METADATA: f"{_checksum(text)} {text}"})
+        except SafetensorError as error:  # which is no OSError, whatever the system said
+            code = re.search(r"\(os error (\d+)\)", str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
+
+
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 over names, types, shapes and bytes of the arrays, in the order of their names."""
+    state = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        state.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        state.update(array.data)
+    return state.hexdigest()
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Map arrays that ``write_arrays`` wrote into memory, and read their description.
+
+    Changes to the arrays stay in memory; the file is never written to. Every bit is checked.
+
+    Raises:
+        FltrainError: if the file is missing, damaged, or of another kind.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:  # checks that header and size agree
+            checksum, _, text = (file.metadata() or {})[_METADATA].partition(" ")
+            names = list(file.keys())
+        with path.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+            header = json.loads(raw.read(length))
+        content = np.memmap(path, mode="c", offset=8 + length)
+        arrays = {name: _mapped(content, **header[name]) for name in names}
+        if checksum != _checksum(text) or digest(arrays) != (about := json.loads(text))["digest"]:
+            raise ValueError("it does not have its digest, or that of an older version")
+        return arrays, about
+    except FileNotFoundError:
+        raise FltrainError(f"{path}: no such {what}") from None
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise FltrainError(
+            f"{path}: not a readable {what} ({error}); delete it to have it made again"
+        ) from None
+
+
+_TYPES = {"U8": np.uint8, "I64": np.int64, "F32": np.float32}
+
+
+def _mapped(
+    content: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: tuple[int, int]
+) -> NDArray[Any]:
+    start, stop = data_offsets
+    return np.asarray(content[start:stop]).view(_TYPES[dtype]).reshape(shape)

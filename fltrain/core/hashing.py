@@ -1,0 +1,17 @@
+"""Canonical JSON and the short hash that names runs, partitions and prepared data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def canonical_json(data: Any) -> str:
+    """JSON text that is equal for equal data: sorted keys, no spaces, shortest exact floats."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def short_hash(data: Any) -> str:
+    """Ten hex digits of the SHA-256 of the canonical JSON of ``data``."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()[:10]

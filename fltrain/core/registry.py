@@ -1,0 +1,74 @@
+"""Components: settings chosen by name, found in the modules of one package."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
+
+from pydantic import BeforeValidator, Field
+
+from fltrain.core.config import Settings, misread, suggest
+from fltrain.core.errors import FltrainError
+
+
+class Component(Settings):
+    """A setting chosen by name; ``revision`` is raised whenever its numbers change."""
+
+    name: str
+    revision: ClassVar[int] = 1
+    citation: ClassVar[str] = ""
+
+
+AnyComponent = TypeVar("AnyComponent", bound=Component)
+
+
+def catalogue(base: type[AnyComponent], package: str | None = None) -> dict[str, type[AnyComponent]]:
+    """Return the concrete components derived from ``base`` by name, after importing all of ``package``."""
+    if package is not None:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            try:
+                importlib.import_module(f"{package}.{module.name}")
+            except (SyntaxError, ImportError) as error:
+                raise FltrainError(f"{package}.{module.name}: cannot be loaded ({error})") from error
+    found: dict[str, type[AnyComponent]] = {}
+    pending = list(base.__subclasses__())
+    while pending:
+        component = pending.pop()
+        pending.extend(component.__subclasses__())
+        name = component.model_fields["name"].default
+        if isinstance(name, str) and (other := found.setdefault(name, component)) is not component:
+            raise FltrainError(
+                f"{other.__module__} and {component.__module__} have components of the same name {name!r}; "
+                "change 'name' in one of them"
+            )
+    return dict(sorted(found.items()))
+
+
+def choice(
+    known: Mapping[str, type[AnyComponent]], kind: str, elsewhere: Mapping[str, str] | None = None
+) -> Any:
+    """Annotation of a field that holds one component of a catalogue, written as a name or a mapping.
+
+    ``elsewhere`` says of names that belong to other fields where to write them.
+    """
+
+    def spelled_out(value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, Mapping):
+            name = value.get("name")
+            if name is None:
+                raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
+            if elsewhere and isinstance(name, str) and name in elsewhere:
+                raise ValueError(f"{name!r} {elsewhere[name]}")
+            if not isinstance(name, str) or name not in known:
+                hint = f"{suggest(name, known)}{misread(name)}"
+                raise ValueError(f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})")
+        return value
+
+    members = tuple(known.values())
+    union = Annotated[Union[members], Field(discriminator="name")] if len(members) > 1 else members[0]  # noqa: UP007
+    written = Literal[tuple(known)] | union
+    return Annotated[union, BeforeValidator(spelled_out, json_schema_input_type=written)]

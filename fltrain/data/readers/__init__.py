@@ -1,0 +1,9 @@
+"""File formats of data sets, a family per module. A module dropped in here is a reader that entries name."""
+
+from fltrain.core.registry import catalogue
+from fltrain.data.readers.base import Facts, Images, Labels, RawSplits, Reader, observed, statistics
+
+READERS: dict[str, type[Reader]] = catalogue(Reader, package="fltrain.data.readers")
+"""Every reader by name."""
+
+__all__ = ["READERS", "Facts", "Images", "Labels", "RawSplits", "Reader", "observed", "statistics"]

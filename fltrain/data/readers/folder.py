@@ -1,0 +1,264 @@
+"""Photographs in one folder per class: LC25000, ImageNet-100, and what users bring along."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from pydantic import Field, Strict
+
+from fltrain.core.config import suggest
+from fltrain.core.errors import FltrainError
+from fltrain.data.readers.base import Facts, Images, RawSplits, Reader, Split, count, listing, readable
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
+
+GREY_MODES = frozenset({"1", "L", "LA"})
+DEEP_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
+"""More than 8 bits per channel: converting would clip them."""
+
+BLOCK = 64
+"""Images that a thread reads at a time."""
+
+Tree = dict[str, list[Path]]
+"""Class -> its files, in order."""
+
+
+class Folder(Reader):
+    """Images in one folder per class, under ``train`` and ``test`` (or ``val``) or in a single tree.
+
+    A class is a folder that holds images, at any depth, and is called by its own name. Classes and files
+    are taken in natural order (``a2`` before ``a10``).
+
+    Attributes:
+        side: images are brought to that many pixels on each side: the shorter one is resized bilinearly, the
+            longer one cut at both ends. Without it all must be of one size.
+        train_fraction: for a single tree: that share of each class, counted in the order of the files, is for
+            training and the rest for testing.
+        only: the classes that are used, listed here or one a line in a text file of that name in the folder;
+            others are passed over.
+    """
+
+    name: Literal["folder"] = "folder"
+    side: int | None = Field(default=None, ge=1, le=1024)
+    train_fraction: float | None = Field(default=None, gt=0, lt=1)
+    only: Annotated[tuple[str, ...], Strict(False)] | str | None = None
+
+    def side_read(self, facts: Facts) -> int | None:
+        return self.side or facts.side
+
+    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
+        train, test, notes = self._splits(source)
+        names = sorted(train, key=natural)
+        if facts.classes not in (None, len(names)):
+            found = f"{count(len(names), 'folder')} with images ({listing(names)})"
+            raise FltrainError(f"{source}: found {found}, expected {facts.classes} classes")
+        form = Form.of(train[names[0]][0], facts, side or self.side)
+
+        def split(tree: Tree) -> Split:
+            files = [file for name in names for file in tree[name]]
+            labels = np.repeat(np.arange(len(names)), [len(tree[name]) for name in names])
+            return form.stack(files), labels
+
+        return RawSplits(*split(train), *split(test), class_names=tuple(names), notes=notes)
+
+    def _splits(self, source: Path) -> tuple[Tree, Tree, tuple[str, ...]]:
+        """Files of the two splits, and what there is to say about them."""
+        only = self._only(source)
+        present = [name for name in ("train", "test", "val") if (source / name).is_dir()]
+        if present[:1] != ["train"] or len(present) == 1:
+            if self.train_fraction is None:
+                found = f"only {', '.join(present)}" if present else "neither"
+                raise FltrainError(
+                    f"{source}: found {found}, expected folders train and test (or val); "
+                    "for a single tree set the reader's 'train_fraction'"
+                )
+            return *_divided(class_tree(source, only), self.train_fraction, source), ()
+        if self.train_fraction is not None:
+            raise FltrainError(
+                f"{source}: found folders {' and '.join(present)}, expected a single tree; "
+                "remove the reader's 'train_fraction'"
+            )
+        train, test = (class_tree(source / name, only) for name in present[:2])
+        unmatched = sorted(train.keys() ^ test.keys(), key=natural)
+        if unmatched:
+            raise FltrainError(
+                f"{source}: found {listing(unmatched)} in only one of {present[0]} and {present[1]}, "
+                "expected the same classes in both"
+            )
+        return train, test, tuple(f"the folder {name!r} is not used" for name in present[2:])
+
+    def _only(self, source: Path) -> frozenset[str] | None:
+        if not isinstance(self.only, str):
+            return None if self.only is None else frozenset(self.only)
+        path = source / self.only
+        with readable(path, "a list of classes"):
+            lines = path.read_text(encoding="utf-8").splitlines()
+        names = frozenset(line.strip() for line in lines if line.strip())
+        if not names:
+            raise FltrainError(f"{path}: found no names, expected a class a line")
+        return names
+
+
+def natural(name: str) -> tuple[list[str | int], str]:
+    """Sorting key that counts the numbers within a name; names that tie are told apart by their spelling."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)], name
+
+
+def class_tree(root: Path, only: frozenset[str] | None) -> Tree:
+    """Files by class in a folder.
+
+    Raises:
+        FltrainError: if there are none, if a class that is asked for is missing, or is there twice.
+    """
+    tree: Tree = {}
+    others: list[str] = []
+    for folder, subfolders, files in os.walk(root, onerror=_refuse, followlinks=True):
+        shown = [name for name in subfolders if not name.startswith((".", "__MACOSX"))]
+        subfolders[:] = sorted(shown, key=natural)
+        path = Path(folder)
+        images = [file for file in files if _is_image(file)]
+        if path == root or not images:
+            continue
+        if only is not None and path.name not in only:
+            others.append(path.name)
+            continue
+        if path.name in tree:
+            raise FltrainError(
+                f"{root}: found two folders {path.name!r} with images "
+                f"({tree[path.name][0].parent} and {path}), expected one for each class"
+            )
+        tree[path.name] = [path / file for file in sorted(images, key=natural)]
+    if only is not None and (missing := sorted(only - tree.keys(), key=natural)):
+        hint = suggest(missing[0], others)
+        raise FltrainError(f"{root}: found no folder with images called {listing(missing)}{hint}")
+    if not tree:
+        raise FltrainError(f"{root}: found no images, expected one folder of them for each class")
+    return tree
+
+
+def _refuse(error: OSError) -> None:
+    """Without this, a folder that may not be listed would be passed over in silence."""
+    raise FltrainError(f"{error.filename}: cannot be listed ({error.strerror})")
+
+
+def _is_image(file: str) -> bool:
+    return not file.startswith(".") and os.path.splitext(file)[1].lower() in SUFFIXES
+
+
+def _divided(tree: Tree, fraction: float, source: Path) -> tuple[Tree, Tree]:
+    cuts = {name: round(fraction * len(files)) for name, files in tree.items()}
+    for name, files in tree.items():
+        if not 0 < cuts[name] < len(files):
+            raise FltrainError(
+                f"{source}: found {count(len(files), 'image')} of {name!r}, of which a share of {fraction} "
+                "leaves none for training or none for testing"
+            )
+    return (
+        {name: files[: cuts[name]] for name, files in tree.items()},
+        {name: files[cuts[name] :] for name, files in tree.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Form:
+    """What images are brought to, or must be already.
+
+    Attributes:
+        side: height and width in the end.
+        native: width and height that every file must have; None if they may differ.
+        because: where ``native`` comes from, or what to do about it, for messages.
+        channels: 1 or 3 in the end.
+        grey_only: refuse colour, as nothing but the first image said that there is none.
+    """
+
+    side: int
+    native: tuple[int, int] | None
+    because: str
+    channels: int
+    grey_only: bool
+
+    @classmethod
+    def of(cls, first: Path, facts: Facts, side: int | None) -> Form:
+        """Decide by the facts and the wish, and by the first image where they are silent."""
+        with opened(first) as image:
+            size, grey = image.size, image.mode in GREY_MODES
+        native, because = (facts.side, facts.side) if facts.side else None, "as the set is said to have"
+        if side is None and native is None:
+            native, because = size, "like the first; set the reader's 'side' to bring all to one size"
+            if size[0] != size[1]:
+                raise FltrainError(
+                    f"{first}: found {_pixels(size)}, expected a square image; set the reader's 'side'"
+                )
+        channels = facts.channels or (1 if grey else 3)
+        grey_only = channels == 1 and facts.channels is None
+        return cls(side or facts.side or size[0], native, because, channels, grey_only)
+
+    def stack(self, files: Sequence[Path]) -> Images:
+        """Read the files into one array ``[n, c, side, side]``; beside it only a few images are in memory."""
+        images = np.empty((len(files), self.channels, self.side, self.side), np.uint8)
+
+        def fill(start: int) -> None:
+            for index in range(start, min(start + BLOCK, len(files))):
+                images[index] = self.read(files[index])
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            try:
+                # In order, so that of several bad images it is always the same that is named.
+                for _ in pool.map(fill, range(0, len(files), BLOCK)):
+                    pass
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return images
+
+    def read(self, file: Path) -> Images:
+        """One image ``[c, side, side]``."""
+        with opened(file) as image:
+            if self.native is not None and self.native != image.size:
+                expected = f"{_pixels(self.native)} {self.because}"
+                raise FltrainError(f"{file}: found {_pixels(image.size)}, expected {expected}")
+            if image.mode in DEEP_MODES:
+                raise FltrainError(
+                    f"{file}: found more than 8 bits per channel (mode {image.mode}), expected 8"
+                )
+            if self.grey_only and image.mode not in GREY_MODES:
+                raise FltrainError(f"{file}: found a colour image after grey ones; state 'channels' (1 or 3)")
+            plain = image.convert("L" if self.channels == 1 else "RGB")
+            pixels = np.asarray(centred(plain, self.side)).reshape(self.side, self.side, self.channels)
+        return pixels.transpose(2, 0, 1)
+
+
+def centred(image: Image, side: int) -> Image:
+    """The image with its shorter side resized bilinearly and its longer side cut at both ends."""
+    from PIL.Image import Resampling
+
+    width, height = (side * length // min(image.size) for length in image.size)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    resized = image.resize((width, height), Resampling.BILINEAR)
+    return resized.crop((left, top, left + side, top + side))
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Image]:
+    """Open an image; whatever is wrong with it is one line that names it."""
+    from PIL import Image
+
+    with readable(file, "an image"), Image.open(file) as image:
+        yield image
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    width, height = size
+    return f"{height} x {width} pixels"

@@ -1,0 +1,86 @@
+"""Arrays in one ``.npz`` file, as MedMNIST lays them out; and pairs of ``.npy`` files (CIFAR-10.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fltrain.core.errors import FltrainError
+from fltrain.data.readers.base import (
+    Facts,
+    RawSplits,
+    Reader,
+    Split,
+    as_images,
+    as_labels,
+    count,
+    listing,
+    locate,
+    readable,
+)
+
+
+class Npz(Reader):
+    """One file with ``{train,test}_images`` (n, h, w) or (n, h, w, c) in uint8 and ``{train,test}_labels``.
+
+    The source is the file, or a folder with one such file in it. A validation split is left aside.
+    """
+
+    name: Literal["npz"] = "npz"
+
+    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
+        return _load(source, facts)
+
+
+class MedMnist(Reader):
+    """A file of MedMNIST: like ``npz``, and the validation split must be there, as it always is."""
+
+    name: Literal["medmnist"] = "medmnist"
+
+    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
+        return _load(source, facts, validation=True)
+
+
+class Cifar101(Reader):
+    """CIFAR-10.1, a second test set of CIFAR-10: ``cifar10.1_<version>_{data,labels}.npy``."""
+
+    name: Literal["cifar10_1"] = "cifar10_1"
+    version: Literal["v4", "v6"]
+
+    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
+        data = locate(source, f"cifar10.1_{self.version}_data.npy")
+        names = locate(source, f"cifar10.1_{self.version}_labels.npy")
+        images = as_images(_array(data), str(data), facts)
+        labels = as_labels(_array(names), str(names), len(images), facts.classes)
+        return RawSplits(images[:0], labels[:0], images, labels)
+
+
+def _array(path: Path) -> NDArray[Any]:
+    with readable(path, "a numpy array"):
+        array = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise FltrainError(f"{path}: found an archive, expected one array")
+        return array
+
+
+def _load(source: Path, facts: Facts, validation: bool = False) -> RawSplits:
+    path = source if source.is_file() else locate(source, "*.npz")
+    expected = ("train", "val", "test") if validation else ("train", "test")
+    keys = [f"{split}_{part}" for split in expected for part in ("images", "labels")]
+    with readable(path, "a numpy archive"), np.load(path, allow_pickle=False) as archive:
+        missing = [key for key in keys if key not in archive]
+        if missing:
+            found = listing(archive, 8) or "nothing"
+            raise FltrainError(f"{path}: found {found}; expected {', '.join(missing)} as well")
+
+        def split(name: str) -> Split:
+            images = as_images(archive[f"{name}_images"], f"{path}, {name}_images", facts)
+            where = f"{path}, {name}_labels"
+            return images, as_labels(archive[f"{name}_labels"], where, len(images), facts.classes)
+
+        unused = count(len(archive["val_labels"]), "image") if "val_labels" in archive else None
+        notes = (f"the validation split ({unused}) is not used",) if unused else ()
+        return RawSplits(*split("train"), *split("test"), notes=notes)

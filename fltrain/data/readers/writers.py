@@ -1,0 +1,175 @@
+"""FEMNIST, handwriting by writer: the HDF5 form of TensorFlow Federated, and the JSON form of LEAF.
+
+Pixels are floats from 0 to 1 in both; white paper is 1. They become bytes, and keep that sense.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_json
+from fltrain.data.readers.base import (
+    Facts,
+    Labels,
+    RawSplits,
+    Reader,
+    Split,
+    as_images,
+    as_labels,
+    count,
+    locate,
+    readable,
+    tar_members,
+)
+
+SPLITS = ("train", "test")
+ARCHIVE = "fed_emnist.tar.bz2"
+
+ByWriter = dict[str, Split]
+"""Images and labels of each writer who has any."""
+
+
+class Femnist(Reader):
+    """``fed_emnist_{train,test}.h5`` of TensorFlow Federated: ``examples/<writer>/{pixels,label}``.
+
+    The source has them as they are, or in the archive as downloaded, which is unpacked for the time being
+    (2.3 GB in the folder for temporary files).
+    """
+
+    name: Literal["femnist"] = "femnist"
+
+    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
+        with _unpacked(source) as folder:
+            train, test = (_read_hdf5(locate(folder, f"fed_emnist_{split}.h5"), facts) for split in SPLITS)
+        return assemble(source, train, test)
+
+
+class Leaf(Reader):
+    """``train/*.json`` and ``test/*.json`` as LEAF's preprocessing writes them."""
+
+    name: Literal["leaf"] = "leaf"
+
+    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
+        train, test = (_read_leaf(source / split, facts) for split in SPLITS)
+        return assemble(source, train, test)
+
+
+def assemble(source: Path, train: ByWriter, test: ByWriter) -> RawSplits:
+    """Join the writers who are in both splits, in the order of their names; the test set is their union.
+
+    Raises:
+        FltrainError: if there is none.
+    """
+    kept = sorted(train.keys() & test.keys())
+    everyone = count(len(train.keys() | test.keys()), "writer")
+    if not kept:
+        raise FltrainError(f"{source}: found {everyone}, but none with both training and test images")
+    splits = RawSplits(
+        *_joined(train, kept),
+        *_joined(test, kept),
+        writers=_authors(train, kept),
+        test_writers=_authors(test, kept),
+    )
+    note = (
+        f"{len(kept):,} of {everyone} have both training and test images: "
+        f"{len(splits.train_labels):,} and {len(splits.test_labels):,} in all"
+    )
+    return replace(splits, notes=(note,))
+
+
+def _joined(split: ByWriter, writers: list[str]) -> Split:
+    images, labels = zip(*(split[writer] for writer in writers), strict=True)
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _authors(split: ByWriter, writers: list[str]) -> Labels:
+    """The place in ``writers`` of each image's own, in the order of ``_joined``."""
+    return np.repeat(np.arange(len(writers)), [len(split[writer][1]) for writer in writers])
+
+
+@contextmanager
+def _unpacked(source: Path) -> Iterator[Path]:
+    """A folder with the two files: the source, or a temporary one."""
+    archive = source if source.is_file() else source / ARCHIVE
+    if not archive.is_file():
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="fltrain-") as folder:
+        with readable(archive, "the archive of FEMNIST"):
+            for member, file in tar_members(archive):
+                if member.name in {f"fed_emnist_{split}.h5" for split in SPLITS}:
+                    with (Path(folder) / member.name).open("wb") as out:
+                        shutil.copyfileobj(file, out, 1 << 20)
+        yield Path(folder)
+
+
+def _read_hdf5(path: Path, facts: Facts) -> ByWriter:
+    import h5py  # type: ignore[import-untyped]
+
+    split: ByWriter = {}
+    with readable(path, "an HDF5 file"), h5py.File(path, "r") as file:
+        examples = file.get("examples")
+        if not isinstance(examples, h5py.Group):
+            raise FltrainError(f"{path}: found {', '.join(file) or 'nothing'}, expected the group 'examples'")
+        for writer, group in examples.items():
+            missing = [name for name in ("pixels", "label") if name not in group]
+            if missing:
+                raise FltrainError(f"{path}, {writer}: found no {' and no '.join(missing)}")
+            _add(split, writer, group["pixels"][()], group["label"][()], path, facts)
+    return split
+
+
+def _read_leaf(folder: Path, facts: Facts) -> ByWriter:
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise FltrainError(f"{folder}: found no .json files, expected those of LEAF")
+    split: ByWriter = {}
+    for path in files:
+        users = read_json(path)
+        users = users.get("user_data") if isinstance(users, dict) else None
+        if not isinstance(users, dict):
+            raise FltrainError(f"{path}: found no 'user_data', expected images and labels by user")
+        for writer, data in users.items():
+            if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
+                raise FltrainError(f"{path}, {writer}: found no x and y, expected images and labels")
+            if writer in split:
+                raise FltrainError(f"{path}, {writer}: found a writer who is in an earlier file as well")
+            with readable(path, "images and labels of LEAF"):
+                pixels, labels = np.array(data["x"], np.float32), np.array(data["y"])
+            _add(split, writer, _square(pixels, f"{path}, {writer}"), labels, path, facts)
+    return split
+
+
+def _square(pixels: NDArray[Any], where: str) -> NDArray[Any]:
+    """Rows of pixels as square images."""
+    if not len(pixels):
+        return pixels
+    side = math.isqrt(pixels.shape[1]) if pixels.ndim == 2 else 0
+    if not side or side**2 != pixels.shape[1]:
+        raise FltrainError(f"{where}: found pixels of shape {pixels.shape}, expected rows of square images")
+    return pixels.reshape(-1, side, side)
+
+
+def _add(
+    split: ByWriter, writer: str, pixels: NDArray[Any], labels: NDArray[Any], path: Path, facts: Facts
+) -> None:
+    """Check the images of a writer and keep them, unless there are none."""
+    where = f"{path}, {writer}"
+    if not len(pixels) and not len(labels):
+        return
+    if pixels.dtype.kind != "f" or not ((pixels >= 0) & (pixels <= 1)).all():
+        found = pixels.dtype if pixels.dtype.kind != "f" else f"{pixels.min():.4g} to {pixels.max():.4g}"
+        raise FltrainError(f"{where}: found pixels {found}, expected floats from 0 to 1")
+    images = as_images(np.rint(pixels * 255).astype(np.uint8), where, facts)
+    split[writer] = images, as_labels(labels, where, len(images), facts.classes)

@@ -1,0 +1,1 @@
+"""Executors: three ways to run the same local training."""

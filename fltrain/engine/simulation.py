@@ -1,0 +1,330 @@
+"""The round loop: sample clients, train them, aggregate, test, record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fltrain.core.errors import FltrainError, noting
+from fltrain.core.rng import Purpose, seeded_torch, stream
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.client_store import ClientStore
+from fltrain.engine.clients import Clients, Ownership, Round, introductions
+from fltrain.engine.data import FederatedData
+from fltrain.engine.evaluation import TestResult, test, test_clients
+from fltrain.engine.executors.loop import Executor, LoopExecutor, Trained
+from fltrain.engine.statistics import FinishedRound, Row, measure
+from fltrain.methods.types import Server, State, Task
+from fltrain.metrics.separability import separability
+from fltrain.models.build import build
+from fltrain.models.flat import FlatModel, pack
+from fltrain.models.network import Network, map_shape
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.devices import synchronize
+
+ExecutorFactory = Callable[[Clients], Executor]
+
+
+class Diverged(Exception):
+    """A loss, a global weight, or a weight of a client's own model is no longer a finite number."""
+
+
+@dataclass
+class Costs:
+    """Where the time went, in seconds, and what was done in it."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    round_seconds: list[float] = field(default_factory=list)
+    samples: int = 0
+
+    @property
+    def of_rounds(self) -> float:
+        """Those spent on training and aggregation."""
+        return self.seconds["train"] + self.seconds["aggregate"]
+
+    @contextmanager
+    def phase(self, name: str, device: torch.device) -> Iterator[None]:
+        """Add the time of the enclosed work to a phase."""
+        started = time.perf_counter()
+        yield
+        synchronize(device)
+        self.seconds[name] += time.perf_counter() - started
+
+
+class Simulation:
+    """A run in memory: ``run`` trains it and yields the rows of its record.
+
+    The next round depends, beside spec and data, on ``finished`` (the rounds so far), ``server`` and
+    ``clients``; the record, beside the rows, on ``last_models`` (of the last round's clients, if the record
+    keeps them), ``bytes_down`` and ``bytes_up``. These are what a checkpoint holds.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        data: PreparedData,
+        partition: Partition,
+        device: torch.device,
+        executor: ExecutorFactory = LoopExecutor,
+        extra: Mapping[str, PreparedData] | None = None,
+        store: ClientStore | None = None,
+        interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Build network, server and data on ``device``; what clients keep goes into ``store``.
+
+        While clients are trained, in the context ``interruptible``, a round may be ended by an exception: the
+        simulation is then as it was before the round.
+
+        Raises:
+            FltrainError: if the spec does not fit the network or the data.
+        """
+        empty = next((client for client, images in enumerate(partition.clients) if not len(images)), None)
+        if empty is not None:
+            raise FltrainError(
+                f"partition: client {empty} has no images to train on; set min_size to 1 or more"
+            )
+        for name, more in (extra or {}).items():
+            found, wanted = ((one.channels, one.side, one.classes) for one in (more, data))
+            if found != wanted:
+                raise FltrainError(
+                    f"evaluation.extra: {name!r}: channels, side, classes {found}, the run has {wanted}"
+                )
+        self.spec = spec
+        self.device = device
+        self.costs = Costs()
+        with self.costs.phase("setup", device):
+            # On GPUs it is what tensor cores compute with.
+            channels_last = spec.model.channels_last if device.type == "cpu" else spec.precision != "fp32"
+            self.data = FederatedData.of(data, partition, device, extra, channels_last)
+            self.composition = spec.composition
+            example = torch.zeros(1, data.channels, data.side, data.side, device=device)
+            self.model = FlatModel(self._network(), example)
+            self.network = self.model.network
+            self.task = Task(
+                layout=self.model.layout,
+                network=self.network,
+                map_shape=partial(map_shape, self.network, example),
+                classes=data.classes,
+                clients=len(self.data.clients),
+                samples=sum(len(images) for images in self.data.clients),
+                training=spec.training,
+                rounds=spec.rounds,
+                seed=spec.seed,
+                initialise=self._initialise,
+            )
+            start = self.model.weights.clone()
+            self.server = Server(
+                start,
+                self.model.buffers.clone(),
+                self.model.counters.clone(),
+                self.composition.init_server(self.task, start),
+            )
+            self.ownership = Ownership(
+                self.composition.private,
+                buffers=spec.batchnorm == "local" or self.composition.private == "all",
+                trained=spec.evaluation.point == "after_local",
+            )
+            self.everyone = Clients(self.model, self.data, self.composition, self.ownership)
+            self.clients = ClientStore() if store is None else store
+            self.last_models: State = {}
+            self.executor = executor(self.everyone)
+        self.interruptible = interruptible
+        self.finished = self.bytes_down = self.bytes_up = 0
+
+    def _network(self, client: int | None = None) -> Network:
+        """A newly drawn network, as the methods adapt it: the one the run starts from, or a client's own."""
+        spec, (_, channels, side, _) = self.spec, self.data.train.images.shape
+        network = build(spec.model, channels, side, self.data.classes, spec.seed, client)
+        # A stream of its own, so that what methods add does not change how the rest is drawn.
+        drawn = 0 if client is None else client + 1
+        with seeded_torch(spec.seed, Purpose.INITIALISATION, round=1, client=drawn):
+            network = self.composition.adapt(network, self.data.classes)
+        network.products = torch.bfloat16 if spec.precision == "bf16" else None
+        return network
+
+    def _initialise(self, client: int | None = None) -> tuple[Tensor, Tensor]:
+        """Weights and buffers of a newly drawn network; see ``Task.initialise``."""
+        network = self._network(client)
+        buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+        return (
+            pack(network.parameters(), torch.float32, self.device),
+            pack(buffers, torch.float32, self.device),
+        )
+
+    def run(self) -> Iterator[list[Row]]:
+        """Train the rounds that are left and yield the rows of each.
+
+        Raises:
+            Diverged: if a loss or a weight is not finite; the rows of the rounds before have been yielded.
+        """
+        for number in range(self.finished, self.spec.rounds):
+            with noting(f"in round {number + 1}"):
+                rows = self.round(number)
+            yield rows
+
+    def sample(self, number: int) -> list[int]:
+        """Clients of a round, ascending: uniform without replacement, the same for every method."""
+        count = self.spec.participation.per_round(self.task.clients)
+        random = stream(self.spec.seed, Purpose.CLIENT_SAMPLING, round=number)
+        return sorted(random.choice(self.task.clients, count, replace=False).tolist())
+
+    def round(self, number: int) -> list[Row]:
+        """Run one round (counted from 0) and return its rows (which count from 1)."""
+        if number == 0 and self.composition.introduces:
+            with self.costs.phase("setup", self.device):
+                self._introduce()
+        before, task, sampled = self.server, self._at(number), self.sample(number)
+        spent = self.costs.of_rounds
+        self.clients.expect(sampled)
+        with self.interruptible(), self.costs.phase("train", self.device):
+            trained = self.executor.train(task, sampled, self.clients)
+        updates = [result.update for result in trained]
+        train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
+
+        with (
+            noting(f"aggregating what clients {sampled} sent"),
+            self.costs.phase("aggregate", self.device),
+        ):
+            weights, buffers, states = self.composition.aggregate(self.task, before, updates)
+            counters = torch.stack([update.counters for update in updates]).amax(0)
+            if self.ownership.private is not None:
+                private = self.ownership.weights(self.model.layout)
+                weights[private] = before.weights[private]
+            if self.ownership.buffers:
+                buffers, counters = before.buffers, before.counters
+            # A last step can overflow although every loss was finite; such weights are not measured.
+            _finite(weights.abs().max(), "a global weight")
+            if not self.composition.global_model:
+                own = torch.stack([update.trained.abs().max() for update in updates])
+                _finite(own.max(), "a client's weight")
+            self.server = Server(weights, buffers, counters, states)
+        if self.spec.evaluation.keep == "clients":
+            self.last_models = {
+                "clients": torch.tensor([update.client for update in updates]),
+                "client_weights": torch.stack([update.trained for update in updates]),
+                "client_buffers": torch.stack([update.buffers for update in updates]),
+            }
+        self.costs.samples += sum(self._images_of_steps(update.samples) for update in updates)
+        self._count_traffic(task, trained)
+
+        rows: list[Row] = [{"kind": "train", "clients": sampled, "loss": train_loss}]
+        with self.costs.phase("statistics", self.device):
+            rows += measure(
+                self.spec.evaluation.statistics,
+                FinishedRound(
+                    self.model.layout,
+                    updates,
+                    self.server,
+                    partial(self._gradients, task, sampled),
+                ),
+            )
+            rows += [
+                {"kind": name, **row} for name, row in self.composition.report(self.task, before, updates)
+            ]
+        # Not before, as statistics ask clients for what they were when the round began.
+        with self.costs.phase("aggregate", self.device):
+            for result in trained:
+                self.clients[result.update.client] = result.kept
+        self.costs.round_seconds.append(self.costs.of_rounds - spent)
+        if self.spec.evaluates(number + 1):
+            with noting("testing"), self.costs.phase("evaluate", self.device):
+                rows += self._evaluate(number + 1)
+        self.finished = number + 1
+        return [{"round": number + 1, **row} for row in rows]
+
+    def _gradients(self, round: Round, sampled: Sequence[int]) -> Tensor:
+        """See ``FinishedRound``; what clients keep must still be what they began the round with."""
+        self.clients.expect(sampled)
+        return self.executor.gradients(round, sampled, self.clients)
+
+    def _at(self, number: int) -> Round:
+        """A round (counted from 0) that begins with what the server has now."""
+        payloads = self.composition.payload(self.server.states)
+        return Round(number, self.task, self.spec.training, self.server, payloads)
+
+    def _images_of_steps(self, samples: int) -> int:
+        """Images in all local steps of a client that has so many."""
+        training, schedule = self.spec.training, self.composition.schedule
+        epochs = training.epochs * schedule.passes * len(schedule.phases)
+        return epochs * sum(training.batch_sizes(samples, schedule.batches))
+
+    def _introduce(self) -> None:
+        """Let all clients introduce themselves to the server, before the first round."""
+        updates = introductions(self.everyone, self._at(0))
+        self.bytes_up += sum(_bytes(extra.values()) for update in updates for extra in update.extras.values())
+        self.server = replace(
+            self.server, states=self.composition.introduced(self.task, self.server, updates)
+        )
+
+    def _evaluate(self, finished: int) -> list[Row]:
+        """Test after so many rounds."""
+        data, network = self.data, self.network
+        rows: list[Row] = []
+        if data.tests is not None and self.spec.personal:
+            self.clients.expect(range(self.task.clients))
+            result = test_clients(self.everyone, self._at(finished), self.clients)
+            rows.append(self._tested_locally("personal", result))
+        self.model.load(self.server.weights, self.server.buffers, self.server.counters)
+        if data.tests is None:
+            wants_features = "separability" in self.spec.evaluation.statistics
+            result = test(network, data.test, keep_features=wants_features)
+            rows.append(_tested("test", result))
+            if result.features is not None:
+                measured = separability(result.features, data.test.labels, data.classes)
+                values = {name: _or_none(value) for name, value in vars(measured).items()}
+                rows.append({"kind": "separability", **values})
+        elif not self.spec.personal:
+            rows.append(self._tested_locally("global", test(network, data.train, torch.cat(data.tests))))
+        rows += [_tested(name, test(network, split)) for name, split in data.extra.items()]
+        return rows
+
+    def _tested_locally(self, view: str, result: TestResult) -> Row:
+        assert self.data.tests is not None
+        clients = result.by_client(self.data.tests)
+        spread = {"macro": float(clients.mean()), "std": float(clients.std(unbiased=False))}
+        return {**_tested("local_test", result, view), **spread}
+
+    def _count_traffic(self, round: Round, trained: Sequence[Trained]) -> None:
+        weights, buffers = round.server.weights, round.server.buffers
+        model = _bytes([weights, *([] if self.ownership.buffers else [buffers])])
+        model -= _bytes([weights[self.ownership.weights(self.model.layout)]])
+        down = model + sum(_bytes(payload.values()) for payload in round.payloads.values())
+        self.bytes_down += down * len(trained)
+        for result in trained:
+            self.bytes_up += model + sum(_bytes(extra.values()) for extra in result.update.extras.values())
+
+
+def _tested(split: str, result: TestResult, view: str = "global") -> Row:
+    return {
+        "kind": "evaluation",
+        "split": split,
+        "view": view,
+        "accuracy": result.accuracy,
+        "loss": _finite(result.loss, f"the loss on {split!r}"),
+        "images": len(result.correct),
+    }
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _finite(value: Tensor | float, what: str) -> float:
+    number = float(value)
+    if not np.isfinite(number):
+        raise Diverged(what)
+    return number
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,57 @@
+"""A run on random images: the engine's work on a spec without its data set, for those who measure it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fltrain.core.errors import FltrainError
+from fltrain.data.prepared import Partition, PreparedData
+from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.simulation import ExecutorFactory, Simulation
+from fltrain.runs.spec import RunSpec
+
+
+def rehearsal(
+    spec: RunSpec,
+    images: int,
+    tests: int,
+    device: torch.device,
+    executor: ExecutorFactory = LoopExecutor,
+) -> Simulation:
+    """A simulation of a run whose clients have so many random images each.
+
+    Args:
+        spec: the run; of its partition, the number of clients counts.
+        images: training images of each client.
+        tests: test images in all; clients that test on images of their own share them.
+        device: where to compute.
+        executor: who trains the clients.
+
+    Raises:
+        FltrainError: if the registry does not say of what size the images are, or the run refuses them.
+    """
+    entry, side = spec.dataset.entry, spec.dataset.side
+    if not (entry.channels and entry.classes and side):
+        raise FltrainError(
+            f"data set {spec.dataset.name!r}: its images have a size that only the files can tell; state "
+            "channels, side and classes in config/datasets.yaml"
+        )
+    clients = spec.partition.clients
+    random, count = np.random.default_rng(0), clients * images
+    pixels = random.integers(0, 256, (count + tests, entry.channels, side, side), np.uint8)
+    labels = np.arange(count + tests) % entry.classes
+    random.shuffle(labels[:count])
+    data = PreparedData(
+        pixels[:count],
+        labels[:count],
+        pixels[count:],
+        labels[count:],
+        entry.classes,
+        mean=(0.5,) * entry.channels,
+        std=(0.25,) * entry.channels,
+        digest="",
+    )
+    own = np.array_split(np.arange(count), clients)
+    aside = np.array_split(np.arange(count, count + tests), clients) if spec.local_test else None
+    return Simulation(spec, data, Partition(own, "", aside), device, executor)

@@ -1,0 +1,408 @@
+"""From a spec to a complete record: data, partition, simulation, checkpoints, files.
+
+A run that is stopped or killed goes on from its last checkpoint when it is started again, and its record is
+the one that it would have had, byte for byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from fltrain.core.errors import FltrainError, MethodError, Stopped
+from fltrain.core.files import clear_leftovers
+from fltrain.data.datasets import Dataset
+from fltrain.data.prepared import Partition, PreparedData, load_or_prepare, load_partition, partition
+from fltrain.engine import ExecutorName, memory
+from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
+from fltrain.engine.client_store import ClientStore
+from fltrain.engine.executors.choose import EXECUTORS, AutoExecutor
+from fltrain.engine.simulation import Diverged, ExecutorFactory, Simulation
+from fltrain.engine.statistics import Row
+from fltrain.methods.types import Place
+from fltrain.runs.record import Record, Results, checkpoint_files, summarise, write_record
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.determinism import Determinism, Profile, determined
+from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory
+from fltrain.runtime.provenance import gather, merged
+from fltrain.runtime.signals import Stopping
+
+LOG = logging.getLogger("fltrain")
+LOG_EVERY_SECONDS = 15.0
+
+
+def ensure_data(dataset: Dataset, results: Results, quiet: bool = False) -> PreparedData:
+    """Read a prepared data set, after getting and preparing it if it is not there."""
+    return load_or_prepare(dataset, results.data(dataset), results.downloads, quiet)
+
+
+def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Partition:
+    """Read the run's partition, after making it if it is not there."""
+    path = results.partition(spec)
+    make = load_partition if path.exists() else partition
+    return make(spec.partition, spec.local_test, data, spec.seed, path)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How runs are executed: what their numbers do not depend on.
+
+    Attributes:
+        device: that trains.
+        threads: of the processor.
+        recordings: where methods that record local steps keep them.
+        client_memory: GiB that clients' states may take on the device, and then in memory on their way
+            into a file.
+        checkpoints: when they are due.
+        determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
+        executor: of local steps, see ``fltrain.engine.executors.choose``.
+    """
+
+    device: torch.device
+    threads: int = 1
+    recordings: Place = "auto"
+    client_memory: float = 4.0
+    checkpoints: Interval = field(default_factory=Interval)
+    determinism: Profile = "exact"
+    executor: ExecutorName = "auto"
+
+
+def train(
+    spec: RunSpec,
+    results: Results,
+    execution: Execution,
+    *,
+    again: bool = False,
+    quiet: bool = False,
+    stopping: Stopping | None = None,
+) -> Record:
+    """Train a run, from its last checkpoint if there is one, and write its record.
+
+    If another process is training the run, this one waits for that to end.
+
+    Args:
+        spec: the run.
+        results: where its record is to be, and data are found or made.
+        execution: how to train.
+        again: whether to train it even if there is a record then.
+        quiet: whether progress goes to its log only.
+        stopping: the signals to heed; none if not given.
+
+    Raises:
+        FltrainError: if data or spec do not allow the run; there is no record then.
+        MethodError: if the code of a method fails.
+        Stopped: if a signal asked for it; the state is saved then.
+    """
+    compute_as_runs(execution.threads)
+    memory.start_anew()
+    stopping, record = stopping or Stopping(), results.record(spec.run_id)
+    log = record.folder / "train.log"
+    _log_to(log, quiet)
+    try:
+        with _lease(results.lease(spec.run_id), spec.run_id, stopping):
+            if record.complete:
+                _clear_checkpoints(results, record, again)
+                if not again:
+                    LOG.info("%s: another process has trained it", spec.run_id)
+                    return record
+            clear_leftovers(record.folder)
+            if not results.saved_rounds(spec.run_id):
+                log.write_text("")
+            forget_peaks(execution.device)
+            tf32 = spec.precision == "tf32"
+            with determined(execution.determinism, execution.device, tf32) as determinism:
+                _train(spec, results, execution, determinism, stopping, quiet)
+    except MethodError:
+        LOG.exception("%s failed", spec.run_id)
+        raise
+    except Stopped as stopped:
+        raise type(stopped)(f"{spec.run_id}: {stopped}; start it again to go on from there") from None
+    return Record(record.folder)
+
+
+def _clear_checkpoints(results: Results, record: Record, again: bool) -> None:
+    """Remove checkpoints that a complete run has left: all but those of an attempt to train it again."""
+    left = checkpoint_files(results.checkpoints(record.run_id))
+    if not again or all(path.stat().st_mtime <= record.written for path in left):
+        shutil.rmtree(results.checkpoints(record.run_id), ignore_errors=True)
+
+
+def _train(
+    spec: RunSpec,
+    results: Results,
+    execution: Execution,
+    determinism: Determinism,
+    stopping: Stopping,
+    quiet: bool,
+) -> None:
+    """Train the rounds that are left and write the record."""
+    started = time.perf_counter()
+    with stopping.interruptible():
+        simulation, digests, identity = _prepare(spec, results, execution, stopping, quiet)
+    layout, folder = simulation.model.layout, results.run(spec.run_id)
+    checkpoints = Checkpoints(results.checkpoints(spec.run_id), identity, execution.checkpoints)
+    LOG.info(
+        "%s: %s parameters, %s layers, on %s",
+        *(spec.run_id, f"{layout.size:,}", len(layout.layers), execution.device),
+    )
+    progress = checkpoints.restore(simulation) or Progress([], 0.0, [])
+    if simulation.finished:
+        LOG.info("%s: goes on after round %d of %d", spec.run_id, simulation.finished, spec.rounds)
+    here = {**gather(execution.device, execution.threads), "after_round": simulation.finished}
+    progress.processes.append(here)
+    started -= progress.seconds
+
+    def account() -> Progress:
+        """What has been used so far, and what can be promised of it."""
+        progress.seconds = time.perf_counter() - started
+        if memory.reduced():
+            determinism.operations.add("tests in smaller batches")
+        if not EXECUTORS[simulation.executor.name].exact:
+            determinism.operations.add("clients side by side")
+        here.update(determinism.facts, executor=simulation.executor.name)
+        return progress
+
+    with _progress(spec, quiet) as report:
+        diverged = _rounds(simulation, checkpoints, progress.rows, account, report, folder / "train.log")
+    facts = {
+        "parameters": layout.size,
+        "layers": [layer.name for layer in layout.layers],
+        "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
+        "digests": digests,
+    }
+    summary = summarise(spec, progress.rows, diverged, facts)
+    costs, provenance = _costs(simulation, account().seconds), merged(progress.processes)
+    write_record(folder, spec, progress.rows, summary, costs, provenance, kept_models(simulation))
+    checkpoints.remove()
+    if summary["accuracy"]["final"] is not None:
+        LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
+
+
+def _rounds(
+    simulation: Simulation,
+    checkpoints: Checkpoints,
+    rows: list[Row],
+    account: Callable[[], Progress],
+    report: Callable[[int, list[Row]], None],
+    log: Path,
+) -> Row | None:
+    """Add the rows of all rounds that are left, with checkpoints in between; say so if the run diverges."""
+    spec = simulation.spec
+    try:
+        for finished in simulation.run():
+            rows += finished
+            report(simulation.finished, rows)
+            if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
+                checkpoints.save(simulation, account())
+    except Diverged as reason:
+        diverged = {"round": simulation.finished + 1, "what": str(reason)}
+        LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, diverged["round"], reason)
+        return diverged
+    except Stopped as stopped:
+        saved = simulation.finished > 0 and checkpoints.save(simulation, account())
+        state = "its state is saved" if saved else "its state is that of the last checkpoint, if there is one"
+        where = f"after round {simulation.finished} of {spec.rounds}"
+        raise type(stopped)(f"{stopped} {where}; {state}") from None
+    except FltrainError:
+        raise
+    except Exception as error:
+        raise _failure(spec, error, log) from error
+    finally:
+        simulation.clients.close()
+    return None
+
+
+def _prepare(
+    spec: RunSpec, results: Results, execution: Execution, stopping: Stopping, quiet: bool
+) -> tuple[Simulation, dict[str, str], dict[str, Any]]:
+    """The run before its first round, digests of its data and partition, and all that its state rests on."""
+    data = ensure_data(spec.dataset, results, quiet)
+    if data.side < spec.model.min_side:  # not every data set's size is known before it is read
+        raise FltrainError(
+            f"model {spec.model.name!r} needs images of at least {spec.model.min_side} pixels, "
+            f"{spec.dataset.id!r} has {data.side}; set dataset.image_size"
+        )
+    extra = {dataset.name: ensure_data(dataset, results, quiet) for dataset in spec.evaluation.extra}
+    divided = ensure_partition(spec, data, results)
+    simulation = Simulation(
+        spec,
+        data,
+        divided,
+        execution.device,
+        _executor(spec, results, execution),
+        extra,
+        ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
+        stopping.interruptible,
+    )
+    digests = {"data": data.digest, "partition": divided.digest}
+    others = {name: more.digest for name, more in extra.items()}
+    return (
+        simulation,
+        digests,
+        {"settings or revisions": spec.canonical, "data or partition": [digests, others]},
+    )
+
+
+def _executor(spec: RunSpec, results: Results, execution: Execution) -> ExecutorFactory:
+    """What makes the executor, once the run's clients are there."""
+    if execution.executor != "auto":
+        return partial(EXECUTORS[execution.executor], recordings=execution.recordings)
+    here = gather(execution.device, execution.threads)
+    kind = {
+        **{fact: here[fact] for fact in ("gpu", "processor", "threads")},
+        "torch": here["packages"]["torch"],
+        "determinism": execution.determinism,
+        "precision": spec.precision,
+        "dataset": spec.dataset.id,
+        "batch_size": spec.training.batch_size,
+        "model": [spec.model.model_dump(mode="json"), spec.model.revision],
+        "methods": [[one.model_dump(mode="json"), one.revision] for one in spec.composition.methods],
+    }
+    return partial(
+        AutoExecutor,
+        recordings=execution.recordings,
+        kind=kind,
+        found=results.executors,
+        determinism=execution.determinism,
+    )
+
+
+@contextmanager
+def _lease(path: Path, run_id: str, stopping: Stopping) -> Iterator[None]:
+    """Hold a run for this process alone, after waiting for another one that holds it.
+
+    Raises:
+        FltrainError: if the file system has no locks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        with stopping.interruptible():
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                LOG.info("%s: another process is training it; waiting for that one to end", run_id)
+                lock.acquire()
+    except OSError as error:
+        raise FltrainError(
+            f"{path}: cannot be locked ({error.strerror}); choose a results folder that has locks"
+        ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # still held: whoever waits for it finds it gone, and makes a new one
+        lock.release()
+
+
+_NO_VARIANCE = "Expected more than 1 value per channel when training"
+"""What PyTorch says of a batch in which every channel has a single value."""
+
+
+def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
+    where = ", ".join(reversed(getattr(error, "__notes__", [])))
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    if memory.out_of_memory(error):
+        return FltrainError(
+            f"{spec.run_id}: out of memory {where} ({said}); let fewer runs share the device, keep what "
+            "clients have on the host (--client-memory 0 --recordings host, or FLTRAIN_CLIENT_MEMORY=0 "
+            "FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger device"
+        )
+    if _NO_VARIANCE in said:
+        return FltrainError(
+            f"{spec.run_id}: BatchNorm cannot normalise maps of one pixel in a batch of one image ({where}); "
+            "set training.batch_size or the smallest client (partition.min_size) to 2 or more, a larger "
+            "dataset.image_size, or a model without BatchNorm"
+        )
+    return MethodError(f"{spec.run_id}: {said} ({where}); {log} has the traceback")
+
+
+def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
+    """What the run has cost, in all processes; the work between a checkpoint and a kill is not known."""
+    costs, device = simulation.costs, simulation.device
+    training = costs.seconds["train"]
+    return {
+        "seconds": {**costs.seconds, "total": total},
+        "round_seconds": costs.round_seconds,
+        "samples": costs.samples,
+        "samples_per_second": costs.samples / training if training else None,
+        "peak_memory_bytes": peak_memory(),
+        "peak_device_memory_bytes": torch.cuda.max_memory_allocated(device)
+        if device.type == "cuda"
+        else None,
+    }
+
+
+@contextmanager
+def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
+    """Show progress: a bar on a terminal, elsewhere a plain line now and then.
+
+    Yields a function to be called with the number of finished rounds and all rows so far.
+    """
+    console = Console(stderr=True)
+
+    def latest(rows: list[Row]) -> str:
+        tests = (row for row in reversed(rows) if row.get("split") == spec.test_split)
+        accuracy = next((row["accuracy"] for row in tests), None)
+        return "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
+
+    if console.is_terminal and not quiet:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bar(*columns, TextColumn("{task.fields[accuracy]}"), console=console) as bar:
+            task = bar.add_task(spec.run_id, total=spec.rounds, accuracy="")
+            yield lambda done, rows: bar.update(task, completed=done, accuracy=latest(rows))
+        return
+
+    last = time.monotonic()
+
+    def line(done: int, rows: list[Row]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LOG_EVERY_SECONDS or done == spec.rounds:
+            last = time.monotonic()
+            LOG.info("%s: round %d of %d, %s", spec.run_id, done, spec.rounds, latest(rows))
+
+    yield line
+
+
+def _log_to(path: Path, quiet: bool) -> None:
+    """Write messages to a file, and to the terminal unless ``quiet``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.raiseExceptions = False  # a disk that is full shall not fill the terminal with tracebacks
+    # Appending, as a shell may write errors to the same file, and another process that trains the run does.
+    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
+    if not quiet:
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        handlers=handlers,
+        force=True,
+    )
+
+
+def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
+    """What the run's record shall keep of its models, None if nothing.
+
+    ``weights`` ``[P]``, ``buffers`` ``[B]`` and ``counters`` of the global model; for ``clients`` also those
+    of the last round's ``clients`` after local training, ``client_weights`` ``[m, P]``, ``client_buffers``.
+    """
+    server = simulation.server
+    if simulation.spec.evaluation.keep == "nothing":
+        return None
+    kept = {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}
+    kept |= simulation.last_models  # none unless the spec says `clients`, or if the first round diverged
+    return {name: tensor.cpu().numpy() for name, tensor in kept.items()}

@@ -1,0 +1,1 @@
+"""Declarations of papers, and the plan of runs, costs and selections made from them."""

@@ -1,0 +1,244 @@
+"""Claims: statements of a paper's text, each with the test on our runs that would settle it. No torch.
+
+The statements are data, ``config/reported/<paper>_claims.csv``; how each is judged stands in the file of the
+paper in ``config/papers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fltrain.core.config import Settings
+from fltrain.experiments.layout import Labels
+
+OneOrSeveral = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+Choice = dict[str, OneOrSeveral]
+"""On each axis one label, or any of several. Those that an item lacks at a reduced scale are left out."""
+
+
+def several(names: OneOrSeveral) -> tuple[str, ...]:
+    """Return the names as a tuple, also where there is one."""
+    return (names,) if isinstance(names, str) else names
+
+
+class Quantity(Settings):
+    """A number of every run of an item that a claim speaks of.
+
+    Attributes:
+        item: name of the paper's item whose runs are looked at, for example ``table1``.
+        measure: name of a measure (see ``fltrain.runs.measures``), taken as the item's table shows it if
+            it does: as a multiple of a cell, against a target; else a curve is given. A target that is never
+            reached counts as reached one round after the last.
+        curve: ``kind.field`` of the rows in ``metrics.jsonl``, of which the mean over rounds is taken.
+        part: the layer or block, where there is one number for each; the numbers of several are added.
+        rounds: share of the rounds over which a curve is looked at: rounds r of R with
+            first < r / R <= second, or if there is none, the next one with a value.
+        oscillation: instead of a curve's mean, how much it goes back and forth: the mean size of its steps
+            from value to value, less the size of their mean. A curve that only rises has none.
+        over: the number is the gain over the cell with these labels, or over the mean of several, paired over
+            seeds; those cells themselves do not count.
+        at: only cells with these labels.
+        mean_over: axes over which the number (or gain) is averaged, before anything else is done with it.
+        relative: the gain is in per cent of what it is a gain over; without ``over``, the difference of the
+            two labels that the test compares is, in per cent of the second one's number.
+
+    A *place* is a cell of the item, but for the axes in ``mean_over``, or for a comparison of two labels, a
+    pair of cells that agree in all other labels. Runs that diverged or are not there have no number, and
+    neither has a pair, a mean or a sum with such a run.
+    """
+
+    item: str
+    measure: str | None = None
+    curve: str | None = None
+    part: OneOrSeveral | None = None
+    rounds: Annotated[tuple[float, float], Field(strict=False)] = (0.0, 1.0)
+    oscillation: bool = False
+    over: Choice = {}
+    at: Choice = {}
+    mean_over: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    relative: bool = False
+
+    @property
+    def sides(self) -> tuple[Labels, ...]:
+        """The two labels that the test compares, if it does; the difference is the first minus the second."""
+        return ()
+
+    @property
+    def choices(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Each axis on which cells are chosen, with the labels: over, at, and of both sides."""
+        chosen: tuple[Mapping[str, OneOrSeveral], ...] = self.over, self.at, *self.sides
+        return ((axis, several(labels)) for choice in chosen for axis, labels in choice.items())
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts whose numbers are added; none where there is one number for the whole."""
+        return () if self.part is None else several(self.part)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.measure is None) == (self.curve is None):
+            raise ValueError("a claim is about either a 'measure' or a 'curve'; name one of them")
+        if not 0 <= self.rounds[0] < self.rounds[1] <= 1:
+            raise ValueError(
+                f"rounds: {list(self.rounds)} is no share of them; write two numbers from 0 to 1, in order"
+            )
+        if self.oscillation and self.curve is None:
+            raise ValueError("oscillation: only a 'curve' has one; name a curve or leave it out")
+        if self.relative and not (self.over or self.sides):
+            raise ValueError("relative: there is nothing that the number is compared with; give it 'over'")
+        averaged = {axis for side in self.sides for axis in side} & set(self.mean_over)
+        if averaged:
+            raise ValueError(
+                f"mean_over: {', '.join(sorted(averaged))} is what the test compares; leave it out there"
+            )
+        return self
+
+
+class Directed(Quantity):
+    """A claim that something exceeds ``by``, at every place or on average. All tests are one-sided, at 5 %.
+
+    A negative ``by`` allows falling short by as much: "as good as" within a margin, or better.
+
+    ``average``: t test of the averages over places, one per seed that has a number in all of them. Supported
+    if significant in the claimed direction, contradicted if in the other, each place having a number of some
+    seed.
+
+    ``every``: t test over seeds at each place. Supported if it is significant at all of them (which needs no
+    correction), each of them having runs. Contradicted if it is significant in the other direction at one of
+    them, or for their average, corrected for their number (Holm).
+
+    Undecided otherwise.
+    """
+
+    judge: Literal["every", "average"] = "average"
+    by: float = 0.0
+
+
+class Above(Directed):
+    """The number is larger in cells labelled ``higher`` than in those labelled ``lower``, all else equal.
+
+    What has to exceed ``by`` is the difference, paired over seeds.
+    """
+
+    kind: Literal["above"]
+    higher: Labels = Field(min_length=1)
+    lower: Labels = Field(min_length=1)
+
+    @property
+    def sides(self) -> tuple[Labels, ...]:
+        return self.higher, self.lower
+
+
+class Positive(Directed):
+    """The number (most often a gain ``over`` other cells) is positive; or negative, if so said.
+
+    What has to exceed ``by`` is the number itself, or with ``negative``, the number with the other sign.
+    """
+
+    kind: Literal["positive", "negative"]
+
+
+class Similar(Quantity):
+    """The number differs by no more than ``margin`` between the cells labelled ``one`` and ``other``.
+
+    Supported if two one-sided tests put the difference above ``-margin`` and below ``margin``, on average or
+    at every place (as in ``Directed``); contradicted if one puts it beyond either, corrected for all of them
+    (Holm).
+    """
+
+    kind: Literal["similar"]
+    one: Labels = Field(min_length=1)
+    other: Labels = Field(min_length=1)
+    margin: float = Field(gt=0)
+    judge: Literal["every", "average"] = "average"
+
+    @property
+    def sides(self) -> tuple[Labels, ...]:
+        return self.one, self.other
+
+
+class Value(Quantity):
+    """The number, averaged over the cells, is the one that the text states. Judged at full scale only.
+
+    Of several places the ``extreme`` is taken, if the text speaks of the largest or smallest. Supported if
+    the mean over seeds is within ``margin`` (if not given, the measure's own, and for a gain half of the
+    stated one if that is less), and if it is a gain (``over`` other cells), has the stated sign, unless zero
+    is stated. Contradicted if not so and a two-sided t test over seeds tells it from the stated number. A
+    place that was chosen as the extreme differs more easily by chance: its p value is corrected for the
+    number of places (Bonferroni), its interval is not.
+
+    Undecided otherwise, and always if a place has no number.
+    """
+
+    kind: Literal["value"]
+    extreme: Literal["largest", "smallest"] | None = None
+    margin: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _margin_of_curves(self) -> Self:
+        if self.curve is not None and self.margin is None:
+            raise ValueError("a value of a curve needs a 'margin'")
+        return self
+
+
+class Fails(Quantity):
+    """The runs diverge, or end with a number (in the measure's unit) of at most ``at_most``.
+
+    Supported if more than half of the runs do at every place, contradicted if none does at one of them.
+    Undecided otherwise, and always if a place has no run that diverged or has a number.
+    """
+
+    kind: Literal["fails"]
+    at_most: float
+
+
+class Tested(Settings):
+    """The claim follows from the definition, which a test of this project checks."""
+
+    kind: Literal["tested"]
+    by: str
+
+
+class NotJudged(Settings):
+    """The claim cannot be judged from runs, and why."""
+
+    kind: Literal["not_judged"]
+    why: str
+
+
+TestOfRuns = Annotated[Above | Similar | Positive | Value | Fails, Field(discriminator="kind")]
+
+
+class All(Settings):
+    """The claim states several things, all of which have to hold.
+
+    Supported if all are (which needs no correction). Contradicted if one of them is, its p value corrected
+    for their number (Bonferroni). Not run if none was, undecided otherwise.
+    """
+
+    kind: Literal["all"]
+    tests: Annotated[tuple[TestOfRuns, ...], Field(strict=False, min_length=2)]
+
+
+Test = Annotated[
+    Above | Similar | Positive | Value | Fails | All | Tested | NotJudged, Field(discriminator="kind")
+]
+
+
+def quantities(test: Test) -> Iterator[Quantity]:
+    """All numbers of runs that a test looks at."""
+    if isinstance(test, Quantity):
+        yield test
+    elif isinstance(test, All):
+        yield from test.tests
+
+
+class Claim(Settings):
+    """A row of the file of claims, by its columns ``where`` and ``claim``, and its test."""
+
+    where: str
+    claim: str
+    test: Test

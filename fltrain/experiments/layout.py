@@ -1,0 +1,538 @@
+"""How tables and figures are laid out, and what is handed to their assembler. Plain data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, Strict, model_validator
+
+from fltrain.core.config import Settings, suggest
+from fltrain.core.errors import FltrainError
+from fltrain.runs.measures import measure
+
+Labels = dict[str, str]
+"""Axis -> label of one of its points."""
+
+Axes = Mapping[str, Sequence[str]]
+"""Axis -> labels of its points."""
+
+COLUMNS = ("seed", "run", "state", "value", "gain", "names")
+"""What a frame of numbers has beside the axes (``fltrain.reporting.numbers.values``)."""
+
+NO_AXES = (*COLUMNS, "rows", "series")
+"""Names of columns that an axis cannot have."""
+
+
+def _check_axis(item: str, what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        hint = f"{suggest(name, known)} (axes: {', '.join(known)})"
+        raise FltrainError(f"{item}: {what} names {name!r}, which is no axis{hint}")
+
+
+def _check_labels(item: str, what: str, labels: Labels, axes: Axes) -> None:
+    for axis, label in labels.items():
+        _check_axis(item, what, axis, axes)
+        if label not in axes[axis]:
+            hint = f"{suggest(label, axes[axis])} (labels: {', '.join(axes[axis])})"
+            raise FltrainError(f"{item}: {what} names {label!r}, which is no label of {axis!r}{hint}")
+
+
+def _varied(axes: Axes) -> list[str]:
+    return [axis for axis, labels in axes.items() if len(labels) > 1]
+
+
+def _check_shown(item: str, axes: Iterable[str], shown: Collection[str]) -> None:
+    for axis in axes:
+        if axis not in shown:
+            raise FltrainError(
+                f"{item}: the layout does not show the axis {axis!r}; its points would be mixed"
+            )
+
+
+class Average(Settings):
+    """A row of averages over the rows of each column and panel, taken per seed.
+
+    Attributes:
+        of: what is averaged, the measure itself or its gain.
+        reported: value of the column ``metric`` in the file of published values.
+    """
+
+    of: Literal["value", "gain"]
+    reported: str | None = None
+
+
+class Measured(Settings):
+    """A number shown in a table: what is measured, and against what.
+
+    Attributes:
+        measure: name of a measure (see ``fltrain.runs.measures``).
+        label: heading of its columns, if not the measure's own.
+        reported: value of the column ``metric`` in the file of published values.
+        gain_over: adds the difference to the cell with these labels, paired over seeds.
+        relative_to: shows multiples of the cell with these labels.
+        target_of: for ``rounds_to_target``: the target is the best accuracy of the cell with these labels,
+            the least over seeds, rounded down to whole per cent.
+        printed_target: the target in per cent, where the paper's text has it; it counts at full scale.
+        margin: how far the mean may be from the published value and match it, in the unit of the measure, or
+            as a share of it for measures of time, rounds and traffic; the measure's own if not given.
+        average: adds a row of averages.
+        interval: shows the 95 % interval of the mean in place of the deviation, and p values of gains.
+    """
+
+    measure: str
+    label: str | None = None
+    reported: str | None = None
+    gain_over: Labels = {}
+    relative_to: Labels = {}
+    target_of: Labels = {}
+    printed_target: float | None = Field(default=None, gt=0, le=100)
+    margin: float | None = Field(default=None, gt=0)
+    average: Average | None = None
+    interval: bool = False
+
+
+class Table(Settings):
+    """Layout of a table: which axis (or dimension of the measure) runs down and which across.
+
+    ``order_by`` names one of its measures: rows then stand from the largest mean to the smallest.
+    """
+
+    rows: str
+    columns: str | None = None
+    panels: str | None = None
+    measures: Annotated[tuple[Measured, ...], Strict(False)]
+    order_by: str | None = None
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        places = [place for place in (self.rows, self.columns, self.panels) if place is not None]
+        headings = [(measured.measure, measured.label) for measured in self.measures]
+        for name, label in headings:
+            if headings.count((name, label)) > 1:
+                raise FltrainError(f"{item}: the measure {name!r} is shown twice; tell them apart by 'label'")
+        names = dict.fromkeys(name for name, _ in headings)
+        if self.order_by is not None and self.order_by not in names:
+            hint = f"{suggest(self.order_by, names)} (shown: {', '.join(names)})"
+            raise FltrainError(f"{item}: order_by names {self.order_by!r}, which is not shown{hint}")
+        for measured in self.measures:
+            try:
+                what = measure(measured.measure)
+            except FltrainError as error:
+                raise FltrainError(f"{item}: {error}") from None
+            if what.targeted != bool(measured.target_of):
+                raise FltrainError(
+                    f"{item}: 'target_of' goes with the measure 'rounds_to_target', and only with it"
+                )
+            if measured.printed_target is not None and not what.targeted:
+                raise FltrainError(f"{item}: 'printed_target' goes with the measure 'rounds_to_target' only")
+            if measured.average and measured.average.of == "gain" and not measured.gain_over:
+                raise FltrainError(f"{item}: an average 'of: gain' needs 'gain_over'")
+            if measured.average and what.over_seeds != "mean":
+                raise FltrainError(
+                    f"{item}: {measured.measure!r} is no mean over seeds and has no 'average' over rows"
+                )
+            if what.over_seeds == "max" and (measured.gain_over or measured.relative_to):
+                raise FltrainError(
+                    f"{item}: {measured.measure!r} is a maximum over seeds, which cannot be paired: it has "
+                    "no 'gain_over' and no 'relative_to'; show 'best_accuracy' for these"
+                )
+            dimension = what.dimension
+            known = [*axes, *filter(None, [dimension])]
+            for place in places:
+                _check_axis(item, "the table's layout", place, known)
+            for reference in ("gain_over", "relative_to", "target_of"):
+                _check_labels(item, reference, getattr(measured, reference), axes)
+            _check_shown(item, [*_varied(axes), *filter(None, [dimension])], places)
+
+
+class Panel(Settings):
+    """One panel of a figure of curves.
+
+    Attributes:
+        curve: ``kind.field`` of the rows in ``metrics.jsonl``.
+        label: heading of the panel.
+        reduction_from: shows the reduction, in per cent, from the curve with these labels and the same seed.
+        normalise: divides each curve by its own maximum.
+    """
+
+    curve: str
+    label: str
+    reduction_from: Labels = {}
+    normalise: bool = False
+
+
+PARTS = ("layers", "blocks")
+"""Fields of the rows that hold one number per layer or block of the network."""
+
+
+class Curves(Settings):
+    """Curves over rounds: panels side by side, one line per point of the axis ``series``.
+
+    The panels are repeated across for each point of the axis ``columns`` and down for each of ``rows``.
+    Instead of an axis, ``series`` can name a field that holds several numbers: ``layers`` or ``blocks``. The
+    curves run over rounds, or over local ``epochs`` (rounds times the local epochs of a round).
+
+    ``smoothing`` shows centred means over so many of them (an odd number), and what was measured as pale
+    lines.
+    """
+
+    kind: Literal["curves"]
+    over: Literal["rounds", "epochs"] = "rounds"
+    smoothing: int = Field(default=1, ge=1)
+    series: str
+    columns: str | None = None
+    rows: str | None = None
+    panels: Annotated[tuple[Panel, ...], Strict(False)]
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        if self.smoothing % 2 == 0:
+            raise FltrainError(
+                f"{item}: smoothing: {self.smoothing} {self.over} have no middle; take an odd number"
+            )
+        places = [place for place in (self.series, self.columns, self.rows) if place is not None]
+        for place in places:
+            if place not in PARTS:
+                _check_axis(item, "the figure's layout", place, axes)
+            if places.count(place) > 1:
+                raise FltrainError(f"{item}: the figure's layout names the axis {place!r} twice")
+        _check_shown(item, _varied(axes), places)
+        for panel in self.panels:
+            _check_labels(item, "reduction_from", panel.reduction_from, axes)
+            if panel.reduction_from and set(panel.reduction_from) != {self.series}:
+                names = ", ".join(map(repr, panel.reduction_from))
+                raise FltrainError(
+                    f"{item}: reduction_from names {names}, but the lines are those of {self.series!r}"
+                )
+
+
+class Points(Settings):
+    """One measure along an axis, for each point of ``series``: a line with a mark, or a bar, at each point.
+
+    Attributes:
+        along: axis whose points stand side by side.
+        label: what the axis is called in the figure.
+        series: axis with a line or a colour of bars for each point; one if None.
+        measure: name of a measure (see ``fltrain.runs.measures``).
+    """
+
+    kind: Literal["points", "bars"]
+    along: str
+    label: str
+    series: str | None = None
+    measure: str
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        places = [self.along, *filter(None, [self.series])]
+        for place in places:
+            _check_axis(item, "the figure's layout", place, axes)
+        if self.along == self.series:
+            raise FltrainError(f"{item}: the figure's layout names the axis {self.along!r} twice")
+        _check_shown(item, _varied(axes), places)
+        try:
+            what = measure(self.measure)
+        except FltrainError as error:
+            raise FltrainError(f"{item}: {error}") from None
+        if what.targeted or what.dimension or what.over_seeds == "max":
+            raise FltrainError(f"{item}: the measure {self.measure!r} is not one number for each run")
+
+
+class Histogram(Settings):
+    """How the numbers that a field holds, one per layer or block, are distributed in one round.
+
+    Attributes:
+        curve: ``kind.field`` of the rows in ``metrics.jsonl``.
+        label: what the numbers are called in the figure; the field's name if None.
+        round: the round, counted from 1.
+        columns: axis with a panel for each point; one panel if None.
+    """
+
+    kind: Literal["histogram"]
+    curve: str
+    label: str | None = None
+    round: int = Field(default=1, ge=1)
+    columns: str | None = None
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        places = [self.columns] if self.columns else []
+        for place in places:
+            _check_axis(item, "columns", place, axes)
+        _check_shown(item, _varied(axes), places)
+
+
+SEEDS = "seeds"
+"""In place of an axis: the item's seeds."""
+
+
+class SelectedSteps(Settings):
+    """Which local steps ECGR selects: rounds across, steps from the first (below) to the last (above).
+
+    Attributes:
+        columns: axis with a panel for each point, of which the first seed is shown; or ``seeds``, each in a
+            panel; one panel if None.
+        clients: ``together`` shows the share of clients that select a step, by its place in their training,
+            as some train longer than others; ``apart`` shows each client's steps, clients below one another.
+    """
+
+    kind: Literal["selection"]
+    columns: str | None = None
+    clients: Literal["together", "apart"] = "together"
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        places = [self.columns] if self.columns and self.columns != SEEDS else []
+        for place in places:
+            _check_axis(item, "columns", place, [*axes, SEEDS])
+        _check_shown(item, _varied(axes), places)
+
+
+class SideBySide(Settings):
+    """A figure with a column for each point of the axis ``columns``; it shows the first seed of the grid."""
+
+    columns: str
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names what is not there, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with what there is.
+        """
+        _check_axis(item, "columns", self.columns, axes)
+        _check_shown(item, _varied(axes), [self.columns])
+
+
+class Bubbles(SideBySide):
+    """Images of each class at each client, as areas. Shows partitions; nothing is trained for it."""
+
+    kind: Literal["bubbles"]
+
+
+class Preference(SideBySide):
+    """Top class of every neuron at every client of the last round; runs have to keep their clients' models.
+
+    Attributes:
+        layers: how many of the last layers before the classifier are shown below one another.
+        images: of each class, taken from the test images.
+    """
+
+    kind: Literal["preference"]
+    layers: int = Field(default=3, ge=1)
+    images: int = Field(default=50, ge=1)
+
+
+class Variance(SideBySide):
+    """How much the neurons of each layer differ in the class they prefer; runs have to keep their model.
+
+    ``images`` of each class are taken from the test images.
+    """
+
+    kind: Literal["variance"]
+    images: int = Field(default=50, ge=1)
+
+
+Target = Literal["raw", "class_mean", "mean"]
+
+
+class Attack(Settings):
+    """How images are sought whose features are the given ones.
+
+    Attributes:
+        kind: what is optimised, the weights of an untrained network that makes the image (``prior``: deep
+            image prior) or the image itself (``pixels``).
+        steps: steps of Adam.
+        lr: its learning rate; null is 0.001 for ``prior`` and 0.1 for ``pixels``.
+        tv: weight of the image's total variation; null is 0 for ``prior`` and 0.01 for ``pixels``.
+        ema: weight of the old in the moving average of the images that ``prior`` makes; 0 takes them as they
+            are.
+        channels: of the prior's maps.
+        scales: how often the prior halves the image; null goes down to maps of 2 or 3 pixels, 5 at most.
+        perturbation: standard deviation of the noise added to the prior's input in each step.
+    """
+
+    kind: Literal["prior", "pixels"] = "prior"
+    steps: int = Field(default=3000, ge=1)
+    lr: float | None = Field(default=None, gt=0)
+    tv: float | None = Field(default=None, ge=0)
+    ema: float = Field(default=0.99, ge=0, lt=1)
+    channels: int = Field(default=128, ge=1)
+    scales: int | None = Field(default=None, ge=1)
+    perturbation: float = Field(default=1 / 30, ge=0)
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> Self:
+        if self.kind == "pixels":
+            for name in ("ema", "channels", "scales", "perturbation"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: belongs to the attack 'prior', not to 'pixels'; leave it out")
+        return self
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of Adam."""
+        return self.lr or {"prior": 1e-3, "pixels": 0.1}[self.kind]
+
+    @property
+    def tv_weight(self) -> float:
+        """Weight of the total variation."""
+        return {"prior": 0.0, "pixels": 1e-2}[self.kind] if self.tv is None else self.tv
+
+
+class Row(NamedTuple):
+    """A row of recovered images: what they are recovered from."""
+
+    target: Target
+    noise: float
+
+    @property
+    def label(self) -> str:
+        """What stands before the row."""
+        whole = {
+            "raw": "from raw features",
+            "class_mean": "from class means",
+            "mean": "from the mean\nof all classes",
+        }
+        return whole[self.target] + (f",\nnoise {self.noise:g}" if self.noise else "")
+
+
+class Inversion(Settings):
+    """Images recovered from features of a run's global model, below the private ones.
+
+    The run is the grid's only point, with its first seed; its record has to keep the model.
+
+    Attributes:
+        split: the cut whose features are attacked, as the number of the last convolution below it; null is
+            the middle one of those that the network has.
+        attack: how images are sought.
+        targets: a row (or several) for each: ``raw`` features of the private image; ``class_mean``, the mean
+            over the client's images of the class; ``mean``, that over all images of the client.
+        noises: a row of ``class_mean`` for each of these standard deviations of noise added to the mean.
+        images: number of private images, one of each class in turn.
+    """
+
+    kind: Literal["inversion"]
+    split: int | None = Field(default=None, ge=1)
+    attack: Attack = Attack()
+    targets: Annotated[tuple[Target, ...], Strict(False), Field(min_length=1)] = ("raw", "class_mean", "mean")
+    noises: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Strict(False), Field(min_length=1)] = (0.0,)
+    images: int = Field(default=5, ge=1)
+
+    @model_validator(mode="after")
+    def _rows_differ(self) -> Self:
+        for name in ("targets", "noises"):
+            values = getattr(self, name)
+            for value in values:
+                if values.count(value) > 1:
+                    raise ValueError(f"{name}: {value!r} is named twice")
+        if "class_mean" not in self.targets and self.noises != (0.0,):
+            raise ValueError("noises: noise is added to class means; name 'class_mean' in targets")
+        return self
+
+    @property
+    def rows(self) -> list[Row]:
+        """What images are recovered from, row by row."""
+        return [
+            Row(target, noise)
+            for target in self.targets
+            for noise in (self.noises if target == "class_mean" else (0.0,))
+        ]
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a grid with more than one point: only one run is attacked.
+
+        Raises:
+            FltrainError: with the axis that has several.
+        """
+        for axis, labels in axes.items():
+            if len(labels) > 1:
+                raise FltrainError(
+                    f"{item}: the layout does not show the axis {axis!r}; an inversion attacks one run: "
+                    "leave the axis one of its points"
+                )
+
+
+Figure = Annotated[
+    Curves | Points | Histogram | SelectedSteps | Bubbles | Preference | Variance | Inversion,
+    Field(discriminator="kind"),
+]
+
+
+class Cell(Settings):
+    """One run in its place: labels on the item's axes, seed, and its names in the published table.
+
+    ``run`` and ``partition`` are the ids of the run and of the partition that it uses, ``methods`` the names
+    of its method and plug-ins, in order. ``stale`` says, of a run without a record, what was revised since
+    which record, if there is one.
+    """
+
+    labels: Labels
+    reported: dict[str, str]
+    seed: int
+    run: str
+    partition: str
+    methods: Annotated[tuple[str, ...], Strict(False)] = ()
+    stale: str = ""
+
+
+class Restriction(Settings):
+    """What the runs of an item were restricted to, in words; ``axis`` if it is some labels of one axis."""
+
+    to: str
+    axis: str | None = None
+
+    def __str__(self) -> str:
+        return self.to
+
+
+def scale_sentence(title: str, reduced: bool) -> str:
+    """One sentence that says at what scale something was made."""
+    return f"{'Reduced scale' if reduced else 'Scale'}: {title}."
+
+
+class Sheet(Settings):
+    """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
+
+    ``restricted`` says what the runs were restricted to, by a full scale or beyond any (as does ``scale``).
+    """
+
+    id: str
+    paper: str
+    title: str
+    caption: str
+    scale: str
+    reduced: bool
+    axes: dict[str, Annotated[tuple[str, ...], Strict(False)]]
+    table: Table | None
+    figure: Figure | None
+    reported: str | None
+    reported_seeds: int | None = None
+    restricted: Annotated[tuple[Restriction, ...], Strict(False)] = ()
+    assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
+    cells: Annotated[tuple[Cell, ...], Strict(False)]
+
+    @property
+    def scale_note(self) -> str:
+        """One sentence that says at what scale the item was made."""
+        return scale_sentence(self.scale, self.reduced)

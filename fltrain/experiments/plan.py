@@ -1,0 +1,479 @@
+"""Experiments: papers x scale -> the runs behind every table and figure. No torch here.
+
+Grids are declared (``fltrain.experiments.schema``) and expanded here. Settings are merged in this order;
+later ones win: the paper's, the item's, the scale's, the scale's for this item, the points' of the axes,
+exceptions, the seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from fltrain.core.config import file_name, suggest
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.layout import (
+    Bubbles,
+    Cell,
+    Curves,
+    Figure,
+    Inversion,
+    Labels,
+    Preference,
+    Restriction,
+    Sheet,
+    Table,
+    Variance,
+)
+from fltrain.experiments.published_check import check_reported
+from fltrain.experiments.schema import Axis, Item, Paper, Reduction, Register, Scale, merge, read_yaml
+from fltrain.experiments.selection import Demand, Selection, budget_note
+from fltrain.runs.spec import RunSpec
+
+MOST_RUNS = 100_000
+"""Cells times seeds of an item: a plan holds all of them in memory."""
+
+AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell's run with one seed: where it stands in the item's grid, and its spec."""
+
+    labels: Labels
+    reported: dict[str, str]
+    seed: int
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
+class PlannedItem:
+    """An item at a scale: what is shown and the runs behind it.
+
+    ``restricted`` says what it was restricted to, if anything, by a full scale's axes or beyond the scale;
+    ``stale``, of runs without a record (by id) that have a stale one, in what it is.
+    """
+
+    paper: Paper
+    name: str
+    scale: Scale
+    reduction: Reduction
+    item: Item
+    assumptions: tuple[str, ...]
+    axes: dict[str, list[str]]
+    entries: list[Entry]
+    restricted: tuple[Restriction, ...] = ()
+    stale: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """For example ``flfa/table1``."""
+        return f"{self.paper.paper}/{self.name}"
+
+    @property
+    def target(self) -> str:
+        """Name of the workflow's target, for example ``flfa_table1``."""
+        return f"{self.paper.paper}_{self.name}"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that it can be asked for by."""
+        return frozenset((self.paper.paper, self.id, self.target))
+
+    @property
+    def layout(self) -> Table | Figure:
+        """How the item is laid out."""
+        layout = self.item.table or self.item.figure
+        assert layout is not None  # Item has made sure
+        return layout
+
+    @property
+    def trains(self) -> bool:
+        """Whether the item is made from run records; else partitions are enough."""
+        return not isinstance(self.layout, Bubbles)
+
+    @property
+    def looks_into_models(self) -> bool:
+        """Whether the item needs the models that records keep, and the data behind them."""
+        return isinstance(self.layout, Preference | Variance | Inversion)
+
+    @cached_property
+    def run_ids(self) -> list[str]:
+        """Distinct runs to be trained, in the order of the grid."""
+        return list(dict.fromkeys(entry.spec.run_id for entry in self.entries)) if self.trains else []
+
+    @cached_property
+    def partition_ids(self) -> list[str]:
+        """Distinct partitions, in the order of the grid."""
+        return list(dict.fromkeys(entry.spec.partition_id for entry in self.entries))
+
+    @property
+    def scale_title(self) -> str:
+        """At what scale the item is shown, if all of it is."""
+        return self.reduction.title or self.scale.title
+
+    def keeping(self, demand: Demand) -> Self:
+        """The item with the cells that meet a demand, whose words are what its sheet says of the others."""
+        references = list(_references(self.layout))
+        wanted = [entry for entry in self.entries if demand.met(entry.spec)]
+        compared = {
+            _place({**entry.labels, **labels})
+            for entry in wanted
+            for labels in references
+            if demand.references
+        }
+        kept = [entry for entry in self.entries if demand.met(entry.spec) or _place(entry.labels) in compared]
+        if len(kept) == len(self.entries):
+            return self
+        shown = {place for entry in kept for place in entry.labels.items()}
+        shown |= {place for labels in references for place in labels.items()}
+        axes = {
+            axis: [label for label in labels if (axis, label) in shown] for axis, labels in self.axes.items()
+        }
+        restricted = *self.restricted, Restriction(to=demand.why)
+        return replace(self, axes=axes, entries=kept, restricted=restricted)
+
+    def showing(self, stale: Mapping[str, str]) -> Self:
+        """The item with cells that say of these runs (by id) in what they are stale."""
+        return replace(self, stale=stale)
+
+    @cached_property
+    def sheet(self) -> Sheet:
+        """What the assembler needs to make the table or figure from run records."""
+        part = f", restricted to {', '.join(map(str, self.restricted))}" if self.restricted else ""
+        return Sheet(
+            id=self.id,
+            paper=self.paper.title,
+            title=self.item.title,
+            caption=self.item.caption,
+            scale=self.scale_title + part,
+            restricted=self.restricted,
+            assumptions=self.assumptions,
+            reduced=self.scale.reduced,
+            axes={axis: tuple(labels) for axis, labels in self.axes.items()},
+            table=self.item.table,
+            figure=self.item.figure,
+            reported=self.item.reported.file if self.item.reported else None,
+            reported_seeds=self.item.reported.seeds if self.item.reported else None,
+            cells=tuple(
+                Cell(
+                    labels=entry.labels,
+                    reported=entry.reported,
+                    seed=entry.seed,
+                    run=entry.spec.run_id,
+                    partition=entry.spec.partition_id,
+                    methods=tuple(method.name for method in entry.spec.composition.methods),
+                    stale=self.stale.get(entry.spec.run_id, ""),
+                )
+                for entry in self.entries
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All items of a scale. Runs that items share are one run.
+
+    ``restrictions`` say what it was restricted to, if anything was left out.
+    """
+
+    scale: Scale
+    items: list[PlannedItem] = field(default_factory=list)
+    restrictions: tuple[str, ...] = ()
+
+    @cached_property
+    def runs(self) -> dict[str, RunSpec]:
+        """Distinct runs to be trained, by id."""
+        return {entry.spec.run_id: entry.spec for item in self.items if item.trains for entry in item.entries}
+
+    @cached_property
+    def specs(self) -> list[RunSpec]:
+        """All specs, also those whose partition alone is shown."""
+        return [entry.spec for item in self.items for entry in item.entries]
+
+    @cached_property
+    def memberships(self) -> dict[str, list[str]]:
+        """The items that each run belongs to, by run id."""
+        found: dict[str, list[str]] = {}
+        for item in self.items:
+            for run_id in item.run_ids:
+                found.setdefault(run_id, []).append(item.id)
+        return found
+
+    def restricted(self, selection: Selection, seconds: Mapping[str, float] | None = None) -> Plan:
+        """The part of the plan that is wanted: items keep the cells that fit, and go without any.
+
+        A budget is spent seed by seed, in the order of the items: an item's runs with that seed are taken if
+        all that are missing still fit in. Runs that are taken already cost nothing.
+
+        Args:
+            selection: what is wanted.
+            seconds: how long each run will take, 0 if it is trained already; for a budget.
+
+        Raises:
+            FltrainError: if a name is unknown, nothing is left, or there is a budget but no ``seconds``.
+        """
+        self._check_names(selection)
+        named = [item for item in self.items if selection.wants(item.names)]
+        rest = self._reduced_to(named, *selection.named)
+        for demand in selection.demands:
+            rest = rest._reduced_to([item.keeping(demand) for item in rest.items], demand.why)
+        if selection.hours is not None:
+            if seconds is None:
+                raise FltrainError(
+                    "hours: how long runs take has not been measured yet; run `fltrain plan --calibrate`"
+                )
+            rest = rest._affordable(selection.hours, seconds)
+        if not rest.items:
+            wanted = selection.model_dump(exclude_defaults=True, include=set(Selection.model_fields))
+            said = "; ".join(
+                f"{key}: {', '.join(value) if isinstance(value, tuple) else f'{value:g}'}"
+                for key, value in wanted.items()
+            )
+            raise FltrainError(f"scale {self.scale.scale!r}: no run is left of it with {said}; ask for more")
+        return rest
+
+    def _check_names(self, selection: Selection) -> None:
+        """Refuse names that the plan does not have."""
+        known = {
+            "paper": (selection.papers, {item.paper.paper for item in self.items}),
+            "item": (selection.items, {item.id for item in self.items}),
+            "data set": (selection.datasets, {spec.dataset.name for spec in self.specs}),
+            "method": (
+                selection.methods,
+                {method.name for spec in self.specs for method in spec.composition.methods},
+            ),
+        }
+        also = {"item": {name for item in self.items for name in item.names}}  # understood, but not listed
+        for what, (wanted, there) in known.items():
+            understood = there | also.get(what, set())
+            for name in wanted:
+                if name not in understood:
+                    raise FltrainError(
+                        f"scale {self.scale.scale!r} has no {what} {name!r}{suggest(name, understood)} "
+                        f"(it has {', '.join(sorted(there))}; another scale may have more)"
+                    )
+
+    def _reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
+        """The plan with these items as far as they have cells; ``why`` is noted if anything is left out."""
+        kept = [item for item in items if item.entries]
+        same = [id(item) for item in kept] == [id(item) for item in self.items]
+        return self if same else Plan(self.scale, kept, (*self.restrictions, *why))
+
+    def _affordable(self, hours: float, seconds: Mapping[str, float]) -> Plan:
+        left = 3600 * hours
+        taken: set[str] = set()
+        memberships: dict[str, set[str]] = {}
+        for seed in sorted({entry.seed for item in self.items for entry in item.entries}):
+            for item in self.items:
+                runs = {entry.spec.run_id for entry in item.entries if entry.seed == seed and item.trains}
+                cost = sum(seconds[run] for run in runs - taken)
+                if cost <= left:
+                    left -= cost
+                    taken |= runs
+                    for run in runs:
+                        memberships.setdefault(run, set()).add(item.id)
+        return self.within(memberships, budget_note(hours))
+
+    def within(self, memberships: Mapping[str, Collection[str]], why: str) -> Plan:
+        """The part of the plan in which these runs (by id) belong to these items; others train nothing."""
+        items = [
+            item.keeping(Demand(why, partial(_belongs, memberships, item))) if item.trains else item
+            for item in self.items
+        ]
+        return self._reduced_to(items, why)
+
+    def recorded(
+        self, complete: Collection[str], stale: Mapping[str, str], there: Callable[[PlannedItem], bool]
+    ) -> Plan:
+        """The items that can be made without training: of those with runs, the ones with a complete record.
+
+        They keep all their cells; tables say then which were not run, and which are stale.
+
+        Args:
+            complete: runs (by id) that have a complete record.
+            stale: of the others, those that have a stale one, and in what it is.
+            there: whether what else an item is made from exists.
+
+        Raises:
+            FltrainError: if nothing can be made.
+        """
+        items = [item for item in self.items if not item.trains or set(item.run_ids) & set(complete)]
+        rest = self._reduced_to([item for item in items if there(item)], "what records allow")
+        if not rest.items:
+            older = f" ({len(stale)} have a stale one, see `fltrain status`)" if stale else ""
+            raise FltrainError(
+                f"scale {self.scale.scale!r}: none of its runs has a record{older}; bring some "
+                "(`fltrain records import`), or train them"
+            )
+        return replace(rest, items=[item.showing(stale) for item in rest.items])
+
+
+def _belongs(memberships: Mapping[str, Collection[str]], item: PlannedItem, spec: RunSpec) -> bool:
+    return item.id in memberships.get(spec.run_id, ())
+
+
+def _references(layout: Table | Figure) -> Iterator[Labels]:
+    """Labels in which the cells that others are compared with differ from these."""
+    if isinstance(layout, Table):
+        for measured in layout.measures:
+            yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
+    if isinstance(layout, Curves):
+        yield from filter(None, (panel.reduction_from for panel in layout.panels))
+
+
+def _place(labels: Labels) -> frozenset[tuple[str, str]]:
+    return frozenset(labels.items())
+
+
+def plan(config: Path, scale: str) -> Plan:
+    """Expand every item that the scale names into its runs.
+
+    Args:
+        config: folder with ``papers/`` and ``scales/``.
+        scale: stem of a file in ``scales/``.
+
+    Raises:
+        FltrainError: if a file or a run is not valid; the message names item and cell.
+    """
+    chosen = _declared(config, "scale", scale, Scale)
+    register_file = config / "register.yaml"
+    register = read_yaml(register_file, Register, "register") if register_file.exists() else Register()
+    papers: dict[str, Paper] = {}
+    reductions: dict[tuple[str, str], Reduction] = {}
+    for item_id, reduction in chosen.items.items():
+        name, _, item = item_id.partition("/")
+        if name not in papers:
+            papers[name] = _declared(config, "paper", name, Paper)
+            check_reported(config / "reported", papers[name])
+        paper = papers[name]
+        if item and item not in paper.items:
+            raise FltrainError(
+                f"scale {scale!r}: unknown item {item_id!r}{suggest(item, paper.items)} "
+                f"(known: {', '.join(f'{name}/{known}' for known in paper.items)})"
+            )
+        for one in [item] if item else paper.items:
+            reductions[name, one] = reduction
+    planned = [
+        _expand(papers[name], item, chosen, reduction, register)
+        for (name, item), reduction in reductions.items()
+    ]
+    _check_axes(f"scale {scale!r}: none of its items", chosen, planned)
+    for item_id, reduction in chosen.items.items():
+        concerned = [one for one in planned if one.reduction is reduction]
+        _check_axes(f"scale {scale!r}: nothing in {item_id!r}", reduction, concerned)
+    return Plan(chosen, planned)
+
+
+def _declared(config: Path, what: str, name: str, kind: type[AnyDeclared]) -> AnyDeclared:
+    """Read a paper or scale, which must be called like its file: results are written under the name."""
+    path = config / f"{what}s" / f"{file_name(name, what)}.yaml"
+    declared = read_yaml(path, kind, what)
+    if (said := getattr(declared, what)) != name:
+        raise FltrainError(f"{path}: {what}: must be called {name!r} like the file, not {said!r}")
+    return declared
+
+
+def _check_axes(who: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
+    """Refuse axes, and labels of exceptions, that none of the items has."""
+    known: dict[str, set[str]] = {}
+    for item in items:
+        for axis, labels in item.axes.items():
+            known.setdefault(axis, set()).update(labels)
+    for axis in reduction.axes:
+        if axis not in known:
+            hint = f"{suggest(axis, known)} (axes: {', '.join(sorted(known))})"
+            raise FltrainError(f"{who} has the axis {axis!r}{hint}")
+    for special in reduction.exceptions:
+        for axis, label in special.labels:
+            there = known.get(axis, set())
+            if label not in there:
+                hint = f"{suggest(label, there)} (known: {', '.join(sorted(there)) or 'no such axis'})"
+                raise FltrainError(f"{who} matches the exception for {label!r} on the axis {axis!r}{hint}")
+
+
+def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Register) -> PlannedItem:
+    item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
+    replaced = {**scale.axes, **own.axes}
+    axes = {axis: replaced.get(axis, declared).points for axis, declared in item.axes.items()}
+    common = paper.settings
+    for patch in (item.settings, scale.settings, own.settings):
+        common = merge(common, patch)
+    limits = [item.seeds or paper.seeds, *filter(None, (scale.seeds, own.seeds))]
+    seeds = min(limits)
+    if isinstance(item.figure, Bubbles):
+        seeds = 1  # it shows the partitions of the first
+    cells = math.prod(len(points) for points in axes.values())
+    if cells * seeds > MOST_RUNS:
+        raise FltrainError(
+            f"{paper.paper}/{name}: {cells} cells with {seeds} seeds each are more than {MOST_RUNS:,} runs; "
+            "shorten axes or lower seeds"
+        )
+    entries: list[Entry] = []
+    for combination in itertools.product(*(points.items() for points in axes.values())):
+        labels = dict(zip(axes, (label for label, _ in combination), strict=True))
+        settings, reported = common, dict[str, str]()
+        for _, point in combination:
+            settings = merge(settings, point.set)
+            reported.update(point.reported)
+        for special in (*item.exceptions, *scale.exceptions, *own.exceptions):
+            if special.matches(labels):
+                settings = merge(settings, special.set)
+                reported.update(special.reported)
+        where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
+        # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that
+        # depends on it been computed of the first.
+        first = RunSpec.parse({**settings, "seed": 0}, where)
+        specs = [first.model_copy(update={"seed": seed}) for seed in range(seeds)]
+        entries += [Entry(labels, reported, spec.seed, spec) for spec in specs]
+    planned = PlannedItem(
+        paper=paper,
+        name=name,
+        scale=scale,
+        reduction=own,
+        item=item,
+        assumptions=register.texts((*paper.assumptions, *item.assumptions), f"{paper.paper}/{name}"),
+        axes={axis: list(points) for axis, points in axes.items()},
+        entries=entries,
+        restricted=() if scale.reduced else _shortened(item.axes, axes),
+    )
+    planned.layout.check(planned.id, planned.axes)
+    if planned.looks_into_models and any(entry.spec.evaluation.keep == "nothing" for entry in entries):
+        raise FltrainError(f"{planned.id}: the figure looks into models; set evaluation.keep in its settings")
+    return planned
+
+
+def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[Restriction, ...]:
+    """The axes that lack some of the labels that the item declares, each with those that it shows."""
+    return tuple(
+        Restriction(to=f"{axis} {'; '.join(labels)}", axis=axis)
+        for axis, labels in shown.items()
+        if not declared[axis].points.keys() <= set(labels)
+    )
+
+
+def table_rows(items: Iterable[PlannedItem]) -> list[dict[str, Any]]:
+    """The run table: a row per trained item, cell and seed, for people to read before spending anything."""
+    return [
+        {
+            "item": item.id,
+            "cell": " / ".join(entry.labels.values()),
+            "seed": entry.seed,
+            "run": entry.spec.run_id,
+            "dataset": entry.spec.dataset.id,
+            "model": entry.spec.model.name,
+            "method": entry.spec.composition.name,
+            "partition": entry.spec.partition_id,
+            "clients": entry.spec.partition.clients,
+            "per_round": entry.spec.participation.per_round(entry.spec.partition.clients),
+            "rounds": entry.spec.rounds,
+        }
+        for item in items
+        if item.trains
+        for entry in item.entries
+    ]

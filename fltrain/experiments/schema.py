@@ -1,0 +1,343 @@
+"""What is declared: papers with their tables and figures, scales, and the register of assumptions. No torch.
+
+A paper file declares its tables and figures (*items*) as grids: named axes, each a few labelled points, each
+point a patch on the settings. A scale file says how far the papers' protocol is reduced, for all items or for
+one. What follows from both is in ``fltrain.experiments.plan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Strict, model_validator
+from pydantic_core import CoreSchema
+
+from fltrain.core.config import FileName, Settings, suggest
+from fltrain.core.errors import FltrainError
+from fltrain.core.strict_yaml import read_plain
+from fltrain.experiments.claims import Claim, quantities
+from fltrain.experiments.layout import NO_AXES, Figure, Labels, Table
+
+Patch = dict[str, Any]
+
+
+def _none_of(*names: str, by: str = "in the results folder") -> AfterValidator:
+    """Refuse names that something else has."""
+
+    def check(name: str) -> str:
+        if name in names:
+            raise ValueError(f"the name {name!r} is taken {by}; choose another one")
+        return name
+
+    return AfterValidator(check)
+
+
+AxisName = Annotated[str, _none_of(*NO_AXES, by="by a column of the tables")]
+
+
+class Point(Settings):
+    """One value of an axis: the settings that it patches, and how the published table calls it."""
+
+    set: Patch
+    reported: dict[str, str] = {}
+
+
+class Axis(Settings):
+    """Labelled points of one dimension of a grid, in the order in which they are shown.
+
+    Written as a list of values or as ``label: value``; a value is a mapping with ``set`` and ``reported``, or
+    short for ``set: {<axis>: value}`` and ``reported: {<axis>: value}``.
+    """
+
+    points: dict[str, Point] = Field(min_length=1)
+
+    @classmethod
+    def spelled_out(cls, name: str, written: Any) -> Patch:
+        """Return the long form of an axis."""
+        if isinstance(written, Sequence) and not isinstance(written, str):
+            written = {str(value): value for value in written}
+        if not isinstance(written, Mapping):
+            raise ValueError(f"axis {name!r} must be a list of values or a mapping from labels to values")
+
+        def point(value: Any) -> Any:
+            if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
+                return value
+            return {"set": {name: value}, "reported": {name: str(value)}}
+
+        return {"points": {str(label): point(value) for label, value in written.items()}}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The schema of what is written, for editors: the short forms."""
+        reference = handler(schema)
+        axis = handler.resolve_ref_schema(reference)
+        point = axis.pop("properties")["points"]["additionalProperties"]
+        for key in ("type", "required", "additionalProperties"):
+            axis.pop(key)
+        short = {"not": {"type": "object", "anyOf": [{"required": [key]} for key in Point.model_fields]}}
+        axis["anyOf"] = [
+            {"type": "array", "minItems": 1},
+            {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": [point, short]}},
+        ]
+        return reference
+
+
+def _axes(value: Any) -> Any:
+    if isinstance(value, Mapping) and isinstance(value.get("axes"), Mapping):
+        return {**value, "axes": {name: Axis.spelled_out(name, axis) for name, axis in value["axes"].items()}}
+    return value
+
+
+class Special(Settings):
+    """Cells that differ from their grid: those with the labels ``when`` are also patched by ``set``.
+
+    Of an axis, ``when`` names one label or several. ``reported`` is what the published table calls them.
+    """
+
+    when: dict[str, str | Annotated[tuple[str, ...], Strict(False)]] = Field(min_length=1)
+    set: Patch
+    reported: dict[str, str] = {}
+
+    @property
+    def labels(self) -> Iterator[tuple[str, str]]:
+        """All axes and labels that are named."""
+        for axis, named in self.when.items():
+            for label in [named] if isinstance(named, str) else named:
+                yield axis, label
+
+    def matches(self, cell: Labels) -> bool:
+        """Whether a cell with these labels is meant."""
+        named = list(self.labels)
+        return all((axis, cell.get(axis)) in named for axis in self.when)
+
+
+class Ambiguity(Settings):
+    """One entry of the register."""
+
+    question: str
+    assumed: str
+    alternatives: str = ""
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        others = f" (alternatives: {self.alternatives})" if self.alternatives else ""
+        return f"{self.question}: {self.assumed}{others}."
+
+
+class Reported(Settings):
+    """The file of published values behind an item, and how many seeds the paper averaged, if it says so."""
+
+    file: FileName
+    seeds: int | None = Field(default=None, ge=1)
+
+
+def _file(value: Any) -> Any:
+    return {"file": value} if isinstance(value, str) else value
+
+
+class Item(Settings):
+    """A table or figure of a paper: the grid of runs behind it, and how it is laid out.
+
+    Attributes:
+        covers: the tables and figures of the paper that it stands for, as ``config/reported/experiments.csv``
+            calls them; none if it is our own.
+        counted: why its cells are not as many as that file counts, if so.
+        assumptions: entries of ``config/register.yaml`` for settings that the text lost, beyond the paper's.
+    """
+
+    title: str
+    caption: str = ""
+    covers: Annotated[tuple[str, ...], Strict(False)] = ()
+    counted: str = ""
+    assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
+    settings: Patch = {}
+    axes: dict[AxisName, Axis]
+    exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
+    seeds: int | None = Field(default=None, ge=1)
+    table: Table | None = None
+    figure: Figure | None = None
+    reported: Annotated[Reported | None, BeforeValidator(_file, json_schema_input_type=str | Reported)] = None
+
+    _spell_out = model_validator(mode="before")(_axes)
+
+    @model_validator(mode="after")
+    def _one_layout(self) -> Self:
+        if (self.table is None) == (self.figure is None):
+            raise ValueError("an item needs either a 'table' or a 'figure'")
+        for special in self.exceptions:
+            for axis, label in special.labels:
+                if axis not in self.axes or label not in self.axes[axis].points:
+                    raise ValueError(f"exceptions: there is no {label!r} on an axis {axis!r}")
+        return self
+
+    def redrawn(self, patch: Patch, where: str) -> Self:
+        """Return the item with a figure whose layout is patched.
+
+        Raises:
+            FltrainError: if it is a table, or the layout is not valid then.
+        """
+        if not patch:
+            return self
+        if self.figure is None:
+            raise FltrainError(f"{where}: 'figure' patches the layout of figures; this is a table")
+        layout = type(self.figure).parse(
+            merge(self.figure.model_dump(mode="json"), patch), f"{where}: figure"
+        )
+        return self.model_copy(update={"figure": layout})
+
+
+class Paper(Settings):
+    """A paper: its protocol, its items, and how its claims are judged.
+
+    ``assumptions`` are entries of ``config/register.yaml`` that concern all items; ``untrained`` says of its
+    other tables and figures why there is nothing to train for them.
+    """
+
+    paper: FileName
+    title: str
+    citation: str
+    assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
+    settings: Patch = {}
+    seeds: int = Field(default=3, ge=1)
+    items: dict[Annotated[FileName, _none_of("claims")], Item]
+    untrained: dict[str, str] = {}
+    claims: Annotated[tuple[Claim, ...], Strict(False)] = ()
+
+    @model_validator(mode="after")
+    def _claims_of_items(self) -> Self:
+        for claim in self.claims:
+            for quantity in quantities(claim.test):
+                if quantity.item not in self.items:
+                    known = f"{suggest(quantity.item, self.items)} (known: {', '.join(self.items)})"
+                    raise ValueError(f"claim {claim.claim!r}: there is no item {quantity.item!r}{known}")
+                axes = self.items[quantity.item].axes
+                for axis in quantity.mean_over:
+                    if axis not in axes:
+                        there = f"{quantity.item} has no axis {axis!r}{suggest(axis, axes)}"
+                        raise ValueError(f"claim {claim.claim!r}: {there}")
+                for axis, chosen in quantity.choices:
+                    labels = axes[axis].points if axis in axes else {}
+                    for label in chosen:
+                        if label not in labels:
+                            near = suggest(label, labels) if labels else suggest(axis, axes)
+                            there = f"{quantity.item} has no {label!r} on an axis {axis!r}{near}"
+                            raise ValueError(f"claim {claim.claim!r}: {there}")
+        return self
+
+
+class Register(Settings):
+    """Settings that the papers' texts lost or leave open: what is assumed, and what else is possible."""
+
+    entries: dict[str, Ambiguity] = {}
+
+    def texts(self, names: Iterable[str], where: str) -> tuple[str, ...]:
+        """The named entries as people read them.
+
+        Raises:
+            FltrainError: if there is none of that name.
+        """
+        for name in names:
+            if name not in self.entries:
+                raise FltrainError(
+                    f"{where}: assumptions: no entry {name!r} in the register{suggest(name, self.entries)}"
+                )
+        return tuple(f"{name}: {self.entries[name].text}" for name in dict.fromkeys(names))
+
+
+class Reduction(Settings):
+    """Settings and axes that replace an item's own, further exceptions; ``seeds`` is the most that are run.
+
+    ``title`` says in a few words what is shown then; ``figure`` patches the layout of a figure.
+    """
+
+    title: str | None = None
+    figure: Patch = {}
+    settings: Patch = {}
+    axes: dict[AxisName, Axis] = {}
+    exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
+    seeds: int | None = Field(default=None, ge=1)
+
+    _spell_out = model_validator(mode="before")(_axes)
+
+
+def _by_name(written: Any) -> Any:
+    """Spell out the list of a scale's items: names, or ``name: reduction`` where the scale has one for it."""
+    if not isinstance(written, Sequence) or isinstance(written, str):
+        raise ValueError("the items must be a list")
+    items: dict[str, Any] = {}
+    for entry in written:
+        named = {entry: {}} if isinstance(entry, str) else entry
+        if not isinstance(named, Mapping) or len(named) != 1:
+            raise ValueError(
+                f"an item is a name (flfa/table1, or flfa for all of the paper's) or one 'name: settings', "
+                f"not {entry!r}"
+            )
+        for name, reduction in named.items():
+            if name in items:
+                raise ValueError(f"the item {name!r} is named twice")
+            items[name] = reduction
+    return items
+
+
+FOLDERS = (
+    *("benchmarks", "checkpoints", "data", "downloads", "executors"),
+    *("logs", "mlflow-artifacts", "partitions", "runs"),
+)
+"""What lies in the results folder beside the scales."""
+
+
+class Scale(Reduction):
+    """How far the papers' protocol is reduced, and which items run, each possibly reduced further."""
+
+    scale: Annotated[FileName, _none_of(*FOLDERS)]
+    title: str
+    reduced: bool
+    items: Annotated[
+        dict[str, Reduction],
+        BeforeValidator(_by_name, json_schema_input_type=list[str | dict[str, Reduction]]),
+        Field(min_length=1),
+    ]
+
+
+def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Patch:
+    """Merge settings: mappings key by key, anything else replaced.
+
+    A mapping whose ``name`` differs is another component and replaces the old one whole.
+    """
+    merged = dict(base)
+    for key, value in patch.items():
+        old = merged.get(key)
+        if (
+            isinstance(old, Mapping)
+            and isinstance(value, Mapping)
+            and value.get("name") in (None, old.get("name"))
+        ):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
+    """Read and validate a YAML file.
+
+    Raises:
+        FltrainError: if it is missing, not YAML, or not valid; a missing one names its neighbours.
+    """
+    if not path.parent.is_dir():
+        raise FltrainError(
+            f"{path.parent}: there is no such folder; run this in the project's own, or name one by --config"
+        )
+    if not path.exists():
+        known = sorted(other.stem for other in path.parent.glob("*.yaml"))
+        hint = f"{suggest(path.stem, known)} (known in {path.parent}: {', '.join(known)})"
+        raise FltrainError(f"unknown {what} {path.stem!r}{hint}")
+    return kind.parse(read_plain(path), str(path))

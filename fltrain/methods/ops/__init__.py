@@ -1,0 +1,1 @@
+"""Building blocks that several methods share: vectors, heads, prototypes, neuron matching, noise."""

@@ -1,0 +1,73 @@
+"""Class means of features: how clients describe their classes, and what the server makes of it.
+
+A description is a client's upload: ``classes`` int64 ``[k]`` that it holds, ``counts`` ``[k]`` of its images,
+and ``means`` ``[k, d]`` of their features. On the server they become tables over all classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fltrain.methods.types import Local, State
+
+Averaging = Literal["weighted", "plain", "fedproto"]
+"""``weighted``: by number of images. ``plain``: every holder counts alike. ``fedproto``: weighted, and once
+more divided by the number of holders, as the formula is printed in FedProto's paper."""
+
+
+def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Images ``[C]`` and sum of the features ``[C, d]`` of each class, of features ``[n, d]``."""
+    own = (labels[:, None] == torch.arange(classes, device=labels.device)).to(features)
+    return own.sum(0), own.T @ features
+
+
+def describe(counts: Tensor, sums: Tensor) -> State:
+    """Return the description of a client, from the sums of its features per class."""
+    held = counts.nonzero().flatten()
+    counts = counts[held]
+    return {"classes": held, "counts": counts, "means": sums[held] / counts[:, None]}
+
+
+def of_client(local: Local) -> State:
+    """Return the description of a client by the model that it has now, over all its training images."""
+    examples = local.examples
+    return describe(*class_sums(examples.features(), examples.labels, local.task.classes))
+
+
+def table(descriptions: Sequence[State], classes: int) -> tuple[Tensor, Tensor]:
+    """Images ``[m, C]`` and means ``[m, C, d]`` of the classes of m clients, zero where one has none."""
+    like = descriptions[0]["means"]
+    counts = like.new_zeros(len(descriptions), classes)
+    means = like.new_zeros(len(descriptions), classes, like.shape[1])
+    for row, sent in enumerate(descriptions):
+        counts[row, sent["classes"]] = sent["counts"]
+        means[row, sent["classes"]] = sent["means"]
+    return counts, means
+
+
+def combine(counts: Tensor, means: Tensor, averaging: Averaging) -> tuple[Tensor, Tensor]:
+    """Mean over clients ``[C, d]`` of a table, and whether anybody has the class ``[C]``."""
+    holders = (counts > 0).sum(0)
+    weights = (counts > 0).to(counts) if averaging == "plain" else counts
+    shares = weights / weights.sum(0).clamp(min=1e-12)
+    if averaging == "fedproto":
+        shares = shares / holders.clamp(min=1)
+    return (shares[..., None] * means).sum(0), holders > 0
+
+
+def renewed(state: State, means: Tensor, known: Tensor) -> State:
+    """Return the server's ``means`` and ``known``: a class that nobody has described keeps its old mean."""
+    if "means" in state:
+        means = means.where(known[:, None], state["means"])
+        known = known | state["known"]
+    return {**state, "means": means, "known": known}
+
+
+def distance_to_means(features: Tensor, labels: Tensor, means: Tensor, known: Tensor) -> Tensor:
+    """Squared distance ``[n]`` of each image's features from the mean of its class, 0 if it has none."""
+    deviations = features - means.index_select(0, labels)
+    return deviations.square().sum(1) * known.index_select(0, labels)

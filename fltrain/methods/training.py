@@ -1,0 +1,109 @@
+"""Settings of local training: SGD and learning-rate schedules. No torch here."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from pydantic import Field
+
+from fltrain.core.config import Settings
+from fltrain.core.registry import Component, catalogue, choice
+from fltrain.data.augmentation import Augmentation
+
+
+class LearningRate(Component):
+    """How the local learning rate depends on the round; it is constant within a round."""
+
+    def factor(self, round: int) -> float:
+        """What the initial rate is multiplied by in the given round (counted from 0)."""
+        raise TypeError(f"learning-rate schedule {self.name!r} does not define its factor")
+
+    def check(self, rounds: int) -> None:
+        """Refuse a run of so many rounds that its rate would be zero in some.
+
+        Raises:
+            ValueError: with what to set.
+        """
+        if self.factor(rounds - 1) <= 0:
+            raise ValueError(
+                f"training.lr_schedule: {self.name!r} is zero in the last of {rounds} rounds; stretch it"
+            )
+
+
+class Constant(LearningRate):
+    """The same rate in every round."""
+
+    name: Literal["constant"] = "constant"
+
+    def factor(self, round: int) -> float:
+        return 1.0
+
+
+class Exponential(LearningRate):
+    """The rate is multiplied by ``decay`` after every round."""
+
+    name: Literal["exponential"] = "exponential"
+    decay: float = Field(default=0.998, gt=0, le=1)
+
+    def factor(self, round: int) -> float:
+        return self.decay**round
+
+
+class Steps(LearningRate):
+    """The rate is multiplied by ``decay`` at the start of every ``every``-th round.
+
+    Rounds count from 1, as in ECGR's code: with ``every: 10`` the first nine have the initial rate.
+    """
+
+    name: Literal["step"] = "step"
+    every: int = Field(default=10, ge=1)
+    decay: float = Field(default=0.5, gt=0, le=1)
+
+    def factor(self, round: int) -> float:
+        return self.decay ** ((round + 1) // self.every)
+
+
+class Cosine(LearningRate):
+    """The rate falls to zero along half a cosine over ``rounds`` rounds, and stays there."""
+
+    name: Literal["cosine"] = "cosine"
+    rounds: int = Field(ge=1)
+
+    def factor(self, round: int) -> float:
+        return (1 + math.cos(math.pi * min(round / self.rounds, 1.0))) / 2
+
+
+LEARNING_RATES = catalogue(LearningRate)
+
+
+if TYPE_CHECKING:
+    AnyLearningRate: TypeAlias = LearningRate
+else:
+    AnyLearningRate = choice(LEARNING_RATES, "learning-rate schedule")
+
+
+class Training(Settings):
+    """Local training: SGD as PyTorch defines it, started afresh by every client in every round.
+
+    ``clip_norm`` scales a gradient whose global norm exceeds it. A last batch that is not full is kept
+    (dropped if it holds one sample and is not the only one: BatchNorm cannot train on it), or dropped
+    unless it is the only one.
+    """
+
+    epochs: int = Field(default=5, ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    lr: float = Field(default=0.01, gt=0)
+    lr_schedule: AnyLearningRate = Constant()
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=1e-3, ge=0)
+    augmentation: Augmentation = Augmentation()
+    clip_norm: float | None = Field(default=None, gt=0)
+    last_batch: Literal["keep", "drop"] = "keep"
+
+    def batch_sizes(self, samples: int, batches: int = 1) -> list[int]:
+        """Images of each step of one epoch over ``samples`` images, where a step takes so many batches."""
+        size = self.batch_size * batches
+        full, rest = divmod(samples, size)
+        keep_rest = rest >= 2 * batches if self.last_batch == "keep" else False
+        return [size] * full + ([rest] if rest and (keep_rest or not full) else [])

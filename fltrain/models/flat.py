@@ -1,0 +1,191 @@
+"""Flat vectors: a network whose parameters, gradients and buffers are views into a few tensors.
+
+Methods and aggregation work on whole vectors (one fused operation instead of one per tensor), and sending
+a model to a client is one copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fltrain.models.network import Layer, Network, layers
+from fltrain.models.part import Part
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one named tensor lies in a flat vector."""
+
+    name: str
+    shape: torch.Size
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """Position after the last element."""
+        return self.start + math.prod(self.shape)
+
+    def of(self, vector: Tensor) -> Tensor:
+        """View of this tensor's part of ``vector`` (``[..., P]``), in the tensor's own shape."""
+        return (
+            vector[..., self.start : self.stop].unflatten(-1, self.shape)
+            if self.shape
+            else vector[..., self.start]
+        )
+
+
+def slots(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
+    """Lay named tensors out one after the other."""
+    laid_out: list[Slot] = []
+    for name, tensor in tensors:
+        laid_out.append(Slot(name, tensor.shape, laid_out[-1].stop if laid_out else 0))
+    return tuple(laid_out)
+
+
+def pack(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Concatenate tensors into one vector (of length 0 if there are none)."""
+    parts = [tensor.detach().reshape(-1).to(device, dtype) for tensor in tensors]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What lies where in the flat vectors of a network.
+
+    Attributes:
+        parameters: slots of the weight vector ``[P]``.
+        buffers: slots of the floating-point buffers ``[B]`` (BatchNorm running statistics).
+        counters: slots of the integer buffers.
+        layers: Conv2d and Linear modules in order, see ``fltrain.models.network.layers``.
+        weights: slot of each layer's weight.
+    """
+
+    parameters: tuple[Slot, ...]
+    buffers: tuple[Slot, ...]
+    counters: tuple[Slot, ...]
+    layers: tuple[Layer, ...]
+    weights: tuple[Slot, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of parameters P."""
+        return self.parameters[-1].stop
+
+    @cached_property
+    def head(self) -> int:
+        """Where the classifier's parameters begin in the weight vector; they reach to its end."""
+        return next(slot.start for slot in self.parameters if slot.name.startswith("classifier."))
+
+    @cached_property
+    def classifier(self) -> tuple[Slot, ...]:
+        """The classifier's parameters, as it calls them, in a vector ``[H]`` of them alone."""
+        return tuple(
+            Slot(slot.name.removeprefix("classifier."), slot.shape, slot.start - self.head)
+            for slot in self.parameters
+            if slot.start >= self.head
+        )
+
+    def part(self, part: Part) -> slice:
+        """Where some of the parameters lie in the weight vector."""
+        return {"all": slice(None), "head": slice(self.head, None), "body": slice(0, self.head)}[part]
+
+
+def _tensors(network: Network) -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters, floating-point buffers and integer buffers of a network, by name."""
+    buffers = dict(network.named_buffers())
+    floats = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+    integers = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
+    return dict(network.named_parameters()), floats, integers
+
+
+class FlatModel:
+    """A network bound to flat vectors: whatever is written to them, the network computes with.
+
+    Attributes:
+        weights: trainable parameters ``[P]``.
+        gradient: where ``backward`` adds up their gradient ``[P]``.
+        buffers: floating-point buffers ``[B]``.
+        counters: integer buffers.
+    """
+
+    def __init__(self, network: Network, example: Tensor) -> None:
+        """Bind ``network`` (moved to the device of ``example``, a batch of images that it accepts)."""
+        network = network.to(example.device)
+        wired = layers(network, example)
+        parameters, floats, integers = _tensors(network)
+        by_name = {slot.name: slot for slot in slots(parameters.items())}
+        self.layout = Layout(
+            parameters=tuple(by_name.values()),
+            buffers=slots(floats.items()),
+            counters=slots(integers.items()),
+            layers=wired,
+            weights=tuple(by_name[f"{layer.name}.weight"] for layer in wired),
+        )
+        self._bind(network)
+
+    def twin(self) -> FlatModel:
+        """Return another network of the same structure and values, bound to vectors of its own."""
+        other = copy.copy(self)
+        other._bind(copy.deepcopy(self.network))
+        return other
+
+    def _bind(self, network: Network) -> None:
+        self.network = network
+        self._tracking = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+        parameters, floats, integers = _tensors(network)
+        head = set(network.classifier.parameters())
+        self._others = {"head": [one for one in parameters.values() if one not in head], "body": [*head]}
+        device = next(iter(parameters.values())).device
+        self.weights = pack(parameters.values(), torch.float32, device)
+        self.gradient = torch.zeros_like(self.weights)
+        self.buffers = pack(floats.values(), torch.float32, device)
+        self.counters = pack(integers.values(), torch.int64, device)
+        for slot in self.layout.parameters:
+            parameter = parameters[slot.name]
+            parameter.data = slot.of(self.weights)
+            parameter.grad = slot.of(self.gradient)
+        for vector, laid_out in ((self.buffers, self.layout.buffers), (self.counters, self.layout.counters)):
+            for slot in laid_out:
+                owner, _, name = slot.name.rpartition(".")
+                network.get_submodule(owner)._buffers[name] = slot.of(vector)
+
+    def load(self, weights: Tensor, buffers: Tensor, counters: Tensor) -> None:
+        """Copy the given vectors into the network."""
+        self.weights.copy_(weights)
+        self.buffers.copy_(buffers)
+        self.counters.copy_(counters)
+
+    @contextmanager
+    def only(self, part: Part) -> Iterator[None]:
+        """Within the context, gradients are taken in some of the parameters only."""
+        if part == "all":
+            yield
+            return
+        others = self._others[part]
+        try:
+            for parameter in others:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+
+    @contextmanager
+    def untracked(self) -> Iterator[None]:
+        """Within the context, BatchNorm uses batch statistics in training mode without keeping track."""
+        try:
+            for module in self._tracking:
+                module.track_running_stats = False
+            yield
+        finally:
+            for module in self._tracking:
+                module.track_running_stats = True

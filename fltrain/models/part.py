@@ -1,0 +1,6 @@
+"""Parts of a network whose parameters can be named. No torch, so that plans stay light."""
+
+from typing import Literal
+
+Part = Literal["all", "head", "body"]
+"""Which parameters: all, those of the classifier, or those before it."""

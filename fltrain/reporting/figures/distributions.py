@@ -1,0 +1,209 @@
+"""Figures of how numbers are distributed over layers, and selected steps over local training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, ListedColormap
+from matplotlib.figure import Figure as Canvas
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from scipy.stats import skew
+
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.layout import SEEDS, Histogram, SelectedSteps, Sheet
+from fltrain.reporting.figures import style
+from fltrain.reporting.numbers.readings import NothingToShow, Runs, curve, diverged, finished, first_of_each
+from fltrain.runs.record import Record, Results
+
+Map = NDArray[np.float64]
+
+PLACES = 20
+"""Most parts into which the local training of a round is divided."""
+STEPS = {"other local steps": "#dfe3ea", "selected local steps": style.INDIGO}
+MOST_CLIENTS = 12
+"""Most clients below one another."""
+
+
+# ---------------------------------------------------------------- histograms
+def spread(sheet: Sheet, figure: Histogram, runs: Runs) -> pd.DataFrame:
+    """The numbers that are shown: panel, seed, layer (or block) and value.
+
+    Raises:
+        FltrainError: if a record has none in that round, or not one per layer or block.
+    """
+    lines: list[tuple[str, int, str, float]] = []
+    for cell, record in finished(sheet, runs):
+        found = curve(record, figure.curve)
+        if diverged(record) and figure.round not in found.index:
+            continue
+        if figure.round not in found.index or "" in found:
+            why = (
+                "there is a single one in each round"
+                if "" in found
+                else f"there are such of rounds {found.index.min()} to {found.index.max()}"
+            )
+            raise FltrainError(
+                f"{sheet.id}: {record.run_id} has no numbers {figure.curve!r}, one per layer, of round "
+                f"{figure.round}; {why}"
+            )
+        label = cell.labels[figure.columns] if figure.columns else ""
+        values = found.transpose()[figure.round].dropna()
+        lines += [(label, cell.seed, str(part), float(value)) for part, value in values.items()]
+    return pd.DataFrame(lines, columns=["panel", "seed", "part", "value"])
+
+
+def draw_histogram(sheet: Sheet, figure: Histogram, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    """Number of layers by value, with the same bins in all panels; seeds are counted together."""
+    numbers = spread(sheet, figure, results.record)
+    labels = sheet.axes[figure.columns] if figure.columns else ("",)
+    canvas, (across,) = style.canvas(len(labels))
+    edges = np.histogram_bin_edges(numbers["value"], bins="auto").tolist() if len(numbers) else []
+    for axes, label in zip(across, labels, strict=True):
+        shown = numbers[numbers["panel"] == label]
+        if shown.empty:
+            style.heading(axes, [label], len(labels))
+            style.no_runs(axes)
+            continue
+        values = shown["value"].to_numpy()
+        axes.hist(values, bins=edges, color=style.INDIGO, edgecolor="white", linewidth=0.6)
+        middle = float(np.median(values))
+        axes.axvline(middle, color=style.VERMILION, linestyle=style.DASHED, label="median")
+        skewness = f"skewness {skew(values):+.2f}" if values.std() > 0 else ""
+        style.heading(axes, [label, f"round {figure.round}", skewness], len(labels))
+        axes.set_xlabel(figure.label or figure.curve.rpartition(".")[2])
+        axes.set_ylabel("number of layers")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(visible=False, axis="x")
+    style.legend(canvas, across)
+    return canvas, numbers
+
+
+# ---------------------------------------------------------------- selected steps
+def selections(record: Record) -> pd.DataFrame:
+    """Every local step of a run: round, client, step (from 0), whether it was selected, and steps in all.
+
+    Raises:
+        FltrainError: if no steps were selected in the run.
+    """
+    rows = record.rows("ecgr")
+    if not rows and not diverged(record):
+        raise FltrainError(f"{record.run_id} selects no steps; add the plug-in 'ecgr' to its spec")
+    lines = [
+        (row["round"], int(client), step, step in chosen, steps)
+        for row in rows
+        for client, steps in row["steps"].items()
+        for chosen in [set(row["selected"][client])]
+        for step in range(steps)
+    ]
+    return pd.DataFrame(lines, columns=["round", "client", "step", "selected", "steps"])
+
+
+def shares(steps: pd.DataFrame, places: int) -> Map:
+    """Share of the selected steps in each of ``places`` equal parts of a client's training, over clients.
+
+    Clients with more steps count as much as others; of a step that lies in two parts, each gets its part.
+    Returns ``[places, rounds]``; a round without any steps is not a number.
+    """
+    rounds = int(steps["round"].max())
+    edges = np.linspace(0, 1, places + 1)
+    total: Map = np.zeros((rounds, places))
+    clients = np.zeros((rounds, 1))
+    for _, own in steps.groupby(["round", "client"]):
+        row, count = int(own["round"].iloc[0]) - 1, len(own)
+        selected = np.concatenate([[0.0], np.cumsum(own.sort_values("step")["selected"]) / count])
+        total[row] += places * np.diff(np.interp(edges, np.arange(count + 1) / count, selected))
+        clients[row] += 1
+    with np.errstate(invalid="ignore"):
+        return (total / clients).T
+
+
+def of_client(steps: pd.DataFrame, client: int, rounds: int) -> Map:
+    """Steps of a client ``[steps, rounds]``: 1 if selected, 0 if not, not a number if there was none."""
+    own = steps[steps["client"] == client]
+    grid = np.full((int(own["steps"].max()), rounds), np.nan)
+    grid[own["step"], own["round"] - 1] = own["selected"]
+    return grid
+
+
+def _panels(sheet: Sheet, figure: SelectedSteps, runs: Runs) -> Iterator[tuple[str, Record]]:
+    if figure.columns != SEEDS:
+        yield from first_of_each(sheet, figure.columns, runs)
+    else:
+        for cell, record in finished(sheet, runs):
+            yield f"seed {cell.seed}", record
+
+
+def draw_selected_steps(sheet: Sheet, figure: SelectedSteps, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    """Rounds across, local steps from below; the numbers are every step of every client."""
+    found = {label: selections(record) for label, record in _panels(sheet, figure, results.record)}
+    found = {label: steps for label, steps in found.items() if len(steps)}
+    if not found:
+        raise NothingToShow
+    draw = _draw_together if figure.clients == "together" else _draw_apart
+    canvas = draw(found)
+    numbers = pd.concat([steps.assign(panel=label) for label, steps in found.items()], ignore_index=True)
+    return canvas, numbers[["panel", "round", "client", "step", "selected"]]
+
+
+def _draw_together(found: dict[str, pd.DataFrame]) -> Canvas:
+    canvas, (across,) = style.canvas(len(found))
+    places = min(PLACES, max(int(steps["steps"].max()) for steps in found.values()))
+    for axes, (label, steps) in zip(across, found.items(), strict=True):
+        shown = shares(steps, places)
+        image = _image(axes, shown, (0.5, shown.shape[1] + 0.5, 0, 1), matplotlib.colormaps["cividis"])
+        style.heading(axes, [label], len(found))
+        axes.set_xlabel("communication round")
+        axes.set_yticks([0, 0.5, 1], ["first", "middle", "last"])
+    across[0].set_ylabel("local step")
+    canvas.colorbar(image, ax=across, label="share selected", aspect=30)
+    return canvas
+
+
+def _draw_apart(found: dict[str, pd.DataFrame]) -> Canvas:
+    clients = sorted({int(client) for steps in found.values() for client in steps["client"]})
+    if len(clients) > MOST_CLIENTS:
+        raise FltrainError(
+            f"figure.clients: 'apart' shows up to {MOST_CLIENTS} clients, here are {len(clients)}; "
+            "write 'together'"
+        )
+    canvas, grid = style.canvas(len(found), len(clients), height=18)
+    style.make_room(canvas, 12)  # titles above, and below the numbers and the name of the axis
+    for column, (label, steps) in enumerate(found.items()):
+        rounds = int(steps["round"].max())
+        for axes, client in zip((across[column] for across in grid), clients, strict=True):
+            shown = of_client(steps, client, rounds)
+            _image(
+                axes, shown, (0.5, rounds + 0.5, 0.5, len(shown) + 0.5), ListedColormap(list(STEPS.values()))
+            )
+            axes.set_ylabel(f"client {client}")
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+            axes.tick_params(axis="x", labelbottom=client == clients[-1])
+        style.heading(grid[0][column], [label], len(found))
+        grid[-1][column].set_xlabel("communication round")
+    for what, colour in STEPS.items():
+        grid[0][0].bar(np.nan, np.nan, color=colour, label=what)
+    style.legend(canvas, grid[0])
+    return canvas
+
+
+def _image(axes: Axes, shown: Map, extent: tuple[float, float, float, float], colours: Colormap) -> AxesImage:
+    """A map from 0 to 1 whose first row lies below; what is not a number stays grey."""
+    axes.set_facecolor("#d5dae1")
+    axes.grid(visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    return axes.imshow(
+        np.ma.masked_invalid(shown),
+        aspect="auto",
+        origin="lower",
+        interpolation="nearest",
+        extent=extent,
+        cmap=colours,
+        vmin=0,
+        vmax=1,
+    )

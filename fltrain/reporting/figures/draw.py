@@ -1,0 +1,392 @@
+"""Figures: curves over rounds, points and bars, and the images of each class at each client.
+
+All figures are written here. Histograms and selected steps are drawn in ``distributions``, what looks into
+trained models in ``preferences`` and ``inversions``. Runs that are missing are left out and named below the
+figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
+
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_arrays, replacing
+from fltrain.experiments.layout import (
+    Bubbles,
+    Curves,
+    Figure,
+    Histogram,
+    Inversion,
+    Labels,
+    Panel,
+    Points,
+    Preference,
+    SelectedSteps,
+    Sheet,
+    Variance,
+)
+from fltrain.reporting.figures import distributions, style
+from fltrain.reporting.figures import inversion as inversions
+from fltrain.reporting.figures.style import Look
+from fltrain.reporting.numbers.readings import NothingToShow, Runs, curve, diverged, finished
+from fltrain.runs.measures import measure
+from fltrain.runs.record import Results
+
+NAMED = 6
+"""Most cells that are named below a figure because their runs are missing; more are only counted."""
+
+THIN_LINES = "Thin lines: seeds that are left when another one has diverged."
+
+
+def draw(sheet: Sheet, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    """Draw a figure; return it with the numbers that it shows.
+
+    Raises:
+        FltrainError: if the sheet is no figure, none of its runs is there, or a record does not hold what the
+            figure shows.
+    """
+    if sheet.figure is None:
+        raise FltrainError(f"{sheet.id} is not a figure")
+    sheet.figure.check(sheet.id, sheet.axes)
+    notes = [sheet.scale_note, *_notes(sheet, results)]
+    with matplotlib.rc_context(style.STYLE):
+        try:
+            canvas, numbers = _drawn(sheet, sheet.figure, results)
+        except NothingToShow:
+            canvas, ((axes,),) = style.canvas(1)
+            style.no_runs(axes)
+            numbers = pd.DataFrame()
+        style.footnote(canvas, " ".join(notes))
+    return canvas, numbers
+
+
+def _drawn(sheet: Sheet, figure: Figure, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    """What a figure shows, and its numbers, by its kind."""
+    match figure:
+        case Curves():
+            return _draw_curves(sheet, figure, results)
+        case Points():
+            return _draw_points(sheet, figure, results)
+        case Histogram():
+            return distributions.draw_histogram(sheet, figure, results)
+        case SelectedSteps():
+            return distributions.draw_selected_steps(sheet, figure, results)
+        case Bubbles():
+            return _draw_bubbles(sheet, figure, results)
+        # The others look into trained models; their drawers load torch.
+        case Preference():
+            from fltrain.reporting.figures.preferences import draw_preferences
+
+            return draw_preferences(sheet, figure, results)
+        case Variance():
+            from fltrain.reporting.figures.preferences import draw_variances
+
+            return draw_variances(sheet, figure, results)
+        case Inversion():
+            recovered = inversions.attack(sheet, figure, results)
+            return inversions.draw(recovered), inversions.measurements(recovered)
+
+
+def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
+    """Draw a figure and write it in the forms that the file names end in (pdf, png, svg).
+
+    A file that ends in csv gets the numbers that the figure shows.
+
+    Raises:
+        FltrainError: if the figure cannot be drawn.
+    """
+    canvas, numbers = draw(sheet, results)
+    for path in outputs:
+        with replacing(path) as temporary, matplotlib.rc_context(style.STYLE):
+            if path.suffix == ".csv":
+                numbers.to_csv(temporary, index=False)
+                continue
+            # Without a date, equal figures are equal files.
+            metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix)
+            canvas.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=metadata)
+
+
+# ---------------------------------------------------------------- what is said below
+def _notes(sheet: Sheet, results: Results) -> list[str]:
+    """What the lines and bands are, and which runs are missing or diverged."""
+    notes: list[str] = []
+    if isinstance(sheet.figure, Bubbles):
+        return notes
+    records = {cell.run: record for cell, record in finished(sheet, results.record)}
+    if not records:
+        raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs is there; train them first")
+    seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
+    if isinstance(sheet.figure, Curves | Points):
+        notes += [f"Mean and range over {seeds} seeds."] if seeds > 1 else []
+    if isinstance(sheet.figure, Histogram):
+        notes += [f"Layers of {seeds} seeds together."] if seeds > 1 else []
+    if isinstance(sheet.figure, Curves) and sheet.figure.smoothing > 1:
+        notes.append(f"Centred means over {sheet.figure.smoothing} {sheet.figure.over}, pale as measured.")
+    ended = {run for run, record in records.items() if diverged(record)}
+    missing = {cell.run for cell in sheet.cells} - set(records)
+    stale = {cell.run for cell in sheet.cells if cell.stale} & missing
+    for what, left_out in (("Not run", missing - stale), ("Stale", stale), ("Diverged", ended)):
+        if left_out:
+            notes.append(f"{what}: {_named(sheet, left_out)}.")
+    if ended and seeds > 1 and isinstance(sheet.figure, Curves):
+        notes.append(THIN_LINES)
+    return notes
+
+
+def _named(sheet: Sheet, runs: set[str]) -> str:
+    """Cells of these runs, by their labels on the axes that have several, and their seeds if not all."""
+    varied = [axis for axis, labels in sheet.axes.items() if len(labels) > 1]
+    places: dict[str, list[tuple[int, bool]]] = {}
+    for cell in sheet.cells:
+        name = ", ".join(cell.labels[axis] for axis in varied)
+        places.setdefault(name, []).append((cell.seed, cell.run in runs))
+    named: list[str] = []
+    for name, seeds in places.items():
+        of_them = [str(seed) for seed, meant in seeds if meant]
+        if len(of_them) == len(seeds) and name:
+            named.append(name)
+        elif of_them:
+            listed = f"seed{'s' if len(of_them) > 1 else ''} {', '.join(of_them)}"
+            named.append(f"{name} ({listed})" if name else listed)
+    if len(named) > NAMED:
+        return f"{len(runs)} of {len({cell.run for cell in sheet.cells})} runs"
+    return "; ".join(named)
+
+
+# ---------------------------------------------------------------- curves
+def curves(
+    sheet: Sheet, figure: Curves, panel: Panel, runs: Runs, where: Labels | None = None
+) -> pd.DataFrame:
+    """Curves of a panel, of the cells ``where``: rounds down, a column per (label on ``series``, seed)."""
+    columns: dict[tuple[str, int], pd.Series] = {}
+    for cell, record in finished(sheet, runs):
+        if (where or {}).items() <= cell.labels.items():
+            found = curve(record, panel.curve)
+            if figure.over == "epochs":
+                found.index = found.index * record.spec["training"]["epochs"]
+            if figure.series in cell.labels:  # a run that diverged at once has an empty curve
+                columns[cell.labels[figure.series], cell.seed] = found.get("", pd.Series(dtype=float))
+            else:
+                columns.update({(str(part), cell.seed): found[part] for part in found})
+    if panel.reduction_from:
+        (base,) = panel.reduction_from.values()
+        # In percent of the baseline with the same seed; positive is less than the baseline.
+        columns = {
+            (label, seed): 100 * (1 - values / columns[base, seed])
+            for (label, seed), values in columns.items()
+            if label != base and (base, seed) in columns
+        }
+    frame = pd.DataFrame(columns).sort_index()
+    return frame / frame.max() if panel.normalise else frame
+
+
+def smoothed(values: pd.Series, window: int) -> pd.Series:
+    """Centred means over ``window`` rounds (or epochs: what the index counts), at the same places.
+
+    At both ends windows are narrower, so that they stay centred: what rises evenly is left as it is.
+    """
+    values = values.dropna()
+    if values.empty:
+        return values
+    places = values.index.to_numpy()
+    half = np.minimum((window - 1) / 2, np.minimum(places - places[0], places[-1] - places))
+    first = np.searchsorted(places, places - half, side="left")
+    behind = np.searchsorted(places, places + half, side="right")
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return pd.Series((sums[behind] - sums[first]) / (behind - first), index=values.index)
+
+
+def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    def points(axis: str | None) -> list[Labels]:
+        return [{axis: label} for label in sheet.axes[axis]] if axis else [{}]
+
+    rows = points(figure.rows)
+    columns = [(panel, point) for point in points(figure.columns) for panel in figure.panels]
+    frames = [
+        [curves(sheet, figure, panel, results.record, row | column) for panel, column in columns]
+        for row in rows
+    ]
+    if figure.series in sheet.axes:
+        look_of = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
+    else:
+        parts = dict.fromkeys(label for across in frames for frame in across for label, _ in _lines(frame))
+        look_of = dict(zip(parts, style.scale(len(parts)), strict=True))
+    canvas, grid = style.canvas(len(columns), len(rows))
+    numbers: list[Line] = []
+    for row, across, shown in zip(rows, grid, frames, strict=True):
+        same_height: dict[int, Axes] = {}  # of a row, the same panel of all points
+        for place, ((panel, column), axes, frame) in enumerate(zip(columns, across, shown, strict=True)):
+            heading = [*row.values(), *column.values(), panel.label]
+            style.heading(axes, heading, len(columns))
+            if frame.empty:
+                style.no_runs(axes)
+                continue
+            numbers += _long(frame, ", ".join(heading), figure.smoothing)
+            draw_lines(axes, frame, look_of, figure.smoothing)
+            axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            if panel.reduction_from:
+                axes.axhline(0, color=style.GREY, linewidth=0.8)
+            first = same_height.setdefault(place % len(figure.panels), axes)
+            if first is not axes:
+                axes.sharey(first)
+    style.legend(canvas, [axes for across in grid for axes in across], figure.series)
+    names = ["panel", "series", "seed", figure.over, "value", "smoothed"]
+    return canvas, pd.DataFrame(numbers, columns=names if figure.smoothing > 1 else names[:-1])
+
+
+def _lines(frame: pd.DataFrame) -> list[tuple[str, int]]:
+    """Label and seed of each curve."""
+    return [(str(line[0]), int(line[1])) for line in frame.columns]
+
+
+def draw_lines(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window: int) -> None:
+    """Draw the mean over seeds and their range, with about eight markers on each line.
+
+    Where runs have ended before others, the mean goes on over those that are left, thin and without a range.
+    """
+    for index, (label, look) in enumerate(look_of.items()):
+        # Other lines can have points at other places; those are no gaps in this one.
+        seeds = frame.loc[:, [line for line in _lines(frame) if line[0] == label]].dropna(how="all")
+        if seeds.empty:
+            continue
+        if window > 1:
+            axes.plot(seeds.index, seeds.mean(axis=1), color=look.colour, alpha=0.3, linewidth=0.7)
+            seeds = seeds.apply(smoothed, window=window)
+        every = max(1, len(seeds) // 8)
+        mean, whole = seeds.mean(axis=1), seeds.notna().all(axis=1)
+        axes.plot(
+            seeds.index,
+            mean.where(whole),
+            color=look.colour,
+            linestyle=look.dash,
+            marker=look.marker,
+            # Lines that coincide show their markers in turn.
+            markevery=(index * every // len(look_of), every),
+            markeredgewidth=0,
+            label=label,
+        )
+        if seeds.shape[1] > 1:
+            low, high = (seeds.agg(end, axis=1).where(whole) for end in ("min", "max"))
+            axes.fill_between(seeds.index, low, high, color=look.colour, alpha=0.15, linewidth=0)
+        if not whole.all():
+            beside = ~whole.shift(-1, fill_value=True) | ~whole.shift(1, fill_value=True)
+            rest = mean.where(~whole | beside)
+            axes.plot(seeds.index, rest, color=look.colour, linestyle=look.dash, linewidth=0.6)
+
+
+Line = tuple[str | int | float, ...]
+
+
+def _long(frame: pd.DataFrame, title: str, window: int) -> list[Line]:
+    """Curves of a panel with one line per point, as measured and, if they are smoothed, as shown."""
+    lines: list[Line] = []
+    for label, seed in _lines(frame):
+        values = frame[label, seed].dropna()
+        shown = [values, smoothed(values, window)] if window > 1 else [values]
+        lines += [(title, label, seed, place, *(each[place] for each in shown)) for place in values.index]
+    return lines
+
+
+# ---------------------------------------------------------------- points and bars
+def points(sheet: Sheet, figure: Points, runs: Runs) -> pd.DataFrame:
+    """A line per run: its labels on the axes shown, its seed, and the measure; none of runs that diverged."""
+    lines: list[tuple[str, str, int, float]] = []
+    for cell, record in finished(sheet, runs):
+        found = measure(figure.measure).of(record)
+        if found:
+            series = cell.labels[figure.series] if figure.series else ""
+            (value,) = found.values()
+            lines.append((series, cell.labels[figure.along], cell.seed, value))
+    return pd.DataFrame(lines, columns=["series", figure.along, "seed", "value"])
+
+
+def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    numbers = points(sheet, figure, results.record)
+    canvas, ((axes,),) = style.canvas(1)
+    along = sheet.axes[figure.along]
+    series = sheet.axes[figure.series] if figure.series else ("",)
+    looks = style.looks(series, figure.series, sheet.cells)
+    for index, (label, look) in enumerate(looks.items()):
+        seeds = numbers[numbers["series"] == label].groupby(figure.along)["value"]
+        mean, low, high = (getattr(seeds, what)().reindex(along) for what in ("mean", "min", "max"))
+        ranges = [mean - low, high - mean]
+        if figure.kind == "points":
+            axes.errorbar(
+                along,
+                mean,
+                yerr=ranges,
+                color=look.colour,
+                linestyle=look.dash,
+                marker=look.marker,
+                capsize=3,
+                label=label,
+            )
+        else:
+            width = 0.84 / len(looks)
+            bars = axes.bar(
+                np.arange(len(along)) + (index - (len(looks) - 1) / 2) * width,
+                mean,
+                width,
+                yerr=ranges,
+                color=look.colour,
+                hatch=look.hatch,
+                edgecolor="white",
+                ecolor=style.GREY,
+                capsize=2,
+                label=label,
+            )
+            # Bars start at zero, where small differences are hard to see.
+            axes.bar_label(bars, fmt="%.1f", fontsize=style.SMALL, padding=2, rotation=90)
+            axes.set_xticks(range(len(along)), along)
+            axes.grid(visible=False, axis="x")
+    axes.set_xlabel(figure.label)
+    axes.set_ylabel(measure(figure.measure).label)
+    axes.margins(x=0.08 if figure.kind == "points" else 0.02, y=0.12)
+    if figure.series:
+        style.legend(canvas, [axes], figure.series)
+    return canvas, numbers
+
+
+# ---------------------------------------------------------------- images of each class at each client
+def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
+    """Images by client (down) and class (across) of each panel, for the first seed."""
+    first = min(cell.seed for cell in sheet.cells)
+    counts: dict[str, pd.DataFrame] = {}
+    for cell in sheet.cells:
+        if cell.seed == first:
+            arrays, _ = read_arrays(partitions.partition_file(cell.partition), "partition")
+            counts[cell.labels[figure.columns]] = pd.DataFrame(arrays["counts"])
+    return counts
+
+
+def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    panels = class_counts(sheet, figure, results)
+    canvas, (all_axes,) = style.canvas(len(panels))
+    largest = max(int(counts.to_numpy().max()) for counts in panels.values())
+    for axes, (label, counts) in zip(all_axes, panels.items(), strict=True):
+        clients, classes = np.indices(counts.shape)
+        area = 160 * counts.to_numpy() / largest
+        axes.scatter(
+            clients.ravel(), classes.ravel(), s=area.ravel(), color=style.INDIGO, alpha=0.75, linewidth=0
+        )
+        style.heading(axes, [label], len(panels))
+        axes.set_xlabel("client")
+        axes.set_ylabel("class")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(0.08)
+    lines = [
+        (label, client, class_, int(count))
+        for label, counts in panels.items()
+        for (client, class_), count in np.ndenumerate(counts.to_numpy())
+    ]
+    return canvas, pd.DataFrame(lines, columns=["panel", "client", "class", "images"])

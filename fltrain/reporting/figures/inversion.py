@@ -1,0 +1,115 @@
+"""Figure of images recovered from features: its layout, how it is drawn, and the numbers behind it.
+
+The layout is imported where experiments are planned: torch, pandas and Matplotlib wait until something is
+attacked or drawn. The attack itself is in ``fltrain.analysis.feature_inversion``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fltrain.runtime.devices import pick_device
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes as Panel
+    from matplotlib.figure import Figure as Canvas
+    from torch import Tensor
+
+    from fltrain.analysis.feature_inversion import Compared, Recovered
+    from fltrain.experiments.layout import Inversion, Sheet
+    from fltrain.runs.record import Results
+
+PICTURE, NUMBERS, LABEL = 19.0, 4.5, 36.0
+"""Millimetres: side of an image, height of the numbers below it, width of the rows' labels."""
+
+
+def attack(sheet: Sheet, figure: Inversion, results: Results, device: str = "auto") -> Recovered:
+    """Attack the run of a sheet; what comes out can be drawn and measured.
+
+    Raises:
+        NothingToShow: if the run diverged.
+        FltrainError: if its record keeps no model, or the figure does not fit the run.
+    """
+    from fltrain.analysis.feature_inversion import recover
+    from fltrain.analysis.trained_model import TrainedRun
+    from fltrain.reporting.numbers.readings import NothingToShow, diverged
+
+    record = results.record(min(sheet.cells, key=lambda cell: cell.seed).run)
+    if diverged(record):
+        raise NothingToShow
+    return recover(TrainedRun(record, results, pick_device(device)), figure)
+
+
+def measurements(recovered: Recovered) -> pd.DataFrame:
+    """One row per recovered image: what it was recovered from, how near it came, and the loss.
+
+    ``psnr`` and ``ssim`` are those to the nearest private image; ``mean_image_psnr`` and ``mean_image_ssim``
+    those of the mean image, which a successful attack has to beat by far. ``loss`` is the mean square between
+    features and target, ``loss_before`` that of the image from which the attack started.
+    """
+    import pandas as pd
+
+    rows = []
+    for recovery in recovered.recoveries:
+        baseline = recovered.baseline(recovery)
+        for place, one in enumerate(recovered.private):
+            rows.append(
+                {
+                    "target": recovery.row.target,
+                    "noise": recovery.row.noise,
+                    "class": one.label,
+                    "client": one.client,
+                    "image": one.image,
+                    "averaged": one.averaged(recovery.row.target),
+                    "psnr": float(recovery.recovered.psnr[place]),
+                    "ssim": float(recovery.recovered.ssim[place]),
+                    "mean_image_psnr": float(baseline.psnr[place]),
+                    "mean_image_ssim": float(baseline.ssim[place]),
+                    "loss_before": float(recovery.before[place]),
+                    "loss": float(recovery.loss[place]),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def draw(found: Recovered) -> Canvas:
+    """Draw private images, the mean images of their classes, and what an attack recovered, row by row."""
+    from matplotlib.figure import Figure as Canvas
+
+    from fltrain.reporting.figures.style import GREY, MILLIMETRE, SMALL
+
+    rows: list[tuple[str, Tensor, Compared | None]] = [
+        ("private images", found.images, None),
+        ("mean image\nof the class", found.class_means.images, found.class_means),
+    ]
+    rows += [(one.row.label, one.recovered.images, one.recovered) for one in found.recoveries]
+    columns = len(found.private)
+    width, height = LABEL + PICTURE * columns, (PICTURE + NUMBERS) * len(rows) + 2 * NUMBERS
+    canvas = Canvas(figsize=(width * MILLIMETRE, height * MILLIMETRE), layout="constrained")
+    grid = canvas.subplots(len(rows), columns, squeeze=False)
+    for (label, images, compared), across in zip(rows, grid, strict=True):
+        across[0].set_ylabel(label, rotation=0, ha="right", va="center")
+        for place, panel in enumerate(across):
+            _picture(panel, images[place])
+            if compared is not None:
+                numbers = f"{compared.psnr[place]:.1f} dB, {compared.ssim[place]:.2f}"
+                panel.set_xlabel(numbers, fontsize=SMALL, labelpad=2)
+    for panel, one in zip(grid[0], found.private, strict=True):
+        panel.set_title(f"class {one.label}")
+        panel.set_xlabel(f"client {one.client}", fontsize=SMALL, labelpad=2)
+    first = grid[1][0]
+    explained = {"fontsize": SMALL, "color": GREY, "ha": "right", "va": "top"}
+    first.text(-0.08, -0.03, "PSNR, SSIM:", transform=first.transAxes, **explained)
+    return canvas
+
+
+def _picture(panel: Panel, image: Tensor) -> None:
+    """Show an image ``[channels, height, width]``, from black (0) to white (1)."""
+    pixels = image.permute(1, 2, 0).numpy()
+    panel.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=1)
+    panel.grid(False)
+    panel.set_xticks([])
+    panel.set_yticks([])
+    for spine in panel.spines.values():
+        spine.set_visible(False)

@@ -1,0 +1,139 @@
+"""Figures of what neurons speak for: their top classes at each client, and how layers differ in it (Fed2)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, ListedColormap
+from matplotlib.figure import Figure as Canvas
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+
+from fltrain.analysis.class_preference import (
+    alignment,
+    class_preference,
+    shared_depth,
+    top_classes,
+    total_variance,
+)
+from fltrain.analysis.trained_model import TrainedRun
+from fltrain.core.errors import FltrainError
+from fltrain.engine.data import Split
+from fltrain.experiments.layout import Preference, Sheet, Variance
+from fltrain.reporting.figures import style
+from fltrain.reporting.numbers.readings import NothingToShow, diverged, first_of_each
+from fltrain.runs.record import Results
+
+CLASSES = (*style.COLOURS, style.BLACK)
+"""Colours of up to ten classes."""
+
+
+def _runs(sheet: Sheet, axis: str, results: Results) -> list[tuple[str, TrainedRun]]:
+    """Label on the axis and trained run of each point, with its first seed that is there."""
+    found = [
+        (label, TrainedRun(record, results, torch.device("cpu")))
+        for label, record in first_of_each(sheet, axis, results.record)
+        if not diverged(record)
+    ]
+    if not found:
+        raise NothingToShow
+    return found
+
+
+def _some_of_each_class(split: Split, classes: int, count: int) -> torch.Tensor:
+    """Indices of the first ``count`` images of every class."""
+    places = [(split.labels == label).nonzero().flatten()[:count] for label in range(classes)]
+    return torch.cat(places)
+
+
+def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    """Top class of every neuron (across) at every client of the last round (down), layer by layer.
+
+    The numbers are those of every neuron: its top class, or -1 if it never speaks.
+
+    Raises:
+        FltrainError: if a network has fewer layers than are to be shown.
+    """
+    runs = _runs(sheet, figure.columns, results)
+    canvas, grid = style.canvas(len(runs), figure.layers, height=45)
+    numbers: list[tuple[str, str, int, int, int]] = []
+    for column, (label, run) in enumerate(runs):
+        classes = run.data.classes
+        chosen = _some_of_each_class(run.data.test, classes, figure.images)
+        names: list[int] = []
+        clients: list[dict[str, torch.Tensor]] = []
+        for client in run.each_client():
+            names.append(client)
+            clients.append(class_preference(run.network, run.data.test, classes, chosen))
+        aligned = alignment(clients)
+        hidden = [layer for layer in aligned if not layer.startswith("classifier")]
+        if len(hidden) < figure.layers:
+            raise FltrainError(
+                f"{sheet.id}: figure.layers: {figure.layers} are asked for, {label} has {len(hidden)} "
+                "that can be shown; use at most these"
+            )
+        for across, layer in zip(grid, hidden[-figure.layers :], strict=True):
+            bars = torch.stack([top_classes(client[layer]) for client in clients]).numpy()
+            image = _bars(across[column], bars, classes)
+            numbers += [
+                (label, layer, names[place], neuron, int(top))
+                for (place, neuron), top in np.ndenumerate(bars)
+            ]
+            agreement = f"{layer} (agree {aligned[layer]:.2f})"
+            style.heading(across[column], [label, agreement], len(runs))
+    canvas.colorbar(
+        image,
+        ax=[across[-1] for across in grid],
+        label="top class",
+        aspect=30,
+        ticks=MaxNLocator(integer=True),
+    )
+    return canvas, pd.DataFrame(numbers, columns=["panel", "layer", "client", "neuron", "top_class"])
+
+
+def _bars(axes: Axes, classes_of: np.ndarray[tuple[int, int], np.dtype[np.int64]], classes: int) -> AxesImage:
+    """One coloured bar per neuron, clients below one another; neurons that never speak stay grey."""
+    few = classes <= len(CLASSES)
+    colours: Colormap = ListedColormap(CLASSES[:classes]) if few else colormaps["viridis"].resampled(classes)
+    axes.set_facecolor("#d5dae1")
+    image = axes.imshow(
+        np.ma.masked_less(classes_of, 0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=colours,
+        vmin=-0.5,
+        vmax=classes - 0.5,
+    )
+    axes.grid(False)
+    axes.set_xlabel("neuron")
+    axes.set_ylabel("client")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    return image
+
+
+def draw_variances(sheet: Sheet, figure: Variance, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    """Total variance of the class preferences of the global model's layers, and the depth it suggests."""
+    runs = _runs(sheet, figure.columns, results)
+    canvas, (panels,) = style.canvas(len(runs))
+    numbers: list[tuple[str, str, float, float]] = []
+    for axes, (label, run) in zip(panels, runs, strict=True):
+        chosen = _some_of_each_class(run.data.test, run.data.classes, figure.images)
+        run.load_global()
+        preferences = class_preference(run.network, run.data.test, run.data.classes, chosen)
+        names = list(preferences)
+        scaled = [total_variance(vectors, unit_norm=True) for vectors in preferences.values()]
+        raw = [total_variance(vectors) for vectors in preferences.values()]
+        depth = shared_depth(scaled)
+        relative = [value / max(raw) for value in raw]
+        axes.plot(names, scaled, "o-", color=style.INDIGO, label="vectors of length one")
+        axes.plot(names, relative, "s--", color=style.VERMILION, label="raw, of its largest")
+        axes.axvline(depth - 0.5, color=style.GREY, linewidth=0.8)
+        style.heading(axes, [label, f"{depth} of {len(names)} layers to be shared"], len(runs))
+        axes.set_ylabel("total variance")
+        axes.tick_params(axis="x", rotation=60, labelsize=style.SMALL)
+        numbers += [(label, *values) for values in zip(names, scaled, raw, strict=True)]
+    style.legend(canvas, panels)
+    return canvas, pd.DataFrame(numbers, columns=["panel", "layer", "unit_norm", "raw"])

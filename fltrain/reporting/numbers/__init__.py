@@ -1,0 +1,1 @@
+"""Values per cell and seed, and their comparison with published values."""

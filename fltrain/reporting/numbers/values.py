@@ -1,0 +1,153 @@
+"""The numbers behind tables and claims: a data frame with one line for each run and place of a sheet.
+
+Its columns are the sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done,
+diverged, stale or missing), ``value``, ``gain``, and ``names``, what the published table calls the place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import pandas as pd
+
+from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet
+from fltrain.reporting.numbers.published import Names, Published
+from fltrain.reporting.numbers.readings import Runs, diverged
+from fltrain.runs.measures import best_accuracy, measure
+from fltrain.runs.record import Record
+
+Numbers = Mapping[str, float]
+"""Label of a dimension (empty if there is none) -> number."""
+
+DONE, DIVERGED, STALE, MISSING = "done", "diverged", "stale", "missing"
+STATES = (DONE, DIVERGED, STALE, MISSING)
+"""From best to worst."""
+ABSENT = (STALE, MISSING)
+"""Those of runs without a record; there is an older one of those that are stale."""
+
+UNKNOWN = "—"
+"""Label on a dimension, as long as no run tells its labels."""
+
+
+def values_of(
+    sheet: Sheet, runs: Runs, read: Callable[[Record, Cell], Numbers | None], dimension: str | None = None
+) -> pd.DataFrame:
+    """Read numbers off all runs of a sheet. Those that diverged or are not there have none (NaN).
+
+    Args:
+        sheet: the cells.
+        runs: returns the record of a run id.
+        read: returns the numbers of a complete record; None or nothing if it has none.
+        dimension: what their labels are labels of.
+    """
+    found: list[tuple[Cell, str, Numbers]] = []
+    for cell in sheet.cells:
+        record = runs(cell.run)
+        if record.complete:
+            state = DIVERGED if diverged(record) else DONE
+            found.append((cell, state, read(record, cell) or {}))
+        else:
+            found.append((cell, STALE if cell.stale else MISSING, {}))
+    # A run without numbers stands in all places that other runs have.
+    nothing = dict.fromkeys((label for _, _, numbers in found for label in numbers), math.nan)
+    nothing = nothing or {UNKNOWN if dimension else "": math.nan}
+    lines: list[dict[str, Any]] = []
+    for cell, state, numbers in found:
+        for label, value in (numbers or nothing).items():
+            place = {dimension: label} if dimension else {}
+            names = (
+                {key: text.format(**place) for key, text in cell.reported.items()} if place else cell.reported
+            )
+            line = {"seed": cell.seed, "run": cell.run, "state": state, "names": names}
+            lines.append({**cell.labels, **place, **line, "value": value if state == DONE else math.nan})
+    return pd.DataFrame(lines)
+
+
+def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> pd.DataFrame:
+    """The numbers of a measure as a table shows it: as multiples if it says so, and with gains."""
+    what = measure(measured.measure)
+    targets = _targets(sheet, runs, measured, published) if what.targeted else {}
+
+    def read(record: Record, cell: Cell) -> Numbers | None:
+        if not what.targeted:
+            return what.of(record)
+        target = targets.get(_key({**cell.labels, **measured.target_of}))
+        return None if target is None else what.of(record, target)
+
+    frame = values_of(sheet, runs, read, what.dimension)
+    if measured.relative_to:
+        frame["value"] = frame["value"] / at_labels(frame, measured.relative_to)
+    frame["gain"] = math.nan
+    if measured.gain_over:
+        frame["gain"] = frame["value"] - at_labels(frame, measured.gain_over)
+    return frame
+
+
+def has_labels(frame: pd.DataFrame, labels: Mapping[str, str | Collection[str]]) -> pd.Series:
+    """Which lines have one of the labels on each axis."""
+    found = pd.Series(True, index=frame.index)
+    for axis, wanted in labels.items():
+        found &= frame[axis].isin([wanted] if isinstance(wanted, str) else list(wanted))
+    return found
+
+
+def places(frame: pd.DataFrame) -> list[str]:
+    """Columns that say where a value stands, the seed excluded."""
+    return [name for name in frame.columns if name not in COLUMNS]
+
+
+def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.Series:
+    """For every line, the value (or other column) at the same place and seed but with the given labels.
+
+    It is NaN where there is no such line.
+    """
+    where = [*places(frame), "seed"]
+    wanted = frame[where].assign(**labels)
+    found = frame.set_index(where)[column].reindex(pd.MultiIndex.from_frame(wanted))
+    return pd.Series(found.to_numpy(), index=frame.index)
+
+
+def names_at(frame: pd.DataFrame) -> Callable[[pd.Series, Labels], Names | None]:
+    """How the published table calls the cell at a line's place but with the given labels: a look-up."""
+    where = places(frame)
+    named: dict[tuple[str, ...], Names] = {}
+    for place, names in zip(zip(*(frame[name] for name in where), strict=True), frame["names"], strict=True):
+        named.setdefault(place, names)
+    return lambda line, labels: named.get(tuple(labels.get(name, line[name]) for name in where))
+
+
+def _key(labels: Labels) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
+
+
+def _targets(
+    sheet: Sheet, runs: Runs, measured: Measured, published: Published
+) -> dict[tuple[tuple[str, str], ...], float]:
+    """Target accuracy by the labels of the cell that sets it (FedImpro, tables 2 and 9).
+
+    It is the best of the worst of its runs, but for those that diverged.
+
+    At full scale it is the published one: that of the paper's text, else that of the file (metric
+    ``target_acc``, printed for a row, not for a method).
+    """
+    printed: dict[tuple[tuple[str, str], ...], float] = {}
+    best: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for cell in sheet.cells:
+        if measured.target_of.items() <= cell.labels.items():
+            record = runs(cell.run)
+            if record.complete and not diverged(record):
+                best.setdefault(_key(cell.labels), []).append(best_accuracy(record))
+            target = None if sheet.reduced else _printed_target(measured, cell, published)
+            if target is not None:
+                printed[_key(cell.labels)] = target / 100
+    own = {key: math.floor(100 * min(values) + 1e-9) / 100 for key, values in best.items()}
+    return {**own, **printed}
+
+
+def _printed_target(measured: Measured, cell: Cell, published: Published) -> float | None:
+    if measured.printed_target is not None:
+        return measured.printed_target
+    found = published.find("target_acc", {**cell.reported, "method": ""})
+    return found.value if found else None

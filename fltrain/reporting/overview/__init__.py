@@ -1,0 +1,1 @@
+"""Overview pages of a scale."""

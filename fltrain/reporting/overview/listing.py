@@ -1,0 +1,82 @@
+"""What a scale consists of, for the overview: plain data that a workflow can hand to a job. No pandas."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Strict
+
+from fltrain.core.config import Settings
+from fltrain.experiments.plan import Plan
+
+Texts = Annotated[tuple[str, ...], Strict(False)]
+
+
+class ListedItem(Settings):
+    """A table or figure: what it is called, whether the paper prints values to compare, its runs by id."""
+
+    name: str
+    title: str
+    caption: str
+    kind: Literal["table", "figure"]
+    covers: Texts
+    compared: bool
+    assumptions: Texts
+    runs: Texts
+
+
+class ListedPaper(Settings):
+    """A paper and its items; ``untrained`` are its other tables and figures, and why there are no runs."""
+
+    name: str
+    title: str
+    citation: str
+    items: Annotated[tuple[ListedItem, ...], Strict(False)]
+    untrained: dict[str, str]
+
+
+class Listing(Settings):
+    """All that a scale consists of, as plain data that a workflow can hand to a job.
+
+    ``restrictions`` say what was asked for of the scale, if that is not all.
+    """
+
+    scale: str
+    title: str
+    reduced: bool
+    restrictions: Texts = ()
+    papers: Annotated[tuple[ListedPaper, ...], Strict(False)]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Listing:
+        """List the items of a plan by paper, in the plan's order."""
+        papers = {item.paper.paper: item.paper for item in plan.items}
+        return cls(
+            scale=plan.scale.scale,
+            title=plan.scale.title,
+            reduced=plan.scale.reduced,
+            restrictions=plan.restrictions,
+            papers=tuple(
+                ListedPaper(
+                    name=name,
+                    title=paper.title,
+                    citation=paper.citation,
+                    untrained=paper.untrained,
+                    items=tuple(
+                        ListedItem(
+                            name=item.name,
+                            title=item.item.title,
+                            caption=f"{item.item.caption} {item.sheet.scale_note}".strip(),
+                            kind="table" if item.item.table else "figure",
+                            covers=item.item.covers,
+                            compared=item.item.reported is not None,
+                            assumptions=item.assumptions,
+                            runs=tuple(item.run_ids),
+                        )
+                        for item in plan.items
+                        if item.paper.paper == name
+                    ),
+                )
+                for name, paper in papers.items()
+            ),
+        )

@@ -1,0 +1,257 @@
+"""The overview of a scale: papers, tables, figures, verdicts, claims, costs and runs, as HTML. No torch.
+
+What is planned is handed over as plain data; what was made of it is read from the results folder.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fltrain.core.files import read_json, write_text
+from fltrain.reporting.numbers.comparison import VERDICTS
+from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
+from fltrain.reporting.tables.html import TEMPLATES, Run, mixtures
+from fltrain.runs.record import Record, Results
+
+FORMS = ("html", "published.html", "pdf", "svg", "png", "csv", "md", "tex")
+"""Forms of tables and figures that the overview links to, as far as they are there."""
+
+REPORT = "report.html"
+"""Snakemake's report. It is made last, so that the overview cannot know whether it will be."""
+
+PICTURE_BYTES = 2 * 2**20
+"""Larger pictures are linked from the overview, others are put into it, so that it can be handed on alone."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Runs that are planned, done and diverged, and the seconds that those done took."""
+
+    planned: int
+    done: int
+    diverged: int
+    seconds: float
+
+    @classmethod
+    def of(cls, ids: Iterable[str], records: Mapping[str, Record]) -> Progress:
+        """Count runs, each once."""
+        distinct = dict.fromkeys(ids)
+        done = [records[run] for run in distinct if records[run].complete]
+        return cls(
+            planned=len(distinct),
+            done=len(done),
+            diverged=sum(record.summary["status"] == "diverged" for record in done),
+            seconds=sum(record.costs["seconds"]["total"] for record in done),
+        )
+
+    @property
+    def time(self) -> str:
+        """The seconds as people read them."""
+        return duration(self.seconds)
+
+
+def duration(seconds: float) -> str:
+    """For example ``45 s``, ``12 min`` or ``3.4 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run with its items, its final accuracy in per cent, and its seconds; None if it is not done."""
+
+    run: Run
+    items: list[str]
+    final: float | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, record: Record, items: list[str], folder: Path) -> ListedRun:
+        """Look at a record, complete or not, for a page in ``folder``."""
+        if not record.complete:
+            return cls(Run.of(record, None, folder), items, None, None)
+        final = record.summary["accuracy"]["final"]
+        return cls(
+            run=Run.of(record, record.spec["seed"], folder),
+            items=items,
+            final=None if final is None else 100 * final,
+            seconds=record.costs["seconds"]["total"],
+        )
+
+    @property
+    def time(self) -> str:
+        """The seconds as people read them."""
+        return "" if self.seconds is None else duration(self.seconds)
+
+
+@dataclass(frozen=True)
+class ItemEntry:
+    """A table or figure with what was made of it.
+
+    Attributes:
+        files: addresses by form.
+        picture: of a figure, as an address: where it is, or the picture itself; empty if there is none.
+        verdicts: how often each was given on its published values.
+        rank_correlation: of our order with the published one: ``spearman``, ``kendall``, ``n`` groups; or {}.
+    """
+
+    paper: str
+    listed: ListedItem
+    progress: Progress
+    files: dict[str, str]
+    picture: str
+    verdicts: dict[str, int]
+    rank_correlation: dict[str, float]
+
+    @property
+    def id(self) -> str:
+        """For example ``flfa/table1``."""
+        return f"{self.paper}/{self.listed.name}"
+
+    @property
+    def address(self) -> str:
+        """Where it is shown: a page of its own, or its place among the figures."""
+        return self.files.get("html") or (f"#{self.id}" if "png" in self.files else "")
+
+
+@dataclass(frozen=True)
+class PaperEntry:
+    """A paper with counts of verdicts on its published values and on its claims."""
+
+    listed: ListedPaper
+    progress: Progress
+    items: list[ItemEntry]
+    verdicts: dict[str, int]
+    claims: list[dict[str, Any]]
+
+    @property
+    def claim_verdicts(self) -> dict[str, int]:
+        """How often each verdict on a claim was given."""
+        return dict(Counter(claim["verdict"] for claim in self.claims))
+
+
+def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
+    """Write the overview and the list of runs, next to the folders of the papers.
+
+    Args:
+        listing: what the scale consists of.
+        results: where records are.
+        index: page of papers, items, claims and figures.
+        runs: page of runs.
+    """
+    write_text(index, index_page(listing, results, index.parent, runs.name))
+    write_text(runs, runs_page(listing, results, runs.parent, index.name))
+
+
+def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> str:
+    """Render the overview of a scale.
+
+    Args:
+        listing: what the scale consists of.
+        results: where records are.
+        folder: where the page will stand, with a folder for each paper.
+        runs: address of the page of runs.
+    """
+    records = _records(listing, results)
+    papers = [_paper(paper, records, folder, listing.reduced) for paper in listing.papers]
+    items = [item for paper in papers for item in paper.items]
+    return TEMPLATES.get_template("index.html").render(
+        listing=listing,
+        papers=papers,
+        items=items,
+        ranked=any(item.rank_correlation for item in items),
+        claims=[(paper, claim) for paper in papers for claim in paper.claims],
+        progress=Progress.of(records, records),
+        verdicts=_added(paper.verdicts for paper in papers),
+        meanings=VERDICTS,
+        claim_verdicts=_added(paper.claim_verdicts for paper in papers),
+        mixtures=mixtures(Run.of(record, None, folder) for record in records.values()),
+        runs=runs,
+        report=REPORT,
+        run_table="runs.csv" if (folder / "runs.csv").exists() else "",
+    )
+
+
+def runs_page(listing: Listing, results: Results, folder: Path, index: str) -> str:
+    """Render the list of all runs of a scale, with links to their records and to the overview."""
+    records = _records(listing, results)
+    members: dict[str, list[str]] = {run: [] for run in records}
+    for paper in listing.papers:
+        for item in paper.items:
+            for run in dict.fromkeys(item.runs):
+                members[run].append(f"{paper.name}/{item.name}")
+    rows = [ListedRun.of(record, members[run], folder) for run, record in records.items()]
+    return TEMPLATES.get_template("runs.html").render(
+        listing=listing,
+        rows=rows,
+        progress=Progress.of(records, records),
+        mixtures=mixtures(row.run for row in rows),
+        index=index,
+    )
+
+
+def _records(listing: Listing, results: Results) -> dict[str, Record]:
+    ids = (run for paper in listing.papers for item in paper.items for run in item.runs)
+    return {run: results.record(run) for run in dict.fromkeys(ids)}
+
+
+def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, reduced: bool) -> PaperEntry:
+    summary = _summary(folder / listed.name / "summary.json")
+    judged = {item["name"]: item for item in summary["items"]}
+
+    def entry(item: ListedItem) -> ItemEntry:
+        files = {
+            form: f"{listed.name}/{item.name}.{form}"
+            for form in FORMS
+            if (item.compared or form != "published.html")
+            and (folder / listed.name / f"{item.name}.{form}").exists()
+        }
+        found = judged.get(item.name, {})
+        return ItemEntry(
+            paper=listed.name,
+            listed=item,
+            progress=Progress.of(item.runs, records),
+            files=files,
+            picture=_picture(folder, files["png"]) if "png" in files else "",
+            verdicts=found.get("verdicts", {}),
+            # Like verdicts, it would compare what is not comparable.
+            rank_correlation={} if reduced else found.get("rank_correlation") or {},
+        )
+
+    items = [entry(item) for item in listed.items]
+    return PaperEntry(
+        listed=listed,
+        progress=Progress.of((run for item in listed.items for run in item.runs), records),
+        items=items,
+        verdicts=_added(item.verdicts for item in items),
+        claims=summary["claims"],
+    )
+
+
+def _picture(folder: Path, address: str) -> str:
+    """What an image element shows: the PNG file itself as an address, or where it is if it is large."""
+    file = folder / address
+    if file.stat().st_size > PICTURE_BYTES:
+        return address
+    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """What was judged of a paper; nothing where that has not been done."""
+    if not path.exists():
+        return {"items": [], "claims": []}
+    summary: dict[str, Any] = read_json(path)
+    return summary
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)

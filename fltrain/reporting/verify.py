@@ -1,0 +1,233 @@
+"""Whether all in a results folder is what it claims to be: data, partitions, records, tables. No torch.
+
+Nothing is changed. Figures, claims and pages are not looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_arrays
+from fltrain.data.datasets import Dataset
+from fltrain.data.prepared import changed
+from fltrain.experiments.plan import PlannedItem, plan
+from fltrain.experiments.selection import Demand
+from fltrain.reporting.tables import write as tables
+from fltrain.runs.integrity import Damaged, check_record
+from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Results, reason
+from fltrain.runs.spec import partition_name
+from fltrain.runs.status import Stale, stale_runs
+
+_UNREADABLE = (*BROKEN, OSError, csv.Error)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What there is to say of a file, in one line; ``harmless`` is what is no problem."""
+
+    text: str
+    harmless: bool = False
+
+
+class Verification:
+    """The check of a results folder; ``findings`` does it, and counts what it has looked at.
+
+    Attributes:
+        results: the folder.
+        config: folder with ``papers/``, ``scales/`` and ``reported/``.
+        scale: whose tables are checked; those of all scales that were made, if None.
+        problems: how many were found.
+    """
+
+    def __init__(self, results: Results, config: Path, scale: str | None = None) -> None:
+        if not results.root.is_dir():
+            raise FltrainError(f"{results.root}: no such folder")
+        self.results = results
+        self.config = config
+        self.scale = scale
+        self.problems = 0
+        self._counts = dict.fromkeys(("record", "partition", "data set", "table"), 0)
+        self._data: dict[str, dict[str, Any]] = {}
+        self._partitions: dict[str, str] = {}
+        self._damaged: set[str] = set()
+
+    def findings(self) -> Iterator[Finding]:
+        """Check everything: data first, as partitions depend on them, and so on."""
+        root = self.results.root
+        parts = (
+            self._each("data set", sorted(root.glob("data/*.safetensors")), self._check_data),
+            self._each("partition", sorted(root.glob("partitions/*.safetensors")), self._check_partition),
+            self._each("record", [one.folder for one in self.results.records()], self._check_record),
+            self._tables(),
+            self._left_over(),
+        )
+        for part in parts:
+            for finding in part:
+                self.problems += not finding.harmless
+                yield finding
+
+    @property
+    def summary(self) -> str:
+        """What was looked at, and how many problems there are."""
+        looked_at = ", ".join(_counted(count, what) for what, count in self._counts.items())
+        found = _counted(self.problems, "problem") if self.problems else "all consistent"
+        return f"{looked_at}: {found}"
+
+    def _each(
+        self, what: str, paths: Iterable[Path], check: Callable[[Path], Iterator[Finding]]
+    ) -> Iterator[Finding]:
+        """The findings of a check on each of these; one that cannot be read is a finding, too."""
+        for path in paths:
+            self._counts[what] += 1
+            try:
+                yield from check(path)
+            except FltrainError as error:
+                yield Finding(str(error))
+            except _UNREADABLE as error:
+                yield Finding(f"{path}: cannot be read ({reason(error)})")
+
+    # ------------------------------------------------------------------------------ data and partitions
+    def _check_data(self, path: Path) -> Iterator[Finding]:
+        _, about = read_arrays(path, "prepared data set")
+        self._data[path.stem] = about
+        sheet = path.with_suffix(".png")
+        if not sheet.exists():
+            yield Finding(f"{sheet}: no such contact sheet; delete {path} to have both made again")
+        try:
+            dataset = Dataset.parse(about["dataset"], "its settings")
+        except FltrainError as error:
+            yield Finding(f"{path}: stale: {error}", harmless=True)
+            return
+        if dataset.id != path.stem:
+            yield Finding(f"{path}: holds {dataset.id!r}; delete it to have it made again")
+        elif about["revision"] != dataset.revision:
+            raised = f"dataset {about['revision']} -> {dataset.revision}"
+            yield Finding(f"{path}: stale: {raised}", harmless=True)
+        elif difference := changed(dataset.entry, about):
+            yield Finding(f"{path}: {difference}")
+
+    def _check_partition(self, path: Path) -> Iterator[Finding]:
+        _, about = read_arrays(path, "partition")
+        self._partitions[path.stem] = about["digest"]
+        scheme = {**about["scheme"], "revision": about["revision"]}
+        dataset = path.stem.rpartition(f"-{scheme['name']}-")[0]
+        data = self._data.get(dataset)
+        if data is None:
+            return
+
+        def named(revision: int) -> str:
+            settings = {**data["dataset"], "revision": revision}
+            return partition_name(dataset, settings, scheme, about["local_test"], about["seed"])
+
+        if path.stem not in map(named, range(1, data["revision"] + 1)):
+            yield Finding(f"{path}: not the partition that its name says; delete it to have it made again")
+        elif path.stem == named(data["revision"]) and about["data"] != data["digest"]:
+            yield Finding(f"{path}: divides other data than {dataset!r}; delete it to have it made again")
+
+    # ------------------------------------------------------------------------------ records
+    def _check_record(self, folder: Path) -> Iterator[Finding]:
+        run = folder.name
+        try:
+            checked = check_record(folder)
+        except FltrainError as error:
+            self._damaged.add(run)
+            what_to_do = "; train the run again" if isinstance(error, Damaged) else ""
+            yield Finding(f"{error}{what_to_do}")
+            return
+        spec, models = checked.spec, folder / MODELS_FILE
+        known = {*RECORD_FILES, "train.log"}
+        if spec is None or spec.evaluation.keep != "nothing":
+            known.add(MODELS_FILE)
+        for path in sorted(folder.iterdir()):
+            if path.name not in known and not path.match(".*.part"):
+                yield Finding(f"{run}: {path.name} is no file of a record; delete it")
+        if MODELS_FILE in known and models.exists():
+            _, about = read_arrays(models, "file of models")
+            if about["run_id"] != run:
+                yield Finding(f"{run}: {MODELS_FILE} is that of {about['run_id']}; train the run again")
+        if checked.stale:
+            yield Finding(f"{run}: stale: {checked.stale}", harmless=True)
+        if spec is None or checked.stale:
+            return
+        data = self._data.get(spec.dataset.id, {}).get("digest")
+        there = {"data": data, "partition": self._partitions.get(spec.partition_id)}
+        for what, found in there.items():
+            if found is not None and found != checked.digests[what]:
+                yield Finding(f"{run}: was trained on other {what} than those here; train the run again")
+
+    # ------------------------------------------------------------------------------ tables
+    def _tables(self) -> Iterator[Finding]:
+        root = self.results.root
+        made = [
+            path.stem
+            for path in sorted(self.config.glob("scales/*.yaml"))
+            if any((root / path.stem).glob("*/*.csv"))
+        ]
+        for scale in made if self.scale is None else [self.scale]:
+            try:
+                planned = plan(self.config, scale)
+            except FltrainError as error:
+                yield Finding(str(error))
+                continue
+            stale = stale_runs(planned.runs, self.results)
+            gc.freeze()  # the library that corrects p values collects garbage each time: not in the plan
+            for item in planned.items:
+                path = root / scale / item.paper.paper / f"{item.name}.csv"
+                if item.item.table and path.exists():
+                    yield from self._each("table", [path], partial(self._check_table, item, stale))
+
+    def _check_table(self, item: PlannedItem, stale: Mapping[str, Stale], path: Path) -> Iterator[Finding]:
+        """Make the table once more, of the runs that it names: it may be that of a part of the plan."""
+        lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+        named = {run for line in lines for run in (line.get("runs") or "").split()}
+        if others := named - set(item.run_ids):
+            older = others & {one.record.run_id for one in stale.values()}
+            why = "stale" if older else "not checked: made from another selection"
+            yield Finding(f"{path}: {why}: the plan has no run {min(older or others)}", harmless=True)
+            return
+        if damaged := named & self._damaged:
+            yield Finding(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
+            return
+        if named and len(named) < len(item.run_ids):
+            part = f"made from {len(named)} of its {len(item.run_ids)} runs"
+            yield Finding(f"{path}: {part}, and checked against these", harmless=True)
+            item = item.keeping(Demand(part, lambda spec: spec.run_id in named))
+        reported = self.config / "reported"
+        published = reported / item.item.reported.file if item.item.reported else None
+        with tempfile.TemporaryDirectory() as folder:
+            again = Path(folder) / path.name
+            tables.write(
+                item.showing({run: str(one) for run, one in stale.items()}).sheet,
+                self.results.record,
+                published,
+                {"csv": again},
+                reported / "anomalies.csv",
+            )
+            if again.read_bytes() != path.read_bytes():
+                yield Finding(f"{path}: not what its records give; make it again (delete it, then snakemake)")
+
+    # ------------------------------------------------------------------------------ left over
+    def _left_over(self) -> Iterator[Finding]:
+        root = self.results.root
+        patterns = ("*/.*.part", "*/*/.*.part", "runs/.import-*", "runs/.replaced-*")
+        left = {path for pattern in patterns for path in root.glob(pattern)}
+        left |= {path for path in root.glob("checkpoints/*/") if self.results.record(path.name).complete}
+        for path in sorted(left):
+            yield Finding(
+                f"{path}: left by a process that was interrupted, if none is at work; can be deleted",
+                harmless=True,
+            )
+
+
+def _counted(number: int, what: str) -> str:
+    """For example ``3 records``."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"

@@ -1,0 +1,1 @@
+"""A run: its specification and ID, its record, the results folder, integrity and exchange of records."""

@@ -1,0 +1,157 @@
+"""The numbers that tables show, each a function of one run's record."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fltrain.core.config import suggest
+from fltrain.core.errors import FltrainError
+from fltrain.runs.record import Record
+
+if TYPE_CHECKING:  # planning needs no statistics, which take a second to import
+    from fltrain.core.statistics import OverSeeds
+
+WARM_UP_ROUNDS = 3
+"""Rounds left out of timings, as the first ones include one-off work."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How far our number may be from a published one and still match it; a share of it if ``relative``."""
+
+    size: float
+    relative: bool = False
+
+    def around(self, value: float) -> float:
+        """Return the margin in the unit of the value."""
+        return self.size * abs(value) if self.relative else self.size
+
+    def __str__(self) -> str:
+        return f"{100 * self.size:g} %" if self.relative else f"{self.size:g}"
+
+
+POINT = Margin(1.0)
+FIFTH = Margin(0.2, relative=True)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number, or one number per label of a ``dimension``, read off a record; None if the run has none.
+
+    ``targeted`` measures are also handed a target accuracy. ``over_seeds`` says what sums them up: the median
+    where they can be infinite; a maximum has no spread and no test. ``margin`` holds where a table declares
+    none.
+    """
+
+    label: str
+    decimals: int
+    of: Callable[..., Mapping[str, float] | None]
+    margin: Margin
+    dimension: str | None = None
+    targeted: bool = False
+    over_seeds: OverSeeds = "mean"
+
+
+def _percent(name: str) -> Callable[[Record], Mapping[str, float] | None]:
+    def of(record: Record) -> Mapping[str, float] | None:
+        value = record.summary["accuracy"].get(name)
+        return None if value is None or record.summary["status"] == "diverged" else {"": 100 * value}
+
+    return of
+
+
+def _round_seconds(record: Record) -> Mapping[str, float] | None:
+    seconds = record.costs["round_seconds"]
+    timed = seconds[WARM_UP_ROUNDS:] or seconds
+    return {"": sum(timed) / len(timed)} if timed else None
+
+
+def best_accuracy(record: Record) -> float:
+    """Highest accuracy of any round, 0 if there is none."""
+    return float(record.summary["accuracy"]["best"] or 0.0)
+
+
+def _rounds_to_target(record: Record, target: float) -> Mapping[str, float]:
+    """First round (from 1) whose accuracy is at least the target; infinite if none is."""
+    split = "local_test" if record.spec["local_test"] else "test"
+    rounds = (
+        row["round"]
+        for row in record.rows("evaluation")
+        if row["split"] == split and row["accuracy"] >= target
+    )
+    return {"": min(rounds, default=math.inf)}
+
+
+def _rounds_to_settle(record: Record) -> Mapping[str, float] | None:
+    """First round (from 1) within a point of the best accuracy, about where a curve is seen to flatten."""
+    best = _percent("best")(record)
+    # The slack lets an accuracy of exactly a point less be within it.
+    return _rounds_to_target(record, (best[""] - 1 - 1e-9) / 100) if best else None
+
+
+def _fall(record: Record) -> Mapping[str, float] | None:
+    """By how much the last accuracy is below the best one, in percentage points."""
+    best, last = _percent("best")(record), _percent("last")(record)
+    return {"": best[""] - last[""]} if best and last else None
+
+
+def _selection_share(record: Record) -> Mapping[str, float] | None:
+    """Share of selections that fall into each block, in percent (FLFA, table 13)."""
+    selected = Counter(name.partition(".")[0] for row in record.rows("flfa") for name in row["selected"])
+    blocks = dict.fromkeys(name.partition(".")[0] for name in record.summary["layers"])
+    total = selected.total()
+    return {block: 100 * selected[block] / total if total else math.nan for block in blocks}
+
+
+def _extra_accuracy(record: Record) -> Mapping[str, float] | None:
+    """Final accuracy on each further test set; a run that diverged has none."""
+    extra: Mapping[str, float | None] = record.summary["extra"]
+    return {name: math.nan if value is None else 100 * value for name, value in extra.items()}
+
+
+def _training_seconds(record: Record) -> Mapping[str, float] | None:
+    return {"": sum(record.costs["round_seconds"])}
+
+
+def _traffic(record: Record) -> Mapping[str, float] | None:
+    return {"": sum(record.summary["bytes"].values()) / 1e6}
+
+
+MEASURES = {
+    "final_accuracy": Measure("accuracy, %", 2, _percent("final"), POINT),
+    "best_accuracy": Measure("best accuracy, %", 2, _percent("best"), POINT),
+    # ECGR prints the highest accuracy of any round and any seed.
+    "best_of_all_seeds": Measure(
+        "best accuracy of all seeds, %", 2, _percent("best"), POINT, over_seeds="max"
+    ),
+    "best_macro_accuracy": Measure("best mean over clients, %", 2, _percent("best_macro"), POINT),
+    "spread_over_clients": Measure("deviation over clients, %", 2, _percent("best_macro_std"), POINT),
+    "last_accuracy": Measure("last accuracy, %", 2, _percent("last"), POINT),
+    "extra_accuracy": Measure("accuracy, %", 2, _extra_accuracy, POINT, dimension="test_set"),
+    "rounds_to_target": Measure(
+        "rounds to target", 0, _rounds_to_target, FIFTH, targeted=True, over_seeds="median"
+    ),
+    "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
+    "fall": Measure("fall from best to last, points", 2, _fall, POINT),
+    "round_seconds": Measure("seconds per round", 3, _round_seconds, FIFTH),
+    "training_seconds": Measure("training, s", 0, _training_seconds, FIFTH),
+    "traffic": Measure("traffic up and down, MB", 1, _traffic, Margin(0.05, relative=True)),
+    "selection_share": Measure("share of selections, %", 2, _selection_share, Margin(2.0), dimension="block"),
+}
+
+
+def measure(name: str) -> Measure:
+    """Return a measure by name.
+
+    Raises:
+        FltrainError: if there is none of that name.
+    """
+    if name not in MEASURES:
+        raise FltrainError(
+            f"unknown measure {name!r}{suggest(name, MEASURES)} (known: {', '.join(MEASURES)})"
+        )
+    return MEASURES[name]

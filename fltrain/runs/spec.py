@@ -1,0 +1,292 @@
+"""RunSpec: everything that decides the numbers of a run, validated and hashed. No torch here.
+
+Paths, threads, devices and tracking addresses are not in it: the same spec gives the same numbers wherever
+it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
+
+from fltrain.core.config import Settings
+from fltrain.core.hashing import canonical_json, short_hash
+from fltrain.core.registry import choice
+from fltrain.data.datasets import Dataset
+from fltrain.data.partition import SCHEMES, LocalTest, Scheme
+from fltrain.methods import METHODS
+from fltrain.methods.base import Method
+from fltrain.methods.composition import Composition
+from fltrain.methods.training import Training
+from fltrain.models.catalogue import MODELS, Model
+from fltrain.runs.presets import PRESETS, expand
+
+ENGINE_REVISION = 1
+"""Raised whenever the engine's numbers change for some spec."""
+
+
+if TYPE_CHECKING:
+    AnyDataset: TypeAlias = Dataset
+    AnyScheme: TypeAlias = Scheme
+    AnyModel: TypeAlias = Model
+    AnyMethod: TypeAlias = Method
+    AnyPlugin: TypeAlias = Method
+else:
+    AnyDataset = Annotated[
+        Dataset,
+        BeforeValidator(
+            lambda value: {"name": value} if isinstance(value, str) else value,
+            json_schema_input_type=str | Dataset,
+        ),
+    ]
+    AnyScheme = choice(SCHEMES, "partition scheme")
+    AnyModel = choice(MODELS, "model")
+    BASES = {name: method for name, method in METHODS.items() if not method.plugin}
+    PLUGINS = {name: method for name, method in METHODS.items() if method.plugin}
+    AnyMethod = choice(BASES, "method", dict.fromkeys(PLUGINS, "is a plug-in; write it under 'plugins'"))
+    AnyPlugin = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "is no plug-in; write it under 'method'"))
+
+
+class Participation(Settings):
+    """Which clients train in a round: a share of all, drawn uniformly without replacement."""
+
+    fraction: float = Field(default=0.1, gt=0, le=1)
+
+    def per_round(self, clients: int) -> int:
+        """Number of clients per round, at least one."""
+        return max(1, round(self.fraction * clients))
+
+
+Precision = Literal["fp32", "tf32", "bf16"]
+"""How layers multiply: in single precision, the reference; with ten bits of each factor, where the device has
+TF32 (CUDA); or with eight, in bfloat16. Weights, sums over clients and statistics are in single precision."""
+
+Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separability"]
+
+
+class Evaluation(Settings):
+    """When models are tested, and what is measured beside.
+
+    Models are tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
+    final accuracy. On local test images (``local_test``) all clients are tested, sampled or not, at a
+    ``point``: with the model that they have ``after_download`` of the server's next message, the global one
+    unless the method says otherwise, or ``after_local`` training, as they last did it. What the server sends
+    beside the model is the newest in either case.
+
+    ``statistics``: ``drift`` and ``similarity`` of the clients' updates, ``divergence`` of their weights from
+    the new global ones and ``dissimilarity`` of their gradients (which costs an epoch) in every round,
+    ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first round is
+    reported. ``extra``: further data sets whose test images the model is tested on, normalised like the run's
+    own. ``keep``: whether the record also holds the final ``model``, and the models of the last round's
+    ``clients``, for figures that look into them.
+    """
+
+    every: int = Field(default=1, ge=1)
+    point: Literal["after_download", "after_local"] = "after_download"
+    statistics: tuple[Statistic, ...] = Field(default=(), strict=False)
+    targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(default=(), strict=False)
+    extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
+    keep: Literal["nothing", "model", "clients"] = "nothing"
+
+
+def _show_presets(schema: dict[str, Any]) -> None:
+    schema["properties"]["preset"] = {"enum": list(PRESETS), "title": "Preset"}
+
+
+class RunSpec(Settings):
+    """One training run. ``preset`` names defaults that go together, see ``fltrain.runs.presets``."""
+
+    model_config = ConfigDict(json_schema_extra=_show_presets)
+    shorthands: ClassVar[tuple[str, ...]] = ("preset",)
+
+    dataset: AnyDataset
+    partition: AnyScheme
+    local_test: LocalTest | None = None
+    model: AnyModel
+    method: AnyMethod
+    plugins: tuple[AnyPlugin, ...] = Field(default=(), strict=False)
+    training: Training = Training()
+    rounds: int = Field(default=100, ge=1)
+    participation: Participation = Participation()
+    evaluation: Evaluation = Evaluation()
+    batchnorm: Literal["average", "local"] = "average"
+    precision: Precision = "fp32"
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+    engine: ClassVar[int] = ENGINE_REVISION
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, value: Any) -> Any:
+        return expand(value) if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        _ = self.composition
+        self.training.lr_schedule.check(self.rounds)
+        entry, side = self.dataset.entry, self.dataset.side
+        self.dataset.normalise(entry.channels or 1)
+        if entry.train_images == 0:
+            raise ValueError(
+                f"data set {self.dataset.name!r} is for testing only; name it in evaluation.extra"
+            )
+        extra = [data.name for data in self.evaluation.extra]
+        for data in self.evaluation.extra:
+            if extra.count(data.name) > 1:
+                raise ValueError(f"evaluation.extra: {data.name!r} is named twice; leave one out")
+            if data.normalisation != "default":
+                raise ValueError(
+                    f"evaluation.extra: {data.name!r} is normalised like the run's own data set; "
+                    "leave out 'normalisation'"
+                )
+        if self.local_test and "separability" in self.evaluation.statistics:
+            raise ValueError(
+                "evaluation.statistics: 'separability' needs the global test images, not local_test; "
+                "leave out one of the two"
+            )
+        self._check_personal()
+        self._check_participation()
+        images = self._images
+        if images is not None:
+            self.partition.check(images)
+        if entry.classes is not None:
+            self.partition.check_classes(entry.classes)
+        if side is not None:
+            if side < self.model.min_side:
+                raise ValueError(
+                    f"model {self.model.name!r} needs images of at least {self.model.min_side} pixels, "
+                    f"{self.dataset.id!r} has {side}; set dataset.image_size"
+                )
+            self.training.augmentation.check(side)
+        if self.training.augmentation.flip and not entry.horizontal_flip:
+            raise ValueError(
+                f"training.augmentation.flip: mirrored images of {self.dataset.name!r} are not of their class"
+            )
+        return self
+
+    def _check_participation(self) -> None:
+        """Refuse rounds of some of the clients if a method needs all of them."""
+        clients = self.partition.clients
+        if self.participation.per_round(clients) == clients:
+            return
+        for method in self.composition.methods:
+            if method.everyone:
+                raise ValueError(
+                    f"method {method.name!r} needs all clients in every round as it is set up; set "
+                    "participation.fraction to 1"
+                )
+
+    def _check_personal(self) -> None:
+        """Refuse what goes without a global model, or without images of the clients' own to test on."""
+        method = self.composition
+        if not self.local_test:
+            for setting, used in {
+                f"method: {self.method.name!r} makes a model for each client": method.personal,
+                "batchnorm: 'local' makes a model for each client": self.batchnorm == "local",
+                "evaluation.point: 'after_local' tests each client": self.evaluation.point == "after_local",
+            }.items():
+                if used:
+                    raise ValueError(f"{setting}; set local_test, so that clients have images to test it on")
+        if self.batchnorm == "local" or not method.global_model:
+            what = "batchnorm 'local'" if method.global_model else f"method {self.method.name!r}"
+            if self.evaluation.keep == "model":
+                raise ValueError(
+                    f"evaluation.keep: 'model' is the global one; {what} has none; keep 'clients'"
+                )
+            if self.evaluation.extra:
+                raise ValueError(f"evaluation.extra: needs a global model; {what} has none; leave it out")
+        if not method.global_model:
+            # Of what clients share besides their classifiers, updates can still be compared.
+            compared: tuple[Statistic, ...] = ("divergence", "dissimilarity")
+            if method.private != "head":
+                compared += ("drift", "similarity")
+            for statistic in compared:
+                if statistic in self.evaluation.statistics:
+                    raise ValueError(
+                        f"evaluation.statistics: {statistic!r} compares models that clients share; those of "
+                        f"method {self.method.name!r} share none; leave it out"
+                    )
+
+    @property
+    def personal(self) -> bool:
+        """Whether each client is tested with a model of its own."""
+        own = self.batchnorm == "local" or self.evaluation.point == "after_local"
+        return own or self.composition.personal
+
+    @property
+    def view(self) -> Literal["global", "personal"]:
+        """Whose tests count: those of the global model, or those of each client's own."""
+        return "personal" if self.personal else "global"
+
+    @property
+    def _images(self) -> int | None:
+        """Images to be divided over clients, as far as the registry knows."""
+        entry = self.dataset.entry
+        if entry.train_images is None or entry.test_images is None:
+            return None
+        return entry.train_images + (entry.test_images if self.local_test else 0)
+
+    @property
+    def test_split(self) -> str:
+        """Name of the split whose accuracy counts: the global test images, or the clients' own."""
+        return "local_test" if self.local_test else "test"
+
+    @cached_property
+    def composition(self) -> Composition:
+        """The method with its plug-ins, in order."""
+        return Composition((self.method, *self.plugins))
+
+    @cached_property
+    def canonical(self) -> dict[str, Any]:
+        """The spec with all defaults spelled out, and the revisions of its components: what is hashed."""
+        revisions = {
+            "engine": self.engine,
+            "dataset": self.dataset.revision,
+            "extra": [data.revision for data in self.evaluation.extra],
+            "partition": self.partition.revision,
+            "model": self.model.revision,
+            "methods": [method.revision for method in self.composition.methods],
+            "lr_schedule": self.training.lr_schedule.revision,
+        }
+        return {**self.model_dump(mode="json"), "revisions": revisions}
+
+    @cached_property
+    def run_id(self) -> str:
+        """Readable slug and ten hex digits, for example ``digits-fedprox+flfa-3f9c02ab41``."""
+        return f"{self.dataset.name}-{self.composition.name}-{short_hash(self.canonical)}"
+
+    @cached_property
+    def partition_id(self) -> str:
+        """Name of the partition: runs that agree in data, scheme and seed share it."""
+        scheme = {**self.partition.model_dump(mode="json"), "revision": self.partition.revision}
+        data = {**self.dataset.prepared.model_dump(mode="json"), "revision": self.dataset.revision}
+        local_test = self.local_test.model_dump(mode="json") if self.local_test else None
+        return partition_name(self.dataset.id, data, scheme, local_test, self.seed)
+
+    @property
+    def final_rounds(self) -> range:
+        """The last tenth of the rounds (counted from 1), at least one."""
+        return range(self.rounds - math.ceil(self.rounds / 10) + 1, self.rounds + 1)
+
+    def evaluates(self, round: int) -> bool:
+        """Whether models are tested after the given round (counted from 1)."""
+        return round % self.evaluation.every == 0 or round in self.final_rounds
+
+    def to_json(self) -> str:
+        """Canonical JSON without revisions: what ``parse`` reads back."""
+        return canonical_json(self.model_dump(mode="json"))
+
+
+def partition_name(
+    dataset: str,
+    data: Mapping[str, Any],
+    scheme: Mapping[str, Any],
+    local_test: Mapping[str, Any] | None,
+    seed: int,
+) -> str:
+    """Name a partition of a data set (by its id), from settings and revisions of all that it depends on."""
+    return f"{dataset}-{scheme['name']}-{short_hash([data, scheme, local_test, seed])}"

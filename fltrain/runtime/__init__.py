@@ -1,0 +1,1 @@
+"""The machine: devices, determinism, threads and memory, signals, provenance, profiling."""

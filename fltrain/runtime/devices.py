@@ -1,0 +1,214 @@
+"""Which device a process computes on: where there are several GPUs, each process gets one that is free.
+
+A process that is to use a GPU takes a slot of the one that has the fewest processes, by locking a file in a
+folder that all processes of the user on this machine share. The name of the file says how much memory of the
+GPU the process may take: it takes a slot only where that fits beside what others may take. It holds the slot
+until it ends, as it holds memory of the GPU until then; the system releases the lock of a process that was
+killed. No torch here until a device is picked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from fltrain.core.errors import FltrainError
+
+if TYPE_CHECKING:
+    import torch
+
+LOG = logging.getLogger("fltrain")
+LOCKS = "FLTRAIN_GPU_LOCKS"
+RUNS = "FLTRAIN_RUNS_PER_DEVICE"
+POLL_SECONDS = 0.5
+LOG_EVERY_SECONDS = 600.0
+
+
+def pick_device(name: str, runs: int | None = None, megabytes: int = 0) -> torch.device:
+    """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; PyTorch then uses that GPU alone.
+
+    Where there are GPUs, ``auto`` and ``cuda`` are one that fewer than ``runs`` processes hold (as the
+    environment says if None, or 1) and that has ``megabytes`` left beside these, and this process holds it
+    until it ends; if there is none, it waits. ``cuda:N`` is that GPU, whoever uses it.
+
+    Raises:
+        FltrainError: if there is no such device here, or its locks cannot be kept.
+    """
+    import torch
+
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    try:
+        device = torch.device(kind)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise FltrainError(f"--device: {name!r} is not known; use auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise FltrainError(
+            f"--device: {name!r} asked for, but this machine has {count} CUDA devices; use cpu or auto"
+        )
+    if kind == "cuda":
+        device = torch.device("cuda", _held(_runs() if runs is None else runs, megabytes).device)
+    torch.cuda.set_device(device)
+    return device
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was given; the CPU always has."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A share of a device, held as long as its lock: the number of the device, and the lock."""
+
+    device: int
+    lock: BaseFileLock
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Slots of devices, which processes of one user on one machine hold.
+
+    Attributes:
+        folder: of the lock files; made when it is needed. A file that is not locked was left behind.
+        devices: their names, of letters that files may have; the same in all processes.
+        runs: processes that may hold a slot of the same device.
+        memory: megabytes of each device; no limit if not given.
+    """
+
+    folder: Path
+    devices: Sequence[str]
+    runs: int = 1
+    memory: Sequence[int] = ()
+
+    def wait(self, megabytes: int = 0) -> Slot:
+        """Take a slot as soon as there is one."""
+        began, due = time.monotonic(), 0.0
+        while (slot := self.take(megabytes)) is None:
+            waited = time.monotonic() - began
+            if waited >= due:
+                # A warning, as it is shown also before anybody has said where messages go.
+                LOG.warning(
+                    "waiting for a GPU since %.0f s: %d here, for %d processes each, "
+                    "none free with %d MB (locks: %s)",
+                    *(waited, len(self.devices), self.runs, megabytes, self.folder),
+                )
+                due += LOG_EVERY_SECONDS
+            time.sleep(POLL_SECONDS)
+        return slot
+
+    def take(self, megabytes: int = 0) -> Slot | None:
+        """Take a slot of the device of which the fewest are held; None if there is none.
+
+        There is one where fewer than ``runs`` are held and so many megabytes are left. A device that nobody
+        holds can be taken whatever it has: if that is too little, waiting would not help.
+
+        Raises:
+            FltrainError: if the folder cannot be used, or others than this user can.
+        """
+        try:
+            _make_private(self.folder)
+            with _lock(self.folder / "choosing.lock"):  # one process at a time counts and chooses
+                held = [path.name for path in self.folder.glob("*.slot") if not _cleared(path)]
+                holders = [_holders(device, held) for device in self.devices]
+                free = [
+                    number for number, slots in enumerate(holders) if self._room(number, slots, megabytes)
+                ]
+                if not free:
+                    return None
+                number = min(free, key=lambda number: len(holders[number]))
+                slot = next(slot for slot in itertools.count() if slot not in holders[number])
+                lock = _lock(self.folder / f"{self.devices[number]}.{slot}.{megabytes}.slot")
+                lock.acquire(timeout=0)
+                return Slot(number, lock)
+        except OSError as error:
+            raise FltrainError(
+                f"{self.folder}: cannot keep the locks of GPUs ({error.strerror or error}); "
+                f"name a folder on this machine in {LOCKS}"
+            ) from None
+
+    def _room(self, number: int, holders: Mapping[int, int], megabytes: int) -> bool:
+        """Whether a device has room for one more, beside the megabytes of those that hold a slot of it."""
+        fits = not self.memory or sum(holders.values()) + megabytes <= self.memory[number]
+        return not holders or (len(holders) < self.runs and fits)
+
+
+def _holders(device: str, names: Iterable[str]) -> dict[int, int]:
+    """Slots of a device that are held, by the names of their files, and the megabytes of each."""
+    ours = (name.removeprefix(f"{device}.").split(".") for name in names if name.startswith(f"{device}."))
+    return {int(slot): int(megabytes) for slot, megabytes, _ in ours}
+
+
+def _lock(path: Path) -> BaseFileLock:
+    """A lock of the system, which a process that is killed does not leave behind; nothing in place of it."""
+    return FileLock(path, fallback_to_soft=False)
+
+
+def _cleared(path: Path) -> bool:
+    """Remove a lock file that nobody holds; whether that was so."""
+    lock = _lock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    path.unlink(missing_ok=True)
+    lock.release()
+    return True
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only this user can use; one that is there must be such."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise FltrainError(
+            f"{folder}: cannot keep the locks of GPUs, as it is not a folder of this user alone; "
+            f"`chmod 700` it if it is yours, or name another one in {LOCKS}"
+        )
+
+
+@cache
+def _held(runs: int, megabytes: int) -> Slot:
+    """The slot that this process holds until it ends."""
+    # Not the folder for temporary files that the environment names: processes may not agree on that.
+    folder = os.environ.get(LOCKS) or f"/tmp/fltrain-gpus-{os.getuid()}"
+    names, memory = zip(*_cards(), strict=True)
+    return Slots(Path(folder), names, runs, memory).wait(megabytes)
+
+
+def _cards() -> Iterator[tuple[str, int]]:
+    """The GPUs that are visible here: name of the card, whichever number it is seen under, and megabytes.
+
+    A GPU that SLURM gave to a job is shared within the job only: what jobs get, also of the same GPU, is
+    SLURM's to decide.
+    """
+    import torch
+
+    given = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
+    job = f"job{os.environ.get('SLURM_JOB_ID', '')}-" if given else ""
+    for card in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
+        yield f"{job}{card.uuid}", int(card.total_memory / 1e6)
+
+
+def _runs() -> int:
+    text = os.environ.get(RUNS) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise FltrainError(f"{RUNS}: {text!r} is no number of processes; set it to 1 or more")
+    return int(text)

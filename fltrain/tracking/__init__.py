@@ -1,0 +1,1 @@
+"""Comparison of runs: MLflow export, data frames, the compare command."""
