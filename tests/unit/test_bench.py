@@ -356,7 +356,7 @@ def test_mistakes_are_one_line(
 
 
 def test_kernels_of_a_gpu_are_not_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cli, "pick_device", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(cli.bench, "pick_device", lambda *_, **__: torch.device("cuda"))
     out = str(tmp_path / "bench.csv")
     with pytest.raises(FltrainError, match=r"--profile: kernels are told apart on the CPU, not on 'auto'"):
         CliRunner().invoke(cli.app, ["bench", "--profile", "--out", out], catch_exceptions=False)

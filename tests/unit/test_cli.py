@@ -19,8 +19,9 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fltrain import __version__, cli
-from fltrain.cli import SCHEMAS, app, main
+from fltrain import __version__
+from fltrain.cli import app, main, train
+from fltrain.cli.schema import SCHEMAS
 from fltrain.core.files import read_json
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.download import OFFLINE
@@ -309,7 +310,7 @@ def test_what_another_process_trained_while_one_waited_for_a_gpu_is_not_trained_
         records.append(bytes_of(trained(run, tmp_path / "out").folder))
         return torch.device(name)
 
-    monkeypatch.setattr(cli, "pick_device", waiting)
+    monkeypatch.setattr(train, "pick_device", waiting)
     invoke("train", "-", "--results", "out", "--device", "cpu", given=run.to_json())
     assert records == [bytes_of(Results(tmp_path / "out").run(run.run_id))]
 

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fltrain.cli import SCHEMAS, app
+from fltrain.cli import app
+from fltrain.cli.schema import SCHEMAS
 from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import Restriction, Sheet

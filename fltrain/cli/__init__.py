@@ -1,0 +1,58 @@
+"""The command line: one file per command, assembled here.
+
+Exit codes: 0 success, 2 a mistake in configuration, data or environment (one line on standard error tells);
+``fltrain.core.errors`` lists the others. Slow imports (torch, mlflow) are delayed until a command needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from fltrain.cli import bench, compare, data, plan, records, schema, status, track, train, verify
+from fltrain.core.errors import FltrainError, Stopped, as_mistake
+
+app = typer.Typer(
+    help="Train and compare federated-learning runs of the papers FLFA, ECGR, Fed2, FedFCD and FedImpro.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
+        typer.echo(metadata.version("fltrain"))
+        raise typer.Exit
+
+
+app.command("train")(train.train)
+app.command("plan")(plan.show_plan)
+app.command("status")(status.status)
+app.command("verify")(verify.verify)
+app.command("track")(track.track)
+app.command("compare")(compare.compare)
+app.command("bench")(bench.run_bench)
+app.command("schema")(schema.schema)
+app.add_typer(records.app, name="records")
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run the command line; mistakes of the user end in one line and exit code 2."""
+    try:
+        app()
+    except (FltrainError, OSError) as error:
+        mistake = as_mistake(error)
+        typer.echo(f"error: {mistake}", err=True)
+        sys.exit(mistake.exit_code)
+    except Stopped as stopped:
+        typer.echo(str(stopped), err=True)
+        sys.exit(stopped.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

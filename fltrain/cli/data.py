@@ -1,0 +1,103 @@
+"""The commands `fltrain data ...`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fltrain.cli.options import ResultsOption
+from fltrain.cli.output import print_table
+from fltrain.core.errors import FltrainError
+from fltrain.runs.record import Results
+
+app = typer.Typer(help="List, get and look at data sets.", no_args_is_help=True, rich_markup_mode=None)
+DataArgument = Annotated[str, typer.Argument(help="A name in config/datasets.yaml.")]
+SizeOption = Annotated[int | None, typer.Option(help="Bring images to this many pixels on each side.")]
+
+
+@app.command("list")
+def list_data(results: ResultsOption = Path("results")) -> None:
+    """List the data sets: size, licence, and where each is or would come from."""
+    from fltrain.data.datasets import registry
+    from fltrain.data.fetch import whereabouts
+
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    for name in ("images", "classes", "pixels", "download"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("licence", "where"):
+        table.add_column(name, no_wrap=True)
+    for name, entry in registry().items():
+        counts = f"{_count(entry.train_images)} + {_count(entry.test_images)}"
+        pixels = "" if entry.side is None else f"{entry.side} x {entry.side} x {entry.channels or '?'}"
+        sizes = [file.bytes for file in entry.files]
+        download = f"{sum(filter(None, sizes)) / 1e6:,.0f} MB" if sizes and all(sizes) else ""
+        where = whereabouts(name, entry, Results(results).downloads)
+        table.add_row(name, counts, _count(entry.classes), pixels, download, entry.licence or "", where)
+    print_table(table)
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+@app.command("fetch")
+def fetch_data(
+    name: DataArgument,
+    image_size: SizeOption = None,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Download a data set (or take it from the folder that FLTRAIN_DATA names) and prepare it."""
+    from fltrain.data.datasets import Dataset
+    from fltrain.data.prepared import load_or_prepare
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    dataset = Dataset.parse({"name": name, "image_size": image_size}, "data set")
+    where = Results(results)
+    path = where.data(dataset)
+    load_or_prepare(dataset, path, where.downloads)
+    typer.echo(f"{path}, {path.with_suffix('.png')}")
+
+
+@app.command("show")
+def show_data(
+    name: DataArgument,
+    image_size: SizeOption = None,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Show what a prepared data set holds."""
+    from fltrain.data.datasets import Dataset
+    from fltrain.data.prepared import load_prepared
+
+    dataset = Dataset.parse({"name": name, "image_size": image_size}, "data set")
+    path = Results(results).data(dataset)
+    if not path.exists():
+        size = "" if image_size is None else f" --image-size {image_size}"
+        raise FltrainError(f"{path}: not prepared yet; run `fltrain data fetch {name}{size}`")
+    data = load_prepared(dataset, path)
+    entry = dataset.entry
+    lines = {
+        "title": entry.title,
+        "images": f"{len(data.train_labels):,} for training, {len(data.test_labels):,} for testing",
+        "pixels": f"{data.side} x {data.side}, {data.channels} channel(s)",
+        "mean": data.mean,
+        "std": data.std,
+        "digest": data.digest,
+        "notes": "; ".join(data.about["notes"]) or None,
+        "licence": entry.licence,
+        "citation": entry.citation,
+        "contact sheet": path.with_suffix(".png"),
+    }
+    for key, value in lines.items():
+        if value is not None:
+            typer.echo(f"{key + ':':15}{value}")
+    table = Table("class", "name", "training", "test")
+    histogram = data.about["histogram"]
+    names = data.about["class_names"] or [""] * data.classes
+    for label, row in enumerate(zip(names, histogram["train"], histogram["test"], strict=True)):
+        table.add_row(str(label), *map(str, row))
+    print_table(table)

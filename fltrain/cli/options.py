@@ -1,0 +1,45 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fltrain.experiments.selection import Selection
+
+ResultsOption = Annotated[Path, typer.Option("--results", help="Folder for everything that is written.")]
+ScaleOption = Annotated[str, typer.Option(help="A file in config/scales, for example demo.")]
+ConfigOption = Annotated[Path, typer.Option(help="Folder with papers/ and scales/.")]
+ItemsArgument = Annotated[
+    list[str] | None, typer.Argument(help="Papers (flfa) or items (flfa/table1); everything if none.")
+]
+DatasetsOption = Annotated[str | None, typer.Option(help="Only runs on these data sets: cifar10,mnist.")]
+MethodsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only runs of these methods or plug-ins, and what they are compared with: fedavg,flfa."
+    ),
+]
+SeedsOption = Annotated[int | None, typer.Option(help="At most so many seeds.")]
+HoursOption = Annotated[
+    float | None, typer.Option(help="What fits into so many hours of the measured device, seed by seed.")
+]
+
+
+def selection_of(
+    items: list[str] | None,
+    datasets: str | None,
+    methods: str | None,
+    seeds: int | None,
+    hours: float | None,
+) -> Selection:
+    """Return the part of a scale that the options ask for; refuse wrong values."""
+    wanted = {"items": items, "datasets": datasets, "methods": methods, "seeds": seeds, "hours": hours}
+    return Selection.parse(wanted, "command line")
+
+
+def comma_separated(text: str) -> list[str]:
+    """Return the names in a text, without the spaces around them."""
+    return [name.strip() for name in text.split(",") if name.strip()]

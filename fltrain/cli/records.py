@@ -1,0 +1,65 @@
+"""The commands `fltrain records ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fltrain.cli.options import ConfigOption, ResultsOption
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.plan import Plan, plan
+from fltrain.runs.record import Results
+
+app = typer.Typer(
+    help="Exchange records of runs: tables and figures can be made from these alone.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command("export")
+def export_archive(
+    archive: Annotated[Path, typer.Argument(help="The archive to write, for example records.tar.gz.")],
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Run ids; all records but stale ones if none.")
+    ] = None,
+    scale: Annotated[str | None, typer.Option(help="All trained runs of a scale instead.")] = None,
+    results: ResultsOption = Path("results"),
+    config: ConfigOption = Path("config"),
+) -> None:
+    """Write records to an archive: a few KB for each run, without logs and models."""
+    from fltrain.runs.archive import current_records, export_records, named_records
+
+    where = Results(results)
+    if runs and scale:
+        raise FltrainError(f"name either run ids or --scale {scale}, not both")
+    if scale:
+        planned = plan(config, scale)
+        done = _complete(planned, where)
+        typer.echo(f"{scale}: {len(done)} of {len(planned.runs)} runs are trained")
+        runs = sorted(done)
+    records, stale = current_records(where) if runs is None else (named_records(where, runs), 0)
+    left = f", {stale} stale ones left out" if stale else ""
+    typer.echo(f"{archive}: {export_records(records, archive)} records{left}")
+
+
+@app.command("import")
+def import_archive(
+    archive: Annotated[Path, typer.Argument(help="An archive that `fltrain records export` made.")],
+    results: ResultsOption = Path("results"),
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Take archived records in place of different ones of the same run."),
+    ] = False,
+) -> None:
+    """Bring the records of an archive into RESULTS/runs: all of them, or none if something is wrong."""
+    from fltrain.runs.archive import import_records
+
+    done = import_records(archive, Results(results), replace)
+    typer.echo(f"{archive}: {done.added} added, {done.replaced} replaced, {done.unchanged} unchanged")
+
+
+def _complete(planned: Plan, results: Results) -> set[str]:
+    return {run_id for run_id in planned.runs if results.record(run_id).complete}

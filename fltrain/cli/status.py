@@ -1,0 +1,64 @@
+"""The command `fltrain status`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import typer
+from rich.table import Table
+
+from fltrain.cli.options import (
+    ConfigOption,
+    DatasetsOption,
+    HoursOption,
+    ItemsArgument,
+    MethodsOption,
+    ResultsOption,
+    ScaleOption,
+    SeedsOption,
+    selection_of,
+)
+from fltrain.cli.output import print_table
+from fltrain.experiments.costs import affordable
+from fltrain.experiments.plan import plan
+from fltrain.runs.record import Results
+from fltrain.runs.status import State, stale_runs
+
+
+def status(
+    items: ItemsArgument = None,
+    scale: ScaleOption = "demo",
+    datasets: DatasetsOption = None,
+    methods: MethodsOption = None,
+    seeds: SeedsOption = None,
+    hours: HoursOption = None,
+    results: ResultsOption = Path("results"),
+    config: ConfigOption = Path("config"),
+) -> None:
+    """Show what became of each run, with its final accuracy and time.
+
+    A stopped run goes on from its last checkpoint. A stale run was trained before one of its components was
+    revised; it takes training again.
+    """
+    wanted, where = selection_of(items, datasets, methods, seeds, hours), Results(results)
+    planned = affordable(plan(config, scale), wanted, where)
+    table = Table()
+    table.add_column("run", no_wrap=True)
+    for name in ("seed", "items", "status"):
+        table.add_column(name, no_wrap=True)
+    for name in ("final accuracy, %", "seconds"):
+        table.add_column(name, justify="right")
+    stale = stale_runs(planned.runs, where)
+    states = {run: State.of(run, where, stale.get(run)) for run in planned.runs}
+    for run, state in states.items():
+        members = ", ".join(planned.memberships[run])
+        final = "" if state.final is None else f"{100 * state.final:.2f}"
+        seconds = "" if state.seconds is None else f"{state.seconds:.1f}"
+        table.add_row(run, str(planned.runs[run].seed), members, state.name, final, seconds)
+    print_table(table)
+    for run, state in states.items():
+        if state.detail:
+            typer.echo(f"{run}: {state.name}: {state.detail}")
+    counts = Counter(state.name for state in states.values())
+    typer.echo(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))

@@ -1,0 +1,117 @@
+"""The command `fltrain train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fltrain.cli.options import ResultsOption
+from fltrain.core.strict_yaml import read_plain
+from fltrain.engine import ExecutorName
+from fltrain.experiments.job_resources import most_vram_mb
+from fltrain.methods.types import Place
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
+from fltrain.runtime.determinism import Profile
+from fltrain.runtime.devices import RUNS, pick_device
+from fltrain.runtime.signals import Stopping
+
+
+def train(
+    specs: Annotated[
+        list[str], typer.Argument(help="YAML or JSON files with one run each; - reads one from stdin.")
+    ],
+    results: ResultsOption = Path("results"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    runs_per_device: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Processes that may share a GPU; {RUNS} if not given, or 1."),
+    ] = None,
+    vram_mb: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Megabytes of a GPU for these runs: others share it only if theirs fit, too; "
+            "an estimate if not given.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
+    recordings: Annotated[
+        Place,
+        typer.Option(
+            envvar="FLTRAIN_RECORDINGS", help="Where methods that record local steps (ecgr) keep them."
+        ),
+    ] = "auto",
+    client_memory: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            envvar="FLTRAIN_CLIENT_MEMORY",
+            help="GiB that clients' states may take on the device, and in memory before they are in a file.",
+        ),
+    ] = 4.0,
+    checkpoint_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0, envvar="FLTRAIN_CHECKPOINT_SECONDS", help="Save the state of a run after so many seconds."
+        ),
+    ] = 120.0,
+    checkpoint_rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, envvar="FLTRAIN_CHECKPOINT_ROUNDS", help="Save it after every so many rounds, too."
+        ),
+    ] = None,
+    determinism: Annotated[
+        Profile,
+        typer.Option(
+            envvar="FLTRAIN_DETERMINISM",
+            help="exact for the same bits every time; fast for whatever PyTorch chooses on CUDA, and for "
+            "executors that are exact up to rounding.",
+        ),
+    ] = "exact",
+    executor: Annotated[
+        ExecutorName,
+        typer.Option(
+            envvar="FLTRAIN_EXECUTOR",
+            help="How local steps are run: loop; graph, recorded and replayed; or by a trial.",
+        ),
+    ] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Train even if the record is complete.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
+) -> None:
+    """Train runs and write their records to RESULTS/runs/<run id>/.
+
+    A run that was stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed goes on from its last checkpoint.
+    """
+    parsed, stopping = [_read_spec(name) for name in specs], Stopping()
+    where = Results(results)
+    chosen = None
+    with stopping.heeded():
+        for spec in parsed:
+            # What is left of a complete run is cleared away by whoever holds it.
+            if where.record(spec.run_id).complete and not again and not where.saved_rounds(spec.run_id):
+                typer.echo(f"{spec.run_id}: already trained (--again trains it once more)")
+                continue
+            with stopping.interruptible():  # all GPUs may be taken for long
+                from fltrain.engine import train as training
+                from fltrain.engine.checkpoint import Interval
+
+                if chosen is None:
+                    needed = most_vram_mb(parsed, where) if vram_mb is None else vram_mb
+                    chosen = pick_device(device, runs_per_device, needed)
+            interval = Interval(checkpoint_seconds, checkpoint_rounds)
+            execution = training.Execution(
+                chosen, threads, recordings, client_memory, interval, determinism, executor
+            )
+            record = training.train(spec, where, execution, again=again, quiet=quiet, stopping=stopping)
+            typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
+
+
+def _read_spec(name: str) -> RunSpec:
+    data = read_plain(None if name == "-" else Path(name))
+    if isinstance(data, dict):
+        data.pop("revisions", None)  # a record's spec.json can be trained as it is
+    return RunSpec.parse(data, "standard input" if name == "-" else name)
