@@ -23,8 +23,8 @@ STAMP := $(VENV)/.installed
 # An environment whose interpreter went away (an upgrade of Python does that) is not installed.
 $(shell test -x $(BIN)/python || rm -f $(STAMP))
 
-# Compiled once at installation, or every start of every program would compile again.
-UV_OPTIONS := --quiet --compile-bytecode --python $(BIN)/python --no-build-isolation
+# Bytecode is compiled once here, not at every first start.
+UV_OPTIONS := --compile-bytecode --python $(BIN)/python --no-build-isolation
 
 .PHONY: help env reproduce tables results test test-slow coverage golden lint format docs ui schema lock clean
 
@@ -35,24 +35,29 @@ help: ## list the targets
 env: $(STAMP) ## create .venv with the locked packages (does nothing when up to date)
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || \
+	@command -v "$(PYTHON)" >/dev/null || \
 	  { echo "error: '$(PYTHON)' not found; set PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || \
-	  { echo "error: fltrain needs Python 3.11.4 or newer, not $$($(PYTHON) -V 2>&1); set PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || \
+	  { echo "error: fltrain needs Python 3.11.4 or newer, not $$("$(PYTHON)" -V 2>&1); set PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "error: $(PYTHON) lacks the venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
-	@echo "Creating $(VENV) with $$($(PYTHON) -V)"
-	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "Creating $(VENV) with $$("$(PYTHON)" -V)"
+	@"$(PYTHON)" -m venv --clear $(VENV)
 
-# Only the lock and the project's metadata call for an installation: the package itself
-# is installed editable, so a change of its sources takes effect without one.
-# The installer (uv) comes from the lock, too, so nothing runs that was not checked against a hash.
+# Only a change of the lock or of the project's metadata starts an installation. The package itself is
+# installed editable, so changed sources take effect at once.
+# The installer (uv) and the build backend (setuptools, for the one package without a wheel) come from the
+# lock, too: nothing runs that was not checked against a hash.
 $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
-	@echo "Installing the locked packages (several GB the first time)"
-	@awk '/^[^ #]/ { keep = /^uv==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
+	@echo "Installing the locked packages into $(VENV): about 3 GB to download, 6 GB on disk (PyTorch brings CUDA)"
+	@awk '/^[^ #]/ { keep = /^(uv|setuptools)==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
+	@echo "[1/3] installer"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/bootstrap.lock
-	@$(BIN)/uv pip sync $(UV_OPTIONS) --require-hashes requirements.lock
-	@$(BIN)/uv pip install $(UV_OPTIONS) --no-deps --editable .
+	@echo "[2/3] packages"
+	@sync="$(BIN)/python -m uv pip sync $(UV_OPTIONS) --require-hashes requirements.lock"; \
+	  if [ -t 2 ]; then $$sync; else set -o pipefail; $$sync 2>&1 | { grep -v '^ [+~-] ' || true; }; fi
+	@echo "[3/3] fltrain"
+	@$(BIN)/python -m uv pip install --quiet $(UV_OPTIONS) --no-deps --editable .
 	@touch $@
 
 # Everything of a scale, trained or from the records that exist; says where to look.
