@@ -5,6 +5,10 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
+ifneq ($(words $(CURDIR)),1)
+$(error Snakemake cannot run in a path with spaces: move '$(CURDIR)')
+endif
+
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
