@@ -99,7 +99,8 @@ test-slow: env ## run those that take longest, which `make test` leaves out
 coverage: env ## run all tests, a fifth slower, and show what they cover
 	@$(PYTEST) --cov --cov-report=term
 
-golden: env ## keep the numbers that tests compare with (refused for changes without a new revision)
+golden: env ## update the settings and numbers that tests compare with (refuses changes without a raised revision)
+	@$(BIN)/python tests/golden/identity.py
 	@$(BIN)/python tests/golden/golden.py
 
 lint: env ## check style, types and the workflow

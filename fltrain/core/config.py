@@ -21,7 +21,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from fltrain.core.errors import FltrainError
 
@@ -71,6 +71,19 @@ FileName = Annotated[
 """A text that becomes a part of a path."""
 
 
+def added(default: Any, **constraints: Any) -> Any:
+    """Field of a setting that was added after runs had been recorded.
+
+    Dumps omit the setting at its default, so the IDs of runs that do not use it stay as they were. Keyword
+    arguments are those of ``pydantic.Field``.
+    """
+
+    def unused(value: Any) -> bool:
+        return bool(value == default) and isinstance(value, bool) == isinstance(default, bool)
+
+    return Field(default=default, exclude_if=unused, **constraints)
+
+
 class Settings(BaseModel):
     """Base of everything a user can write in a config: frozen, strict, unknown keys refused."""
 
@@ -89,6 +102,10 @@ class Settings(BaseModel):
             if key not in cls.model_fields:
                 raise ValueError(f"unknown key {key!r}{suggest(key, known)} (known: {', '.join(known)})")
         return {key: _meant(item, key, cls.model_fields[key].annotation) for key, item in value.items()}
+
+    def all_settings(self) -> dict[str, Any]:
+        """Plain data of all settings, including the ``added`` ones that ``model_dump`` omits."""
+        return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
     def parse(cls, data: Any, where: str) -> Self:
@@ -113,6 +130,14 @@ class Settings(BaseModel):
             if error.errors(include_url=False)[0]["type"] == "json_invalid":  # only its depth can be at fault
                 raise FltrainError(f"{where}: {_TOO_DEEP}") from None
             raise FltrainError(f"{where}: {explain(error, data)}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return value.all_settings()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return to_jsonable_python(value)
 
 
 def _meant(value: Any, key: str, annotation: Any) -> Any:

@@ -242,7 +242,10 @@ class RunSpec(Settings):
 
     @cached_property
     def canonical(self) -> dict[str, Any]:
-        """The spec with all defaults spelled out, and the revisions of its components: what is hashed."""
+        """Plain data that the run ID hashes: all settings and the revisions of the components.
+
+        It includes defaults, except of settings declared with ``fltrain.core.config.added``.
+        """
         revisions = {
             "engine": self.engine,
             "dataset": self.dataset.revision,

@@ -146,7 +146,7 @@ def _described(record: Record, spec: RunSpec, memberships: Memberships) -> Descr
     }
     if stale:
         fields["stale"] = f"{revised(record.spec, spec.canonical)}, now {spec.run_id}"
-    settings = dict(flat(record.spec))
+    settings = dict(flat({**spec.all_settings(), "revisions": record.spec["revisions"]}))
     return Described(
         record.run_id, fields, settings, _finals(record), spec.rounds, lambda: _curves(record, spec)
     )
