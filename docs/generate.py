@@ -1,7 +1,7 @@
-"""Write the pages that are made from code and configuration: methods, which go together, items, messages.
+"""Write the pages that are made from code and configuration: methods, which go together, items.
 
 ``python docs/generate.py`` writes them, ``--check`` only says whether they are up to date; with names of
-pages only these, as in ``python docs/generate.py --check errors``. ``methods/compatibility`` takes a minute:
+pages only these, as in ``python docs/generate.py --check items``. ``methods/compatibility`` takes a minute:
 every cell of the matrix is a federation, trained for two rounds and compared, bit for bit, with its base.
 """
 
@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import errors
 import numpy as np
 import torch
 
@@ -408,7 +407,6 @@ WRITTEN = {
     "methods/README": index,
     "methods/compatibility": compatibility,
     "items": items,
-    "errors": errors.page,
 }
 """What makes each page."""
 

@@ -3,7 +3,6 @@
 import ast
 import csv
 import importlib
-import itertools
 import re
 import runpy
 import sys
@@ -15,6 +14,7 @@ import torch
 import yaml
 from sklearn.datasets import load_digits
 
+from fltrain.core import errors
 from fltrain.core.errors import FltrainError
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import prepare
@@ -180,7 +180,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
-@pytest.mark.parametrize("name", ["methods/README", "items", "errors"])
+@pytest.mark.parametrize("name", ["methods/README", "items"])
 def test_pages_made_from_code_and_configuration_are_up_to_date(name: str, generate: dict[str, Any]) -> None:
     """Beside the matrix of methods, see below."""
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == generate["WRITTEN"][name]()
@@ -191,108 +191,16 @@ def test_a_page_can_be_checked_and_written_alone(
 ) -> None:
     monkeypatch.setitem(generate["main"].__globals__, "PAGES", tmp_path)
     endings = []
-    for arguments in (["--check", "errors"], ["errors"], ["--check", "errors"]):
+    for arguments in (["--check", "items"], ["items"], ["--check", "items"]):
         monkeypatch.setattr(sys, "argv", ["generate.py", *arguments])
         endings.append((generate["main"](), [path.name for path in tmp_path.iterdir()]))
-    assert endings == [(1, []), (0, ["errors.md"]), (0, ["errors.md"])]
+    assert endings == [(1, []), (0, ["items.md"]), (0, ["items.md"])]
 
 
-RAISING = """
-import pickle
-from typing import NoReturn
-
-from fltrain.errors import FltrainError, MethodError
-
-MOST = 1000
-
-
-def suggest(word, known) -> str:
-    close = [other for other in known if other.startswith(word)]
-    if not word:
-        return ", which has no name"
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-class Part:
-    def check(self, known):
-        hint = f"{suggest(self.name, known)} (known: {', '.join(known)})"
-        raise FltrainError(f"unknown part {self.name!r}{hint}")
-
-    def _valid(self):
-        raise ValueError(
-            f"size: {len(self.sizes):,} {'is' if self.one else 'are'} too many; "
-            f"use at most {MOST}{' each' if self.each else ''}"
-        )
-
-    def build(self):
-        raise TypeError(f"{type(self).__name__} does not say how to be built")
-
-
-def refuse(why: str) -> NoReturn:
-    raise FltrainError(f"refused: {why}")
-
-
-def read(file):
-    def load(code):
-        raise pickle.UnpicklingError(f"it asks for {code}")
-
-    if file.path.exists():
-        refuse("it is empty")
-    try:
-        load(file)
-    except pickle.UnpicklingError as error:
-        refuse(f"{file.path.name} cannot be read ({error.strerror or error})")
-    except FltrainError as error:
-        raise FltrainError(f"{file.path}: {error}") from None
-    except OSError as error:
-        raise error
-    raise MethodError(f"{file.method!r} failed")
-
-
-def wordless(reason):
-    raise pickle.UnpicklingError(reason)
-"""
-
-SAID = [
-    ("unknown part <name>[; did you mean <close>?|, which has no name] (known: <known>)", 2, "Part.check"),
-    ("... size: <number of sizes> {is|are} too many; use at most 1,000[ each]", 2, "Part._valid"),
-    ("<type of self> does not say how to be built", 1, "Part.build"),
-    ("refused: it is empty", 2, "read"),
-    ("refused: <path.name> cannot be read (<error.strerror>)", 2, "read"),
-    ("... it asks for <code>", 2, "read.load"),
-    ("<file.path>: <error>", 2, "read"),
-    ("<file.method> failed", 1, "read"),
-]
-
-
-def test_messages_are_read_from_the_code_that_raises_them(
-    tmp_path: Path, generate: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of each kind: errors of ours, parts, faults, functions that only raise, texts from elsewhere."""
-    (tmp_path / "raising.py").write_text(RAISING)
-    monkeypatch.syspath_prepend(tmp_path)
-    found = generate["errors"].messages(importlib.import_module("raising"))
-    assert [(one.text, one.exit_code, one.function) for one in found] == SAID
-
-
-def test_all_messages_are_listed(generate: dict[str, Any]) -> None:
-    """Every line of the package that raises one of the user's mistakes; the workflow raises none itself."""
-    raising = re.compile(r"^ *raise (?:FltrainError|MethodError|ValueError)\b", re.MULTILINE)
-    for module in itertools.chain(*generate["errors"].modules().values()):
-        source = Path(module.__file__).read_text(encoding="utf-8")
-        lines = {source.count("\n", 0, match.end()) + 1 for match in raising.finditer(source)}
-        listed = generate["errors"].messages(module)
-        assert lines <= {one.line for one in listed}, module.__name__
-        assert all(re.search(r"\w", one.text) for one in listed), module.__name__
-    files = [ROOT / "Snakefile", *ROOT.glob("workflow/**/*.smk"), *ROOT.glob("workflow/**/*.py")]
-    raised = {line for file in files for line in re.findall(r"^ *(raise .*)", file.read_text(), re.MULTILINE)}
-    assert raised == {"raise WorkflowError(str(error)) from None"}
-
-
-def test_the_exit_codes_are_those_of_the_errors(generate: dict[str, Any]) -> None:
-    codes = generate["errors"].exit_codes()
-    assert list(codes) == [0, 1, 2, 75, 130]
-    assert all(codes.values())
+def test_the_page_of_errors_lists_the_exit_codes() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    raised = {error.exit_code for error in vars(errors).values() if hasattr(error, "exit_code")}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == {0, *raised}
 
 
 def test_the_matrix_has_a_row_for_every_base_and_a_column_for_every_plug_in() -> None:
