@@ -2,7 +2,7 @@
 
 * `fltrain bench`: ResNet-18 and MobileNetV2 on images of CIFAR-10's size, ten clients in a round, with every
   executor in every precision.
-* `scaling.py` with the loop and with recorded steps, `startup.py`, `step_cost.py`, `client_store.py`.
+* `scaling.py` with the loop and with recorded steps, `startup.py`, `step_cost.py`.
 * Accuracy after some rounds, by `fltrain train`: with every executor and precision beside the loop in single
   precision, paired by seed; and whether what is to be the same bytes is.
 
@@ -56,7 +56,7 @@ class Amount:
     """How much is done.
 
     Attributes:
-        bench, scaling, startup, step_cost, client_store: options of ``fltrain bench`` and of the scripts.
+        bench, scaling, startup, step_cost: options of ``fltrain bench`` and of the scripts.
         networks: of the runs whose accuracy is compared, by data set.
         rounds, seeds: of these runs.
     """
@@ -65,7 +65,6 @@ class Amount:
     scaling: str
     startup: str
     step_cost: str
-    client_store: str
     networks: Mapping[str, str]
     rounds: int
     seeds: int
@@ -76,7 +75,6 @@ FULL = Amount(
     scaling="--repeats 9",
     startup="--repeats 9",
     step_cost="--repeats 20",
-    client_store="--models lenet5 mobilenetv2 resnet18",
     networks={"digits": "mobilenet_tiny", "cifar10": "ecgr_cnn"},
     rounds=10,
     seeds=3,
@@ -86,7 +84,6 @@ REHEARSAL = Amount(
     scaling="--repeats 2 --curves per_round",
     startup="--repeats 2 --runs 2",
     step_cost="--repeats 2 --steps 1 --model lenet5",
-    client_store="--models lenet5 --steps 1 --rounds 2",
     networks={"digits": "mobilenet_tiny", "cifar10": "mlp"},
     rounds=4,
     seeds=2,
@@ -138,7 +135,7 @@ def parts(machine: Machine, amount: Amount, cifar10: Path | None) -> dict[str, C
         files = ["--csv", out / f"{name}.csv", "--figure", out / f"{name}.png", "--folder", out / "kept"]
         script = [HERE / "scaling.py", *amount.scaling.split(), "--executor", executor]
         todo[name] = partial(machine.run, name, [*script, *files])
-    for name in ("startup", "step_cost", "client_store"):
+    for name in ("startup", "step_cost"):
         script = [HERE / f"{name}.py", *getattr(amount, name).split(), "--csv", out / f"{name}.csv"]
         todo[name] = partial(machine.run, name, script)
     todo["accuracy-digits"] = partial(compare_accuracy, machine, amount, "digits", None)

@@ -49,7 +49,7 @@ def train(
         typer.Option(
             min=0,
             envvar="FLTRAIN_CLIENT_MEMORY",
-            help="GiB that clients' states may take on the device, and in memory before they are in a file.",
+            help="GiB that client state may take in memory; the rest goes into a file.",
         ),
     ] = 4.0,
     checkpoint_seconds: Annotated[

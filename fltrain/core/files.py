@@ -122,7 +122,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
         FltrainError: if the file cannot be written; what was there before stays.
     """
     text = json.dumps({**about, "digest": digest(arrays)}, allow_nan=False)
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # keeps shape ()
     with replacing(path) as temporary:
         try:
             save_file(contiguous, temporary, metadata={_METADATA: f"{_checksum(text)} {text}"})
@@ -175,7 +175,15 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
         ) from None
 
 
-_TYPES = {"U8": np.uint8, "I64": np.int64, "F32": np.float32}
+_TYPES = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
 
 
 def _mapped(

@@ -1,9 +1,9 @@
-"""Checkpoints: the state of a run between two rounds in a file, from which the run goes on bit for bit.
+"""Checkpoints: the state of a run between two rounds in a file, from which the run resumes bit for bit.
 
-A checkpoint holds the weights, what server, methods and all clients keep, and the rows of the record so far.
-It appears under its name only when it is complete, and two are kept: should the later one turn out to be
-damaged, the run goes on from the other. They lie outside of the record, in a folder that is called like the
-run, and are removed when the record is there.
+A checkpoint is a safetensors file with a digest. It holds the weights, the states of server, methods and
+clients, and the rows of the record so far. It appears under its name only when it is complete. Two are kept:
+if the later one is damaged, the run resumes from the other. They lie outside the record, in a folder with
+the run's ID, and are removed when the record is complete.
 """
 
 from __future__ import annotations
@@ -12,40 +12,38 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import clear_leftovers
-from fltrain.engine import tensorfile
-from fltrain.engine.clients import Kept
+from fltrain.core.files import clear_leftovers, read_arrays, write_arrays
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
-from fltrain.engine.tensorfile import NotWhole, Tree
 from fltrain.methods.types import Server, State
 from fltrain.runs.record import checkpoint_file, checkpoint_files
 
 LOG = logging.getLogger("fltrain")
 
-FORMAT = 1
-"""Raised whenever checkpoints are written otherwise; those of another format are refused."""
+FORMAT = 2
+"""Version of the file format; increase it when the format changes. Other versions are refused."""
 
 KEPT = 2
-"""Checkpoints that are kept."""
+"""Number of checkpoints that are kept."""
 
 SHARE = 0.01
-"""Of the time, what writing checkpoints may take: after one that took a second, the next is due in 100."""
+"""Maximum share of the time spent on writing: after a checkpoint that took 1 s, the next is due in 100 s."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """When a checkpoint is due: after so many seconds, and, if it is set, after every so many rounds."""
+    """Time between two checkpoints in seconds, and (if given) in rounds."""
 
     seconds: float = 120.0
     rounds: int | None = None
@@ -53,12 +51,12 @@ class Interval:
 
 @dataclass
 class Progress:
-    """How far a run has come, beside the state of its simulation.
+    """Progress of a run beyond the state of its simulation.
 
     Attributes:
-        rows: of its record.
-        seconds: that all processes have spent on it.
-        processes: facts about each process that has trained it, the current one last.
+        rows: rows of its record.
+        seconds: wall time of all processes that trained it.
+        processes: facts about each of these processes, the current one last.
     """
 
     rows: list[Row]
@@ -70,9 +68,9 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Attributes:
-        folder: where they lie; one process at a time may write there.
-        identity: what the state depends on beside the code, by name.
-        interval: when they are due.
+        folder: their folder; one process at a time may write there.
+        identity: settings and digests of the data that the state depends on, by name.
+        interval: time between two of them.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], interval: Interval) -> None:
@@ -82,20 +80,23 @@ class Checkpoints:
         self._due = time.monotonic() + interval.seconds
 
     def due(self, finished: int) -> bool:
-        """Whether it is time for another one, after so many rounds."""
+        """True if a checkpoint is due after ``finished`` rounds."""
         rounds = self.interval.rounds
         return time.monotonic() >= self._due or (rounds is not None and finished % rounds == 0)
 
     def save(self, simulation: Simulation, progress: Progress) -> bool:
-        """Write a checkpoint and forget all but the last ones; return whether it could be written.
+        """Write a checkpoint and delete all but the last ones; return True if it could be written.
 
-        If it could not, a warning says so: a full disk is no reason to lose a run that is in memory.
+        A failure is a warning only: a full disk is no reason to lose a run that is in memory.
         """
         started = time.monotonic()
         path = checkpoint_file(self.folder, simulation.finished)
         try:
-            state = _state(simulation, progress.rows)
-            tensorfile.write(path, state, self._about(simulation, progress), simulation.device)
+            state = dict(_state(simulation))
+            host = [name for name, tensor in state.items() if tensor.device.type != simulation.device.type]
+            arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
+            arrays["rows"] = _encoded(progress.rows)
+            write_arrays(path, arrays, {**self._about(simulation, progress), "host": host})
             for old in checkpoint_files(self.folder)[KEPT:]:
                 old.unlink()
             written = True
@@ -107,7 +108,7 @@ class Checkpoints:
         return written
 
     def restore(self, simulation: Simulation) -> Progress | None:
-        """Bring a new simulation to where the latest checkpoint that is whole left it; None without one.
+        """Load the latest undamaged checkpoint into a new simulation; None if there is none.
 
         Raises:
             FltrainError: if a checkpoint belongs to another run or another version of fltrain.
@@ -115,21 +116,19 @@ class Checkpoints:
         clear_leftovers(self.folder)
         for path in checkpoint_files(self.folder):
             try:
-                about, state = tensorfile.read(path, simulation.device)
-            except NotWhole as error:
-                LOG.warning("%s is damaged (%s): set aside, the one before it is used", path, error)
+                arrays, about = read_arrays(path, "checkpoint")
+            except FltrainError as error:
+                LOG.warning("damaged checkpoint set aside, using the one before it: %s", error)
                 path.replace(path.with_suffix(".damaged"))
                 continue
             self._check(path, about)
-            _restore(simulation, about, state)
-            rows = bytes(_tensor(state, "rows").numpy()).decode()
-            return Progress(
-                [json.loads(line) for line in rows.splitlines()], about["seconds"], about["processes"]
-            )
+            rows = [json.loads(line) for line in bytes(arrays.pop("rows")).splitlines()]
+            _restore(simulation, about, arrays)
+            return Progress(rows, about["seconds"], about["processes"])
         return None
 
     def remove(self) -> None:
-        """Forget all of them."""
+        """Delete all of them."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _about(self, simulation: Simulation, progress: Progress) -> dict[str, Any]:
@@ -138,6 +137,7 @@ class Checkpoints:
             "format": FORMAT,
             "identity": self.identity,
             "finished": simulation.finished,
+            "clients": list(simulation.clients),
             "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
             "phases": costs.seconds,
             "round_seconds": costs.round_seconds,
@@ -156,36 +156,29 @@ class Checkpoints:
                 raise FltrainError(f"{path}: the state of a run with another {name}; {what_to_do}")
 
 
-class _ByName(Mapping[str, Kept]):
-    """What clients keep, under the names that it has in a file; read from the store when it is asked for."""
-
-    def __init__(self, clients: Mapping[int, Kept]) -> None:
-        self._clients = clients
-
-    def __getitem__(self, name: str) -> Kept:
-        return self._clients[int(name)]
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-
-def _state(simulation: Simulation, rows: list[Row]) -> Tree:
-    server = simulation.server
+def _encoded(rows: list[Row]) -> NDArray[np.uint8]:
     lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    simulation.clients.expect(simulation.clients)
-    return {
-        "server": {"weights": server.weights, "buffers": server.buffers, "counters": server.counters},
-        "methods": server.states,
-        "last": simulation.last_models,
-        "clients": _ByName(simulation.clients),
-        "rows": torch.from_numpy(np.frombuffer(lines.encode(), np.uint8).copy()),
-    }
+    return np.frombuffer(lines.encode(), np.uint8)
 
 
-def _restore(simulation: Simulation, about: Mapping[str, Any], state: Tree) -> None:
+def _state(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
+    """All tensors that the next round depends on, by their paths in the checkpoint."""
+    server = simulation.server
+    yield from {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}.items()
+    for name, tensor in simulation.last_models.items():
+        yield f"last/{name}", tensor
+    yield from _paths("server", server.states)
+    for client in simulation.clients:
+        yield from _paths(str(client), simulation.clients.views(client))
+
+
+def _paths(owner: str, states: Mapping[str, State]) -> Iterator[tuple[str, Tensor]]:
+    for method, state in states.items():
+        for name, tensor in state.items():
+            yield f"{owner}/{method}/{name}", tensor
+
+
+def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     simulation.finished = about["finished"]
     simulation.bytes_down, simulation.bytes_up = about["bytes"]["down"], about["bytes"]["up"]
     costs = simulation.costs
@@ -193,19 +186,33 @@ def _restore(simulation: Simulation, about: Mapping[str, Any], state: Tree) -> N
         costs.seconds[phase] += seconds
     costs.round_seconds[:] = about["round_seconds"]
     costs.samples = about["samples"]
-    simulation.server = Server(**_tensors(state["server"]), states=_states(state["methods"]))
-    simulation.last_models = _tensors(state["last"])
-    for client, kept in cast("Tree", state["clients"]).items():
-        simulation.clients[int(client)] = _states(kept)
+    names, host = _tree(arrays), set(about["host"])
+
+    def tensor(name: str) -> Tensor:
+        device = "cpu" if name in host else simulation.device
+        return torch.from_numpy(arrays[name]).to(device, copy=True)
+
+    def states(owner: str) -> dict[str, State]:
+        """States by method, without those that hold no tensors."""
+        return {
+            method: {name: tensor(f"{owner}/{method}/{name}") for name in held}
+            for method, held in names.get(owner, {}).items()
+        }
+
+    # A method without tensors has an empty state.
+    empty: dict[str, State] = {method.name: {} for method in simulation.composition.methods}
+    parts = {name: tensor(name) for name in ("weights", "buffers", "counters")}
+    simulation.server = Server(**parts, states={**empty, **states("server")})
+    simulation.last_models = {name: tensor(f"last/{name}") for name in names.get("last", {})}
+    for client in about["clients"]:
+        simulation.clients[client] = {**empty, **states(str(client))}
 
 
-def _tensor(tree: Tree, name: str) -> Tensor:
-    return cast("Tensor", tree[name])
-
-
-def _tensors(tree: Tensor | Tree) -> State:
-    return dict(cast("Mapping[str, Tensor]", tree))
-
-
-def _states(tree: Tensor | Tree) -> dict[str, State]:
-    return {method: _tensors(state) for method, state in cast("Tree", tree).items()}
+def _tree(paths: Iterable[str]) -> dict[str, Any]:
+    """Paths as nested dictionaries."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        level = tree
+        for part in path.split("/"):
+            level = level.setdefault(part, {})
+    return tree

@@ -185,7 +185,6 @@ class Simulation:
                 self._introduce()
         before, task, sampled = self.server, self._at(number), self.sample(number)
         spent = self.costs.of_rounds
-        self.clients.expect(sampled)
         with self.interruptible(), self.costs.phase("train", self.device):
             trained = self.executor.train(task, sampled, self.clients)
         updates = [result.update for result in trained]
@@ -244,7 +243,6 @@ class Simulation:
 
     def _gradients(self, round: Round, sampled: Sequence[int]) -> Tensor:
         """See ``FinishedRound``; what clients keep must still be what they began the round with."""
-        self.clients.expect(sampled)
         return self.executor.gradients(round, sampled, self.clients)
 
     def _at(self, number: int) -> Round:
@@ -271,7 +269,6 @@ class Simulation:
         data, network = self.data, self.network
         rows: list[Row] = []
         if data.tests is not None and self.spec.personal:
-            self.clients.expect(range(self.task.clients))
             result = test_clients(self.everyone, self._at(finished), self.clients)
             rows.append(self._tested_locally("personal", result))
         self.model.load(self.server.weights, self.server.buffers, self.server.counters)

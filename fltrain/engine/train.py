@@ -65,8 +65,7 @@ class Execution:
         device: that trains.
         threads: of the processor.
         recordings: where methods that record local steps keep them.
-        client_memory: GiB that clients' states may take on the device, and then in memory on their way
-            into a file.
+        client_memory: GiB that client state may take on the device; the rest goes into a file.
         checkpoints: when they are due.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
         executor: of local steps, see ``fltrain.engine.executors.choose``.
@@ -221,8 +220,6 @@ def _rounds(
         raise
     except Exception as error:
         raise _failure(spec, error, log) from error
-    finally:
-        simulation.clients.close()
     return None
 
 

@@ -45,7 +45,7 @@ def assert_equal(one: Any, other: Any) -> None:
     if isinstance(one, Tensor):
         assert one.dtype == other.dtype and torch.equal(one, other)
     elif isinstance(one, dict):
-        assert list(one) == list(other)
+        assert one.keys() == other.keys()
         for name, part in one.items():
             assert_equal(part, other[name])
     else:

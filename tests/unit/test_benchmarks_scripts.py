@@ -31,7 +31,6 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> M
 scaling = pytest.mark.parametrize("script", ["scaling"], indirect=True)
 startup = pytest.mark.parametrize("script", ["startup"], indirect=True)
 cuda = pytest.mark.parametrize("script", ["on_cuda"], indirect=True)
-store = pytest.mark.parametrize("script", ["client_store"], indirect=True)
 
 
 # ---------------------------------------------------------------- scaling
@@ -156,19 +155,3 @@ def test_what_programs_say_is_kept_and_failures_are_noticed(script: ModuleType, 
     machine.run("two", ["-c", "import sys; print(sys.argv[1:])"])
     assert "unknown 'lenet'" in (tmp_path / "one.txt").read_text()
     assert (tmp_path / "two.txt").read_text().endswith("['--device', 'cpu']\n")
-
-
-# ---------------------------------------------------------------- client store
-@store
-def test_states_in_memory_and_in_files_belong_to_the_same_work(script: ModuleType, tmp_path: Path) -> None:
-    stores = [ClientStore(), script.Waiting(tmp_path, 0), ClientStore(tmp_path, 10**6)]
-    federations = [script.federation("lenet5", 1, CPU, store) for store in stores]
-    for federation in federations:
-        for number in range(2):
-            federation.round(number)
-    assert [store.spilled for store in stores] == [False, True, True]
-    weights = [federation.server.weights for federation in federations]
-    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
-    found = script.measure("lenet5", 1, 1, CPU, tmp_path)
-    assert found.pop("mb") == stores[0].bytes / script.CLIENTS / 1e6
-    assert list(found) == ["memory", "file, waiting", "file"] and min(found.values()) > 0

@@ -13,7 +13,7 @@ from .helpers import tiny, trained
 HELD = """
 import ctypes, re, sys
 from pathlib import Path
-from fltrain.process import keep_freed_memory
+from fltrain.runtime.process import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -40,7 +40,7 @@ def test_freed_memory_is_kept(how: str, megabytes: tuple[int, int]) -> None:
 
 PEAKS = """
 import torch
-from fltrain.process import forget_peaks, peak_memory
+from fltrain.runtime.process import forget_peaks, peak_memory
 
 block = bytearray(512 * 2**20)
 del block
