@@ -1,4 +1,4 @@
-"""From an entry of the registry to raw files on this machine."""
+"""Bring the raw files of a dataset to this machine, or state where they are."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from pathlib import Path
 from fltrain.core.errors import FltrainError
 from fltrain.data.download import OFFLINE, fetch, offline_folder
 from fltrain.data.registry import DatasetEntry
-from fltrain.data.unpack import unpack
-
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+from fltrain.data.unpack import ARCHIVES, unpack
 
 
 def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False) -> Path:
-    """Return the folder (or file) that holds the raw files of a data set.
+    """Return the folder (or file) with the raw files of a dataset.
 
-    Files that can be downloaded end up in ``downloads/<name>``, as links where the offline folder has them.
-    Others are looked for at the entry's ``path`` and in the offline folder, as a folder or an archive called
-    like the data set.
+    Files with an address end up in ``downloads/<name>``; files from the offline folder are linked there.
+    Other datasets are searched at the entry's ``path`` and in the offline folder, as a folder or an archive
+    with the name of the dataset.
 
     Raises:
-        FltrainError: if they cannot be had; the message says how to get them.
+        FltrainError: if the files cannot be found or downloaded; the message tells how to get them.
     """
     folder = downloads / name
     if entry.files:
@@ -29,7 +27,7 @@ def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False)
             found = fetch(file, folder, name, quiet=quiet)
             if found.parent != folder:
                 folder.mkdir(parents=True, exist_ok=True)
-                # Renamed into place: another job may link it at the same time, or an old link lead nowhere.
+                # Renamed into place: another job may create it at the same time, or an old link may dangle.
                 link = folder / f".{file.name}.{secrets.token_hex(4)}.part"
                 link.symlink_to(found.resolve())
                 link.replace(folder / file.name)
@@ -47,13 +45,13 @@ def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False)
             if archive.exists():
                 return unpack(archive, folder)
     raise FltrainError(
-        f"data set {name!r} cannot be downloaded freely. {entry.obtain} Or put it into the folder that "
+        f"dataset {name!r} cannot be downloaded freely. {entry.obtain} Or put it into the folder that "
         f"{OFFLINE} names, as {name}/ or {name}.zip"
     )
 
 
 def whereabouts(name: str, entry: DatasetEntry, downloads: Path) -> str:
-    """Say where the raw files are, or would come from, without fetching anything."""
+    """Return where the raw files are, or where they would come from; nothing is downloaded."""
     if not entry.reader.needs_files:
         return "ships with a dependency"
     if entry.own_copy is not None:

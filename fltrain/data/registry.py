@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, Strict, model_validator
 
-from fltrain.core.config import Settings, suggest
+from fltrain.core.config import FileName, Settings, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.registry import choice
 from fltrain.core.strict_yaml import read_plain
-from fltrain.data.download import RemoteFile
 from fltrain.data.readers import READERS, Facts, Reader
 
 if TYPE_CHECKING:
@@ -30,6 +29,27 @@ Numbers = Annotated[tuple[float, ...], Strict(False)]
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 """Names of data sets; they become parts of paths."""
+
+
+class RemoteFile(Settings):
+    """A file to download.
+
+    Attributes:
+        name: its name on this machine, in the offline folder and on the mirror.
+        urls: addresses in order of preference; none if you have to get the file by hand.
+        checksum: ``md5:`` or ``sha256:`` and the digits.
+        bytes: its size; a download of another size is refused.
+    """
+
+    name: FileName
+    urls: Annotated[tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...], Strict(False)]
+    checksum: Annotated[str, Field(pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$")]
+    bytes: Annotated[int, Field(gt=0)] | None = None
+
+    @property
+    def identity(self) -> str:
+        """Checksum and size, for messages."""
+        return self.checksum if self.bytes is None else f"{self.checksum} ({self.bytes:,} bytes)"
 
 
 class Normalisation(Settings):

@@ -1,7 +1,8 @@
-"""Unpack archives that are not trusted: inside one folder, of bounded size, and wholly or not at all."""
+"""Unpack archives that are not trusted: inside one folder, of bounded size, completely or not at all."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import secrets
 import shutil
@@ -12,19 +13,29 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PureWindowsPath
+from typing import IO, Any
 
 from fltrain.core.errors import FltrainError
 
-_CHUNK = 1 << 20
-_BLOCK = 4096  # what even an empty file takes on a disk
-_USUAL_EXPANSION = 100
-_ALWAYS_ALLOWED = 1 << 30
+BLOCK = 4096
+"""Bytes that even an empty file takes on a disk."""
+USUAL_EXPANSION = 100
+ALWAYS_ALLOWED = 1 << 30
+
+_TAR_OPENERS: dict[str, Callable[..., Any]] = {
+    ".tar": open,
+    ".tar.gz": gzip.open,
+    ".tgz": gzip.open,
+    ".tar.bz2": bz2.open,
+}
+ARCHIVES = (".zip", *_TAR_OPENERS)
+"""Endings of the archives that can be unpacked."""
+
 _DAMAGE = (
     EOFError,
-    LookupError,  # zipfile, of names without a letter
-    RuntimeError,  # zipfile: a password, or a kind of compression that is not supported
+    LookupError,  # zipfile: a name that cannot be decoded
+    RuntimeError,  # zipfile: a password, or an unsupported compression
     ValueError,
-    gzip.BadGzipFile,
     struct.error,
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -32,59 +43,53 @@ _DAMAGE = (
 )
 
 
-def unpack(archive: Path, folder: Path, limit: int | None = None) -> Path:
-    """Unpack a .zip, .tar, .tar.gz, .tgz or (one file) .gz into ``folder``, and return ``folder``.
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack an archive into ``folder``, unless the folder already has content, and return ``folder``.
 
-    The folder appears when everything is in it. A folder that has something in it was unpacked before and is
-    returned as it is: delete it to have it made again.
-
-    Args:
-        archive: the archive; its name tells its kind.
-        folder: where its content goes.
-        limit: bytes that it may take when unpacked; by default 100 times the archive, at least 1 GiB.
+    The folder appears when everything is in it. The content may take 100 times the size of the archive, or
+    1 GiB if that is more.
 
     Raises:
-        FltrainError: if it is damaged, truncated, too large when unpacked, of an unknown kind, or holds
-            links, devices or paths that lead out of the folder; the folder does not exist then.
+        FltrainError: if the archive is damaged, truncated, too large when unpacked, or contains links,
+            devices or paths outside the folder; the folder does not exist then.
     """
-    if _filled(folder):
+    if _has_content(folder):
         return folder
-    unpacker = next(
-        (make for suffix, make in _UNPACKERS.items() if archive.name.lower().endswith(suffix)), None
-    )
-    if unpacker is None:
-        raise FltrainError(f"{archive}: unknown kind of archive; known: {', '.join(_UNPACKERS)}")
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
+        limit = max(USUAL_EXPANSION * archive.stat().st_size, ALWAYS_ALLOWED)
         temporary.mkdir(parents=True)
-        unpacker(archive, temporary, limit or max(_USUAL_EXPANSION * archive.stat().st_size, _ALWAYS_ALLOWED))
-        _rename(temporary, folder)
+        if archive.name.lower().endswith(".zip"):
+            _unpack_zip(archive, temporary, limit)
+        else:
+            _unpack_tar(archive, temporary, limit)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not _has_content(folder):  # else another process has unpacked it meanwhile
+                raise
     except FltrainError as error:
         raise FltrainError(f"{archive}: {error}") from None
-    except _DAMAGE as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise FltrainError(
-            f"{archive}: damaged or truncated ({reason}); delete it and get it again"
-        ) from None
     except OSError as error:
+        if error.errno is None:  # from gzip or bz2, not from the disk
+            raise _damaged(archive, error) from None
         raise FltrainError(
             f"{archive}: cannot be unpacked into {folder} ({error.strerror or error})"
         ) from None
+    except _DAMAGE as error:
+        raise _damaged(archive, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def _filled(folder: Path) -> bool:
+def _damaged(archive: Path, error: Exception) -> FltrainError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return FltrainError(f"{archive}: damaged or truncated ({reason}); delete it and get it again")
+
+
+def _has_content(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
-
-
-def _rename(temporary: Path, folder: Path) -> None:
-    try:
-        temporary.rename(folder)
-    except OSError:
-        if not _filled(folder):  # else another process unpacked it meanwhile
-            raise
 
 
 def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
@@ -93,71 +98,54 @@ def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
         for member in members:
             kind = stat.S_IFMT(member.external_attr >> 16)
             _check_member(member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
-        # zipfile reads no more of a member than the size declared for it.
-        _check_size([member.file_size for member in members], limit)
+        # zipfile reads no more of a member than its declared size.
+        _check_size(sum(max(member.file_size, BLOCK) for member in members), limit)
         file.extractall(folder)
 
 
 def _unpack_tar(archive: Path, folder: Path, limit: int) -> None:
-    with tarfile.open(archive, "r:") as file:
-        members = file.getmembers()
-        for member in members:
-            _check_member(member.name, member.isreg() or member.isdir())
-        _check_size([member.size for member in members], limit)
-        _check_end(archive, file.offset)
-        file.extractall(folder, members, filter="data")
+    ending = next(ending for ending in _TAR_OPENERS if archive.name.lower().endswith(ending))
+    total = 0
+    with _TAR_OPENERS[ending](archive, "rb") as content:
+        stream: Any = _BoundedStream(content, limit)
+        with tarfile.open(fileobj=stream, mode="r:") as file:
+            for member in file:
+                _check_member(member.name, member.isreg() or member.isdir())
+                total += max(member.size, BLOCK)  # sparse members are larger than their bytes in the stream
+                _check_size(total, limit)
+                file.extract(member, folder, filter="data")
+            # tarfile takes damage for the end, and leaves the checksum of the compression unread.
+            stream.seek(file.offset)
+            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise EOFError(f"no member and no end after {file.offset} bytes")
+            while stream.read(1 << 20):
+                pass
 
 
-def _check_end(archive: Path, offset: int) -> None:
-    """Refuse a tar file without a mark of its end; tarfile takes any damage for the end."""
-    with archive.open("rb") as stream:
-        stream.seek(offset)
-        if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise EOFError(f"no member and no end after {offset} bytes")
+class _BoundedStream:
+    """The decompressed content of an archive, refused beyond ``limit`` bytes."""
 
+    def __init__(self, content: IO[bytes], limit: int) -> None:
+        self._content, self._limit = content, limit
+        self.tell = content.tell
 
-def _unpack_tar_gz(archive: Path, folder: Path, limit: int) -> None:
-    # Unzipped first: gzip then checks all of it, and the tar file within is of known size.
-    plain = folder.with_name(f"{folder.name}.tar")
-    try:
-        _unzip(archive, plain, limit)
-        _unpack_tar(plain, folder, limit)
-    finally:
-        plain.unlink(missing_ok=True)
+    def seek(self, position: int) -> int:
+        _check_size(position, self._limit)
+        return self._content.seek(position)
 
-
-def _unpack_gz(archive: Path, folder: Path, limit: int) -> None:
-    _unzip(archive, folder / archive.stem, limit)
-
-
-def _unzip(archive: Path, target: Path, limit: int) -> None:
-    if not archive.stat().st_size:
-        raise EOFError("empty file")  # which gzip takes for a packed empty file
-    written = 0
-    with gzip.open(archive) as source, target.open("wb") as out:
-        while chunk := source.read(_CHUNK):
-            written += len(chunk)
-            _check_size([written], limit)
-            out.write(chunk)
+    def read(self, size: int) -> bytes:
+        _check_size(self.tell() + size - (1 << 20), self._limit)
+        return self._content.read(size)
 
 
 def _check_member(name: str, plain: bool) -> None:
-    path = PureWindowsPath(name)  # knows both kinds of slashes
+    path = PureWindowsPath(name)  # splits at both kinds of slashes
     if path.drive or path.root or ".." in path.parts:
         raise FltrainError(f"refused: member {name!r} would be written outside the folder")
     if not plain:
         raise FltrainError(f"refused: member {name!r} is a link or device, not a file or folder")
 
 
-def _check_size(sizes: list[int], limit: int) -> None:
-    if sum(max(size, _BLOCK) for size in sizes) > limit:
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
         raise FltrainError(f"refused: it takes more than {limit:,} bytes when unpacked")
-
-
-_UNPACKERS: dict[str, Callable[[Path, Path, int], None]] = {
-    ".zip": _unpack_zip,
-    ".tar.gz": _unpack_tar_gz,
-    ".tgz": _unpack_tar_gz,
-    ".tar": _unpack_tar,
-    ".gz": _unpack_gz,
-}

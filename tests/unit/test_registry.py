@@ -14,9 +14,8 @@ from PIL import Image
 from torchvision import datasets as torchvision
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.download import RemoteFile
 from fltrain.data.readers import Facts, observed
-from fltrain.data.registry import DatasetEntry, Normalisation, load
+from fltrain.data.registry import DatasetEntry, Normalisation, RemoteFile, load
 
 REGISTRY = Path(__file__).parents[2] / "config" / "datasets.yaml"
 ENTRIES = load(REGISTRY)
