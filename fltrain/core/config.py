@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -89,15 +89,12 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
-    shorthands: ClassVar[tuple[str, ...]] = ()
-    """Keys that stand for others, which are in their place by the time keys are checked."""
-
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        known = sorted((*cls.model_fields, *cls.shorthands))
+        known = sorted(cls.model_fields)
         for key in value:
             if key not in cls.model_fields:
                 raise ValueError(f"unknown key {key!r}{suggest(key, known)} (known: {', '.join(known)})")

@@ -31,7 +31,19 @@ from fltrain.experiments.layout import (
     Variance,
 )
 from fltrain.experiments.published_check import check_reported
-from fltrain.experiments.schema import Axis, Item, Paper, Reduction, Register, Scale, merge, read_yaml
+from fltrain.experiments.schema import (
+    Axis,
+    Item,
+    Paper,
+    Reduction,
+    Register,
+    Scale,
+    Special,
+    merge,
+    names_of,
+    read_yaml,
+    setting_at,
+)
 from fltrain.experiments.selection import Demand, Selection, budget_note
 from fltrain.runs.spec import RunSpec
 
@@ -55,8 +67,10 @@ class Entry:
 class PlannedItem:
     """An item at a scale: what is shown and the runs behind it.
 
-    ``restricted`` says what it was restricted to, if anything, by a full scale's axes or beyond the scale;
-    ``stale``, of runs without a record (by id) that have a stale one, in what it is.
+    Attributes:
+        applied: the exceptions that match a cell.
+        restricted: what the item was restricted to, if anything, by a full scale's axes or beyond the scale.
+        stale: of runs without a record (by id) that have a stale one, in what it is.
     """
 
     paper: Paper
@@ -67,6 +81,7 @@ class PlannedItem:
     assumptions: tuple[str, ...]
     axes: dict[str, list[str]]
     entries: list[Entry]
+    applied: tuple[Special, ...] = ()
     restricted: tuple[Restriction, ...] = ()
     stale: Mapping[str, str] = field(default_factory=dict)
 
@@ -364,9 +379,11 @@ def plan(config: Path, scale: str) -> Plan:
         for (name, item), reduction in reductions.items()
     ]
     _check_axes(f"scale {scale!r}: none of its items", chosen, planned)
+    _check_exceptions(f"scale {scale!r}", chosen.exceptions, planned)
     for item_id, reduction in chosen.items.items():
         concerned = [one for one in planned if one.reduction is reduction]
         _check_axes(f"scale {scale!r}: nothing in {item_id!r}", reduction, concerned)
+        _check_exceptions(f"scale {scale!r}: {item_id}", reduction.exceptions, concerned)
     return Plan(chosen, planned)
 
 
@@ -380,7 +397,7 @@ def _declared(config: Path, what: str, name: str, kind: type[AnyDeclared]) -> An
 
 
 def _check_axes(who: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
-    """Refuse axes, and labels of exceptions, that none of the items has."""
+    """Refuse axes that none of the items has."""
     known: dict[str, set[str]] = {}
     for item in items:
         for axis, labels in item.axes.items():
@@ -389,12 +406,23 @@ def _check_axes(who: str, reduction: Reduction, items: Sequence[PlannedItem]) ->
         if axis not in known:
             hint = f"{suggest(axis, known)} (axes: {', '.join(sorted(known))})"
             raise FltrainError(f"{who} has the axis {axis!r}{hint}")
-    for special in reduction.exceptions:
-        for axis, label in special.labels:
-            there = known.get(axis, set())
-            if label not in there:
-                hint = f"{suggest(label, there)} (known: {', '.join(sorted(there)) or 'no such axis'})"
-                raise FltrainError(f"{who} matches the exception for {label!r} on the axis {axis!r}{hint}")
+
+
+def _check_exceptions(who: str, exceptions: Iterable[Special], items: Sequence[PlannedItem]) -> None:
+    """Refuse exceptions that match no cell of the items."""
+    specs = [entry.spec for item in items for entry in item.entries]
+    for special in exceptions:
+        if any(special in item.applied for item in items):
+            continue
+        for keys, wanted in special.conditions:
+            present = {str(name) for spec in specs for name in names_of(setting_at(spec, keys))}
+            if not present.intersection(map(str, wanted)):
+                near, known = suggest(str(wanted[0]), present), ", ".join(sorted(present)) or "none"
+                raise FltrainError(
+                    f"{who}: exceptions: no cell has {'.'.join(keys)} {' or '.join(map(repr, wanted))}{near} "
+                    f"(the cells have {known})"
+                )
+        raise FltrainError(f"{who}: exceptions: no cell has all of {special.when}; change 'when'")
 
 
 def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Register) -> PlannedItem:
@@ -415,16 +443,18 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
             "shorten axes or lower seeds"
         )
     entries: list[Entry] = []
+    exceptions, applied = (*item.exceptions, *scale.exceptions, *own.exceptions), list[Special]()
     for combination in itertools.product(*(points.items() for points in axes.values())):
         labels = dict(zip(axes, (label for label, _ in combination), strict=True))
         settings, reported = common, dict[str, str]()
         for _, point in combination:
             settings = merge(settings, point.set)
             reported.update(point.reported)
-        for special in (*item.exceptions, *scale.exceptions, *own.exceptions):
-            if special.matches(labels):
-                settings = merge(settings, special.set)
-                reported.update(special.reported)
+        for special in [special for special in exceptions if special.matches(settings)]:
+            settings = merge(settings, special.set)
+            reported.update(special.reported)
+            if special not in applied:
+                applied.append(special)
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
         # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that
         # depends on it been computed of the first.
@@ -440,8 +470,11 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
         assumptions=register.texts((*paper.assumptions, *item.assumptions), f"{paper.paper}/{name}"),
         axes={axis: list(points) for axis, points in axes.items()},
         entries=entries,
+        applied=tuple(applied),
         restricted=() if scale.reduced else _shortened(item.axes, axes),
     )
+    if not (replaced.keys() & item.axes.keys() or scale.settings or own.settings):
+        _check_exceptions(planned.id, item.exceptions, [planned])
     planned.layout.check(planned.id, planned.axes)
     if planned.looks_into_models and any(entry.spec.evaluation.keep == "nothing" for entry in entries):
         raise FltrainError(f"{planned.id}: the figure looks into models; set evaluation.keep in its settings")

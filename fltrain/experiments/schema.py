@@ -7,18 +7,30 @@ one. What follows from both is in ``fltrain.experiments.plan``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from fltrain.core.config import FileName, Settings, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_plain
 from fltrain.experiments.claims import Claim, quantities
-from fltrain.experiments.layout import NO_AXES, Figure, Labels, Table
+from fltrain.experiments.layout import NO_AXES, Figure, Table
+from fltrain.runs.spec import RunSpec
 
 Patch = dict[str, Any]
 
@@ -92,27 +104,86 @@ def _axes(value: Any) -> Any:
     return value
 
 
-class Special(Settings):
-    """Cells that differ from their grid: those with the labels ``when`` are also patched by ``set``.
+Value = bool | int | float | str | None
 
-    Of an axis, ``when`` names one label or several. ``reported`` is what the published table calls them.
+_ABSENT = object()
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(get_type_hints(RunSpec, include_extras=True)[name])
+
+
+@lru_cache(maxsize=10_000)
+def _validated(name: str, text: bytes) -> Any:
+    """Value of one setting of a run from its JSON; ``_ABSENT`` if it is not valid."""
+    try:
+        return _adapter(name).validate_json(text)
+    except ValidationError:
+        return _ABSENT
+
+
+def setting_at(root: Any, path: Iterable[str]) -> Any:
+    """Return the setting below ``root`` at a path of keys; there may be none."""
+    for key in path:
+        root = getattr(root, key) if key in getattr(type(root), "model_fields", ()) else _ABSENT
+    return root
+
+
+def names_of(value: Any) -> list[Any]:
+    """Return the values that match a setting: the name of a component, those of all items of a list."""
+    if isinstance(value, tuple):
+        return [name for item in value for name in names_of(item)]
+    return [getattr(value, "name", value)]
+
+
+def _same(value: Any, wanted: Value) -> bool:
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+def _setting_paths(when: dict[str, Any]) -> dict[str, Any]:
+    for path in when:
+        name = path.partition(".")[0]
+        if name not in RunSpec.model_fields:
+            raise ValueError(f"a run has no setting {path!r}{suggest(name, RunSpec.model_fields)}")
+    return when
+
+
+class Special(Settings):
+    """A patch for the cells whose settings match.
+
+    Attributes:
+        when: value of each setting by its path (``training.lr``), or a list of alternatives. A component
+            matches by its name (``method: scaffold``), a list by any of its items (``plugins: ecgr``). The
+            settings are those of the cell without any exceptions, including defaults.
+        set: settings to merge into those of the cell.
+        reported: names of the cell in the published table.
     """
 
-    when: dict[str, str | Annotated[tuple[str, ...], Strict(False)]] = Field(min_length=1)
+    when: Annotated[
+        dict[str, Value | Annotated[tuple[Value, ...], Strict(False), Field(min_length=1)]],
+        Field(min_length=1),
+        AfterValidator(_setting_paths),
+    ]
     set: Patch
     reported: dict[str, str] = {}
 
     @property
-    def labels(self) -> Iterator[tuple[str, str]]:
-        """All axes and labels that are named."""
-        for axis, named in self.when.items():
-            for label in [named] if isinstance(named, str) else named:
-                yield axis, label
+    def conditions(self) -> Iterator[tuple[list[str], tuple[Value, ...]]]:
+        """Each path, as keys, with the values that match."""
+        for path, wanted in self.when.items():
+            yield path.split("."), wanted if isinstance(wanted, tuple) else (wanted,)
 
-    def matches(self, cell: Labels) -> bool:
-        """Whether a cell with these labels is meant."""
-        named = list(self.labels)
-        return all((axis, cell.get(axis)) in named for axis in self.when)
+    def matches(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether a cell with these settings is patched."""
+        for (name, *keys), wanted in self.conditions:
+            if name in settings:
+                value = _validated(name, json.dumps(settings[name]).encode())
+            else:
+                value = RunSpec.model_fields[name].default
+            if not any(_same(name, one) for name in names_of(setting_at(value, keys)) for one in wanted):
+                return False
+        return True
 
 
 class Ambiguity(Settings):
@@ -169,10 +240,6 @@ class Item(Settings):
     def _one_layout(self) -> Self:
         if (self.table is None) == (self.figure is None):
             raise ValueError("an item needs either a 'table' or a 'figure'")
-        for special in self.exceptions:
-            for axis, label in special.labels:
-                if axis not in self.axes or label not in self.axes[axis].points:
-                    raise ValueError(f"exceptions: there is no {label!r} on an axis {axis!r}")
         return self
 
     def redrawn(self, patch: Patch, where: str) -> Self:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from fltrain.core.config import Settings
 from fltrain.core.hashing import canonical_json, short_hash
@@ -23,7 +23,6 @@ from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Training
 from fltrain.models.catalogue import MODELS, Model
-from fltrain.runs.presets import PRESETS, expand
 
 ENGINE_REVISION = 1
 """Raised whenever the engine's numbers change for some spec."""
@@ -93,15 +92,8 @@ class Evaluation(Settings):
     keep: Literal["nothing", "model", "clients"] = "nothing"
 
 
-def _show_presets(schema: dict[str, Any]) -> None:
-    schema["properties"]["preset"] = {"enum": list(PRESETS), "title": "Preset"}
-
-
 class RunSpec(Settings):
-    """One training run. ``preset`` names defaults that go together, see ``fltrain.runs.presets``."""
-
-    model_config = ConfigDict(json_schema_extra=_show_presets)
-    shorthands: ClassVar[tuple[str, ...]] = ("preset",)
+    """One training run: everything that decides its numbers."""
 
     dataset: AnyDataset
     partition: AnyScheme
@@ -118,11 +110,6 @@ class RunSpec(Settings):
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     engine: ClassVar[int] = ENGINE_REVISION
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_preset(cls, value: Any) -> Any:
-        return expand(value) if isinstance(value, Mapping) else value
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

@@ -31,7 +31,6 @@ from fltrain.data.registry import load
 from fltrain.experiments.plan import plan
 from fltrain.methods import METHODS
 from fltrain.models.catalogue import MODELS
-from fltrain.runs.presets import PRESETS
 from fltrain.runs.spec import RunSpec
 
 from .helpers import COMBINATIONS, MODEL_FOR
@@ -77,7 +76,7 @@ def whole(spec: RunSpec) -> dict[str, Any]:
 
 
 def valid_specs() -> Iterator[dict[str, Any]]:
-    """Runs with every method, scheme, model and preset, each at least once."""
+    """Runs with every method, scheme and model, each at least once."""
     plain: dict[str, Any] = {
         "dataset": {"name": "digits", "image_size": 32},
         "partition": {"name": "dirichlet", "clients": 10},
@@ -85,7 +84,6 @@ def valid_specs() -> Iterator[dict[str, Any]]:
         "method": "fedavg",
     }
     yield plain
-    yield from ({**plain, "preset": preset} for preset in PRESETS)
     yield from (whole(RunSpec.parse({**plain, "model": model}, "test")) for model in MODELS)
     for scheme in SCHEMES:
         yield whole(RunSpec.parse({**plain, "partition": {"name": scheme, "clients": 5}}, "test"))

@@ -249,24 +249,73 @@ def test_a_scale_can_patch_the_layout_of_a_figure(config: Config) -> None:
     assert "this is a table" in config.error(scale=item("toy/table", figure={"over": "epochs"}))
 
 
-def test_exceptions_patch_the_cells_that_they_name(config: Config) -> None:
-    exceptions = [{"when": {"method": "scaffold", "plugin": "FLFA"}, "set": {"training": {"lr": 0.125}}}]
-    table, _ = config.plan(put(exceptions, *TABLE, "exceptions")).items
-    rates = {tuple(entry.labels.values()): entry.spec.training.lr for entry in table.entries}
-    assert [cell for cell, rate in rates.items() if rate == 0.125] == [("scaffold", "FLFA")]
-    message = config.error(put([{"when": {"method": "fedavgg"}, "set": {}}], *TABLE, "exceptions"))
-    assert "items.table" in message and "'fedavgg'" in message
+ALL_CELLS = [(method, plugin) for method in ("fedavg", "fedprox", "scaffold") for plugin in ("BP", "FLFA")]
 
 
-def test_a_scale_adds_exceptions_of_its_own(config: Config) -> None:
-    special = {"when": {"method": "scaffold", "plugin": "FLFA"}, "set": {"training": {"lr": 0.125}}}
-    table, other = config.plan(scale=put([special], "exceptions")).items
-    rates = {tuple(entry.labels.values()): entry.spec.training.lr for entry in table.entries}
-    assert [cell for cell, rate in rates.items() if rate == 0.125] == [("scaffold", "FLFA")]
-    assert 0.125 not in {entry.spec.training.lr for entry in other.entries}
-    wrong = {**special, "when": {"method": "scafold"}}
-    message = config.error(scale=put([wrong], "exceptions"))
-    assert "scale 'tiny'" in message and "'scafold'" in message and "'method'" in message
+@pytest.mark.parametrize(
+    ("when", "cells"),
+    [
+        ({"method": "scaffold", "plugins": "flfa"}, [("scaffold", "FLFA")]),
+        ({"method": ["fedavg", "scaffold"], "plugins": "flfa"}, [("fedavg", "FLFA"), ("scaffold", "FLFA")]),
+        ({"method.mu": 0.01}, [("fedprox", "BP"), ("fedprox", "FLFA")]),
+        (
+            {"training.lr_schedule": "constant", "participation.fraction": 0.1, "partition.clients": 10.0},
+            ALL_CELLS,
+        ),
+        ({"local_test": None, "training.augmentation.flip": False}, ALL_CELLS),
+    ],
+)
+def test_exceptions_patch_the_cells_whose_settings_match(
+    config: Config, when: Yaml, cells: list[tuple[str, str]]
+) -> None:
+    special = {"when": when, "set": {"training": {"lr": 0.125}}}
+    for edits in ({"paper": put([special], *TABLE, "exceptions")}, {"scale": put([special], "exceptions")}):
+        table = config.plan(**edits).items[0]
+        rates = {tuple(entry.labels.values()): entry.spec.training.lr for entry in table.entries}
+        assert [cell for cell, rate in rates.items() if rate == 0.125] == cells
+
+
+def test_exceptions_see_the_settings_without_exceptions(config: Config) -> None:
+    chain = [
+        {"when": {"method": "fedavg", "rounds": old}, "set": {"rounds": new}}
+        for old, new in ((100, 20), (20, 30))
+    ]
+    table = config.plan(put(chain[:1], *TABLE, "exceptions")).items[0]
+    assert {(entry.spec.method.name, entry.spec.rounds) for entry in table.entries} >= {("fedavg", 20)}
+    assert "no cell has all of" in config.error(put(chain, *TABLE, "exceptions"))
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ({"method": "scafold"}, "no cell has method 'scafold'; did you mean 'scaffold'?"),
+        ({"method": "fedavg", "method.mu": 0.01}, "no cell has all of"),
+        ({"methd": "fedavg"}, "a run has no setting 'methd'; did you mean 'method'?"),
+        ({"plugin": "FLFA"}, "a run has no setting 'plugin'; did you mean 'plugins'?"),
+        ({}, "when"),
+    ],
+)
+def test_exceptions_that_match_nothing_are_refused(config: Config, when: Yaml, said: str) -> None:
+    special = {"when": when, "set": {"training": {"lr": 0.125}}}
+    for edits in ({"paper": put([special], *TABLE, "exceptions")}, {"scale": put([special], "exceptions")}):
+        assert said in config.error(**edits)
+
+
+def test_labels_and_captions_decide_no_setting(config: Config) -> None:
+    special = {"when": {"method": "scaffold", "plugins": "flfa"}, "set": {"training": {"lr": 0.125}}}
+    exceptions = put([special], *TABLE, "exceptions")
+    ids = [entry.spec.run_id for entry in config.plan(exceptions).items[0].entries]
+
+    def renamed(data: Yaml) -> None:
+        exceptions(data)
+        table = data["items"]["table"]
+        table |= {"title": "Another title", "caption": "Another caption"}
+        table["axes"] = {
+            "method": {f"Method {number}": name for number, name in enumerate(table["axes"]["method"])},
+            "plugin": {"BP": table["axes"]["plugin"]["BP"], "scaffold": table["axes"]["plugin"]["FLFA"]},
+        }
+
+    assert [entry.spec.run_id for entry in config.plan(renamed).items[0].entries] == ids
 
 
 def test_yaml_numbers_without_a_point_are_numbers(config: Config) -> None:
@@ -276,22 +325,6 @@ def test_yaml_numbers_without_a_point_are_numbers(config: Config) -> None:
     paper.write_text(written)
     assert yaml.safe_load(written)["settings"]["training"] == {"lr": "1e-5"}, "the trap: YAML reads a text"
     assert {spec.training.lr for spec in plan(config.folder, "tiny").runs.values()} == {1e-5}
-
-
-def test_an_exception_may_name_several_labels_of_an_axis(config: Config) -> None:
-    special = {
-        "when": {"method": ["fedavg", "scaffold"], "plugin": "FLFA"},
-        "set": {"training": {"lr": 0.125}},
-    }
-    table, _ = config.plan(put([special], *TABLE, "exceptions")).items
-    rates = {tuple(entry.labels.values()): entry.spec.training.lr for entry in table.entries}
-    assert [cell for cell, rate in rates.items() if rate == 0.125] == [
-        ("fedavg", "FLFA"),
-        ("scaffold", "FLFA"),
-    ]
-    special["when"] = {"method": ["fedavg", "scafold"]}
-    message = config.error(put([special], *TABLE, "exceptions"))
-    assert "items.table" in message and "'scafold'" in message
 
 
 def test_a_scale_can_name_a_paper_whole(config: Config) -> None:
@@ -1013,7 +1046,7 @@ def test_committed_schemas_are_those_of_the_models(tmp_path: Path) -> None:
 PLAN_AND_MEASURE = """
 import sys, time
 from pathlib import Path
-from fltrain.experiments import plan
+from fltrain.experiments.plan import plan
 planned = plan(Path(sys.argv[1]), "demo")
 assert planned.runs and all(item.sheet.cells for item in planned.items)
 print(time.process_time(), *{"torch", "mlflow", "matplotlib"} & set(sys.modules))

@@ -290,7 +290,6 @@ TRUTH = "YAML reads no, off, yes and on as truth values: write a text in quotes"
         ("dataset", "off", f"dataset: input should be an object, got False; {TRUTH}"),
         ("model", "{name: yes}", f"model: unknown model True; {TRUTH}"),
         ("method", "on", f"method: input should be an object, got True; {TRUTH}"),
-        ("preset", "no", f"preset: unknown False; {TRUTH}"),
         ("batchnorm", "off", f"batchnorm: input should be 'average' or 'local', got False; {TRUTH}"),
         (
             "dataset",

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -585,47 +584,3 @@ def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         tiny().rounds = 4
     assert Evaluation() == Evaluation(every=1)
-
-
-# ------------------------------------------------------------------------------------ presets
-PERSONAL = {"partition": {"name": "pathological", "clients": 10}, "local_test": {}, "method": "fedfcd"}
-RESNET = {"dataset": {"name": "digits", "image_size": 32}, "model": "resnet18"}
-
-
-def test_a_preset_stands_for_the_settings_that_it_is_documented_to_stand_for() -> None:
-    preset = tiny(**PERSONAL, **RESNET, preset="paper_suite")
-    spelled_out = tiny(
-        **{**PERSONAL, "partition": {**PERSONAL["partition"], "assignment": "contiguous"}},
-        **{**RESNET, "model": {"name": "resnet18", "stem": "imagenet", "initialisation": "he"}},
-        batchnorm="local",
-    )
-    assert preset.run_id == spelled_out.run_id != tiny(**PERSONAL, **RESNET).run_id
-
-
-def test_a_preset_gives_way_to_what_the_run_says_and_leaves_other_components_alone() -> None:
-    written = tiny(**PERSONAL, preset="paper_suite", batchnorm="average")
-    assert (written.batchnorm, written.partition.assignment) == ("average", "contiguous")
-    explicit = {**PERSONAL, "partition": {**PERSONAL["partition"], "assignment": "random_balanced"}}
-    assert tiny(**explicit, preset="paper_suite").partition.assignment == "random_balanced"
-    other = tiny(**{**PERSONAL, "partition": {"name": "iid", "clients": 10}}, preset="paper_suite")
-    assert (
-        other.run_id
-        == tiny(**{**PERSONAL, "partition": {"name": "iid", "clients": 10}}, batchnorm="local").run_id
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"preset": "paper_sute"}, "preset: unknown 'paper_sute'; did you mean 'paper_suite'? "),
-        ({"preset": 3}, "preset: unknown 3 "),
-        ({"presett": "paper_suite"}, "unknown key 'presett'; did you mean 'preset'?"),
-        (
-            {"preset": "paper_suite", "local_test": None},
-            "'fedfcd' makes a model for each client; set local_test",
-        ),
-    ],
-)
-def test_a_wrong_preset_is_one_clear_error(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(FltrainError, match=re.escape(message)):
-        tiny(**{**PERSONAL, **changes})
