@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, Strict, model_validator
 
@@ -18,6 +18,7 @@ from fltrain.core.config import FileName, Settings, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.registry import choice
 from fltrain.core.strict_yaml import read_plain
+from fltrain.data.medmnist import medmnist_entry
 from fltrain.data.readers import READERS, Facts, Reader
 
 if TYPE_CHECKING:
@@ -202,11 +203,23 @@ def load(path: Path) -> dict[str, DatasetEntry]:
             raise FltrainError(
                 f"{path}: data set {name!r}: called like a split of every run; choose another name"
             )
-        entries[name] = DatasetEntry.parse(entry, f"{path}: {name}")
+        entries[name] = DatasetEntry.parse(_completed(name, entry, f"{path}: {name}"), f"{path}: {name}")
     for name, one in entries.items():
         if one.of is not None:
             _check_relation(f"{path}: {name}: of", one, entries)
     return dict(sorted(entries.items()))
+
+
+def _completed(name: str, entry: Any, where: str) -> Any:
+    """Add the facts that the package medmnist states to an entry of one of its sets."""
+    if not isinstance(entry, Mapping) or {"path", "files"} & entry.keys():
+        return entry
+    if entry.get("reader") not in ("medmnist", {"name": "medmnist"}):
+        return entry
+    try:
+        return {**medmnist_entry(name), **entry}
+    except FltrainError as error:
+        raise FltrainError(f"{where}: {error}") from None
 
 
 def _check_relation(where: str, entry: DatasetEntry, entries: Mapping[str, DatasetEntry]) -> None:
