@@ -1,4 +1,4 @@
-"""Readers: small files in the official layouts, read back; whatever is wrong is said in one line."""
+"""Readers: small files in the official layouts are read back; damaged ones are refused in one line."""
 
 import gzip
 import io
@@ -97,31 +97,17 @@ def test_idx(tmp_path: Path, compressed: bool) -> None:
     np.testing.assert_array_equal(splits.test_labels, np.arange(10))
 
 
-def test_idx_in_a_subfolder(tmp_path: Path) -> None:
-    write_idx(tmp_path)
-    shutil.move(tmp_path, tmp_path.with_name("moved"))
-    (tmp_path / "MNIST").mkdir(parents=True)
-    tmp_path.with_name("moved").rename(tmp_path / "MNIST" / "raw")
-    assert len(reader("idx").read(tmp_path, IDX_FACTS).test_labels) == 10
-
-
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
         ({"train_images": b""}, r"train-images-idx3-ubyte.gz: found the header , expected 00 00 08 03"),
         ({"train_images": idx(pixels(20))}, r"found the header 00 00 08 01, expected 00 00 08 03"),
-        ({"t10k_labels": idx(pixels(10)[:, None])}, r"t10k-labels.*found the header 00 00 08 02"),
-        ({"train_images": b"\0\0\x0d\x03"}, r"found the header 00 00 0d 03"),
         (
             {"train_images": idx(pixels(20, 6, 6))[:-1]},
             r"found 719 values, expected 720 \(shape \(20, 6, 6\)\)",
         ),
         ({"train_images": idx(pixels(20, 6, 6)) + b"x"}, r"found more values, expected 720"),
         ({"train_images": idx(pixels(20, 6, 6))[:9]}, r"not readable as an IDX file"),
-        ({"train_images": idx(pixels(20, 6, 6))[:8]}, r"found 0 values, expected 20"),
-        ({"train_images": idx(pixels(0, 6, 6))}, r"found no images"),
-        ({"train_images": idx(pixels(20, 5, 5))}, r"found images of 5 x 5 pixels, expected 6 x 6"),
-        ({"train_labels": idx(pixels(19) % 10)}, r"train-labels.*found 19 labels for 20 images"),
         ({"train_labels": idx(np.full(20, 10, np.uint8))}, r"found labels 10 to 10, expected 0 to 9"),
     ],
 )
@@ -239,14 +225,10 @@ def without(key: bytes) -> dict[bytes, Any]:
         (py2_pickle(without(b"data")), r"found no 'data' in the batch"),
         (py2_pickle(without(b"labels")), r"found no 'labels' in the batch"),
         (py2_pickle({**batch(10, 0), b"data": [1, 2]}), r"found data list, expected an array \(n, 3072\)"),
-        (py2_pickle({**batch(10, 0), b"data": pixels(10, 300)}), r"found data \(10, 300\), expected"),
-        (py2_pickle({**batch(10, 0), b"data": pixels(0, 3072)}), r"found no images"),
         (py2_pickle({**batch(10, 0), b"data": np.zeros((10, 3072), "<f4")}), r"an array of type b'f4'"),
         (py2_pickle({**batch(10, 0), b"labels": [b"cat"] * 10}), r"labels that are not a list of integers"),
-        (py2_pickle({**batch(10, 0), b"labels": [0]}), r"found 1 label for 10 images"),
         (py2_pickle({**batch(10, 0), b"labels": [11] * 10}), r"found labels 11 to 11, expected 0 to 9"),
         (py2_pickle(batch(10, 0))[:-9], r"test_batch: not readable as a batch of CIFAR \(.+\)"),
-        (b"", r"test_batch: not readable as a batch of CIFAR \(.+\)"),
         (b"garbage", r"test_batch: not readable as a batch of CIFAR \(.+\)"),
     ],
 )
@@ -256,16 +238,18 @@ def test_bad_cifar(tmp_path: Path, content: bytes, message: str) -> None:
 
 
 def test_damaged_or_missing_cifar(tmp_path: Path) -> None:
-    refused("cifar", tmp_path, r"cifar-10-python.tar.gz: no such file", version="cifar-10")
+    refused(
+        "cifar", tmp_path, r"found no cifar-10-batches-py/data_batch_1 or data_batch_1", version="cifar-10"
+    )
     path = write_tar(tmp_path / "cifar-10-python.tar.gz", cifar10())
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"no archive", b""):
         path.write_bytes(damaged)
-        refused("cifar", tmp_path, r"not readable as the archive of CIFAR|found no", version="cifar-10")
+        refused("cifar", tmp_path, r"cifar-10-python.tar.gz: damaged or truncated", version="cifar-10")
     files = cifar10()
     del files["data_batch_3"]
     write_tar(path, files)
-    refused("cifar", tmp_path, r"found no data_batch_3 in cifar-10-batches-py", version="cifar-10")
+    refused("cifar", path, r"python.tar.gz: found no cifar-10-batches-py/data_batch_3", version="cifar-10")
 
 
 class Shell:
@@ -283,7 +267,7 @@ def test_a_pickle_cannot_run_anything(tmp_path: Path, protocol: int) -> None:
     marker = tmp_path / "executed"
     content = pickle.dumps({"data": Shell(marker)}, protocol)
     write_tar(tmp_path / "cifar-10-python.tar.gz", {**cifar10(), "test_batch": content})
-    refused("cifar", tmp_path, r"it asks for \w+\.system, which no such file needs", version="cifar-10")
+    refused("cifar", tmp_path, r"it refers to \w+\.system, which no such file needs", version="cifar-10")
     assert not marker.exists()
     pickle.loads(content)  # the command is real
     assert marker.exists()
@@ -338,15 +322,9 @@ def test_svhn(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"X": np.zeros((32, 32, 3))}, r"train_32x32.mat: found X of shape \(32, 32, 3\)"),
-        ({"X": np.zeros((32, 32, 3, 20))}, r"train_32x32.mat, X: found float64 images, expected uint8"),
         ({"X": pixels(16, 16, 3, 20)}, r"found images of 16 x 16 pixels, expected 32 x 32"),
-        ({"X": pixels(32, 32, 1, 20)}, r"found 1 channel, expected 3"),
-        ({"X": pixels(32, 32, 2, 20)}, r"found an array of shape \(20, 32, 32, 2\)"),
         ({"y": np.zeros((20, 1), np.uint8)}, r"train_32x32.mat, y: found labels 0 to 0, expected 1 to 10"),
         ({"y": np.full((20, 1), 11, np.uint8)}, r"found labels 11 to 11, expected 1 to 10"),
-        ({"y": np.ones((20, 1))}, r"found float64 labels, expected integers"),
-        ({"y": np.ones((20, 2), np.uint8)}, r"found labels of shape \(20, 2\), expected one for each image"),
-        ({"y": np.ones((3, 1), np.uint8)}, r"found 3 labels for 20 images"),
     ],
 )
 def test_bad_svhn(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -443,8 +421,29 @@ def test_data_that_contradict_the_facts(tmp_path: Path, facts: Facts, message: s
 
 
 def test_declared_classes_may_be_absent(tmp_path: Path) -> None:
-    write_npz(tmp_path, arrays(8, 8, train_labels=np.full(20, 7), test_labels=np.full(10, 7)))
-    assert reader("npz").read(tmp_path, Facts(classes=10)).train_labels.tolist() == [7] * 20
+    labels = np.repeat([3, 7], 10)
+    write_npz(tmp_path, arrays(8, 8, train_labels=labels, test_labels=labels[:10]))
+    assert reader("npz").read(tmp_path, Facts(classes=10)).train_labels.tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("facts", [UNKNOWN, Facts(classes=10)], ids=["unknown", "declared"])
+@pytest.mark.parametrize("label", [0, 7])
+def test_a_set_of_one_class_is_refused(tmp_path: Path, facts: Facts, label: int) -> None:
+    """Any model would reach 100 %."""
+    labels = {"train_labels": np.full(20, label), "test_labels": np.full(10, label)}
+    message = rf": all images are of class {label}, expected at least two classes; check the labels"
+    refused("npz", write_npz(tmp_path, arrays(8, 8, **labels)), message, facts)
+
+
+@pytest.mark.parametrize(("split", "images"), [("training", 20), ("test", 10)])
+def test_a_split_of_one_class_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, split: str, images: int
+) -> None:
+    key = {"training": "train_labels", "test": "test_labels"}[split]
+    write_npz(tmp_path, arrays(8, 8, **{key: np.full(images, 3)}))
+    note = f"all {images} {split} images are of class 3: a constant prediction reaches 100 %"
+    assert note in reader("npz").read(tmp_path, Facts(classes=5)).notes
+    assert caplog.messages == [f"{tmp_path}: {note}"]
 
 
 def test_damaged_or_missing_npz(tmp_path: Path) -> None:
@@ -485,10 +484,6 @@ def test_bad_cifar10_1(tmp_path: Path) -> None:
     facts, labels = Facts(10, 3, 32, 0, 20), np.arange(20) % 10
     read = {"facts": facts, "version": "v6"}
     refused("cifar10_1", tmp_path, r"found no cifar10.1_v6_data.npy", **read)
-    write_cifar10_1(tmp_path, pixels(20, 32, 32, 3), labels[:-1])
-    refused("cifar10_1", tmp_path, r"v6_labels.npy: found 19 labels for 20 images", **read)
-    write_cifar10_1(tmp_path, pixels(20, 32, 32), labels)
-    refused("cifar10_1", tmp_path, r"v6_data.npy: found 1 channel, expected 3", **read)
     write_cifar10_1(tmp_path, pixels(20, 32, 32, 3), np.array([Shell(tmp_path / "executed")] * 20))
     refused("cifar10_1", tmp_path, r"v6_labels.npy: not readable as a numpy array \(.*pickle", **read)
     assert not (tmp_path / "executed").exists()
@@ -557,9 +552,9 @@ def test_femnist_in_its_archive(tmp_path: Path) -> None:
     check_femnist(reader("femnist").read(archive, FEMNIST_FACTS))
     assert [path.name for path in tmp_path.iterdir()] == [archive.name]
     archive.write_bytes(archive.read_bytes()[:1000])
-    refused("femnist", tmp_path, r"tar.bz2: not readable as the archive of FEMNIST \(.+\)")
+    refused("femnist", tmp_path, r"tar.bz2: damaged or truncated \(.+\)")
     write_tar(archive, {}, folder="")
-    refused("femnist", tmp_path, r"found no fed_emnist_train.h5")
+    refused("femnist", tmp_path, r"tar.bz2: found no fed_emnist_train.h5")
 
 
 def test_leaf(tmp_path: Path) -> None:
@@ -585,31 +580,20 @@ def test_bad_femnist(tmp_path: Path) -> None:
     for value in (1.5, -0.1, np.nan):
         rewrite(examples__a__pixels=np.full_like(images, value), examples__a__label=labels)
         refused("femnist", tmp_path, rf"a: found pixels {value} to {value}, expected floats from 0 to 1")
-    rewrite(examples__a__pixels=images[:, :14, :14], examples__a__label=labels)
-    refused("femnist", tmp_path, r"a: found images of 14 x 14 pixels, expected 28 x 28", FEMNIST_FACTS)
-    rewrite(examples__a__pixels=images, examples__a__label=labels[:3])
-    refused("femnist", tmp_path, r"a: found 3 labels for 4 images")
     rewrite(examples__a__pixels=images, examples__a__label=labels + 60)
     refused("femnist", tmp_path, r"a: found labels 60 to 63, expected 0 to 61", FEMNIST_FACTS)
     path.write_bytes(b"no HDF5")
     refused("femnist", tmp_path, r"fed_emnist_train.h5: not readable as an HDF5 file \(.+\)")
-    path.unlink()
-    refused("femnist", tmp_path, r"found no fed_emnist_train.h5")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"new.json: cannot be read"),
-        ("[]", r"new.json: found no 'user_data'"),
         ('{"user_data": []}', r"new.json: found no 'user_data'"),
         ('{"user_data": {"w": {"x": []}}}', r"new.json, w: found no x and y"),
         ('{"user_data": {"w": {"x": [[0, 0, 0]], "y": [1]}}}', r"w: found pixels of shape \(1, 3\)"),
         ('{"user_data": {"w": {"x": [[0], [0, 0]], "y": [1]}}}', r"not readable as images and labels"),
-        ('{"user_data": {"w": {"x": [["a"]], "y": [1]}}}', r"not readable as images and labels"),
         ('{"user_data": {"w": {"x": [[2]], "y": [1]}}}', r"w: found pixels 2 to 2, expected floats"),
-        ('{"user_data": {"w": {"x": [[1]], "y": [1.5]}}}', r"w: found float64 labels"),
-        ('{"user_data": {"w": {"x": [], "y": [1]}}}', r"w: found an array of shape \(0,\)"),
         ('{"user_data": {"f09_01": {"x": [[1]], "y": [1]}}}', r"f09_01: found a writer who is in an earlier"),
     ],
 )

@@ -1,40 +1,45 @@
-"""What every reader shares: what it returns, what it is told, and how arrays are checked.
+"""Shared parts of all readers: their results, the facts to check, and checks of arrays.
 
-Files are read as if they were hostile or damaged: nothing in them is executed, and whatever does not fit is
-refused with one line that names the file, what was found and what is expected.
+Files may be hostile or damaged. Nothing in them is executed, and every mismatch is one line that names the
+file, the value and what is expected.
 """
 
 from __future__ import annotations
 
-import tarfile
+import logging
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, ClassVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.registry import Component
+from fltrain.data.unpack import unpack
 
+LOG = logging.getLogger("fltrain")
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Split = tuple[Images, Labels]
 
 CHANNELS = (1, 3)
-"""Grey or colour: what an image can have."""
+"""Grey or colour."""
 
 
 @dataclass(frozen=True)
 class RawSplits:
     """Images as uint8 ``[n, channels, height, width]`` and labels as int64 ``[n]``, per split.
 
-    A set that is for testing only has no training images (``n`` is 0). ``writers`` and
-    ``test_writers`` say for each image who made it, counted from 0, where the set knows. ``class_names`` are
-    in the order of the labels, where the files state them. ``notes`` are for the user: what was left out, and
-    how much.
+    Attributes:
+        train_images, train_labels: empty for a test set of another dataset.
+        test_images, test_labels: the official test split.
+        writers, test_writers: writer of each image, numbered from 0, int64 ``[n]``; None if unknown.
+        class_names: in the order of the labels; empty if the files have no names.
+        notes: remarks for the user, for example about images left out.
     """
 
     train_images: Images
@@ -49,7 +54,7 @@ class RawSplits:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a data set must be like; what is not known beforehand (None) is read off the data."""
+    """Known properties of a dataset; None: read off the data."""
 
     classes: int | None = None
     channels: int | None = None
@@ -59,40 +64,43 @@ class Facts:
 
 
 class Reader(Component):
-    """A way to read the files of a data set, with its options."""
+    """A file format, with its options."""
 
     needs_files: ClassVar[bool] = True
-    """Whether there is anything to download or to bring along."""
+    """False if the images ship with a dependency."""
 
     def read(self, source: Path, facts: Facts = Facts(), side: int | None = None) -> RawSplits:
-        """Read a data set and check it.
+        """Return the checked splits of a dataset.
 
         Args:
-            source: folder of the raw files, or the one file, where a format has only one.
-            facts: what the data must be like.
-            side: height and width wanted. Only readers of photographs heed it, which bring images to one
-                size as they read them; others return the native size.
+            source: folder of the raw files, or the only file.
+            facts: expected properties.
+            side: target height and width. Readers of photographs resize to it; others return the native size.
 
         Raises:
-            FltrainError: if anything is missing, damaged, or not as the facts say.
+            FltrainError: if a file is missing, damaged, or contradicts the facts, or if all images have the
+                same class.
         """
         if self.needs_files and not source.exists():
             raise FltrainError(f"{source}: no such file or folder")
         splits = self.load(source, facts, side)
         _check_splits(splits, facts, source)
-        return splits
+        warnings = _single_class_warnings(splits, source)
+        for warning in warnings:
+            LOG.warning("%s: %s", source, warning)
+        return replace(splits, notes=(*splits.notes, *warnings))
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
-        """The format itself; ``read`` checks what concerns the splits together."""
-        raise TypeError(f"reader {self.name!r} does not say how to read its files")
+        """Read the format; ``read`` checks the splits as a whole."""
+        raise TypeError(f"reader {self.name!r} does not define load()")
 
     def side_read(self, facts: Facts) -> int | None:
-        """Height and width of the images when no other is wanted; None if only the data can say."""
+        """Return height and width of the images if no target is given; None if only the files can tell."""
         return facts.side
 
 
 def observed(splits: RawSplits) -> Facts:
-    """What the data are like. Classes are counted up to the largest label, or by their names."""
+    """Return the properties of the data. Classes are counted by names, or up to the largest label."""
     labels = np.concatenate([splits.train_labels, splits.test_labels])
     return Facts(
         classes=len(splits.class_names) or int(labels.max()) + 1,
@@ -104,10 +112,10 @@ def observed(splits: RawSplits) -> Facts:
 
 
 def statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, pixels counted from 0 to 1.
+    """Return mean and standard deviation of each channel, for pixels from 0 to 1.
 
-    Sums are exact integers, so the result does not depend on their order. A channel without any variation
-    gets the deviation 1, as it is there to divide by.
+    Sums are exact integers, so the order of the images does not matter. A constant channel gets the deviation
+    1, because pixels are divided by it.
     """
     values = np.arange(256, dtype=np.float64) / 255
     counts = np.zeros((images.shape[1], 256), np.int64)
@@ -121,7 +129,7 @@ def statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def as_images(array: NDArray[Any], where: str, facts: Facts = Facts()) -> Images:
-    """Check images ``[n, h, w]`` or ``[n, h, w, c]`` and bring them to ``[n, c, h, w]``.
+    """Check images ``[n, h, w]`` or ``[n, h, w, c]`` and return them as ``[n, c, h, w]``.
 
     Raises:
         FltrainError: if they are not square uint8 images of the expected size and channels.
@@ -133,14 +141,12 @@ def as_images(array: NDArray[Any], where: str, facts: Facts = Facts()) -> Images
             f"{where}: found an array of shape {array.shape}, expected images (n, height, width) "
             "or (n, height, width, 1 or 3)"
         )
-    found, height, width = array.shape[:3]
-    if not found:
+    images, height, width = array.shape[:3]
+    if not images:
         raise FltrainError(f"{where}: found no images, expected at least one")
-    expected = facts.side or height or 1
-    if (height, width) != (expected, expected):
-        raise FltrainError(
-            f"{where}: found images of {height} x {width} pixels, expected {expected} x {expected}"
-        )
+    side = facts.side or height or 1
+    if (height, width) != (side, side):
+        raise FltrainError(f"{where}: found images of {height} x {width} pixels, expected {side} x {side}")
     channels = array.shape[3] if array.ndim == 4 else 1
     if facts.channels not in (None, channels):
         raise FltrainError(f"{where}: found {count(channels, 'channel')}, expected {facts.channels}")
@@ -151,17 +157,17 @@ def as_images(array: NDArray[Any], where: str, facts: Facts = Facts()) -> Images
 def as_labels(
     array: NDArray[Any], where: str, images: int, classes: int | None = None, first: int = 0
 ) -> Labels:
-    """Check labels ``[n]`` or ``[n, 1]`` of so many images and bring them to int64 ``[n]``.
+    """Check labels ``[n]`` or ``[n, 1]`` and return them as int64 ``[n]``.
 
     Args:
-        array: what the file holds.
+        array: content of the file.
         where: the file, for messages.
-        images: how many labels there must be.
-        classes: how many classes there are, if that is known.
-        first: smallest label that the format uses.
+        images: expected number of labels.
+        classes: number of classes, if known.
+        first: smallest label of the format.
 
     Raises:
-        FltrainError: if they are not integers, too few or too many, or not labels of these classes.
+        FltrainError: if they are not integers, too few or too many, or outside the classes.
     """
     if array.dtype.kind not in "iu":
         raise FltrainError(f"{where}: found {array.dtype} labels, expected integers")
@@ -179,22 +185,22 @@ def as_labels(
 
 
 def count(number: int, noun: str) -> str:
-    """For example ``1,712 images``."""
+    """Return, for example, ``1,712 images``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listing(names: Iterable[str], most: int = 3) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names and the number of the others."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def locate(source: Path, *names: str) -> Path:
-    """Return the file with one of these names in a folder, or the one below; earlier names are preferred.
+    """Return the file with one of these names in a folder or below it; earlier names are preferred.
 
     Raises:
-        FltrainError: if there is none, or more than one of the same name.
+        FltrainError: if no file, or more than one, has the name.
     """
     for name in names:
         if (source / name).is_file():
@@ -207,30 +213,39 @@ def locate(source: Path, *names: str) -> Path:
     raise FltrainError(f"{source}: found no {' or '.join(names)}")
 
 
-def tar_members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
-    """Names and contents of the plain files in an archive, one after the other; nothing is written."""
-    with tarfile.open(archive, "r|*") as members:
-        for member in members:
-            file = members.extractfile(member) if member.isfile() else None
-            if file is not None:
-                yield PurePosixPath(member.name), file
+@contextmanager
+def extracted(source: Path, archive_name: str) -> Iterator[Path]:
+    """Yield a folder with the content of an archive, or ``source`` if it is a folder without the archive.
+
+    The folder is temporary; error messages name the archive in its place.
+    """
+    archive = source if source.is_file() else source / archive_name
+    if not archive.is_file():
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="fltrain-") as temporary:
+        folder = unpack(archive, Path(temporary) / "content")
+        try:
+            yield folder
+        except FltrainError as error:
+            raise FltrainError(str(error).replace(str(folder), str(archive))) from None
 
 
 @contextmanager
-def readable(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever goes wrong while a file is parsed into one line that names it.
+def readable(path: Path, kind: str) -> Iterator[None]:
+    """Turn any error of a parser into one line that names the file and the expected kind.
 
-    Parsers of damaged files raise almost anything; none of it is of use to someone who cannot mend the file.
+    Parsers raise almost anything on damaged files, and the user can only replace the file.
     """
     try:
         yield
     except (FltrainError, MemoryError):
         raise
     except FileNotFoundError:
-        raise FltrainError(f"{path}: no such file, expected {what}") from None
+        raise FltrainError(f"{path}: no such file, expected {kind}") from None
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise FltrainError(f"{path}: not readable as {what} ({reason})") from None
+        raise FltrainError(f"{path}: not readable as {kind} ({reason})") from None
 
 
 def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
@@ -239,15 +254,25 @@ def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
             f"{source}: found training images of {_form(splits.train_images)} "
             f"but test images of {_form(splits.test_images)}"
         )
-    seen = observed(splits)
-    for split, found, expected in (
-        ("training", seen.train_images or 0, facts.train_images),
-        ("test", seen.test_images or 0, facts.test_images),
+    for split, labels, expected in (
+        ("training", splits.train_labels, facts.train_images),
+        ("test", splits.test_labels, facts.test_images),
     ):
-        if expected not in (None, found):
-            raise FltrainError(f"{source}: found {count(found, f'{split} image')}, expected {expected:,}")
-    if facts.classes is None:
-        _check_gaps(splits, seen.classes or 0, source)
+        if expected not in (None, len(labels)):
+            raise FltrainError(
+                f"{source}: found {count(len(labels), f'{split} image')}, expected {expected:,}"
+            )
+    present = np.unique(np.concatenate([splits.train_labels, splits.test_labels]))
+    if len(present) == 1 and len(splits.train_labels):
+        raise FltrainError(
+            f"{source}: all images are of class {present[0]}, expected at least two classes; check the labels"
+        )
+    if facts.classes is None and len(present) < (classes := observed(splits).classes or 0):
+        missing = int(np.flatnonzero(present != np.arange(len(present)))[0])
+        raise FltrainError(
+            f"{source}: found labels up to {classes - 1} but none that is {missing}; "
+            "number the classes from 0, or state 'classes'"
+        )
 
 
 def _form(images: Images) -> str:
@@ -255,12 +280,10 @@ def _form(images: Images) -> str:
     return f"{height} x {width} pixels and {count(channels, 'channel')}"
 
 
-def _check_gaps(splits: RawSplits, classes: int, source: Path) -> None:
-    """Refuse labels that skip a class when the number of classes was read off them."""
-    present = np.unique(np.concatenate([splits.train_labels, splits.test_labels]))
-    if len(present) < classes:
-        missing = int(np.flatnonzero(present != np.arange(len(present)))[0])
-        raise FltrainError(
-            f"{source}: found labels up to {classes - 1} but none that is {missing}; "
-            "number the classes from 0, or state 'classes'"
-        )
+def _single_class_warnings(splits: RawSplits, source: Path) -> tuple[str, ...]:
+    """A constant prediction is right for every image of such a split."""
+    return tuple(
+        f"all {len(labels):,} {split} images are of class {labels[0]}: a constant prediction reaches 100 %"
+        for split, labels in (("training", splits.train_labels), ("test", splits.test_labels))
+        if len(labels) and labels.min() == labels.max()
+    )

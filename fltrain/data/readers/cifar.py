@@ -1,10 +1,9 @@
-"""CIFAR-10 and CIFAR-100 in their Python form: pickles inside a tar archive, read without running them."""
+"""CIFAR-10 and CIFAR-100 in their Python form: pickles in a tar archive, read without executing them."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +19,9 @@ from fltrain.data.readers.base import (
     Split,
     as_images,
     as_labels,
+    extracted,
+    locate,
     readable,
-    tar_members,
 )
 
 _SIDE = 32
@@ -55,65 +55,44 @@ _LAYOUTS = {
 
 
 class Cifar(Reader):
-    """The archive as downloaded, or its folder unpacked. The labels of CIFAR-100 are the 100 fine ones."""
+    """The archive as downloaded, or its unpacked folder. CIFAR-100 has its 100 fine labels."""
 
     name: Literal["cifar"] = "cifar"
     version: Literal["cifar-10", "cifar-100"]
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         layout = _LAYOUTS[self.version]
-        batches = {
-            where.name: _batch(where, content, layout.labels, facts)
-            for where, content in _members(source, layout)
-        }
-        missing = [file for file in (*layout.train, *layout.test) if file not in batches]
-        if missing:
-            raise FltrainError(f"{source}: found no {', '.join(missing)} in {layout.folder}")
-        return RawSplits(*_joined(batches, layout.train), *_joined(batches, layout.test))
+        with extracted(source, layout.archive) as folder:
+
+            def split(names: tuple[str, ...]) -> Split:
+                places = [locate(folder, f"{layout.folder}/{name}", name) for name in names]
+                batches = [_batch(path, layout.labels, facts) for path in places]
+                images, labels = zip(*batches, strict=True)
+                return np.concatenate(images), np.concatenate(labels)
+
+            return RawSplits(*split(layout.train), *split(layout.test))
 
 
-def _joined(batches: dict[str, Split], files: tuple[str, ...]) -> Split:
-    parts = [batches[file] for file in files]
-    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
-
-
-def _members(source: Path, layout: _Layout) -> Iterator[tuple[Path, bytes]]:
-    """The batches, by the path that messages name, from a folder or else from the archive."""
-    names = {*layout.train, *layout.test}
-    for folder in (source, source / layout.folder):
-        if folder.is_dir() and all((folder / name).is_file() for name in names):
-            yield from ((folder / name, (folder / name).read_bytes()) for name in sorted(names))
-            return
-    archive = source if source.is_file() else source / layout.archive
-    with readable(archive, "the archive of CIFAR"):
-        for member, file in tar_members(archive):
-            if member.parent.name == layout.folder and member.name in names:
-                yield archive / member, file.read()
-
-
-def _batch(where: Path, content: bytes, key: bytes, facts: Facts) -> Split:
-    with readable(where, "a batch of CIFAR"):
-        batch = restricted_load(content)
+def _batch(path: Path, key: bytes, facts: Facts) -> Split:
+    with readable(path, "a batch of CIFAR"):
+        batch = restricted_load(path.read_bytes())
         if not isinstance(batch, dict):
-            raise FltrainError(f"{where}: found a {type(batch).__name__}, expected a dictionary")
-        data, labels = _entry(where, batch, b"data"), _entry(where, batch, key)
+            raise FltrainError(f"{path}: found a {type(batch).__name__}, expected a dictionary")
+        for wanted in (b"data", key):
+            if wanted not in batch:
+                raise FltrainError(f"{path}: found no {wanted.decode()!r} in the batch")
+        data, labels = batch[b"data"], batch[key]
         if not isinstance(data, _Array) or data.value.ndim != 2 or data.value.shape[1] != 3 * _SIDE**2:
-            found = data.value.shape if isinstance(data, _Array) else type(data).__name__
-            raise FltrainError(f"{where}: found data {found}, expected an array (n, {3 * _SIDE**2})")
+            kind = data.value.shape if isinstance(data, _Array) else type(data).__name__
+            raise FltrainError(f"{path}: found data {kind}, expected an array (n, {3 * _SIDE**2})")
         if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-            raise FltrainError(f"{where}: found labels that are not a list of integers")
-        images = as_images(data.value.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1), str(where), facts)
-        return images, as_labels(np.array(labels, np.int64), str(where), len(images), facts.classes)
-
-
-def _entry(where: Path, batch: dict[Any, Any], key: bytes) -> Any:
-    if key not in batch:
-        raise FltrainError(f"{where}: found no {key.decode()!r} in the batch")
-    return batch[key]
+            raise FltrainError(f"{path}: found labels that are not a list of integers")
+        images = as_images(data.value.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1), str(path), facts)
+        return images, as_labels(np.array(labels, np.int64), str(path), len(images), facts.classes)
 
 
 class _Array:
-    """Stands in for a numpy array while unpickling: numpy's own code to restore one is never called."""
+    """Stand-in for a numpy array while unpickling; numpy's own code to restore one is never called."""
 
     value: NDArray[np.uint8]
 
@@ -125,14 +104,14 @@ class _Array:
 
 
 class _Bytes:
-    """Stands in for the type ``uint8``."""
+    """Stand-in for the type ``uint8``."""
 
     def __setstate__(self, state: Any) -> None:
         pass
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows uint8 arrays, and refuses every other name before it is looked up."""
+    """Unpickler that admits uint8 arrays and refuses every other name before looking it up."""
 
     def find_class(self, module: str, name: str) -> Any:
         def array(*arguments: Any) -> _Array:
@@ -145,18 +124,18 @@ class _Unpickler(pickle.Unpickler):
 
         known = {
             ("numpy.core.multiarray", "_reconstruct"): array,
-            ("numpy", "ndarray"): None,  # an argument of the first, which does without
+            ("numpy", "ndarray"): None,  # an argument of the first, which ignores it
             ("numpy", "dtype"): dtype,
         }
         if (module, name) not in known:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no such file needs")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no such file needs")
         return known[module, name]
 
 
 def restricted_load(content: bytes) -> Any:
-    """Unpickle containers, numbers, texts and uint8 arrays (as ``_Array``), and nothing else.
+    """Return the content of a pickle of containers, numbers, texts and uint8 arrays (as ``_Array``).
 
     Raises:
-        pickle.UnpicklingError: if the pickle names anything else; none of it has been run then.
+        pickle.UnpicklingError: if the pickle names anything else; nothing of it is executed.
     """
     return _Unpickler(io.BytesIO(content), encoding="bytes").load()

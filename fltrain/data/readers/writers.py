@@ -1,15 +1,11 @@
-"""FEMNIST, handwriting by writer: the HDF5 form of TensorFlow Federated, and the JSON form of LEAF.
+"""FEMNIST, handwriting by writer: the HDF5 files of TensorFlow Federated and the JSON files of LEAF.
 
-Pixels are floats from 0 to 1 in both; white paper is 1. They become bytes, and keep that sense.
+Both have float pixels from 0 to 1, and white paper is 1. They become bytes and are not inverted.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,29 +24,29 @@ from fltrain.data.readers.base import (
     as_images,
     as_labels,
     count,
+    extracted,
     locate,
     readable,
-    tar_members,
 )
 
 SPLITS = ("train", "test")
 ARCHIVE = "fed_emnist.tar.bz2"
 
 ByWriter = dict[str, Split]
-"""Images and labels of each writer who has any."""
+"""Images and labels by writer."""
 
 
 class Femnist(Reader):
     """``fed_emnist_{train,test}.h5`` of TensorFlow Federated: ``examples/<writer>/{pixels,label}``.
 
-    The source has them as they are, or in the archive as downloaded, which is unpacked for the time being
-    (2.3 GB in the folder for temporary files).
+    The source has these files or the archive as downloaded, which needs 2.3 GB in the folder for temporary
+    files while it is read.
     """
 
     name: Literal["femnist"] = "femnist"
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
-        with _unpacked(source) as folder:
+        with extracted(source, ARCHIVE) as folder:
             train, test = (_read_hdf5(locate(folder, f"fed_emnist_{split}.h5"), facts) for split in SPLITS)
         return assemble(source, train, test)
 
@@ -66,10 +62,10 @@ class Leaf(Reader):
 
 
 def assemble(source: Path, train: ByWriter, test: ByWriter) -> RawSplits:
-    """Join the writers who are in both splits, in the order of their names; the test set is their union.
+    """Return the joined images of the writers that are in both splits, ordered by the names of the writers.
 
     Raises:
-        FltrainError: if there is none.
+        FltrainError: if no writer is in both splits.
     """
     kept = sorted(train.keys() & test.keys())
     everyone = count(len(train.keys() | test.keys()), "writer")
@@ -94,24 +90,8 @@ def _joined(split: ByWriter, writers: list[str]) -> Split:
 
 
 def _authors(split: ByWriter, writers: list[str]) -> Labels:
-    """The place in ``writers`` of each image's own, in the order of ``_joined``."""
+    """Return the position in ``writers`` of each image's writer, in the order of ``_joined``."""
     return np.repeat(np.arange(len(writers)), [len(split[writer][1]) for writer in writers])
-
-
-@contextmanager
-def _unpacked(source: Path) -> Iterator[Path]:
-    """A folder with the two files: the source, or a temporary one."""
-    archive = source if source.is_file() else source / ARCHIVE
-    if not archive.is_file():
-        yield source
-        return
-    with tempfile.TemporaryDirectory(prefix="fltrain-") as folder:
-        with readable(archive, "the archive of FEMNIST"):
-            for member, file in tar_members(archive):
-                if member.name in {f"fed_emnist_{split}.h5" for split in SPLITS}:
-                    with (Path(folder) / member.name).open("wb") as out:
-                        shutil.copyfileobj(file, out, 1 << 20)
-        yield Path(folder)
 
 
 def _read_hdf5(path: Path, facts: Facts) -> ByWriter:
@@ -152,7 +132,7 @@ def _read_leaf(folder: Path, facts: Facts) -> ByWriter:
 
 
 def _square(pixels: NDArray[Any], where: str) -> NDArray[Any]:
-    """Rows of pixels as square images."""
+    """Return rows of pixels as square images."""
     if not len(pixels):
         return pixels
     side = math.isqrt(pixels.shape[1]) if pixels.ndim == 2 else 0
@@ -164,7 +144,7 @@ def _square(pixels: NDArray[Any], where: str) -> NDArray[Any]:
 def _add(
     split: ByWriter, writer: str, pixels: NDArray[Any], labels: NDArray[Any], path: Path, facts: Facts
 ) -> None:
-    """Check the images of a writer and keep them, unless there are none."""
+    """Check the images of a writer and add them to the split; a writer without images is left out."""
     where = f"{path}, {writer}"
     if not len(pixels) and not len(labels):
         return
