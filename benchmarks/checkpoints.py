@@ -62,8 +62,8 @@ def measure(
     """Train for so many seconds and count what went into checkpoints."""
     simulation, progress = federation(method, model, clients, device), Progress([], 0.0, [])
     for client in range(clients):  # as after many rounds, when all have taken part
-        if kept := simulation.composition.init_client(simulation.task, simulation.server.weights):
-            simulation.clients[client] = kept
+        if method == "scaffold":
+            simulation.clients[client] = {method: {"control": simulation.server.weights.clone()}}
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder), {}, Interval())
         written: list[float] = []

@@ -51,7 +51,7 @@ def problem(method: Method, clients: int, noise: float) -> tuple[Task, Server, l
         seed=0,
         initialise=lambda client=None: (start, empty),
     )
-    state = method.init_server(task, start)
+    state = method.server_init(task, start)
     server = Server(start, empty, empty.long(), {method.name: state})
     chain, random = Chain.of(network, model.layout), torch.Generator().manual_seed(0)
     spread = torch.cat(

@@ -80,9 +80,8 @@ class Setting:
         simulation = rehearsal(self.spec(method), IMAGES, 1, where.device, EXECUTORS[where.executor])
         simulation.clients = ClientStore(where.folder, LIMIT_MB * 10**6)
         for client in range(self.clients):
-            simulation.clients[client] = simulation.composition.init_client(
-                simulation.task, simulation.server.weights
-            )
+            control = {"control": torch.zeros_like(simulation.server.weights)}
+            simulation.clients[client] = {method: control if method == "scaffold" else {}}
         return simulation
 
 

@@ -72,7 +72,8 @@ base method, bit for bit.
 
 The order of the plug-ins does not matter: FLFA acts in the backward passes, FedImpro in the forward pass and
 the loss, ECGR on what goes up. In general, hooks run in the order base method, then plug-ins as written. Only
-`finish` starts with the plug-ins, so that a base method sees what will go up (see `fltrain/methods/base.py`).
+`client_final` starts with the plug-ins, so that a base method sees the final upload
+(see `fltrain/methods/base.py`).
 
 ## When a plug-in changes nothing
 
@@ -142,7 +143,7 @@ def index() -> str:
             "plug-in" if method.plugin else "base",
             method.citation,
             "depends" if cost.step is None else f"{cost.step / 3:.2f}",
-            f"{_or_depends(cost.down)} / {_or_depends(cost.up)}{KEPT[method().private]}",
+            f"{_or_depends(cost.down)} / {_or_depends(cost.up)}{KEPT[method().needs.private]}",
             f"{_or_depends(cost.client)} / {_or_depends(cost.server)}",
             str(counts[-1]),
         ]

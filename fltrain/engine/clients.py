@@ -109,11 +109,10 @@ class Clients:
             round: the round that begins.
             client: its number.
             kept: what it kept; None if it has not taken part yet.
-            to_train: whether it gets the weights to start local training from, or the global ones.
+            to_train: true for local training, false for a test.
         """
         server, layout, indices = round.server, self.model.layout, self.data.clients[client]
-        start = self.composition.broadcast(server, client) if to_train else server.weights
-        kept = kept or self.composition.init_client(round.task, start)
+        start, kept = server.weights, kept or {}
         own, private = kept.get(OWN, {}), self.ownership.weights(layout)
         if "weights" in own:
             start = start.clone()
@@ -134,8 +133,9 @@ class Clients:
             examples=ClientExamples(self.model, self.data.train, indices, training.batch_size),
             payload={},
             state={},
+            testing=not to_train,
         )
-        local = self.composition.receive(local, round.payloads, kept)
+        local = self.composition.start_weights(local, server, round.payloads, kept)
         self.model.load(local.start, buffers, counters)
         return Arrived(local, kept, buffers, counters)
 
@@ -183,27 +183,24 @@ class ClientExamples:
         return torch.cat(found)
 
 
-def introductions(clients: Clients, round: Round) -> list[Update]:
-    """What all clients upload before the first round, as updates after no local step."""
+def initial_updates(clients: Clients, round: Round) -> list[Update]:
+    """Return the initial uploads of all clients, as updates after no local step."""
     updates: list[Update] = []
     for client in range(len(clients.data.clients)):
         arrived = clients.arrive(round, client, None)
         local = arrived.local
         views = clients.composition.views(local, round.payloads, arrived.kept)
-        with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
-            extras = clients.composition.introduce(views)
-        updates.append(
-            Update(
-                client=client,
-                samples=local.samples,
-                steps=0,
-                start=local.start,
-                trained=local.start,
-                weights=local.start,
-                buffers=arrived.buffers,
-                counters=arrived.counters,
-                loss=local.start.new_zeros(()),
-                extras=extras,
-            )
+        update = Update(
+            client=client,
+            samples=local.samples,
+            steps=0,
+            start=local.start,
+            trained=local.start,
+            weights=local.start,
+            buffers=arrived.buffers,
+            counters=arrived.counters,
+            loss=local.start.new_zeros(()),
         )
+        with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
+            updates.append(clients.composition.initial_client(update, views))
     return updates

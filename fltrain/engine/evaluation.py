@@ -79,7 +79,7 @@ def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> Te
             model.load(**arrived.kept[TRAINED])
         views = composition.views(local, round.payloads, arrived.kept)
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
-            weights = composition.personalise(views, model.weights.clone())
+            weights = composition.test_weights(views, model.weights.clone())
         model.weights.copy_(weights)
 
         def decide(images: Tensor, views: Mapping[str, Local] = views) -> tuple[Tensor, None]:

@@ -19,7 +19,7 @@ from fltrain.core.errors import FltrainError, noting
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.client_store import ClientStore
-from fltrain.engine.clients import Clients, Ownership, Round, introductions
+from fltrain.engine.clients import Clients, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
 from fltrain.engine.executors.loop import Executor, LoopExecutor, Trained
@@ -127,7 +127,7 @@ class Simulation:
                 start,
                 self.model.buffers.clone(),
                 self.model.counters.clone(),
-                self.composition.init_server(self.task, start),
+                self.composition.server_init(self.task, start),
             )
             self.ownership = Ownership(
                 self.composition.private,
@@ -180,9 +180,9 @@ class Simulation:
 
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
-        if number == 0 and self.composition.introduces:
+        if number == 0 and self.composition.initial_upload:
             with self.costs.phase("setup", self.device):
-                self._introduce()
+                self._initial_upload()
         before, task, sampled = self.server, self._at(number), self.sample(number)
         spent = self.costs.of_rounds
         with self.interruptible(), self.costs.phase("train", self.device):
@@ -256,13 +256,12 @@ class Simulation:
         epochs = training.epochs * schedule.passes * len(schedule.phases)
         return epochs * sum(training.batch_sizes(samples, schedule.batches))
 
-    def _introduce(self) -> None:
-        """Let all clients introduce themselves to the server, before the first round."""
-        updates = introductions(self.everyone, self._at(0))
+    def _initial_upload(self) -> None:
+        """Collect the initial uploads of all clients, before the first round."""
+        updates = initial_updates(self.everyone, self._at(0))
         self.bytes_up += sum(_bytes(extra.values()) for update in updates for extra in update.extras.values())
-        self.server = replace(
-            self.server, states=self.composition.introduced(self.task, self.server, updates)
-        )
+        states = self.composition.initial_server(self.task, self.server, updates)
+        self.server = replace(self.server, states=states)
 
     def _evaluate(self, finished: int) -> list[Row]:
         """Test after so many rounds."""

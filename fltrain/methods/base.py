@@ -1,42 +1,39 @@
-"""The method contract: hyper-parameters and a few optional hooks. The engine owns every loop.
+"""The method contract: hyper-parameters and optional hooks. The engine owns every loop.
 
-One round, with the hooks in the order in which the engine calls them::
+The engine calls the hooks of one round in this order::
 
-    server    broadcast(server, state, client)   the weights that a client starts from
-              payload(state)                     what goes down beside weights and buffers
-    client    receive(weights, client)           the weights it starts from, given those received
-              begin(client)                      tensors kept during local training (the carry)
-              schedule                           which parameters train in which pass (owned by one method)
-              per step:  route(network, carry)   context in which forward and backward run
-                         forward(network, ...)   what the network says of the batch (owned by one method)
-                         logits(logits, ...)     change the logits that the loss sees
-                         criterion(logits, ...)  the loss of the logits (owned by one method)
-                         loss(loss, ...)         add to the loss
-                         gradient(step, ...)     where and of what to take the gradient (owned by one)
-                         observe(outputs, ...)   renew the carry by what the network said
-                         correct(gradient, ...)  change the gradient before weight decay and momentum
-                         settle(weights, ..)     move the weights after the optimiser's step
-                         after_step(weights, ..) renew the carry
-              finish(update, ...)                what goes up; the client's state
-    server    aggregate(server, updates, ...)    new global weights and own state (owned by one)
-              aggregate_buffers(server, updates) new BatchNorm statistics (owned by one)
-              server_step(state, ...)            the method's new state on the server
-    tests     personalise(weights, client)       the weights that a client is tested with
-              predict(network, images, client)   its decisions (owned by one method)
+    server    payload(state)                   extra tensors that every client receives
+    client    start_weights(weights, ...)      weights that local training starts from
+              client_init(local)               step state: tensors that change from step to step
+              per step:  route(network, ...)     context of the forward and backward pass (FLFA)
+                         forward(network, ...)   features and logits of the batch (exclusive)
+                         criterion(logits, ...)  loss of the logits (exclusive)
+                         loss(loss, ...)         terms added to the loss
+                         gradient(step, ...)     gradient of the step (exclusive)
+                         correct(gradient, ...)  gradient that the optimiser uses
+                         post_step(weights, ..)  weights after the optimiser's step
+                         next_state(...)         step state for the next step
+              client_final(update, ...)        upload and new client state
+    server    aggregate(task, ...)             new global weights and server state (exclusive)
+              server_step(task, ...)           new server state, for methods that do not aggregate
+              report(task, ...)                the method's row in the record
+    tests     test_weights(weights, local)     weights that a client is tested with
+              predict(network, images, local)  logits of a client's test images (exclusive)
 
-Weights named by ``private`` never leave their client: they start from what it kept, and are not averaged.
-A method that needs to hear from all clients before the first round defines ``introduce``.
+Before the first round, ``adapt`` changes the network and ``server_init`` returns the server state. ``needs``
+declares what else a method wants from the engine, for example which parameters stay with the clients.
 
-Hooks of several methods run in the order base, plug-ins as written. ``finish`` alone runs the other way round
-(plug-ins, then the base), so that a base method sees both what it trained and what will go up.
+Several methods run as a base method and plug-ins. An exclusive hook belongs to one of them: two methods that
+both define it cannot be combined. All other hooks are chained: base method first, then the plug-ins in the
+order of the configuration. Only ``client_final`` runs the other way round (plug-ins in order, then the base
+method), so that the base method sees the final upload.
 
-Parameters, gradients, control variates ... are flat vectors ``[P]`` in the order of the network's
-parameters. Whatever runs inside a local step takes tensors and returns tensors: no Python state, no
-reading of values on the host (nor branching on them), no random numbers. Then steps can be run one by one,
-captured, or stacked over clients, with the same result.
+Weights, gradients and control variates are flat vectors ``[P]`` in the order of the network's parameters;
+``local.task.layout`` maps names to slices. The hooks of a step take tensors and return tensors. They must not
+change Python state, read values on the host, branch on values, or draw random numbers from a generator. Every
+executor (one client at a time, recorded steps, stacked clients) then computes the same result.
 
-This module and every method module are imported when a workflow is planned, so torch enters them under
-``TYPE_CHECKING`` or inside hooks only.
+Planning imports this module and all method files, so they must not import torch.
 """
 
 from __future__ import annotations
@@ -51,11 +48,11 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.registry import Component
 from fltrain.core.rng import Purpose, stream
 from fltrain.methods.types import (
+    Aggregate,
     Footprint,
     Local,
+    Needs,
     Outputs,
-    Recording,
-    Schedule,
     Server,
     State,
     Step,
@@ -68,185 +65,145 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fltrain.models.network import Network
-    from fltrain.models.part import Part
 
 
 class Method(Component):
-    """Base class of federated methods; as it stands, federated averaging."""
+    """Base class of federated methods; without overridden hooks it is federated averaging."""
 
     plugin: ClassVar[bool] = False
-    """Whether the method is written in ``plugins`` (acts on any base) rather than in ``method``."""
+    """True for plug-ins (setting ``plugins``), False for base methods (setting ``method``)."""
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    """Hyper-parameters with which the method equals its base bit for bit; None if there are none."""
-
-    needs_uploads: ClassVar[bool] = False
-    """Whether the method works on weights that clients send, so that it needs a base that sends some."""
-
-    global_model: ClassVar[bool] = True
-    """Whether the weights that the server has are a model, where none are private."""
-
-    frozen_models: ClassVar[int] = 0
-    """How many different weights the method passes to ``step.frozen`` in one step."""
+    """Hyper-parameters that make the method equal to its base bit for bit; None if there are none."""
 
     footprint: ClassVar[Footprint] = Footprint()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Refuse what is called almost like a hook: it would never be called, and the method be its base."""
+        """Refuse public names that resemble a hook: the engine would never call them."""
         hooks = [name for name, hook in vars(Method).items() if callable(hook) and not name.startswith("_")]
         for name in vars(cls):
-            own = not name.startswith("_") and name not in cls.model_fields and not hasattr(Method, name)
-            if own and (near := suggest(name, hooks, 0.8)):
-                told = f"{cls.__module__}.{cls.__name__}: there is no hook {name!r}{near}"
-                raise FltrainError(f"{told} Begin names of your own with an underscore")
+            public = not name.startswith("_") and name not in cls.model_fields and not hasattr(Method, name)
+            if public and (near := suggest(name, [*hooks, "needs"], 0.8)):
+                raise FltrainError(
+                    f"{cls.__module__}.{cls.__name__}: there is no hook {name!r}{near}"
+                    " Begin the names of helper functions with an underscore"
+                )
+
+    @property
+    def needs(self) -> Needs:
+        """What the method asks of the engine beside its hooks."""
+        return Needs()
 
     # ---------------------------------------------------------------- before the first round
     def adapt(self, network: Network, classes: int) -> Network:
-        """Return the network that is trained, which may differ from the configured one in its structure."""
+        """Return the network to train, with a changed structure if the method needs one."""
         return network
 
-    def init_server(self, task: Task, start: Tensor) -> State:
-        """State on the server before the first round; ``start`` holds the initial weights ``[P]``."""
-        return {}
-
-    @property
-    def recording(self) -> Recording | None:
-        """What ``finish`` wants to find in ``update.trajectory``."""
-        return None
-
-    @property
-    def private(self) -> Part | None:
-        """The parameters that clients keep for themselves, None if there are none."""
-        return None
-
-    @property
-    def everyone(self) -> bool:
-        """Whether all clients have to take part in every round."""
-        return False
-
-    @property
-    def schedule(self) -> Schedule:
-        """How local training goes over the images of a client."""
-        return Schedule()
-
-    def introduce(self, local: Local) -> State:
-        """Return what every client uploads once, before the first round, under the run's initial model.
-
-        The server takes it in as the extras of updates, in a ``server_step`` of this method.
-        """
+    def server_init(self, task: Task, start: Tensor) -> State:
+        """Return the method's state on the server; ``start`` holds the initial weights ``[P]``."""
         return {}
 
     # ---------------------------------------------------------------- server, before the round
-    def broadcast(self, weights: Tensor, state: State, client: int) -> Tensor:
-        """Return the weights r^t ``[P]`` that a client starts from, given the global ones."""
-        return weights
-
     def payload(self, state: State) -> State:
-        """Return what every client that trains or is tested receives beside weights and buffers."""
+        """Return the tensors that the server sends to every client beside weights and buffers."""
         return {}
 
     # ---------------------------------------------------------------- client
-    def init_client(self, task: Task, start: Tensor) -> State:
-        """State of a client that takes part for the first time."""
-        return {}
+    def start_weights(self, weights: Tensor, state: State, local: Local) -> Tensor:
+        """Return the weights ``[P]`` that the client has before local training.
 
-    def receive(self, weights: Tensor, local: Local) -> Tensor:
-        """Return the weights ``[P]`` that the client starts from, given those that came down."""
+        Tests of a client's model start from them, too, with ``local.testing`` true.
+
+        Args:
+            weights: the global weights, with the client's values of private parameters.
+            state: the method's state on the server, for weights that the server prepares per client.
+            local: the client, with its payload and its state.
+        """
         return weights
 
-    def begin(self, local: Local) -> State:
-        """Return the carry: the tensors that the hooks of the local steps work with."""
+    def client_init(self, local: Local) -> State:
+        """Return the step state: the tensors that the hooks of the local steps read and renew."""
         return {}
 
-    def route(self, network: Network, local: Local, carry: State) -> AbstractContextManager[None]:
-        """Context of one forward and backward pass, to change how the network computes."""
+    def route(self, network: Network, local: Local, step_state: State) -> AbstractContextManager[None]:
+        """Return the context of one forward and backward pass, which may reroute errors (FLFA)."""
         return nullcontext()
 
-    def forward(self, network: Network, step: Step, local: Local, carry: State) -> Outputs:
-        """Return what the network in training says of the step's batch."""
+    def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
+        """Return features and logits of the step's batch."""
         features = network.features(step.images)
         return Outputs(features, network.classifier(features))
 
-    def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
-        """Return the logits ``[n, classes]`` that the training loss sees; testing never does."""
-        return logits
-
-    def criterion(self, logits: Tensor, labels: Tensor, local: Local, carry: State) -> Tensor:
-        """Return the loss of the logits, a scalar: the mean cross entropy."""
+    def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
+        """Return the training loss of the logits, a scalar: the mean cross entropy by default."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(logits, labels)
 
-    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
-        """Return the training loss, a scalar, given that of the criterion and the methods before."""
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
+        """Return the training loss, a scalar, given that of the criterion and of earlier methods."""
         return loss
 
-    def gradient(self, step: Step, weights: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
-        """Return the gradient ``[P]`` of the step, and the loss that it belongs to."""
+    def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
+        """Return the gradient ``[P]`` of the step and the loss that it belongs to."""
         return step.differentiate()
 
-    def observe(self, outputs: Outputs, step: Step, local: Local, carry: State) -> State:
-        """Return the carry, given what the network said in the pass that the step's gradient is from."""
-        return carry
-
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
-        """Return the gradient ``[P]`` that the optimiser shall use."""
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        """Return the gradient ``[P]`` before the optimiser adds weight decay and momentum."""
         return gradient
 
-    def settle(self, weights: Tensor, local: Local, carry: State) -> Tensor:
-        """Return the weights ``[P]`` that the step ends at, given those after the optimiser."""
+    def post_step(self, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        """Return the weights ``[P]`` after the step, given those after the optimiser."""
         return weights
 
-    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
-        """Return the carry for the next step, given the weights after the step."""
-        return carry
+    def next_state(
+        self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
+    ) -> State:
+        """Return the step state for the next step, given the ``weights`` ``[P]`` after this one.
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
-        """Return the update to upload and the client's new state."""
+        ``outputs`` are those of the pass that the gradient came from, ``step`` holds its batch.
+        """
+        return step_state
+
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
+        """Return the update to upload and the client's new state, ``local.state`` in later rounds."""
         return update, local.state
 
     # ---------------------------------------------------------------- server, after the round
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Return the new global weights ``[P]`` and the method's state: the mean by data size, the old state.
 
-        ``before`` is the server when the round began, ``state`` this method's part of it.
+        ``before`` is the server at the beginning of the round, ``state`` this method's part of it.
         """
         from fltrain.methods.ops.vectors import data_weighted_mean
 
-        return data_weighted_mean(updates, [update.weights for update in updates]), state
-
-    def aggregate_buffers(self, before: Server, updates: Sequence[Update]) -> Tensor:
-        """Return the new BatchNorm statistics ``[B]``: the mean by data size."""
-        from fltrain.methods.ops.vectors import data_weighted_mean
-
-        return data_weighted_mean(updates, [update.buffers for update in updates])
+        return Aggregate(data_weighted_mean(updates, [update.weights for update in updates]), state)
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        """Return the method's state after the round, for methods that leave ``aggregate`` to others."""
+        """Return the method's state after the round, for methods that do not define ``aggregate``."""
         return state
 
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Return what the record keeps about the round that ran under ``state``, or None."""
+        """Return the method's row in the record; ``state`` is that at the beginning of the round."""
         return None
 
     # ---------------------------------------------------------------- tests on clients' own images
-    def personalise(self, weights: Tensor, local: Local) -> Tensor:
-        """Return the weights ``[P]`` that a client is tested with, given those of its model.
+    def test_weights(self, weights: Tensor, local: Local) -> Tensor:
+        """Return the weights ``[P]`` that a client is tested with.
 
-        ``local`` is the client as it would begin the next round.
+        ``weights`` are those of ``start_weights``, or the client's trained model if tests follow local
+        training; ``local`` is the client at the beginning of the next round.
         """
         return weights
 
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
-        """Return the logits ``[n, classes]`` by which a client decides; the network is its own."""
+        """Return the logits ``[n, classes]`` of test images; the network has the client's weights."""
         logits: Tensor = network(images)
         return logits
 
     # ---------------------------------------------------------------- for the methods themselves
     def random(self, task: Task, *, round: int = 0, client: int = 0, use: str = "") -> np.random.Generator:
-        """Return this method's own stream of random numbers at the given coordinates, one for each use."""
+        """Return the method's random stream for a round, a client and a purpose."""
         name = zlib.crc32((self.name + use).encode())
         return stream(task.seed, Purpose.METHOD, round=round, client=client, epoch=name)

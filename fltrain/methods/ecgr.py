@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Recording, State, Task, Update
+from fltrain.methods.types import Local, Needs, Recording, State, Task, Update
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,6 @@ class Ecgr(Method):
     name: Literal["ecgr"] = "ecgr"
     revision: ClassVar[int] = 2
     plugin: ClassVar[bool] = True
-    needs_uploads: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "Local gradient regulation stabilizes federated learning under client heterogeneity, "
         "arXiv 2601.03584, 2026"
@@ -57,10 +56,10 @@ class Ecgr(Method):
     storage: Literal["float32", "bfloat16"] = "float32"
 
     @property
-    def recording(self) -> Recording:
-        return Recording(self.vector, self.storage)
+    def needs(self) -> Needs:
+        return Needs(recording=Recording(self.vector, self.storage), uploads=True)
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Replace the weights that go up by those that the re-aggregated displacement leads to."""
         import torch
 

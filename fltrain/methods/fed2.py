@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,13 +72,15 @@ class Fed2(Method):
             count=self.count,
         )
 
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         return {"absent": local.class_counts == 0} if self.mask_absent else {}
 
-    def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
-        return logits.masked_fill(carry["absent"], float("-inf")) if self.mask_absent else logits
+    def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
+        if self.mask_absent:
+            logits = logits.masked_fill(step_state["absent"], float("-inf"))
+        return super().criterion(logits, labels, local, step_state)
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Say which groups the client holds, in a byte for each."""
         import torch
 
@@ -90,9 +92,7 @@ class Fed2(Method):
         held = present > 0 if self.pair == "any" else present == members.sum(0)
         return replace(update, extras={**update.extras, self.name: {"held": held}}), local.state
 
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Average each group over the clients that hold it, and keep it if there are none."""
         import torch
 
@@ -102,7 +102,7 @@ class Fed2(Method):
         shares = data_shares(updates) if self.weighting == "size" else [1 / len(updates)] * len(updates)
         structure = getattr(task.network, "structure_groups", {})
         if self.pair == "off" or not structure:
-            return mean(weights, shares), state
+            return Aggregate(mean(weights, shares), state)
 
         # Group of each weight. Those in none find, at -1, the last column below: everybody holds them.
         index = torch.full_like(before.weights, -1, dtype=torch.int64)
@@ -116,4 +116,5 @@ class Fed2(Method):
         paired = torch.zeros_like(before.weights, dtype=torch.float64)
         for vector, share in zip(weights, counted / total.where(total > 0, 1.0), strict=True):
             paired.addcmul_(vector.double(), share[index])
-        return paired.where((total > 0)[index], before.weights.double()).to(before.weights.dtype), state
+        merged = paired.where((total > 0)[index], before.weights.double())
+        return Aggregate(merged.to(before.weights.dtype), state)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,21 +35,19 @@ class FedACG(Method):
     beta: float = Field(default=0.001, ge=0)
     mean: Literal["data", "uniform"] = "data"
 
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         return {"momentum": start.new_zeros(start.shape)}
 
-    def broadcast(self, weights: Tensor, state: State, client: int) -> Tensor:
-        return weights + self.lam * state["momentum"]
+    def start_weights(self, weights: Tensor, state: State, local: Local) -> Tensor:
+        return weights if local.testing else weights + self.lam * state["momentum"]
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return gradient + 2 * self.beta * (weights - local.start)
 
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         from fltrain.methods.ops.vectors import data_shares, mean
 
         shares = data_shares(updates) if self.mean == "data" else None
         moved = mean([update.displacement for update in updates], shares)
         momentum = self.lam * state["momentum"] + moved
-        return before.weights + momentum, {"momentum": momentum}
+        return Aggregate(before.weights + momentum, {"momentum": momentum})

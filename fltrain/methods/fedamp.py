@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Footprint, Local, Needs, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class FedAmp(Method):
 
     name: Literal["fedamp"] = "fedamp"
     citation: ClassVar[str] = "Huang et al., Personalized cross-silo federated learning, AAAI 2021"
-    global_model: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs(global_model=False)
     footprint: ClassVar[Footprint] = Footprint(client=1, server=None)
 
     variant: Literal["heuristic", "kernel", "pfllib"] = "heuristic"
@@ -47,15 +47,14 @@ class FedAmp(Method):
     decay_every: int = Field(default=30, ge=1)
     weight: float = Field(default=1.0, ge=0)
 
-    def broadcast(self, weights: Tensor, state: State, client: int) -> Tensor:
-        """The client's cloud model; the initial weights until it has taken part."""
-        return state.get(str(client), weights)
-
     # ---------------------------------------------------------------- client
-    def receive(self, weights: Tensor, local: Local) -> Tensor:
-        return local.state.get("weights", weights) if self.variant == "pfllib" else weights
+    def start_weights(self, weights: Tensor, state: State, local: Local) -> Tensor:
+        """Return the client's cloud model; the initial weights until it has taken part."""
+        if self.variant == "pfllib":
+            return local.state.get("weights", weights)
+        return state.get(str(local.client), weights)
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         if self.variant == "pfllib":
             return gradient
         return gradient + self._pull(local) * (weights - local.start)
@@ -68,29 +67,27 @@ class FedAmp(Method):
             alpha = (self.alpha or 1e4) * self.alpha_decay ** (local.round // self.decay_every)
         return min(self.weight / alpha, 1 / local.lr)
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         return update, {"weights": update.trained}
 
-    def personalise(self, weights: Tensor, local: Local) -> Tensor:
+    def test_weights(self, weights: Tensor, local: Local) -> Tensor:
         """The client's own weights, as it last trained them."""
         return local.state.get("weights", weights)
 
     # ---------------------------------------------------------------- server
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Mix a cloud model for each of the clients that took part; global weights stay the initial ones."""
         from fltrain.methods.ops.vectors import mean
 
         if self.variant == "pfllib":
-            return before.weights, state
+            return Aggregate(before.weights, state)
         weights = [update.weights for update in updates]
         shares = self.shares(weights)
         clouds = {
             str(update.client): mean(weights, row.tolist())
             for update, row in zip(updates, shares, strict=True)
         }
-        return before.weights, {**state, **clouds}
+        return Aggregate(before.weights, {**state, **clouds})
 
     def shares(self, weights: Sequence[Tensor]) -> Tensor:
         """Share of every client's weights in each cloud model, xi ``[m, m]``: rows sum to one."""

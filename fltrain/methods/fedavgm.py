@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Footprint, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,16 +34,14 @@ class FedAvgM(Method):
     server_lr: float = Field(default=1.0, gt=0)
     form: Literal["heavy_ball", "dampened", "nesterov"] = "heavy_ball"
 
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         return {"velocity": start.new_zeros(start.shape)}
 
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         from fltrain.methods.ops.vectors import data_weighted_mean
 
         moved = data_weighted_mean(updates, [update.displacement for update in updates])
         share = 1 - self.beta if self.form == "dampened" else 1.0
         velocity = self.beta * state["velocity"] + share * moved
         step = moved + self.beta * velocity if self.form == "nesterov" else velocity
-        return before.weights + self.server_lr * step, {"velocity": velocity}
+        return Aggregate(before.weights + self.server_lr * step, {"velocity": velocity})

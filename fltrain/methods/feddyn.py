@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,31 +37,29 @@ class FedDyn(Method):
     server_correction: bool = True
     clip: float | None = Field(default=10.0, gt=0)
 
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         return {"collected": start.new_zeros(start.shape)}
 
-    def init_client(self, task: Task, start: Tensor) -> State:
-        return {"dual": start.new_zeros(start.shape)}
+    def client_init(self, local: Local) -> State:
+        return local.state or {"dual": local.start.new_zeros(local.start.shape)}
 
     def _alpha(self, local: Local) -> float:
         return self.alpha / local.relative_size if self.alpha_mode == "data" else self.alpha
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         from fltrain.methods.ops.vectors import clip_norm
 
-        pull = self._alpha(local) * (weights - local.start) - local.state["dual"]
+        pull = self._alpha(local) * (weights - local.start) - step_state["dual"]
         return gradient + pull if self.clip is None else clip_norm(gradient + pull, self.clip)
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
-        dual = local.state["dual"] - self._alpha(local) * (update.trained - update.start)
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
+        dual = step_state["dual"] - self._alpha(local) * (update.trained - update.start)
         return update, {"dual": dual}
 
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         from fltrain.methods.ops.vectors import mean
 
         moved = mean([update.displacement for update in updates])
         collected = state["collected"] + moved * (len(updates) / task.clients)
         weights = before.weights + moved
-        return weights + collected if self.server_correction else weights, {"collected": collected}
+        return Aggregate(weights + collected if self.server_correction else weights, {"collected": collected})

@@ -11,6 +11,7 @@ from fltrain.methods.base import Method
 from fltrain.methods.types import (
     Footprint,
     Local,
+    Needs,
     Outputs,
     Phase,
     Schedule,
@@ -20,7 +21,6 @@ from fltrain.methods.types import (
     Task,
     Update,
 )
-from fltrain.models.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,36 +72,22 @@ class FedFcd(Method):
     without_ho: bool = False
 
     @property
-    def private(self) -> Part:
-        return "all"
-
-    @property
-    def schedule(self) -> Schedule:
-        if self.without_ho:
-            return Schedule()
-        return Schedule((Phase("body"), Phase("head", self.head_lr)), self.alternate)
+    def needs(self) -> Needs:
+        turns = Schedule((Phase("body"), Phase("head", self.head_lr)), self.alternate)
+        return Needs(private="all", schedule=None if self.without_ho else turns, initial_upload=True)
 
     # ---------------------------------------------------------------- client
-    def introduce(self, local: Local) -> State:
-        return self._describe(local)
-
-    def _describe(self, local: Local) -> State:
-        """The mean features of every class that the client has (LFR)."""
-        from fltrain.methods.ops.prototypes import of_client
-
-        return of_client(local)
-
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         """The parameters of the global classifier."""
         from fltrain.methods.ops.classifier_head import parameters
 
         return parameters(local.task.layout, local.payload["head"])
 
-    def forward(self, network: Network, step: Step, local: Local, carry: State) -> Outputs:
+    def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
         features = network.features(step.images)
         if step.part == "body" and self.extractor_loss == "local":
             return Outputs(features, network.classifier(features))
-        return Outputs(features, self._decide(network, features, carry))
+        return Outputs(features, self._decide(network, features, step_state))
 
     def _decide(self, network: Network, features: Tensor, head: State) -> Tensor:
         """The fused logits, given the global classifier."""
@@ -110,7 +96,7 @@ class FedFcd(Method):
         own: Tensor = network.classifier(features)
         return own if self.without_fd else own + logits(network.classifier, head, features)
 
-    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         from fltrain.methods.ops.prototypes import distance_to_means
 
         if self.without_fa or not self.weight or step.part == "head":
@@ -120,11 +106,14 @@ class FedFcd(Method):
         dimensions = outputs.features.shape[1] if self.distance == "mse" else 1
         return loss + self.weight * distance / dimensions
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
-        return replace(update, extras={**update.extras, self.name: self._describe(local)}), {}
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
+        """Upload the mean features of every class that the client has (LFR), also before the first round."""
+        from fltrain.methods.ops.prototypes import of_client
+
+        return replace(update, extras={**update.extras, self.name: of_client(local)}), {}
 
     # ---------------------------------------------------------------- server
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         from fltrain.methods.ops.classifier_head import on_server
 
         return on_server(task, start)
@@ -156,4 +145,4 @@ class FedFcd(Method):
 
     # ---------------------------------------------------------------- tests
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
-        return self._decide(network, network.features(images), self.begin(local))
+        return self._decide(network, network.features(images), self.client_init(local))

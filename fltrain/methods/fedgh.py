@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
-from fltrain.models.part import Part
+from fltrain.methods.types import Footprint, Local, Needs, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,16 +26,13 @@ class FedGh(Method):
 
     name: Literal["fedgh"] = "fedgh"
     citation: ClassVar[str] = "Yi et al., FedGH, ACM MM 2023"
+    needs: ClassVar[Needs] = Needs(private="all")
     footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=1, server=None)
 
     server_lr: float = Field(default=0.01, ge=0)
     server_epochs: int = Field(default=1, ge=1)
 
-    @property
-    def private(self) -> Part:
-        return "all"
-
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         from fltrain.methods.ops.classifier_head import on_server
 
         return on_server(task, start)
@@ -44,13 +40,13 @@ class FedGh(Method):
     def payload(self, state: State) -> State:
         return {"head": state["head"]}
 
-    def receive(self, weights: Tensor, local: Local) -> Tensor:
-        """The client's own extractor with the server's classifier."""
+    def start_weights(self, weights: Tensor, state: State, local: Local) -> Tensor:
+        """Return the client's feature extractor with the server's classifier."""
         weights = weights.clone()
         weights[local.task.layout.head :] = local.payload["head"]
         return weights
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         from fltrain.methods.ops.prototypes import of_client
 
         description = of_client(local)

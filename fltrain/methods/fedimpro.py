@@ -88,7 +88,7 @@ class FedImpro(Method):
     # ---------------------------------------------------------------- estimates
     # Per class: "mean" and "spread" [C, *shape], and whether there are such, "seen" and "spread_seen" [C].
     # The shape is that of the maps, or [channels, 1, 1] for estimates per channel.
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         import torch
 
         maps = self._maps(task)
@@ -106,18 +106,18 @@ class FedImpro(Method):
     def payload(self, state: State) -> State:
         return state
 
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         import torch
 
-        carry = {**local.payload, "step": torch.zeros((), dtype=torch.int64, device=local.start.device)}
+        step_state = {**local.payload, "step": torch.zeros((), dtype=torch.int64, device=local.start.device)}
         complete = local.payload["seen"] * local.payload["spread_seen"]
         seen = complete.nonzero().flatten().cpu().numpy()
         if self.n_hat != 0 and len(seen):
             random = self.random(local.task, round=local.round, client=local.client)
-            carry["key"] = carry["step"] + int(random.integers(2**63))
+            step_state["key"] = step_state["step"] + int(random.integers(2**63))
             drawn = self._draw_labels(seen, local, random)
-            carry["labels"] = torch.from_numpy(drawn).to(local.start.device)
-        return carry
+            step_state["labels"] = torch.from_numpy(drawn).to(local.start.device)
+        return step_state
 
     def _draw_labels(
         self, seen: NDArray[np.int64], local: Local, random: np.random.Generator
@@ -137,28 +137,28 @@ class FedImpro(Method):
         return rows
 
     # ---------------------------------------------------------------- local steps
-    def forward(self, network: Network, step: Step, local: Local, carry: State) -> Outputs:
+    def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
         """One joint pass of the upper part on real and sampled maps."""
         import torch
 
         cut, count = network.cut(self.split), len(step.images)
         maps = network.lower(step.images, cut)
-        own: State = {"maps": maps.detach()}
-        if "labels" in carry:
-            own["labels"], sampled = self._sample(maps, step.labels, local, carry)
+        extras: State = {"maps": maps.detach()}
+        if "labels" in step_state:
+            extras["labels"], sampled = self._sample(maps, step.labels, local, step_state)
             maps = torch.cat([maps, sampled])
         features = network.upper_features(maps, cut)
         logits = network.classifier(features)
-        if "labels" in carry:
-            own["logits"] = logits[count:]
-        return Outputs(features[:count], logits[:count], own)
+        if "labels" in step_state:
+            extras["logits"] = logits[count:]
+        return Outputs(features[:count], logits[:count], extras)
 
-    def _sample(self, maps: Tensor, labels: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
+    def _sample(self, maps: Tensor, labels: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
         """Labels and maps of this step's samples."""
         from fltrain.methods.ops.counter_normal import standard_normal
 
-        source = local.payload if self.source == "global" else carry
-        chosen = carry["labels"].index_select(0, carry["step"].view(1))[0]
+        source = local.payload if self.source == "global" else step_state
+        chosen = step_state["labels"].index_select(0, step_state["step"].view(1))[0]
         if self.labels == "tiled":
             full = local.task.training.batch_size // local.task.classes + 1
             chosen = chosen[: len(chosen) // full * (len(labels) // local.task.classes + 1)]
@@ -169,16 +169,16 @@ class FedImpro(Method):
             chosen = labels.where(complete.index_select(0, labels) > 0, chosen)
         mean, spread = (source[name].index_select(0, chosen) for name in ("mean", "spread"))
         deviation = spread if self.moment == "std" else spread.sqrt()
-        noise = standard_normal((len(chosen), *maps.shape[1:]), carry["key"], carry["step"])
+        noise = standard_normal((len(chosen), *maps.shape[1:]), step_state["key"], step_state["step"])
         return chosen, mean + deviation * noise
 
-    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        if "logits" not in outputs.own:
+        if "logits" not in outputs.extras:
             return loss
-        real, sampled = self._weights(local, len(step.labels), len(outputs.own["labels"]))
-        return real * loss + sampled * cross_entropy(outputs.own["logits"], outputs.own["labels"])
+        real, sampled = self._weights(local, len(step.labels), len(outputs.extras["labels"]))
+        return real * loss + sampled * cross_entropy(outputs.extras["logits"], outputs.extras["labels"])
 
     def _weights(self, local: Local, images: int, samples: int) -> tuple[float, float]:
         """Weights of the losses on images and on samples."""
@@ -192,36 +192,38 @@ class FedImpro(Method):
         ramp = min(1.0, ramp)
         return (1.0, ramp) if self.weight == "ramp" else (1 - ramp / 2, ramp / 2)
 
-    def observe(self, outputs: Outputs, step: Step, local: Local, carry: State) -> State:
+    def next_state(
+        self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
+    ) -> State:
         """Renew the estimates of the classes in the batch."""
         counts, mean, variance = class_moments(
-            outputs.own["maps"], step.labels, local.task.classes, carry["mean"].shape[1:]
+            outputs.extras["maps"], step.labels, local.task.classes, step_state["mean"].shape[1:]
         )
         spread = variance.sqrt() if self.moment == "std" else variance
         if self.beta_client == "count":
             keep = 1 - (counts / local.class_counts.clamp(min=1)).clamp(max=1)
         else:
             keep = counts.new_full(counts.shape, self.beta_client)
-        renewed = {**carry, "step": carry["step"] + 1}
+        renewed = {**step_state, "step": step_state["step"] + 1}
         for name, flag, fresh, found in (
             ("mean", "seen", mean, counts >= 1),
             ("spread", "spread_seen", spread, counts >= 2),
         ):
-            old = _per_class(keep * carry[flag], fresh)
-            mixed = old * carry[name] + (1 - old) * fresh
-            renewed[name] = mixed.where(_per_class(found, fresh), carry[name])
-            renewed[flag] = carry[flag].maximum(found.to(carry[flag]))
+            old = _per_class(keep * step_state[flag], fresh)
+            mixed = old * step_state[name] + (1 - old) * fresh
+            renewed[name] = mixed.where(_per_class(found, fresh), step_state[name])
+            renewed[flag] = step_state[flag].maximum(found.to(step_state[flag]))
         renewed["spread"] = self._capped(renewed["spread"])
         return renewed
 
     def _capped(self, spread: Tensor) -> Tensor:
         return spread.clamp(0, self.sigma_cap)
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Upload the estimates, with noise, and which classes the client has."""
         import torch
 
-        sent = {name: carry[name] for name in ("mean", "spread", "seen", "spread_seen")}
+        sent = {name: step_state[name] for name in ("mean", "spread", "seen", "spread_seen")}
         if self.noise:
             random = self.random(local.task, round=local.round, client=local.client, use="noise")
             for name in ("mean", "spread"):

@@ -43,19 +43,18 @@ class FedLC(Method):
             )
         return self
 
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         if not self.tau:
             return {}
         least = {"mask": 0.0, "clamp": 1.0, "eps": 1e-8}[self.missing]
         # Under mask, 0^(-1/4) is infinite, and so is the offset.
         return {"offset": self.tau * local.class_counts.clamp(min=least).pow(-0.25)}
 
-    def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
-        return logits - carry["offset"] if carry else logits
-
-    def criterion(self, logits: Tensor, labels: Tensor, local: Local, carry: State) -> Tensor:
-        if self.denominator == "full" or not carry:
-            return super().criterion(logits, labels, local, carry)
+    def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
+        if step_state:
+            logits = logits - step_state["offset"]
+        if self.denominator == "full" or not step_state:
+            return super().criterion(logits, labels, local, step_state)
         own = labels[:, None]
         others = logits.scatter(1, own, float("-inf")).logsumexp(1)
         return (others - logits.gather(1, own).squeeze(1)).mean()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Local, Needs, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ class FedMA(Method):
         chained(network)
         return widened(network, self.growth) if self._grows else network
 
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         """The number of rounds; for ``bbp_map``, also who has which neurons.
 
         ``sources`` ``[clients, neurons]`` says of every neuron of the global model, all hidden layers in a
@@ -75,14 +75,14 @@ class FedMA(Method):
         return state
 
     @property
-    def everyone(self) -> bool:
-        return self._grows
+    def needs(self) -> Needs:
+        return Needs(all_clients=self._grows)
 
     # ---------------------------------------------------------------- client
     def payload(self, state: State) -> State:
         return state if self._grows else {}
 
-    def receive(self, weights: Tensor, local: Local) -> Tensor:
+    def start_weights(self, weights: Tensor, state: State, local: Local) -> Tensor:
         """With growth: the layers that are fixed from the server, those above the client's own."""
         if not self._grows:
             return weights
@@ -96,7 +96,7 @@ class FedMA(Method):
         own[: chain.start(fixed)] = weights[: chain.start(fixed)]
         return own
 
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         """Which weights are trained, if not all are."""
         import torch
 
@@ -107,22 +107,20 @@ class FedMA(Method):
         places = torch.arange(len(local.start), device=local.start.device)
         return {"trained": places >= chain.start(fixed)}
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
-        return gradient * carry["trained"] if carry else gradient
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        return gradient * step_state["trained"] if step_state else gradient
 
-    def settle(self, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def post_step(self, weights: Tensor, local: Local, step_state: State) -> Tensor:
         """Undo what weight decay, which is added after ``correct``, did to fixed layers."""
-        return weights.where(carry["trained"], local.start) if carry else weights
+        return weights.where(step_state["trained"], local.start) if step_state else weights
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         extras = {**update.extras, self.name: {"classes": local.class_counts}}
         # A client goes on from what it sent, which is what others' neurons were matched with.
         return replace(update, extras=extras), {"weights": update.weights} if self._grows else {}
 
     # ---------------------------------------------------------------- server
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         import torch
 
         from fltrain.methods.ops.neuron_matching import row_weights
@@ -134,7 +132,7 @@ class FedMA(Method):
         merge = self._merge_and_grow if self._grows else self._merge
         vectors, merged, state = merge(chain, task, state, before, updates)
         chain.set_rows(merged, vectors, rows)
-        return merged, {**state, "rounds": state["rounds"] + 1}
+        return Aggregate(merged, {**state, "rounds": state["rounds"] + 1})
 
     def _merge(
         self, chain: Chain, task: Task, state: State, before: Server, updates: Sequence[Update]

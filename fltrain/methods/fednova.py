@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,10 +40,10 @@ class FedNova(Method):
     server_momentum: float = Field(default=0.0, ge=0, lt=1)
     buffers: Literal["averaged", "normalised"] = "averaged"
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return gradient + self.mu * (weights - local.start) if self.mu else gradient
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         from fltrain.methods.ops.vectors import accumulated_steps
 
         steps: float = local.steps
@@ -52,7 +52,7 @@ class FedNova(Method):
         extras = {**update.extras, self.name: {"normaliser": update.weights.new_full((), steps)}}
         return replace(update, extras=extras), local.state
 
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         return {"velocity": start.new_zeros(start.shape)} if self.server_momentum else {}
 
     def _shares(self, updates: Sequence[Update]) -> list[float]:
@@ -65,21 +65,15 @@ class FedNova(Method):
         effective = sum(share * steps for share, steps in zip(shares, counted, strict=True))
         return [share * effective / steps for share, steps in zip(shares, normalisers, strict=True)]
 
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         from fltrain.methods.ops.vectors import mean
 
-        moved = mean([update.displacement for update in updates], self._shares(updates))
+        shares = self._shares(updates)
+        moved = mean([update.displacement for update in updates], shares)
+        buffers = None
+        if self.buffers == "normalised":
+            buffers = before.buffers + mean([update.buffers - before.buffers for update in updates], shares)
         if not self.server_momentum:
-            return before.weights + moved, state
+            return Aggregate(before.weights + moved, state, buffers)
         velocity = self.server_momentum * state["velocity"] + moved
-        return before.weights + velocity, {"velocity": velocity}
-
-    def aggregate_buffers(self, before: Server, updates: Sequence[Update]) -> Tensor:
-        from fltrain.methods.ops.vectors import mean
-
-        if self.buffers == "averaged":
-            return super().aggregate_buffers(before, updates)
-        changes = [update.buffers - before.buffers for update in updates]
-        return before.buffers + mean(changes, self._shares(updates))
+        return Aggregate(before.weights + velocity, {"velocity": velocity}, buffers)

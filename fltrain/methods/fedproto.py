@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Outputs, Server, State, Step, Task, Update
-from fltrain.models.part import Part
+from fltrain.methods.types import Footprint, Local, Needs, Outputs, Server, State, Step, Task, Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +31,7 @@ class FedProto(Method):
 
     name: Literal["fedproto"] = "fedproto"
     citation: ClassVar[str] = "Tan et al., FedProto, AAAI 2022"
+    needs: ClassVar[Needs] = Needs(private="all")
     footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=1, server=None)
 
     weight: float = Field(default=1.0, ge=0)
@@ -39,15 +39,11 @@ class FedProto(Method):
     source: Literal["post", "running", "last_epoch"] = "post"
     inference: Literal["nearest", "head"] = "nearest"
 
-    @property
-    def private(self) -> Part:
-        return "all"
-
     def payload(self, state: State) -> State:
         return state
 
     # ---------------------------------------------------------------- client
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         import torch
 
         if self.source == "post":
@@ -57,7 +53,7 @@ class FedProto(Method):
         step = torch.zeros((), dtype=torch.int64, device=counts.device)
         return {"step": step, "counts": counts, "sums": counts.new_zeros(len(counts), width)}
 
-    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         from fltrain.methods.ops.prototypes import distance_to_means
 
         if not local.payload or not self.weight:
@@ -67,27 +63,31 @@ class FedProto(Method):
         )
         return loss + self.weight * distances.mean() / outputs.features.shape[1]
 
-    def observe(self, outputs: Outputs, step: Step, local: Local, carry: State) -> State:
+    def next_state(
+        self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
+    ) -> State:
         """Add up the features of each class."""
         from fltrain.methods.ops.prototypes import class_sums
 
         if self.source == "post":
-            return carry
+            return step_state
         counts, sums = class_sums(outputs.features.detach(), step.labels, local.task.classes)
         first = 0
         if self.source == "last_epoch":
             first = local.steps - local.steps // local.task.training.epochs
-        counted = (carry["step"] >= first).to(sums)
+        counted = (step_state["step"] >= first).to(sums)
         return {
-            "step": carry["step"] + 1,
-            "counts": carry["counts"] + counted * counts,
-            "sums": carry["sums"] + counted * sums,
+            "step": step_state["step"] + 1,
+            "counts": step_state["counts"] + counted * counts,
+            "sums": step_state["sums"] + counted * sums,
         }
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         from fltrain.methods.ops.prototypes import describe, of_client
 
-        sent = of_client(local) if self.source == "post" else describe(carry["counts"], carry["sums"])
+        sent = (
+            of_client(local) if self.source == "post" else describe(step_state["counts"], step_state["sums"])
+        )
         return replace(update, extras={**update.extras, self.name: sent}), {}
 
     # ---------------------------------------------------------------- server

@@ -25,5 +25,5 @@ class FedProx(Method):
     neutral: ClassVar = {"mu": 0.0}
     mu: float = Field(default=0.01, ge=0)
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return gradient + self.mu * (weights - local.start)

@@ -32,11 +32,11 @@ class FedRS(Method):
     alpha: float = Field(default=0.5, ge=0, le=1)
     mode: Literal["binary", "frequency"] = "binary"
 
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         counts = local.class_counts
         share = counts / counts.max() if self.mode == "frequency" else (counts > 0).to(counts)
         # In this form the factor of a class at share 1 is exactly 1.
         return {"factor": share + self.alpha * (1 - share)}
 
-    def logits(self, logits: Tensor, local: Local, carry: State) -> Tensor:
-        return logits * carry["factor"]
+    def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
+        return super().criterion(logits * step_state["factor"], labels, local, step_state)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Outputs, State, Step
+from fltrain.methods.types import Footprint, Local, Needs, Outputs, State, Step
 from fltrain.models.part import Part
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FedSOL(Method):
         "Lee et al., FedSOL: stabilized orthogonal learning with proximal restrictions, CVPR 2024"
     )
     neutral: ClassVar = {"rho": 0.0}
-    frozen_models: ClassVar[int] = 1
+    needs: ClassVar[Needs] = Needs(frozen_models=1)
     footprint: ClassVar[Footprint] = Footprint(step=7.0)
 
     rho: float = Field(default=1.0, ge=0)
@@ -49,7 +49,7 @@ class FedSOL(Method):
     teacher: Literal["eval", "train"] = "eval"
     feedback: Literal["both", "loss"] = "both"
 
-    def gradient(self, step: Step, weights: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
+    def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
         uphill = self._uphill(step, weights, local)
         norm = uphill.norm()
         move = self.rho * uphill / (norm + 1e-12)

@@ -12,7 +12,7 @@ from pydantic import Field, Strict, model_validator
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Server, State, Task, Update
+from fltrain.methods.types import Local, Needs, Outputs, Server, State, Step, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class Flfa(Method):
 
     name: Literal["flfa"] = "flfa"
     plugin: ClassVar[bool] = True
-    needs_uploads: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(uploads=True)
     citation: ClassVar[str] = (
         "Baek et al., Federated learning with feedback alignment, arXiv 2512.12762, 2025"
     )
@@ -68,7 +68,7 @@ class Flfa(Method):
         return self
 
     # ---------------------------------------------------------------- which layers
-    def init_server(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         """Nothing is selected before the first round has shown how alike the clients' updates are."""
         import torch
 
@@ -131,60 +131,66 @@ class Flfa(Method):
         return any(layers[layer].sends_error for layer in routed)
 
     # ---------------------------------------------------------------- local training
-    # The carry holds, per rerouted layer i: "feedback.i" (B), and if B is rescaled "source.i" and "norm.i"
-    # (the tensor that B is a multiple of, and its norm).
-    def begin(self, local: Local) -> State:
-        carry: State = {}
+    # The step state holds, per rerouted layer i: "feedback.i" (B), and if B is rescaled "source.i" and
+    # "norm.i" (the tensor that B is a multiple of, and its norm).
+    def client_init(self, local: Local) -> State:
+        step_state: State = {}
         for index in self._routed(local.task, local.payload["selected"]):
             weight = local.task.layout.weights[index].of(local.start)
             if self.feedback == "direct":
-                carry[f"feedback.{index}"] = self._projection(local, index)
+                step_state[f"feedback.{index}"] = self._projection(local, index)
                 continue
             source = self._random(local, index) if self.feedback == "random" else weight
-            carry[f"feedback.{index}"] = source
+            step_state[f"feedback.{index}"] = source
             if self.scale == "frobenius" and self.feedback != "local":
-                carry[f"source.{index}"] = source
-                carry[f"norm.{index}"] = source.norm()
-        return self.after_step(local.start, local, carry)
+                step_state[f"source.{index}"] = source
+                step_state[f"norm.{index}"] = source.norm()
+        return self._rescaled(local.start, local, step_state)
 
-    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
-        renewed = dict(carry)
-        for key in carry:
+    def next_state(
+        self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
+    ) -> State:
+        return self._rescaled(weights, local, step_state)
+
+    def _rescaled(self, weights: Tensor, local: Local, step_state: State) -> State:
+        """Return the step state with each B at the norm of W."""
+        renewed = dict(step_state)
+        for key in step_state:
             kind, _, index = key.partition(".")
             weight = local.task.layout.weights[int(index)].of(weights)
             if kind == "feedback" and self.feedback == "local":
                 renewed[key] = weight
             if kind == "source":
                 # Always from the pristine source: rescaling B itself would add up rounding errors.
-                norm = carry[f"norm.{index}"]
+                norm = step_state[f"norm.{index}"]
                 ratio = (weight.norm() / norm).where(norm > 0, 1.0)
-                renewed[f"feedback.{index}"] = carry[key] * ratio
+                renewed[f"feedback.{index}"] = step_state[key] * ratio
         return renewed
 
-    def route(self, network: Network, local: Local, carry: State) -> AbstractContextManager[None]:
+    def route(self, network: Network, local: Local, step_state: State) -> AbstractContextManager[None]:
         from fltrain.models.feedback import direct_feedback, feedback
 
         layers = local.task.layout.layers
         routed = {
             network.get_submodule(layers[int(key.partition(".")[2])].name): tensor
-            for key, tensor in carry.items()
+            for key, tensor in step_state.items()
             if key.startswith("feedback.")
         }
         if not routed:
             return nullcontext()
         return direct_feedback(network, routed) if self.feedback == "direct" else feedback(routed)
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Keep for the record how far B and W have parted: the final scale and cosine, per layer."""
         import torch
 
         measured: State = {}
-        for key in carry:
+        for key in step_state:
             kind, _, index = key.partition(".")
             if kind == "source":
                 weight = local.task.layout.weights[int(index)].of(update.trained).flatten()
-                source = carry[key].flatten()
-                measured[f"scale.{index}"] = weight.norm() / carry[f"norm.{index}"]
+                source = step_state[key].flatten()
+                measured[f"scale.{index}"] = weight.norm() / step_state[f"norm.{index}"]
                 measured[f"cosine.{index}"] = torch.cosine_similarity(weight, source, dim=0)
         return replace(update, statistics={**update.statistics, self.name: measured}), local.state
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Outputs, State, Step, Update
-from fltrain.models.part import Part
+from fltrain.methods.types import Footprint, Local, Needs, Outputs, State, Step, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,15 +34,12 @@ class Gpfl(Method):
 
     name: Literal["gpfl"] = "gpfl"
     citation: ClassVar[str] = "Zhang et al., GPFL, ICCV 2023"
+    needs: ClassVar[Needs] = Needs(private="head")
     footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=None, step=None)
 
     weight: float = Field(default=0.01, ge=0)
     decay: float = Field(default=0.1, ge=0)
     conditions: Literal["global", "trained"] = "global"
-
-    @property
-    def private(self) -> Part:
-        return "head"
 
     def adapt(self, network: Network, classes: int) -> Network:
         from fltrain.models.valve import ValveNetwork
@@ -51,7 +47,7 @@ class Gpfl(Method):
         return ValveNetwork.around(network, classes)
 
     # ---------------------------------------------------------------- client
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         """The conditions."""
         general, personal = self._conditions(local)
         return {"general": general, "personal": personal}
@@ -70,26 +66,26 @@ class Gpfl(Method):
             slot.of(weights) for slot in local.task.layout.parameters if slot.name.startswith(EMBEDDINGS)
         )
 
-    def forward(self, network: Network, step: Step, local: Local, carry: State) -> Outputs:
+    def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
         from torch.nn.functional import normalize
 
         from fltrain.models.valve import ValveNetwork
 
         assert isinstance(network, ValveNetwork)  # adapt has made it
         features = network.features(step.images)
-        general = network.valve(features, carry["general"])
-        personal = network.valve(features, carry["personal"])
+        general = network.valve(features, step_state["general"])
+        personal = network.valve(features, step_state["personal"])
         cosines = normalize(general) @ normalize(network.embeddings.weight).T
         return Outputs(features, network.classifier(personal), {"general": general, "cosines": cosines})
 
-    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         from torch.nn.functional import cross_entropy
 
         received = self._embeddings(local, local.start).index_select(0, step.labels)
-        distance: Tensor = (outputs.own["general"] - received).norm()
-        return loss + cross_entropy(outputs.own["cosines"], step.labels) + self.weight * distance
+        distance: Tensor = (outputs.extras["general"] - received).norm()
+        return loss + cross_entropy(outputs.extras["cosines"], step.labels) + self.weight * distance
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         """Weight decay of the additions, which lie between the features and the classifier."""
         if not self.decay:
             return gradient
@@ -100,7 +96,7 @@ class Gpfl(Method):
         gradient[additions].add_(weights[additions], alpha=self.decay)
         return gradient
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         if self.conditions == "global":
             return update, {}
         return update, {"embeddings": self._embeddings(local, update.trained).clone()}

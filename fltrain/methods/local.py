@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint
-from fltrain.models.part import Part
+from fltrain.methods.types import Footprint, Needs
 
 
 class LocalOnly(Method):
@@ -14,8 +13,5 @@ class LocalOnly(Method):
 
     name: Literal["local"] = "local"
     citation: ClassVar[str] = "baseline without communication"
+    needs: ClassVar[Needs] = Needs(private="all")
     footprint: ClassVar[Footprint] = Footprint(client=1)
-
-    @property
-    def private(self) -> Part:
-        return "all"

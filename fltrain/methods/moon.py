@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Outputs, State, Step, Update
+from fltrain.methods.types import Footprint, Local, Needs, Outputs, State, Step, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Moon(Method):
     name: Literal["moon"] = "moon"
     citation: ClassVar[str] = "Li et al., Model-contrastive federated learning, CVPR 2021"
     neutral: ClassVar = {"mu": 0.0}
-    frozen_models: ClassVar[int] = 2
+    needs: ClassVar[Needs] = Needs(frozen_models=2)
     footprint: ClassVar[Footprint] = Footprint(client=1, step=5.0)
 
     mu: float = Field(default=1.0, ge=0)
@@ -56,7 +56,7 @@ class Moon(Method):
         )
         return Network(**blocks, classifier=nn.Linear(PROJECTED, classes))
 
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         """The last local model; nothing if there is none, or no contrastive loss."""
         if not self.mu:
             return {}
@@ -67,17 +67,17 @@ class Moon(Method):
         drawn = local.task.initialise(local.client if self.first == "random" else None)
         return dict(zip(("weights", "buffers"), drawn, strict=True))
 
-    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, carry: State) -> Tensor:
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         import torch
         from torch.nn.functional import cosine_similarity, cross_entropy
 
-        if not carry:
+        if not step_state:
             return loss
-        models = (local.start, local.buffers), (carry["weights"], carry["buffers"])
+        models = (local.start, local.buffers), (step_state["weights"], step_state["buffers"])
         alike = [cosine_similarity(outputs.features, step.frozen(*model).features) for model in models]
         # Of the two models, the received one is the right answer.
         logits = torch.stack(alike, dim=1) / self.tau
         return loss + self.mu * cross_entropy(logits, torch.zeros_like(step.labels))
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         return update, {"weights": update.trained, "buffers": update.buffers} if self.mu else {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Schedule, State, Step
+from fltrain.methods.types import Footprint, Local, Needs, Schedule, State, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +37,16 @@ class PerFedAvg(Method):
     eval_steps: int = Field(default=1, ge=0)
 
     @property
-    def schedule(self) -> Schedule:
-        return Schedule(batches=2 if self.version == "fo" else 3, passes=self.passes)
+    def needs(self) -> Needs:
+        return Needs(schedule=Schedule(batches=self._batches, passes=self.passes))
 
-    def gradient(self, step: Step, weights: Tensor, local: Local, carry: State) -> tuple[Tensor, Tensor]:
+    @property
+    def _batches(self) -> int:
+        return 2 if self.version == "fo" else 3
+
+    def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
         rate = self._inner_lr(local)
-        adapting, judging, *curving = step.split(self.schedule.batches)
+        adapting, judging, *curving = step.split(self._batches)
         adapted = weights - rate * adapting.differentiate(track=False, observe=False)[0]
         found, loss = judging.differentiate(at=adapted)
         if self.version == "fo":
@@ -57,7 +61,7 @@ class PerFedAvg(Method):
     def _inner_lr(self, local: Local) -> float:
         return local.lr if self.inner_lr is None else self.inner_lr
 
-    def personalise(self, weights: Tensor, local: Local) -> Tensor:
+    def test_weights(self, weights: Tensor, local: Local) -> Tensor:
         random = self.random(local.task, round=local.round, client=local.client, use="adaptation")
         count = min(local.task.training.batch_size, local.samples)
         for _ in range(self.eval_steps):

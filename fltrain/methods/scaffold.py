@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,10 +56,7 @@ class Scaffold(Method):
             )
         return self
 
-    def init_server(self, task: Task, start: Tensor) -> State:
-        return {"control": start.new_zeros(start.shape)}
-
-    def init_client(self, task: Task, start: Tensor) -> State:
+    def server_init(self, task: Task, start: Tensor) -> State:
         return {"control": start.new_zeros(start.shape)}
 
     def payload(self, state: State) -> State:
@@ -69,24 +66,29 @@ class Scaffold(Method):
         """omega_k, the scale of the client's objective."""
         return local.relative_size if self.weighting == "scaled" else 1.0
 
-    def begin(self, local: Local) -> State:
-        carry = {"correction": local.payload["control"] / self._weight(local) - local.state["control"]}
+    def _control(self, local: Local) -> Tensor:
+        """The client's control c_k ``[P]``, zero before it has taken part."""
+        return local.state["control"] if local.state else local.start.new_zeros(local.start.shape)
+
+    def client_init(self, local: Local) -> State:
+        control = self._control(local)
+        step_state = {"correction": local.payload["control"] / self._weight(local) - control}
         if self.option == "I":
-            carry["gradient"] = local.examples.mean_gradient(local.start)
-        return carry
+            step_state["gradient"] = local.examples.mean_gradient(local.start)
+        return step_state
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
-        return gradient + carry["correction"] if self.correction == "gradient" else gradient
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        return gradient + step_state["correction"] if self.correction == "gradient" else gradient
 
-    def settle(self, weights: Tensor, local: Local, carry: State) -> Tensor:
-        return weights - local.lr * carry["correction"] if self.correction == "after_step" else weights
+    def post_step(self, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        return weights - local.lr * step_state["correction"] if self.correction == "after_step" else weights
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         if self.option == "I":
-            change = carry["gradient"] - local.state["control"]
+            change = step_state["gradient"] - self._control(local)
         else:
             change = self._mean_gradient(update, local) - local.payload["control"] / self._weight(local)
-        control = local.state["control"] + change
+        control = self._control(local) + change
         if self.weighting == "data":
             change = control - local.payload["control"]
         extras = {**update.extras, self.name: {"change": change * self._weight(local)}}
@@ -100,9 +102,7 @@ class Scaffold(Method):
         momentum = local.task.training.momentum if self.normaliser == "effective" else 0.0
         return (local.start - ended) / (local.lr * accumulated_steps(local.steps, momentum))
 
-    def aggregate(
-        self, task: Task, state: State, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, State]:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         from fltrain.methods.ops.vectors import data_shares, mean
 
         sizes = data_shares(updates)
@@ -115,4 +115,5 @@ class Scaffold(Method):
             change = mean(changes, sizes)
         else:
             change = mean(changes) * (len(updates) / task.clients)
-        return before.weights + self.server_lr * moved, {"control": state["control"] + change}
+        control = state["control"] + change
+        return Aggregate(before.weights + self.server_lr * moved, {"control": control})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 State = dict[str, "Tensor"]
-"""Named tensors that a method keeps, sends or carries."""
+"""Named tensors: a payload, an upload, or a state of the server, of a client, or of a step."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,18 @@ class Task:
     rounds: int
     seed: int
     initialise: Callable[..., tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Result of an aggregation: global weights ``[P]``, the method's new state, BatchNorm statistics ``[B]``.
+
+    With ``buffers`` None, the engine takes the mean of the clients' statistics by data size.
+    """
+
+    weights: Tensor
+    state: State
+    buffers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,8 @@ class Local:
         class_counts: how many of them each class has, float32 ``[classes]``.
         examples: these images as a whole, outside the local steps.
         payload: what the server sent for this method.
-        state: what this client kept for this method since its last participation.
+        state: the method's state of this client, from its last ``client_final``; empty before the first.
+        testing: true if the client is tested, false if it trains.
     """
 
     task: Task
@@ -107,6 +120,7 @@ class Local:
     examples: Examples
     payload: State
     state: State
+    testing: bool = False
 
     @property
     def relative_size(self) -> float:
@@ -116,14 +130,14 @@ class Local:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a network says of a batch: representation ``[n, d]`` and logits ``[n, classes]``.
+    """Representation ``[n, d]`` and logits ``[n, classes]`` of a batch.
 
-    ``own`` is what the method that defines ``forward`` keeps of the pass for its other hooks.
+    ``extras`` are tensors that a method's ``forward`` leaves to its other hooks.
     """
 
     features: Tensor
     logits: Tensor
-    own: State = field(default_factory=dict)
+    extras: State = field(default_factory=dict)
 
 
 AnyBatch = TypeVar("AnyBatch")
@@ -205,8 +219,8 @@ class Step(Protocol):
                 others.
             track: whether the forward pass updates BatchNorm's running statistics.
             route: whether plug-ins that change how the network computes do so in this pass.
-            observe: whether this is the pass that ``observe`` is to see; of the client's own loss only, the
-                last one counts.
+            observe: whether ``next_state`` may see this pass: it gets the outputs of the last such pass of
+                the client's own loss.
         """
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
@@ -252,7 +266,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the engine shall record of every local step, as a matrix ``[steps, P]``.
+    """What the engine records of every local step for ``client_final``, as a matrix ``[steps, P]``.
 
     Attributes:
         what: ``displacement``, weights before minus weights after the step, or ``gradient``, as the methods
@@ -262,6 +276,35 @@ class Recording:
 
     what: Literal["displacement", "gradient"]
     storage: Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method asks of the engine beside its hooks.
+
+    ``private``, ``schedule`` and ``recording`` are exclusive: two methods that both set one are refused.
+
+    Attributes:
+        private: parameters that never leave their client: they start from the values that the client kept,
+            and are not averaged.
+        schedule: the passes of local training over a client's images; one ordinary pass per epoch if None.
+        recording: a record of the local steps, for ``update.trajectory`` in ``client_final``.
+        all_clients: all clients must take part in every round.
+        initial_upload: before the first round, all clients run ``client_final`` without a local step, and
+            ``server_step`` takes in their uploads.
+        uploads: the method changes the weights that clients upload, so its base method must upload some.
+        global_model: the server's weights are a model that can be tested.
+        frozen_models: number of different weights that a step passes to ``step.frozen``.
+    """
+
+    private: Part | None = None
+    schedule: Schedule | None = None
+    recording: Recording | None = None
+    all_clients: bool = False
+    initial_upload: bool = False
+    uploads: bool = False
+    global_model: bool = True
+    frozen_models: int = 0
 
 
 Place = Literal["auto", "device", "host"]

@@ -161,7 +161,7 @@ class RunSpec(Settings):
         if self.participation.per_round(clients) == clients:
             return
         for method in self.composition.methods:
-            if method.everyone:
+            if method.needs.all_clients:
                 raise ValueError(
                     f"method {method.name!r} needs all clients in every round as it is set up; set "
                     "participation.fraction to 1"

@@ -197,14 +197,14 @@ def changed_parameters(federation: Simulation, first: Tensor, second: Tensor) ->
 # ------------------------------------------------------------------------------------ executors
 @dataclass(frozen=True)
 class Step:
-    """One local step: the images it used, and weights and carries (by method) after it."""
+    """One local step: the images it used, and weights and step_states (by method) after it."""
 
     round: int
     client: int
     lr: float
     chosen: Tensor
     weights: Tensor
-    carries: dict[str, dict[str, Tensor]]
+    step_states: dict[str, dict[str, Tensor]]
 
 
 class Tracing(LoopExecutor):
@@ -223,12 +223,12 @@ class Tracing(LoopExecutor):
     def _step(self, images, chosen, how, hooks, optimiser):
         result = super()._step(images, chosen, how, hooks, optimiser)
         local = next(iter(hooks.locals_.values()))
-        carries = {
-            name: {key: tensor.clone() for key, tensor in carry.items()}
-            for name, carry in hooks.carries.items()
+        step_states = {
+            name: {key: tensor.clone() for key, tensor in step_state.items()}
+            for name, step_state in hooks.step_states.items()
         }
         self.steps.append(
-            Step(local.round, local.client, local.lr, chosen, self.model.weights.clone(), carries)
+            Step(local.round, local.client, local.lr, chosen, self.model.weights.clone(), step_states)
         )
         return result
 

@@ -129,10 +129,10 @@ def step_of(
     """A step of a client, who has received the global model and is at ``weights`` by now."""
     composition, server, data = federation.composition, federation.server, federation.data
     local = local_of(server.weights, task=federation.task, counts=data.class_counts[client])
-    hooks = composition.begin(
+    hooks = composition.client_init(
         replace(local, round=1, buffers=server.buffers),
         composition.payload(server.states),
-        composition.init_client(federation.task, server.weights),
+        {},
     )
     here = server.weights if weights is None else weights
     federation.model.load(here, server.buffers, server.counters)

@@ -118,11 +118,11 @@ class Noisy(FedAvg):
         random.random()
         stream(0, Purpose.METHOD).random(5)
 
-    def begin(self, local):
+    def client_init(self, local):
         self._draw()
-        return super().begin(local)
+        return super().client_init(local)
 
-    def correct(self, gradient, weights, local, carry):
+    def correct(self, gradient, weights, local, step_state):
         self._draw()
         return gradient
 

@@ -24,7 +24,7 @@ from fltrain.methods.base import Method as AnyMethod
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.feddyn import FedDyn
 from fltrain.methods.training import Exponential
-from fltrain.methods.types import Local, State
+from fltrain.methods.types import Local, Outputs, State, Step
 from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
 
 from .helpers import (
@@ -132,14 +132,18 @@ def test_recorded_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Growing(FedAvg):
-    """Carries more after the first step."""
+    """Has a larger step state after the first step."""
 
-    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
+    def next_state(
+        self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
+    ) -> State:
         return {"seen": weights.sum()}
 
 
 def test_what_is_carried_keeps_its_names() -> None:
-    with pytest.raises(FltrainError, match=r"'fedavg' carries changes its names or shapes.*--executor loop"):
+    with pytest.raises(
+        FltrainError, match=r"the step state of 'fedavg' changes its names or shapes.*--executor loop"
+    ):
         simulation(Growing(), executor=GraphExecutor, **SETTINGS).round(0)
 
 
@@ -304,7 +308,7 @@ class Counted(FedAvg):
 
     name: Literal["fedavg"] = "fedavg"
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return gradient * (1.0 + 0.1 * next(COUNTER))
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -370,26 +370,6 @@ def test_weights_of_a_group_get_their_gradient_from_its_classes_only(
     assert {name.partition(".")[0] for name in network.structure_groups} >= {"classifier"}
 
 
-class Mixed(nn.GroupNorm):
-    """A norm whose groups are not those of the structure."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(1, channels)
-
-
-def test_norms_and_convolutions_across_groups_are_noticed() -> None:
-    for broken in ("conv5.1", "conv5.0", "classifier"):
-        network = adapted(Vgg9(), 8)
-        block, _, key = broken.partition(".")
-        if broken == "classifier":
-            network.classifier = nn.Linear(520, 10)
-        else:
-            whole = nn.Conv2d(130, 260, 3, padding=1) if key == "0" else Mixed(260)
-            network.get_submodule(block)[int(key)] = whole
-        with pytest.raises(AssertionError):
-            check_jacobian(network, 8, "conv4.0")
-
-
 def test_a_groups_norm_does_not_see_the_others() -> None:
     for settings in ({}, {"width": "uneven"}):
         norm = adapted(Vgg9(), 8, **settings).get_submodule("conv4.1")
@@ -536,10 +516,11 @@ def check_average(method: Fed2) -> None:
         for client in range(3)
     ]
     before = replace(federation.server, weights=drawn(size, seed=9))
-    averaged, state = method.aggregate(federation.task, {}, before, updates)
+    result = method.aggregate(federation.task, {}, before, updates)
+    averaged = result.weights
     shares = samples / 8 if method.weighting == "size" else np.ones(3) / 3
     expected = naive_average(federation, before.weights, updates, HELD, shares)
-    assert state == {} and averaged.dtype == torch.float32
+    assert result.state == {} and averaged.dtype == torch.float32
     torch.testing.assert_close(averaged.double(), expected, rtol=1e-6, atol=1e-7)
 
     network = federation.network
@@ -548,7 +529,7 @@ def check_average(method: Fed2) -> None:
         owners = torch.tensor(network.structure_groups.get(slot.name, [-1] * slot.shape[0]))
         for group, source in ((1, updates[0].weights), (3, before.weights)):
             assert torch.equal(slot.of(averaged)[owners == group], slot.of(source)[owners == group])
-    turned, _ = method.aggregate(federation.task, {}, before, updates[::-1])
+    turned = method.aggregate(federation.task, {}, before, updates[::-1]).weights
     torch.testing.assert_close(turned, averaged, rtol=1e-6, atol=1e-7)
 
 
@@ -644,7 +625,7 @@ def test_absent_classes_can_be_left_out_of_the_loss() -> None:
     logits, labels = drawn(6, 4).requires_grad_(), torch.tensor([0, 2, 3, 0, 0, 2])
     method = Fed2(mask_absent=True)
     local = local_of(torch.zeros(1), counts=counts)
-    loss = functional.cross_entropy(method.logits(logits, local, method.begin(local)), labels)
+    loss = method.criterion(logits, labels, local, method.client_init(local))
     kept = torch.tensor([0, 2, 3])
     expected = functional.cross_entropy(logits[:, kept], torch.searchsorted(kept, labels))
     torch.testing.assert_close(loss, expected)
@@ -694,92 +675,3 @@ def test_it_learns_from_clients_with_few_classes() -> None:
     )
     *_, tested = rows_of(federation, "evaluation")
     assert tested["accuracy"] > 0.5
-
-
-# ------------------------------------------------------------------------------------ mutations
-class Plain(Fed2):
-    """Averages everything over everybody."""
-
-    name: Literal["plain"] = "plain"
-
-    def aggregate(self, task, state, before, updates):
-        return FedAvg().aggregate(task, state, before, updates)
-
-
-class Diluted(Fed2):
-    """Divides by all clients, not by those that hold the group: groups stay near the previous weights."""
-
-    name: Literal["diluted"] = "diluted"
-
-    def aggregate(self, task, state, before, updates):
-        away = [
-            replace(update, weights=update.weights.where(self._mine(task, before, update), before.weights))
-            for update in updates
-        ]
-        return FedAvg().aggregate(task, state, before, away)
-
-    def _mine(self, task, before, update):
-        held = update.extras[self.name]["held"]
-        mine = torch.ones_like(before.weights, dtype=torch.bool)
-        for slot in task.layout.parameters:
-            if slot.name in task.network.structure_groups:
-                rows = held[torch.tensor(task.network.structure_groups[slot.name])]
-                slot.of(mine).copy_(rows.view(-1, *[1] * (len(slot.shape) - 1)))
-        return mine
-
-
-class Emptied(Fed2):
-    """Sets groups that nobody holds to zero."""
-
-    name: Literal["emptied"] = "emptied"
-
-    def aggregate(self, task, state, before, updates):
-        return super().aggregate(
-            task, state, replace(before, weights=torch.zeros_like(before.weights)), updates
-        )
-
-
-class Shifted(Fed2):
-    """Takes each group for the one after it."""
-
-    name: Literal["shifted"] = "shifted"
-
-    def aggregate(self, task, state, before, updates):
-        turned = [
-            replace(update, extras={self.name: {"held": update.extras[self.name]["held"].roll(1)}})
-            for update in updates
-        ]
-        return super().aggregate(task, state, before, turned)
-
-
-class Alike(Fed2):
-    """Lets all clients count alike although they should count by size."""
-
-    name: Literal["alike"] = "alike"
-
-    def aggregate(self, task, state, before, updates):
-        return super().aggregate(task, state, before, [replace(update, samples=1) for update in updates])
-
-
-class Claiming(Fed2):
-    """Clients claim every group."""
-
-    name: Literal["claiming"] = "claiming"
-
-    def finish(self, update, local, carry):
-        return super().finish(update, replace(local, class_counts=torch.ones(10)), carry)
-
-
-MUTANTS = [Plain, Diluted, Emptied, Shifted, Alike]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=by_name)
-def test_wrong_averages_are_noticed(mutant: type[Fed2]) -> None:
-    with pytest.raises(AssertionError):
-        check_average(mutant(**FEW))
-
-
-@pytest.mark.parametrize("mutant", [Plain, Diluted, Shifted, Alike, Claiming], ids=by_name)
-def test_wrong_rounds_are_noticed(mutant: type[Fed2]) -> None:
-    with pytest.raises(AssertionError):
-        check_round(mutant(**FEW), partition=own_classes())

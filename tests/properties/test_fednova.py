@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor
 from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods.base import Method
+from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
@@ -72,7 +72,7 @@ def finished(
     sent = []
     for update, count in zip(updates, steps, strict=True):
         local = local_of(update.start, lr=lr, steps=count, samples=update.samples, momentum=momentum)
-        sent.append(method.finish(replace(update, steps=count), local, method.begin(local))[0])
+        sent.append(method.client_final(replace(update, steps=count), local, method.client_init(local))[0])
     return sent
 
 
@@ -92,9 +92,11 @@ def implicit_weights(
     count = len(samples)
     start = torch.zeros(count)
     updates = [update_of(start, torch.eye(count)[k], k, samples[k]) for k in range(count)]
-    state = method.init_server(task_of(), start)
+    state = method.server_init(task_of(), start)
     server = Server(start, torch.zeros(0), torch.zeros(0), {method.name: state})
-    return method.aggregate(task_of(), state, server, finished(method, updates, steps, momentum=momentum))[0]
+    return method.aggregate(
+        task_of(), state, server, finished(method, updates, steps, momentum=momentum)
+    ).weights
 
 
 # ------------------------------------------------------------------------------------ checks of a method
@@ -173,9 +175,14 @@ def check_is_federated_averaging_if_all_take_as_many_steps(method: FedNova, **tr
         federation.round(number)
         updates = federation.executor.updates
         assert len({update.steps for update in updates}) == 1
-        expected, _ = FedAvg().aggregate(federation.task, {}, before, updates)
+        expected = FedAvg().aggregate(federation.task, {}, before, updates).weights
         torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
-        assert torch.equal(federation.server.buffers, FedAvg().aggregate_buffers(before, updates))
+        assert torch.equal(
+            federation.server.buffers,
+            Composition((FedAvg(),)).aggregate(
+                federation.task, replace(before, states={"fedavg": {}}), updates
+            )[1],
+        )
 
 
 # ------------------------------------------------------------------------------------ the normaliser
@@ -358,109 +365,5 @@ def test_buffers(buffers: str) -> None:
     if buffers == "normalised":
         weights = weights * 70.7 / torch.tensor(steps)
     expected = before + weights @ (torch.stack(after) - before)
-    new = method.aggregate_buffers(server, finished(method, updates, steps))
+    new = method.aggregate(task_of(), {}, server, finished(method, updates, steps)).buffers
     torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-5)
-
-
-# ------------------------------------------------------------------------------------ mutations
-class ForgetsThePull(FedNova):
-    """a_k as if there were no proximal term."""
-
-    name: Literal["forgets_the_pull"] = "forgets_the_pull"
-
-    def finish(self, update, local, carry):
-        return super().finish(update, replace(local, lr=0.0), carry)
-
-
-class ForgetsTheRate(FedNova):
-    """mu in place of eta mu."""
-
-    name: Literal["forgets_the_rate"] = "forgets_the_rate"
-
-    def finish(self, update, local, carry):
-        return super().finish(update, replace(local, lr=1.0), carry)
-
-
-class ForgetsTheMomentum(FedNova):
-    name: Literal["forgets_the_momentum"] = "forgets_the_momentum"
-
-    def finish(self, update, local, carry):
-        update, state = super().finish(update, local, carry)
-        steps = moved(local.steps, 0.0, local.lr * self.mu)
-        extras = {self.name: {"normaliser": update.weights.new_full((), steps)}}
-        return replace(update, extras=extras), state
-
-
-class Multiplies(FedNova):
-    """By a_k / tau_eff where it should divide."""
-
-    name: Literal["multiplies"] = "multiplies"
-
-    def _shares(self, updates):
-        total = sum(update.samples for update in updates)
-        shares = [update.samples / total for update in updates]
-        return [p * p / weight for p, weight in zip(shares, super()._shares(updates), strict=True)]
-
-
-class MostSteps(FedNova):
-    """tau_eff is the largest a_k."""
-
-    name: Literal["most_steps"] = "most_steps"
-
-    def _shares(self, updates):
-        counts = [float(update.extras[self.name]["normaliser"]) for update in updates]
-        total = sum(update.samples for update in updates)
-        return [
-            update.samples / total * max(counts) / count
-            for update, count in zip(updates, counts, strict=True)
-        ]
-
-
-class AlikeInTheMean(FedNova):
-    """Clients count alike, whatever their size."""
-
-    name: Literal["alike_in_the_mean"] = "alike_in_the_mean"
-
-    def _shares(self, updates):
-        return super()._shares([replace(update, samples=1) for update in updates])
-
-
-class NormalisesToOne(FedNova):
-    """Weights are scaled so that they sum to one, as those of a mean."""
-
-    name: Literal["normalises_to_one"] = "normalises_to_one"
-
-    def _shares(self, updates):
-        weights = super()._shares(updates)
-        return [weight / sum(weights) for weight in weights]
-
-
-@pytest.mark.parametrize("mutant", [ForgetsThePull, ForgetsTheRate, ForgetsTheMomentum])
-def test_wrong_normalisers_are_noticed(mutant: type[FedNova], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError):
-        check_constant_gradient(mutant(mu=2.0), monkeypatch, momentum=0.9)
-    with pytest.raises(AssertionError):
-        check_trajectory(mutant(mu=1.0), monkeypatch, momentum=0.9)
-
-
-def test_missing_momentum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError):
-        check_constant_gradient(FedNova(normaliser="tau"), monkeypatch, momentum=0.9)
-
-
-@pytest.mark.parametrize("mutant", [Multiplies, MostSteps, AlikeInTheMean, NormalisesToOne])
-def test_wrong_weights_are_noticed(mutant: type[FedNova], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError):
-        check_implicit_weights(mutant())
-    with pytest.raises(AssertionError):
-        check_trajectory(mutant(), monkeypatch)
-
-
-def test_wrong_objectives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError):
-        check_reaches_the_objective(AlikeInTheMean(), optimum(SHARES), monkeypatch, momentum=0.0)
-
-
-def test_wrong_means_of_clients_with_equal_steps_are_noticed() -> None:
-    with pytest.raises(AssertionError):
-        check_is_federated_averaging_if_all_take_as_many_steps(AlikeInTheMean())

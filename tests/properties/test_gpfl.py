@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -203,13 +202,15 @@ def check_conditions(method: Callable[..., Gpfl]) -> None:
     def found(conditions: str, round: int, state: dict[str, Tensor]) -> list[list[float]]:
         task = replace(task_of(layout), classes=3)
         local = local_of(received.flatten(), state=state, counts=counts, samples=4, task=task)
-        carry = method(conditions=conditions).begin(replace(local, round=round))
-        return [carry["general"].tolist(), carry["personal"].tolist()]
+        step_state = method(conditions=conditions).client_init(replace(local, round=round))
+        return [step_state["general"].tolist(), step_state["personal"].tolist()]
 
     def kept(conditions: str) -> dict[str, Tensor]:
         update = update_of(received.flatten(), own.flatten())
         update = replace(update, weights=-update.weights)  # as if a plug-in had replaced what is sent
-        return method(conditions=conditions).finish(update, local_of(received.flatten(), task=task), {})[1]
+        return method(conditions=conditions).client_final(
+            update, local_of(received.flatten(), task=task), {}
+        )[1]
 
     task = replace(task_of(layout), classes=3)
     assert found("global", 0, {}) == [zero, zero]
@@ -361,184 +362,3 @@ def test_networks_of_several_kinds_get_a_valve_and_embeddings(model: Model) -> N
         slot = slots[name]
         assert not torch.equal(slot.of(federation.server.weights), slot.of(start))
     assert len(rows_of(federation, "evaluation")) == 1
-
-
-# ------------------------------------------------------------------------------------ mutations
-class Squared(Gpfl):
-    """The distance is squared."""
-
-    name: Literal["squared"] = "squared"
-
-    def loss(self, loss, outputs, step, local, carry):
-        received = self._embeddings(local, local.start)[step.labels]
-        distance = (outputs.own["general"] - received).square().sum()
-        return replace_weight(self, 0.0).loss(loss, outputs, step, local, carry) + self.weight * distance
-
-
-class Moving(Gpfl):
-    """The distance is from the embeddings as they are trained."""
-
-    name: Literal["moving"] = "moving"
-
-    def forward(self, network, step, local, carry):
-        said = super().forward(network, step, local, carry)
-        return replace(said, own={**said.own, "embeddings": network.embeddings.weight})
-
-    def loss(self, loss, outputs, step, local, carry):
-        distance = (outputs.own["general"] - outputs.own["embeddings"][step.labels]).norm()
-        return replace_weight(self, 0.0).loss(loss, outputs, step, local, carry) + self.weight * distance
-
-
-class OfPersonal(Gpfl):
-    """Distance and cosines are of the features that the classifier sees."""
-
-    name: Literal["of_personal"] = "of_personal"
-
-    def forward(self, network, step, local, carry):
-        said = super().forward(network, step, local, {**carry, "general": carry["personal"]})
-        return replace(said, logits=super().forward(network, step, local, carry).logits)
-
-
-class ToClassifier(Gpfl):
-    """The classifier sees the global features."""
-
-    name: Literal["to_classifier"] = "to_classifier"
-
-    def forward(self, network, step, local, carry):
-        said = super().forward(network, step, local, carry)
-        return replace(said, logits=network.classifier(said.own["general"]))
-
-
-class DistanceOfLogits(Gpfl):
-    """The distance also reaches the classifier."""
-
-    name: Literal["distance_of_logits"] = "distance_of_logits"
-
-    def loss(self, loss, outputs, step, local, carry):
-        return super().loss(loss, outputs, step, local, carry) + self.weight * outputs.logits.norm()
-
-
-class OwnClassesOnly(Gpfl):
-    """The softmax over cosines leaves out the classes that the client lacks."""
-
-    name: Literal["own_classes_only"] = "own_classes_only"
-
-    def loss(self, loss, outputs, step, local, carry):
-        missing = local.class_counts == 0
-        own = {**outputs.own, "cosines": outputs.own["cosines"].masked_fill(missing, -torch.inf)}
-        return super().loss(loss, replace(outputs, own=own), step, local, carry)
-
-
-class DecayOfAll(Gpfl):
-    """The decay acts on all parameters."""
-
-    name: Literal["decay_of_all"] = "decay_of_all"
-
-    def correct(self, gradient, weights, local, carry):
-        return gradient + self.decay * weights
-
-
-class NoDecay(Gpfl):
-    """There is none."""
-
-    name: Literal["no_decay"] = "no_decay"
-
-    def correct(self, gradient, weights, local, carry):
-        return gradient
-
-
-class FromTheStart(Gpfl):
-    """The first round has conditions, too."""
-
-    name: Literal["from_the_start"] = "from_the_start"
-
-    def begin(self, local):
-        return super().begin(replace(local, round=local.round + 1))
-
-
-class ClassesAlike(Gpfl):
-    """The personal condition counts every class that the client has once."""
-
-    name: Literal["classes_alike"] = "classes_alike"
-
-    def _conditions(self, local):
-        counts = (local.class_counts > 0).float()
-        return super()._conditions(replace(local, class_counts=counts, samples=int(counts.sum())))
-
-
-class KeepsWhatIsSent(Gpfl):
-    """Own conditions are from what goes up; of the received embeddings, if no plug-in replaced them."""
-
-    name: Literal["keeps_what_is_sent"] = "keeps_what_is_sent"
-
-    def finish(self, update, local, carry):
-        return update, {"embeddings": self._embeddings(local, update.weights).clone()}
-
-
-class GloballyDecided(Gpfl):
-    """Clients decide under the global condition."""
-
-    name: Literal["globally_decided"] = "globally_decided"
-
-    def predict(self, network, images, local):
-        general, _ = self._conditions(local)
-        return network.classifier(network.valve(network.features(images), general))
-
-
-class Unconditional(Gpfl):
-    """Clients decide under the condition zero."""
-
-    name: Literal["unconditional"] = "unconditional"
-
-    def predict(self, network, images, local):
-        return network(images)
-
-
-class SharedHead(Gpfl):
-    """The body is private instead of the classifier."""
-
-    name: Literal["shared_head"] = "shared_head"
-
-    @property
-    def private(self):
-        return "body"
-
-
-def replace_weight(method: Gpfl, weight: float) -> Gpfl:
-    return Gpfl(weight=weight, decay=method.decay, conditions=method.conditions)
-
-
-ROUNDS = [
-    *(Squared, Moving, OfPersonal, ToClassifier, DistanceOfLogits, OwnClassesOnly, DecayOfAll, NoDecay),
-    *(FromTheStart, ClassesAlike, GloballyDecided, Unconditional, SharedHead),
-]
-
-
-@pytest.mark.parametrize("mutant", ROUNDS, ids=by_name)
-def test_wrong_rounds_are_noticed(mutant: type[Gpfl]) -> None:
-    with pytest.raises(AssertionError):
-        check_rounds(mutant(weight=0.3), SMALL)
-
-
-@pytest.mark.parametrize("mutant", [FromTheStart, ClassesAlike, KeepsWhatIsSent], ids=by_name)
-def test_wrong_conditions_are_noticed(mutant: type[Gpfl]) -> None:
-    with pytest.raises(AssertionError):
-        check_conditions(mutant)
-
-
-@pytest.mark.parametrize("mutant", [DistanceOfLogits, Moving], ids=by_name)
-def test_a_distance_on_other_routes_is_noticed(mutant: type[Gpfl]) -> None:
-    with pytest.raises(AssertionError):
-        check_route_of_the_distance(mutant)
-
-
-@pytest.mark.parametrize("mutant", [OwnClassesOnly(), OfPersonal()], ids=by_name)
-def test_wrong_pushes_of_absent_classes_are_noticed(mutant: Gpfl) -> None:
-    with pytest.raises(AssertionError):
-        check_embeddings_of_absent_classes(mutant)
-
-
-@pytest.mark.parametrize("mutant", [DecayOfAll(), NoDecay()], ids=by_name)
-def test_wrong_decay_is_noticed(mutant: Gpfl) -> None:
-    with pytest.raises(AssertionError):
-        check_decay(mutant)

@@ -87,22 +87,22 @@ class Misbehaving(FedAvg):
     def _misbehave(self, tensor: Tensor) -> None:
         MISDEEDS[self.deed][0](tensor)
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         self._misbehave(gradient)
         return gradient
 
 
 class MisbehavingLater(Misbehaving):
-    """Does it in ``after_step``."""
+    """Does it in ``next_state``."""
 
     name: Literal["misbehaving_later"] = "misbehaving_later"
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return gradient
 
-    def after_step(self, weights: Tensor, local: Local, carry: State) -> State:
+    def next_state(self, outputs, step, weights: Tensor, local: Local, step_state: State) -> State:
         self._misbehave(weights)
-        return carry
+        return step_state
 
 
 class Backward(torch.autograd.Function):
@@ -124,11 +124,11 @@ class MisbehavingBackwards(Misbehaving):
 
     name: Literal["misbehaving_backwards"] = "misbehaving_backwards"
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return gradient
 
     @contextmanager
-    def route(self, network: nn.Module, local: Local, carry: State):
+    def route(self, network: nn.Module, local: Local, step_state: State):
         deed = MISDEEDS[self.deed][0]
         handle = network.classifier.register_forward_hook(
             lambda _module, _args, output: Backward.apply(output, deed)
@@ -142,11 +142,11 @@ class AllowedOutside(FedAvg):
 
     name: Literal["allowed_outside"] = "allowed_outside"
 
-    def begin(self, local: Local) -> State:
+    def client_init(self, local: Local) -> State:
         return {"noise": torch.from_numpy(np.random.rand(3)) * local.start.norm().item()}
 
-    def finish(self, update, local, carry):
-        assert carry["noise"].tolist() and random.random() < 1
+    def client_final(self, update, local, step_state):
+        assert step_state["noise"].tolist() and random.random() < 1
         return update, local.state
 
     def server_step(self, task, state, before, updates):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.local import LocalOnly
 from fltrain.models.network import Network
 
-from .helpers import Tracing, by_name, digits, rows_of, simulation, skewed, trained, with_tests
+from .helpers import Tracing, digits, rows_of, simulation, skewed, trained, with_tests
 from .ordinary import check_steps, replica
 from .quadratics import TWO_CLIENTS
 
@@ -185,82 +184,3 @@ def test_nothing_is_exchanged(batchnorm: str) -> None:
     assert (alone.bytes_down, alone.bytes_up) == (0, 0)
     for part in ("weights", "buffers", "counters"):
         assert torch.equal(getattr(alone.server, part), getattr(initial, part))
-
-
-# ------------------------------------------------------------------------------------ mutations
-class Averaging(LocalOnly):
-    """The models are averaged."""
-
-    name: Literal["averaging"] = "averaging"
-
-    @property
-    def private(self):
-        return None
-
-
-class SharedBody(LocalOnly):
-    """The classifiers alone stay with the clients."""
-
-    name: Literal["shared_body"] = "shared_body"
-
-    @property
-    def private(self):
-        return "head"
-
-
-class Afresh(LocalOnly):
-    """Clients forget their models."""
-
-    name: Literal["afresh"] = "afresh"
-
-    @property
-    def private(self):
-        return None
-
-    def aggregate(self, task, state, before, updates):
-        return before.weights, state
-
-
-class OneModel(LocalOnly):
-    """The server keeps the model that the last client trained, and clients get it."""
-
-    name: Literal["one_model"] = "one_model"
-
-    @property
-    def private(self):
-        return None
-
-    def aggregate(self, task, state, before, updates):
-        return updates[-1].trained, state
-
-
-class TestedTogether(LocalOnly):
-    """Clients keep their models and are tested with the initial one."""
-
-    __test__ = False
-    name: Literal["tested_together"] = "tested_together"
-
-    def personalise(self, weights, local):
-        return local.task.initialise()[0]
-
-
-@pytest.mark.parametrize("mutant", [Averaging(), SharedBody(), Afresh(), OneModel()], ids=by_name)
-def test_other_than_local_training_is_noticed(mutant: LocalOnly, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError):
-        check_training(mutant)
-    with pytest.raises(AssertionError):
-        check_decisions(mutant)
-    if not isinstance(mutant, SharedBody):  # there the classifier is all there is
-        with pytest.raises(AssertionError):
-            check_minima(mutant, monkeypatch)
-
-
-@pytest.mark.parametrize("mutant", [Averaging(), SharedBody(), OneModel()], ids=by_name)
-def test_an_exchange_is_noticed(mutant: LocalOnly) -> None:
-    with pytest.raises(AssertionError):
-        check_nobody_else_matters(mutant)
-
-
-def test_tests_of_another_model_are_noticed() -> None:
-    with pytest.raises(AssertionError):
-        check_decisions(TestedTogether())

@@ -25,7 +25,7 @@ def federation(methods: tuple[Method, ...]) -> Simulation:
 
 
 def shares(methods: tuple[Method, ...]) -> bool:
-    return methods[0].private is None
+    return methods[0].needs.private is None
 
 
 def state(run: Simulation) -> dict[str, Any]:

@@ -50,32 +50,8 @@ def check_divergence(measure: Divergence) -> None:
     assert measure(rows, torch.zeros(12), OTHERS) == 0
 
 
-def root_mean_square(weights: Tensor, mean: Tensor, slots: Sequence[Slot]) -> float:
-    """The root of the mean square of the distances."""
-    squares = [weight_divergence(row[None], mean, slots) ** 2 for row in weights]
-    return (sum(squares) / len(squares)) ** 0.5
-
-
-def sum_over_tensors(weights: Tensor, mean: Tensor, slots: Sequence[Slot]) -> float:
-    return sum(weight_divergence(weights, mean, [slot]) for slot in slots)
-
-
-def summed(weights: Tensor, mean: Tensor, slots: Sequence[Slot]) -> float:
-    return len(weights) * weight_divergence(weights, mean, slots)
-
-
-def from_their_own_mean(weights: Tensor, mean: Tensor, slots: Sequence[Slot]) -> float:
-    return weight_divergence(weights, weights.mean(0), slots)
-
-
 def test_divergence_of_weights() -> None:
     check_divergence(weight_divergence)
-
-
-@pytest.mark.parametrize("wrong", [root_mean_square, sum_over_tensors, summed, from_their_own_mean])
-def test_wrong_divergences_are_noticed(wrong: Divergence) -> None:
-    with pytest.raises(AssertionError):
-        check_divergence(wrong)
 
 
 def test_parts_of_one_client_add_up_in_squares() -> None:
@@ -106,23 +82,8 @@ def check_variance(measure: Variance) -> None:
     assert measure(rows, SLOTS[:1]) == measure(rows, OTHERS) == 0
 
 
-def uncentred(gradients: Tensor, slots: Sequence[Slot]) -> float:
-    return gradient_variance(torch.cat([gradients, -gradients]), slots)
-
-
-def unbiased(gradients: Tensor, slots: Sequence[Slot]) -> float:
-    clients = len(gradients)
-    return gradient_variance(gradients, slots) * clients / (clients - 1)
-
-
 def test_variance_of_gradients() -> None:
     check_variance(gradient_variance)
-
-
-@pytest.mark.parametrize("wrong", [uncentred, unbiased])
-def test_wrong_variances_are_noticed(wrong: Variance) -> None:
-    with pytest.raises(AssertionError):
-        check_variance(wrong)
 
 
 def test_variance_of_two_parts_is_that_of_the_whole() -> None:

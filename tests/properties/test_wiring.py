@@ -78,7 +78,7 @@ class Branching(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         stem = torch.relu(self.stem(images))
         merged = self.merge(torch.cat([self.left(stem), self.right(self.dropout(stem))], 1))
-        # The second path from the images, by their mean; and one that carries no error back.
+        # The second path from the images, by their mean; and one that step_states no error back.
         gate = torch.sigmoid(self.side(images.mean((2, 3))))
         pooled = (merged * torch.tanh(stem)).mean((2, 3)) * gate + merged.detach().amax((2, 3))
         return self.out(pooled)

@@ -51,12 +51,12 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
 def failing_in(round: int, error: Exception) -> Callable[..., Any]:
     """SCAFFOLD's start of local training, with a fault in a round (counted from 1)."""
-    begin = Scaffold.begin
+    client_init = Scaffold.client_init
 
     def hook(self: Scaffold, local: Any) -> Any:
         if local.round + 1 == round:
             raise error
-        return begin(self, local)
+        return client_init(self, local)
 
     return hook
 
@@ -67,7 +67,7 @@ SPEC = tiny(method="scaffold", rounds=4)
 def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_path: Path) -> None:
     whole = tmp_path / "elsewhere"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scaffold, "begin", failing_in(3, ValueError("shapes do\nnot fit")))
+        patch.setattr(Scaffold, "client_init", failing_in(3, ValueError("shapes do\nnot fit")))
         code, said = invoke(SPEC, FLTRAIN_CHECKPOINT_ROUNDS="1")
     assert code == 1
     log = Results(Path("results")).run(SPEC.run_id) / "train.log"
@@ -104,7 +104,7 @@ def test_a_fault_on_the_server_names_the_clients(invoke: Invoke, monkeypatch: py
 
 def test_no_memory_left_says_what_to_set(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
-    monkeypatch.setattr(Scaffold, "begin", failing_in(2, error))
+    monkeypatch.setattr(Scaffold, "client_init", failing_in(2, error))
     code, said = invoke(SPEC)
     assert code == 2
     assert re.search(r"out of memory in round 2, training client \d+ .* --recordings host", said)
@@ -124,7 +124,7 @@ def test_batches_of_one_image_are_refused_where_batchnorm_has_one_pixel(invoke: 
 
 def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scaffold, "begin", failing_in(3, ValueError("x")))
+        patch.setattr(Scaffold, "client_init", failing_in(3, ValueError("x")))
         patch.setattr("fltrain.runtime.provenance._processor", lambda: "another processor")
         invoke(SPEC, FLTRAIN_CHECKPOINT_ROUNDS="1")
     invoke(SPEC)
@@ -168,7 +168,7 @@ def test_training_again_goes_on_where_it_was_stopped(invoke: Invoke, tmp_path: P
     before = (record.folder / "metrics.jsonl").read_bytes()
     checkpoints = Execution(CPU, checkpoints=Interval(rounds=1))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MethodError):
-        patch.setattr(Scaffold, "begin", failing_in(4, ValueError("x")))
+        patch.setattr(Scaffold, "client_init", failing_in(4, ValueError("x")))
         train(SPEC, results, checkpoints, again=True)
     assert record.complete, "the older record stays until there is another"
     train(SPEC, results, Execution(CPU), again=True)

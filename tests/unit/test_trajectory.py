@@ -22,7 +22,7 @@ from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.scaffold import Scaffold
-from fltrain.methods.types import Local, Place, Recording, State, Update
+from fltrain.methods.types import Local, Needs, Place, Recording, State, Update
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
@@ -103,16 +103,16 @@ class Keeping(Method):
     storage: Literal["float32", "bfloat16"] = "float32"
 
     @property
-    def recording(self) -> Recording:
-        return Recording(self.what, self.storage)
+    def needs(self) -> Needs:
+        return Needs(recording=Recording(self.what, self.storage))
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return gradient + 0.5 * (weights - local.start)
 
-    def settle(self, weights: Tensor, local: Local, carry: State) -> Tensor:
+    def post_step(self, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return 0.999 * weights
 
-    def finish(self, update: Update, local: Local, carry: State) -> tuple[Update, State]:
+    def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         assert update.trajectory is not None
         return replace(update, statistics={self.name: {"rows": update.trajectory}}), {}
 

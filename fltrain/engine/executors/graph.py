@@ -34,7 +34,7 @@ STEPS = 32
 Where a method reads a number that changes with the round, every round records steps of its own.
 """
 
-Carries = Mapping[str, State]
+StepStates = Mapping[str, State]
 Numbers = Mapping[tuple[str, str], float]
 
 
@@ -61,7 +61,7 @@ class Session:
 
     Attributes:
         clients: the client whose turn it is as each method sees it, with stand-ins for its tensors.
-        carries: stand-ins for what methods carry from step to step.
+        step_states: stand-ins for the step states of the methods.
         hooks: the hooks on these.
         own: the client's hooks on its own tensors, which no step changes.
         frozen: what holds models that methods compare with.
@@ -78,8 +78,8 @@ class Session:
 
         self.clients = {name: watched(local, twin) for name, local in own.locals_.items()}
         # Written to in every step, so that none is another one's as well.
-        self.carries = _copied(own.carries)
-        self.hooks = LocalHooks(own.composition, self.clients, _held(self.carries))
+        self.step_states = _copied(own.step_states)
+        self.hooks = LocalHooks(own.composition, self.clients, _held(self.step_states))
         self.own = own
         self.frozen = frozen
         self.lr_factor: float | None = None
@@ -93,41 +93,41 @@ class Session:
             for (_, place), (_, tensor) in zip(tensors(client), tensors(own.locals_[name]), strict=True):
                 if id(tensor) not in twins:
                     twins[id(tensor)] = place.copy_(tensor)
-        for name, carry in self.carries.items():
-            for key, place in carry.items():
-                place.copy_(own.carries[name][key])
+        for name, step_state in self.step_states.items():
+            for key, place in step_state.items():
+                place.copy_(own.step_states[name][key])
         self.clients = {
             name: watched(local, lambda tensor: twins[id(tensor)]) for name, local in own.locals_.items()
         }
-        self.hooks.locals_, self.hooks.carries = self.clients, _held(self.carries)
+        self.hooks.locals_, self.hooks.step_states = self.clients, _held(self.step_states)
         self.own = own
         self.frozen.renew()
 
     def settle(self) -> None:
-        """Write what the carries have become in a step to the places where they stood.
+        """Write the step states after a step to the places where they stood.
 
         Raises:
-            FltrainError: if a method carries other tensors than before.
+            FltrainError: if the names or shapes of a step state change.
         """
-        for name, carry in self.hooks.carries.items():
-            places = self.carries[name]
-            if _shapes(carry) != _shapes(places):
+        for name, step_state in self.hooks.step_states.items():
+            places = self.step_states[name]
+            if _shapes(step_state) != _shapes(places):
                 raise FltrainError(
-                    f"executor 'graph': what {name!r} carries changes its names or shapes in a step; "
+                    f"executor 'graph': the step state of {name!r} changes its names or shapes in a step; "
                     "use --executor loop"
                 )
-            moved = {key: tensor for key, tensor in carry.items() if tensor is not places[key]}
+            moved = {key: tensor for key, tensor in step_state.items() if tensor is not places[key]}
             written = {_memory(places[key]) for key in moved}
             for key, tensor in moved.items():
                 if _memory(tensor) in written:  # or it would be overwritten before it is read
                     moved[key] = tensor.clone()
             for key, tensor in moved.items():
                 places[key].copy_(tensor)
-        self.hooks.carries = _held(self.carries)
+        self.hooks.step_states = _held(self.step_states)
 
     def finished(self) -> LocalHooks:
-        """The client's own hooks with what the carries have become."""
-        self.own.carries = _copied(self.carries)
+        """The client's own hooks with the step states after its last step."""
+        self.own.step_states = _copied(self.step_states)
         return self.own
 
     def numbers(self, names: Iterable[tuple[str, str]]) -> Numbers:
@@ -212,14 +212,17 @@ class GraphExecutor(LoopExecutor):
         return loss, gradient
 
 
-def _held(carries: Carries) -> dict[str, State]:
+def _held(step_states: StepStates) -> dict[str, State]:
     """The same tensors, in dictionaries that may change."""
-    return {name: dict(carry) for name, carry in carries.items()}
+    return {name: dict(step_state) for name, step_state in step_states.items()}
 
 
-def _copied(carries: Carries) -> dict[str, State]:
+def _copied(step_states: StepStates) -> dict[str, State]:
     """Tensors of their own."""
-    return {name: {key: one.clone() for key, one in carry.items()} for name, carry in carries.items()}
+    return {
+        name: {key: one.clone() for key, one in step_state.items()}
+        for name, step_state in step_states.items()
+    }
 
 
 def _shapes(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:

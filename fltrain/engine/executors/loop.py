@@ -146,14 +146,14 @@ class LoopExecutor:
             loss=loss_sum / local.steps,
             trajectory=trajectory.finished() if trajectory else None,
         )
-        update, states = hooks.finish(update)
+        update, states = hooks.client_final(update)
         ownership = self.clients.ownership
         kept = {**states, **ownership.kept(update, model.layout)}
         return Trained(ownership.sent(update, model.layout), kept)
 
     def _begin(self, local: Local, payloads: Mapping[str, State], kept: Kept) -> LocalHooks:
         """The hooks that a client's local steps shall use."""
-        return self.composition.begin(local, payloads, kept)
+        return self.composition.client_init(local, payloads, kept)
 
     def _optimisers(self, round: Round) -> list[Sgd]:
         """An optimiser for each phase of a client's local training, which nothing has moved yet."""
@@ -171,13 +171,11 @@ class LoopExecutor:
         weights = self.model.weights
         step = LoopStep(self.model, self.frozen, hooks, *images.batch(chosen, how), optimiser.part)
         gradient, loss = hooks.gradient(step, weights)
-        if step.outputs:
-            hooks.observe(*step.outputs[-1])
-            step.outputs.clear()  # which hold the step, and would keep all that it holds for long
         gradient = hooks.correct(gradient, weights)
         optimiser.step(gradient)
-        hooks.settle(weights)
-        hooks.after_step(weights)
+        hooks.post_step(weights)
+        hooks.next_state(step.outputs, weights)
+        step.outputs.clear()  # they refer to the step, and this circle would keep its tensors alive
         return loss, gradient
 
 

@@ -39,7 +39,7 @@ from fltrain.models.part import Part
 LOG = logging.getLogger("fltrain")
 
 Moving = dict[str, Any]
-"""What steps change: weights, buffers, counters, a velocity for each phase, and what methods carry."""
+"""What steps change: weights, buffers, counters, a velocity for each phase, and the step states."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class StackExecutor(LoopExecutor):
         trained: list[Trained] = []
         for client in arrived:
             self.model.load(*(client.moving[part] for part in ("weights", "buffers", "counters")))
-            client.hooks.carries = client.moving["carries"]
+            client.hooks.step_states = client.moving["step_states"]
             trained.append(self._trained(client.local, client.hooks, client.losses, client.trajectory))
         return trained
 
@@ -117,7 +117,7 @@ class StackExecutor(LoopExecutor):
             "buffers": model.buffers.clone(),
             "counters": model.counters.clone(),
             "velocities": [torch.zeros_like(model.weights[part]) for part in parts],
-            "carries": hooks.carries,
+            "step_states": hooks.step_states,
         }
         visits = self._visits(round, images, client)
         losses = model.weights.new_zeros(())
@@ -265,25 +265,23 @@ class _Stacked:
         locals_: dict[str, Watched] = {
             name: watched(local, lambda _: next(left)) for name, local in client.locals_.items()
         }
-        carries = {name: dict(carry) for name, carry in moving["carries"].items()}
-        hooks = LocalHooks(client.composition, locals_, carries)
+        step_states = {name: dict(step_state) for name, step_state in moving["step_states"].items()}
+        hooks = LocalHooks(client.composition, locals_, step_states)
         weights = moving["weights"]
         statistics = {"buffers": moving["buffers"], "counters": moving["counters"]}
         step = _StackedStep(self.model, hooks, images, labels, self.phase.part, weights, statistics)
         gradient, loss = hooks.gradient(step, weights)
-        if step.outputs:
-            hooks.observe(*step.outputs[-1])
         gradient = hooks.correct(gradient, weights)
         velocities = list(moving["velocities"])
         weights, velocities[phase] = self._descend(gradient, weights, velocities[phase])
-        hooks.settle(weights)
-        hooks.after_step(weights)
+        hooks.post_step(weights)
+        hooks.next_state(step.outputs, weights)
         reads |= {(name, number) for name, local in locals_.items() for number in local.reads}
         moved = {
             "weights": weights,
             **statistics,
             "velocities": velocities,
-            "carries": hooks.carries,
+            "step_states": hooks.step_states,
         }
         return moved, loss, gradient
 
@@ -343,10 +341,10 @@ class _StackedStep:
             ):
                 outputs = self.hooks.forward(network, self)
                 value = loss(outputs) if loss else self.hooks.loss(outputs, self)
-            return value, (value, outputs.features, outputs.logits, outputs.own, statistics)
+            return value, (value, outputs.features, outputs.logits, outputs.extras, statistics)
 
         with torch.enable_grad():
-            whole, (value, features, logits, own, statistics) = torch.func.grad(value_of, has_aux=True)(
+            whole, (value, features, logits, extras, statistics) = torch.func.grad(value_of, has_aux=True)(
                 self.weights if at is None else at, self._named_statistics(**self.statistics)
             )
         if tracked:
@@ -354,7 +352,7 @@ class _StackedStep:
                 if slots:
                     self.statistics[kind] = torch.cat([statistics[slot.name].flatten() for slot in slots])
         if observe and not loss:
-            self.outputs.append((Outputs(features, logits, own), self))
+            self.outputs.append((Outputs(features, logits, extras), self))
         gradient = torch.zeros_like(whole)
         gradient[where] = whole[where]
         return gradient, value

@@ -30,7 +30,7 @@ class Watched(Local):
 
 
 def tensors(local: Local) -> Iterator[tuple[str, Tensor]]:
-    """All tensors that a client holds, as a method sees it, beside what the method carries."""
+    """All tensors that a client holds, as a method sees it, beside its step state."""
     yield from {"start": local.start, "buffers": local.buffers, "class_counts": local.class_counts}.items()
     for part, state in (("payload", local.payload), ("state", local.state)):
         yield from ((f"{part}.{key}", tensor) for key, tensor in state.items())
@@ -45,7 +45,9 @@ def signature(hooks: LocalHooks) -> tuple[Any, ...]:
         for where, tensor in tensors(local)
     ]
     return *held, *(
-        (name, key, *shape(one)) for name, carry in hooks.carries.items() for key, one in carry.items()
+        (name, key, *shape(one))
+        for name, step_state in hooks.step_states.items()
+        for key, one in step_state.items()
     )
 
 
