@@ -69,8 +69,9 @@ def clouds_of(method: FedAmp, weights: Tensor) -> list[Tensor]:
     server = Server(start, empty, empty, {method.name: method.server_init(task, start)})
     updates = [update_of(start, row.clone(), client) for client, row in enumerate(weights)]
     mean, _, states = Composition((method,)).aggregate(task, server, updates)
+    local = local_of(mean)
     return [
-        method.start_weights(mean, states[method.name], local_of(mean, client=update.client))
+        method.start_weights(mean, states[method.name], replace(local, client=update.client))
         for update in updates
     ]
 
