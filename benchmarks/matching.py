@@ -19,11 +19,11 @@ import torch
 from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedma import FedMA
-from fltrain.methods.ops.neuron_matching import Chain
 from fltrain.methods.training import Training
 from fltrain.methods.types import Server, Task, Update
 from fltrain.models.build import build
 from fltrain.models.catalogue import Vgg9
+from fltrain.models.chain import Chain
 from fltrain.models.flat import FlatModel
 
 CHANNELS, SIDE, CLASSES = 3, 32, 10

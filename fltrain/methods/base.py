@@ -33,7 +33,7 @@ Weights, gradients and control variates are flat vectors ``[P]`` in the order of
 change Python state, read values on the host, branch on values, or draw random numbers from a generator. Every
 executor (one client at a time, recorded steps, stacked clients) then computes the same result.
 
-Planning imports this module and all method files, so they must not import torch.
+Planning imports this module and all method files, so they take PyTorch from ``fltrain.core.lazy``.
 """
 
 from __future__ import annotations
@@ -41,17 +41,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
+from fltrain.core.lazy import Tensor, functional
 from fltrain.core.registry import Component
 from fltrain.core.rng import Purpose, stream
+from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.types import (
     Aggregate,
     Footprint,
     Local,
     Needs,
+    Network,
     Outputs,
     Server,
     State,
@@ -59,12 +64,6 @@ from fltrain.methods.types import (
     Task,
     Update,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from fltrain.models.network import Network
 
 
 class Method(Component):
@@ -137,9 +136,7 @@ class Method(Component):
 
     def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
         """Return the training loss of the logits, a scalar: the mean cross entropy by default."""
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(logits, labels)
+        return functional.cross_entropy(logits, labels)
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         """Return the training loss, a scalar, given that of the criterion and of earlier methods."""
@@ -176,8 +173,6 @@ class Method(Component):
 
         ``before`` is the server at the beginning of the round, ``state`` this method's part of it.
         """
-        from fltrain.methods.ops.vectors import data_weighted_mean
-
         return Aggregate(data_weighted_mean(updates, [update.weights for update in updates]), state)
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:

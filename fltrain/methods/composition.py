@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Outputs, Recording, Schedule, Server, State, Step, Task, Update
+from fltrain.methods.ops.vectors import data_weighted_mean
+from fltrain.methods.types import (
+    Local,
+    Network,
+    Outputs,
+    Recording,
+    Schedule,
+    Server,
+    State,
+    Step,
+    Task,
+    Update,
+)
 from fltrain.models.part import Part
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fltrain.models.network import Network
 
 EXCLUSIVE_HOOKS = ("aggregate", "criterion", "forward", "gradient", "predict")
 """Hooks that only one method of a combination may define; all others are chained in order."""
@@ -126,8 +134,6 @@ class Composition:
         self, task: Task, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, Tensor, dict[str, State]]:
         """Return new global weights ``[P]``, BatchNorm statistics ``[B]``, and the state of every method."""
-        from fltrain.methods.ops.vectors import data_weighted_mean
-
         owner = self._owner("aggregate")
         result = owner.aggregate(task, before.states[owner.name], before, updates)
         buffers = result.buffers

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
+from fltrain.methods.ops.vectors import gram
 from fltrain.methods.types import Local, Needs, Recording, State, Task, Update
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    Vector = NDArray[np.float64]
+Vector = NDArray[np.float64]
 
 
 class Ecgr(Method):
@@ -61,8 +60,6 @@ class Ecgr(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Replace the weights that go up by those that the re-aggregated displacement leads to."""
-        import torch
-
         steps = update.trajectory
         assert steps is not None  # the engine records it
         count = max(1, math.floor(self.kappa * local.steps + 1e-9))  # 0.29 of 100 steps are 29
@@ -81,7 +78,6 @@ class Ecgr(Method):
         if self.rule == "random":
             random = self.random(local.task, round=local.round, client=local.client)
             return list(map(int, random.choice(total, count, replace=False)))
-        from fltrain.methods.ops.vectors import gram
 
         products: Vector = gram(steps, local.start.device).cpu().numpy()
         if self.rule == "herd":

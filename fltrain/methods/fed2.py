@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain import models
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
-from fltrain.methods.types import Aggregate, Local, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fltrain.models.network import Network
+from fltrain.methods.ops.vectors import data_shares, mean
+from fltrain.methods.types import Aggregate, Local, Network, Server, State, Task, Update
 
 
 class Fed2(Method):
@@ -54,17 +52,13 @@ class Fed2(Method):
     mask_absent: bool = False
 
     def adapt(self, network: Network, classes: int) -> Network:
-        import torch
-
-        from fltrain.models.decoupled import decouple, depth, nearly_equal
-
         order = torch.randperm(classes) if self.class_map == "random" else torch.arange(classes)
-        sizes = torch.tensor(nearly_equal(classes, min(self.groups, classes)))
+        sizes = torch.tensor(models.decoupled.nearly_equal(classes, min(self.groups, classes)))
         class_groups = torch.empty_like(order)
         class_groups[order] = torch.arange(len(sizes)).repeat_interleave(sizes)
-        return decouple(
+        return models.decoupled.decouple(
             network,
-            max(depth(network, self.count) - self.decoupled, 0),
+            max(models.decoupled.depth(network, self.count) - self.decoupled, 0),
             class_groups.tolist(),
             width=self.width,
             entry=self.entry,
@@ -82,8 +76,6 @@ class Fed2(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Say which groups the client holds, in a byte for each."""
-        import torch
-
         class_groups = getattr(local.task.network, "class_groups", ())
         if self.pair == "off" or not class_groups:
             return update, local.state
@@ -94,10 +86,6 @@ class Fed2(Method):
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Average each group over the clients that hold it, and keep it if there are none."""
-        import torch
-
-        from fltrain.methods.ops.vectors import data_shares, mean
-
         weights = [update.weights for update in updates]
         shares = data_shares(updates) if self.weighting == "size" else [1 / len(updates)] * len(updates)
         structure = getattr(task.network, "structure_groups", {})

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
+from fltrain.methods.ops.vectors import data_shares, mean
 from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FedACG(Method):
@@ -45,8 +44,6 @@ class FedACG(Method):
         return gradient + 2 * self.beta * (weights - local.start)
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        from fltrain.methods.ops.vectors import data_shares, mean
-
         shares = data_shares(updates) if self.mean == "data" else None
         moved = mean([update.displacement for update in updates], shares)
         momentum = self.lam * state["momentum"] + moved

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
+from fltrain.methods.ops.vectors import gram, mean
 from fltrain.methods.types import Aggregate, Footprint, Local, Needs, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 
 class FedAmp(Method):
@@ -77,8 +75,6 @@ class FedAmp(Method):
     # ---------------------------------------------------------------- server
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Mix a cloud model for each of the clients that took part; global weights stay the initial ones."""
-        from fltrain.methods.ops.vectors import mean
-
         if self.variant == "pfllib":
             return Aggregate(before.weights, state)
         weights = [update.weights for update in updates]
@@ -91,10 +87,6 @@ class FedAmp(Method):
 
     def shares(self, weights: Sequence[Tensor]) -> Tensor:
         """Share of every client's weights in each cloud model, xi ``[m, m]``: rows sum to one."""
-        import torch
-
-        from fltrain.methods.ops.vectors import gram
-
         # Distances are far shorter than the weights: taken from where clients are, they are not rounded away.
         kernel = self.variant == "kernel"
         products = gram([vector - weights[0] for vector in weights] if kernel else weights)

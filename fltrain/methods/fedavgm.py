@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
+from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.types import Aggregate, Footprint, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FedAvgM(Method):
@@ -38,8 +37,6 @@ class FedAvgM(Method):
         return {"velocity": start.new_zeros(start.shape)}
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        from fltrain.methods.ops.vectors import data_weighted_mean
-
         moved = data_weighted_mean(updates, [update.displacement for update in updates])
         share = 1 - self.beta if self.form == "dampened" else 1.0
         velocity = self.beta * state["velocity"] + share * moved

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
+from fltrain.methods.ops.vectors import clip_norm, mean
 from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FedDyn(Method):
@@ -47,8 +46,6 @@ class FedDyn(Method):
         return self.alpha / local.relative_size if self.alpha_mode == "data" else self.alpha
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        from fltrain.methods.ops.vectors import clip_norm
-
         pull = self._alpha(local) * (weights - local.start) - step_state["dual"]
         return gradient + pull if self.clip is None else clip_norm(gradient + pull, self.clip)
 
@@ -57,8 +54,6 @@ class FedDyn(Method):
         return update, {"dual": dual}
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        from fltrain.methods.ops.vectors import mean
-
         moved = mean([update.displacement for update in updates])
         collected = state["collected"] + moved * (len(updates) / task.clients)
         weights = before.weights + moved

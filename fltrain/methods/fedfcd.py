@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
+from fltrain.methods.ops import classifier_head, prototypes
 from fltrain.methods.types import (
     Footprint,
     Local,
     Needs,
+    Network,
     Outputs,
     Phase,
     Schedule,
@@ -21,13 +25,6 @@ from fltrain.methods.types import (
     Task,
     Update,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from fltrain.models.network import Network
 
 
 class FedFcd(Method):
@@ -79,9 +76,7 @@ class FedFcd(Method):
     # ---------------------------------------------------------------- client
     def client_init(self, local: Local) -> State:
         """The parameters of the global classifier."""
-        from fltrain.methods.ops.classifier_head import parameters
-
-        return parameters(local.task.layout, local.payload["head"])
+        return classifier_head.parameters(local.task.layout, local.payload["head"])
 
     def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
         features = network.features(step.images)
@@ -91,32 +86,24 @@ class FedFcd(Method):
 
     def _decide(self, network: Network, features: Tensor, head: State) -> Tensor:
         """The fused logits, given the global classifier."""
-        from fltrain.methods.ops.classifier_head import logits
-
         own: Tensor = network.classifier(features)
-        return own if self.without_fd else own + logits(network.classifier, head, features)
+        return own if self.without_fd else own + classifier_head.logits(network.classifier, head, features)
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
-        from fltrain.methods.ops.prototypes import distance_to_means
-
         if self.without_fa or not self.weight or step.part == "head":
             return loss
         means, known = local.payload["means"], local.payload["known"]
-        distance = distance_to_means(outputs.features, step.labels, means, known).mean()
+        distance = prototypes.distance_to_means(outputs.features, step.labels, means, known).mean()
         dimensions = outputs.features.shape[1] if self.distance == "mse" else 1
         return loss + self.weight * distance / dimensions
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Upload the mean features of every class that the client has (LFR), also before the first round."""
-        from fltrain.methods.ops.prototypes import of_client
-
-        return replace(update, extras={**update.extras, self.name: of_client(local)}), {}
+        return replace(update, extras={**update.extras, self.name: prototypes.of_client(local)}), {}
 
     # ---------------------------------------------------------------- server
     def server_init(self, task: Task, start: Tensor) -> State:
-        from fltrain.methods.ops.classifier_head import on_server
-
-        return on_server(task, start)
+        return classifier_head.on_server(task, start)
 
     def payload(self, state: State) -> State:
         """The global classifier and the global class means (GFR), once there are any."""
@@ -124,10 +111,7 @@ class FedFcd(Method):
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         """Train the global classifier on the class means received, and average them."""
-        from fltrain.methods.ops import classifier_head as heads
-        from fltrain.methods.ops.prototypes import combine, renewed, table
-
-        counts, means = table([update.extras[self.name] for update in updates], task.classes)
+        counts, means = prototypes.table([update.extras[self.name] for update in updates], task.classes)
         if self.cache:
             clients = [update.client for update in updates]
             state = dict(state)
@@ -138,10 +122,10 @@ class FedFcd(Method):
             counts, means = state["counts_of"], state["means_of"]
         held = (counts > 0).nonzero(as_tuple=True)
         batch = task.training.batch_size if self.server_batch == "local" else None
-        state = heads.renewed(
+        state = classifier_head.renewed(
             self, task, state, means[held], held[1], lr=self.server_lr, epochs=self.server_epochs, batch=batch
         )
-        return renewed(state, *combine(counts, means, self.averaging))
+        return prototypes.renewed(state, *prototypes.combine(counts, means, self.averaging))
 
     # ---------------------------------------------------------------- tests
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:

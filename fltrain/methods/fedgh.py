@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
+from fltrain.methods.ops import classifier_head, prototypes
 from fltrain.methods.types import Footprint, Local, Needs, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 
 class FedGh(Method):
@@ -33,9 +31,7 @@ class FedGh(Method):
     server_epochs: int = Field(default=1, ge=1)
 
     def server_init(self, task: Task, start: Tensor) -> State:
-        from fltrain.methods.ops.classifier_head import on_server
-
-        return on_server(task, start)
+        return classifier_head.on_server(task, start)
 
     def payload(self, state: State) -> State:
         return {"head": state["head"]}
@@ -47,20 +43,14 @@ class FedGh(Method):
         return weights
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        from fltrain.methods.ops.prototypes import of_client
-
-        description = of_client(local)
+        description = prototypes.of_client(local)
         sent = {name: description[name] for name in ("classes", "means")}
         return replace(update, extras={**update.extras, self.name: sent}), {}
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        import torch
-
-        from fltrain.methods.ops.classifier_head import renewed
-
         sent = [update.extras[self.name] for update in updates]
         means, classes = (torch.cat([one[name] for one in sent]) for name in ("means", "classes"))
         batch = task.training.batch_size
-        return renewed(
+        return classifier_head.renewed(
             self, task, state, means, classes, lr=self.server_lr, epochs=self.server_epochs, batch=batch
         )

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Outputs, Server, State, Step, Task, Update
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from fltrain.models.network import Network
+from fltrain.methods.ops.counter_normal import standard_normal
+from fltrain.methods.types import Footprint, Local, Network, Outputs, Server, State, Step, Task, Update
 
 
 class FedImpro(Method):
@@ -89,8 +86,6 @@ class FedImpro(Method):
     # Per class: "mean" and "spread" [C, *shape], and whether there are such, "seen" and "spread_seen" [C].
     # The shape is that of the maps, or [channels, 1, 1] for estimates per channel.
     def server_init(self, task: Task, start: Tensor) -> State:
-        import torch
-
         maps = self._maps(task)
         shape = maps if self.shape == "element" else (maps[0], *[1] * (len(maps) - 1))
         seen = start.new_zeros(task.classes)
@@ -107,8 +102,6 @@ class FedImpro(Method):
         return state
 
     def client_init(self, local: Local) -> State:
-        import torch
-
         step_state = {**local.payload, "step": torch.zeros((), dtype=torch.int64, device=local.start.device)}
         complete = local.payload["seen"] * local.payload["spread_seen"]
         seen = complete.nonzero().flatten().cpu().numpy()
@@ -123,8 +116,6 @@ class FedImpro(Method):
         self, seen: NDArray[np.int64], local: Local, random: np.random.Generator
     ) -> NDArray[np.int64]:
         """Labels of the samples of every step ``[steps, n]``."""
-        import numpy as np
-
         classes, batch = local.task.classes, local.task.training.batch_size
         if self.labels == "tiled":
             return np.tile(seen, (local.steps, batch // classes + 1))
@@ -139,8 +130,6 @@ class FedImpro(Method):
     # ---------------------------------------------------------------- local steps
     def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
         """One joint pass of the upper part on real and sampled maps."""
-        import torch
-
         cut, count = network.cut(self.split), len(step.images)
         maps = network.lower(step.images, cut)
         extras: State = {"maps": maps.detach()}
@@ -155,8 +144,6 @@ class FedImpro(Method):
 
     def _sample(self, maps: Tensor, labels: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
         """Labels and maps of this step's samples."""
-        from fltrain.methods.ops.counter_normal import standard_normal
-
         source = local.payload if self.source == "global" else step_state
         chosen = step_state["labels"].index_select(0, step_state["step"].view(1))[0]
         if self.labels == "tiled":
@@ -173,12 +160,12 @@ class FedImpro(Method):
         return chosen, mean + deviation * noise
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
         if "logits" not in outputs.extras:
             return loss
         real, sampled = self._weights(local, len(step.labels), len(outputs.extras["labels"]))
-        return real * loss + sampled * cross_entropy(outputs.extras["logits"], outputs.extras["labels"])
+        return real * loss + sampled * functional.cross_entropy(
+            outputs.extras["logits"], outputs.extras["labels"]
+        )
 
     def _weights(self, local: Local, images: int, samples: int) -> tuple[float, float]:
         """Weights of the losses on images and on samples."""
@@ -221,8 +208,6 @@ class FedImpro(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Upload the estimates, with noise, and which classes the client has."""
-        import torch
-
         sent = {name: step_state[name] for name in ("mean", "spread", "seen", "spread_seen")}
         if self.noise:
             random = self.random(local.task, round=local.round, client=local.client, use="noise")
@@ -238,8 +223,6 @@ class FedImpro(Method):
     # ---------------------------------------------------------------- server
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         """Average the estimates (equation 7); classes that nobody has an estimate of stay as they were."""
-        import torch
-
         sent = [update.extras[self.name] for update in updates]
         means, spreads = (torch.stack([one[name] for one in sent]) for name in ("mean", "spread"))
         spreads = self._capped(spreads)

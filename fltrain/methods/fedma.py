@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain import models
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
-from fltrain.methods.types import Aggregate, Local, Needs, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fltrain.methods.ops.neuron_matching import Chain
-    from fltrain.models.network import Network
+from fltrain.methods.ops.neuron_matching import Pool, align, grow, row_weights
+from fltrain.methods.ops.vectors import data_shares, data_weighted_mean
+from fltrain.methods.types import Aggregate, Local, Needs, Network, Server, State, Task, Update
 
 
 class FedMA(Method):
@@ -51,10 +49,8 @@ class FedMA(Method):
         return self.mode == "bbp_map"
 
     def adapt(self, network: Network, classes: int) -> Network:
-        from fltrain.methods.ops.neuron_matching import chained, widened
-
-        chained(network)
-        return widened(network, self.growth) if self._grows else network
+        models.chain.chained(network)
+        return models.chain.widened(network, self.growth) if self._grows else network
 
     def server_init(self, task: Task, start: Tensor) -> State:
         """The number of rounds; for ``bbp_map``, also who has which neurons.
@@ -62,8 +58,6 @@ class FedMA(Method):
         ``sources`` ``[clients, neurons]`` says of every neuron of the global model, all hidden layers in a
         row, which of a client's neurons it was made from, -1 for none.
         """
-        import torch
-
         state = {"rounds": torch.zeros((), dtype=torch.int64)}
         if self._grows:
             chain = _chain(task)
@@ -98,8 +92,6 @@ class FedMA(Method):
 
     def client_init(self, local: Local) -> State:
         """Which weights are trained, if not all are."""
-        import torch
-
         chain = _chain(local.task)
         fixed = int(local.payload["rounds"]) % len(chain) if self._grows else 0
         if not fixed:
@@ -121,11 +113,6 @@ class FedMA(Method):
 
     # ---------------------------------------------------------------- server
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        import torch
-
-        from fltrain.methods.ops.neuron_matching import row_weights
-        from fltrain.methods.ops.vectors import data_shares
-
         chain = _chain(task)
         counts = torch.stack([update.extras[self.name]["classes"] for update in updates])
         rows = row_weights(counts, data_shares(updates))
@@ -135,12 +122,9 @@ class FedMA(Method):
         return Aggregate(merged, {**state, "rounds": state["rounds"] + 1})
 
     def _merge(
-        self, chain: Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
+        self, chain: models.chain.Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[list[Tensor], Tensor, State]:
         """Clients' networks in one order, and their mean."""
-        from fltrain.methods.ops.neuron_matching import align
-        from fltrain.methods.ops.vectors import data_shares, data_weighted_mean
-
         sizes = [update.samples for update in updates]
         reference = before.weights if state["rounds"] else sizes.index(max(sizes))
         vectors = [update.weights for update in updates]
@@ -148,17 +132,13 @@ class FedMA(Method):
         return aligned, data_weighted_mean(updates, aligned), state
 
     def _merge_and_grow(
-        self, chain: Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
+        self, chain: models.chain.Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[list[Tensor], Tensor, State]:
         """Clients' networks in one order, and the global model made of them.
 
         The lowest layer that is not fixed is from now on. The layers above it are matched as well, to have a
         global model to test, but every client keeps its own.
         """
-        import torch
-
-        from fltrain.methods.ops.neuron_matching import Pool, grow
-
         fixed = int(state["rounds"]) % len(chain)
         random = self.random(task, round=int(state["rounds"]))
         vectors, merged = [update.weights.clone() for update in updates], before.weights.clone()
@@ -190,8 +170,6 @@ class FedMA(Method):
         return {"fixed": int(state["rounds"]) % len(chain), "widths": [int(layer.sum()) for layer in used]}
 
 
-def _chain(task: Task) -> Chain:
+def _chain(task: Task) -> models.chain.Chain:
     """The structure of the network that is trained."""
-    from fltrain.methods.ops.neuron_matching import Chain
-
-    return Chain.of(task.network, task.layout)
+    return models.chain.Chain.of(task.network, task.layout)

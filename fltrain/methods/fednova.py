@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
+from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean
 from fltrain.methods.types import Aggregate, Local, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FedNova(Method):
@@ -44,8 +43,6 @@ class FedNova(Method):
         return gradient + self.mu * (weights - local.start) if self.mu else gradient
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        from fltrain.methods.ops.vectors import accumulated_steps
-
         steps: float = local.steps
         if self.normaliser == "momentum":
             steps = accumulated_steps(local.steps, local.task.training.momentum, local.lr * self.mu)
@@ -57,8 +54,6 @@ class FedNova(Method):
 
     def _shares(self, updates: Sequence[Update]) -> list[float]:
         """p_k tau_eff / a_k: what each displacement counts; their sum is at least one."""
-        from fltrain.methods.ops.vectors import data_shares
-
         shares = data_shares(updates)
         normalisers = [float(update.extras[self.name]["normaliser"]) for update in updates]
         counted = normalisers if self.tau_eff == "normalisers" else [update.steps for update in updates]
@@ -66,8 +61,6 @@ class FedNova(Method):
         return [share * effective / steps for share, steps in zip(shares, normalisers, strict=True)]
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        from fltrain.methods.ops.vectors import mean
-
         shares = self._shares(updates)
         moved = mean([update.displacement for update in updates], shares)
         buffers = None

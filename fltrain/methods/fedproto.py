@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Needs, Outputs, Server, State, Step, Task, Update
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from fltrain.models.network import Network
+from fltrain.methods.ops import prototypes
+from fltrain.methods.types import Footprint, Local, Needs, Network, Outputs, Server, State, Step, Task, Update
 
 
 class FedProto(Method):
@@ -44,8 +40,6 @@ class FedProto(Method):
 
     # ---------------------------------------------------------------- client
     def client_init(self, local: Local) -> State:
-        import torch
-
         if self.source == "post":
             return {}
         counts = torch.zeros_like(local.class_counts)
@@ -54,11 +48,9 @@ class FedProto(Method):
         return {"step": step, "counts": counts, "sums": counts.new_zeros(len(counts), width)}
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
-        from fltrain.methods.ops.prototypes import distance_to_means
-
         if not local.payload or not self.weight:
             return loss
-        distances = distance_to_means(
+        distances = prototypes.distance_to_means(
             outputs.features, step.labels, local.payload["means"], local.payload["known"]
         )
         return loss + self.weight * distances.mean() / outputs.features.shape[1]
@@ -67,11 +59,9 @@ class FedProto(Method):
         self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
     ) -> State:
         """Add up the features of each class."""
-        from fltrain.methods.ops.prototypes import class_sums
-
         if self.source == "post":
             return step_state
-        counts, sums = class_sums(outputs.features.detach(), step.labels, local.task.classes)
+        counts, sums = prototypes.class_sums(outputs.features.detach(), step.labels, local.task.classes)
         first = 0
         if self.source == "last_epoch":
             first = local.steps - local.steps // local.task.training.epochs
@@ -83,25 +73,21 @@ class FedProto(Method):
         }
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        from fltrain.methods.ops.prototypes import describe, of_client
-
         sent = (
-            of_client(local) if self.source == "post" else describe(step_state["counts"], step_state["sums"])
+            prototypes.of_client(local)
+            if self.source == "post"
+            else prototypes.describe(step_state["counts"], step_state["sums"])
         )
         return replace(update, extras={**update.extras, self.name: sent}), {}
 
     # ---------------------------------------------------------------- server
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        from fltrain.methods.ops.prototypes import combine, renewed, table
-
-        sent = table([update.extras[self.name] for update in updates], task.classes)
-        return renewed(state, *combine(*sent, self.averaging))
+        sent = prototypes.table([update.extras[self.name] for update in updates], task.classes)
+        return prototypes.renewed(state, *prototypes.combine(*sent, self.averaging))
 
     # ---------------------------------------------------------------- tests
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
         """Negative distances to the global means; before there are any, what the classifier says."""
-        import torch
-
         features = network.features(images)
         if self.inference == "head" or not local.payload:
             logits: Tensor = network.classifier(features)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
 from fltrain.methods.types import Local, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FedProx(Method):

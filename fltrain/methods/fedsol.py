@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method
 from fltrain.methods.types import Footprint, Local, Needs, Outputs, State, Step
 from fltrain.models.part import Part
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NEGLIGIBLE = 1e-5
 """Norm below which a proximal gradient is rounding noise, which must not be scaled up."""
@@ -62,26 +60,22 @@ class FedSOL(Method):
 
     def _uphill(self, step: Step, weights: Tensor, local: Local) -> Tensor:
         """The gradient of the proximal loss ``[P]``."""
-        from torch.nn.functional import kl_div, log_softmax
-
         if self.proximal == "l2":
             distance, head = weights - local.start, local.task.layout.head
             if self.part != "all":
                 (distance[:head] if self.part == "head" else distance[head:]).zero_()
             return distance
         taught = step.frozen(local.start, local.buffers, training=self.teacher == "train")
-        target = log_softmax(taught.logits / self.temperature, dim=1)
+        target = functional.log_softmax(taught.logits / self.temperature, dim=1)
 
         def divergence(outputs: Outputs) -> Tensor:
-            own = log_softmax(outputs.logits / self.temperature, dim=1)
-            return kl_div(own, target, reduction="batchmean", log_target=True)
+            own = functional.log_softmax(outputs.logits / self.temperature, dim=1)
+            return functional.kl_div(own, target, reduction="batchmean", log_target=True)
 
         return step.differentiate(divergence, part=self.part, route=self.feedback == "both")[0]
 
     def _scale(self, weights: Tensor, local: Local) -> Tensor:
         """|w - r| ``[P]``, each tensor with unit norm along its first dimension; what is zero stays zero."""
-        import torch
-
         distance = (weights - local.start).abs()
         scales = []
         for slot in local.task.layout.parameters:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, Strict, model_validator
 
+from fltrain import models
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Needs, Outputs, Server, State, Step, Task, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fltrain.models.network import Network
+from fltrain.methods.types import Local, Needs, Network, Outputs, Server, State, Step, Task, Update
+from fltrain.metrics.updates import layer_similarity, skewness
 
 
 class Flfa(Method):
@@ -70,8 +68,6 @@ class Flfa(Method):
     # ---------------------------------------------------------------- which layers
     def server_init(self, task: Task, start: Tensor) -> State:
         """Nothing is selected before the first round has shown how alike the clients' updates are."""
-        import torch
-
         names = [layer.name for layer in task.layout.layers]
         if self.strategy != "fixed" and self.n_fa > len(names):
             raise FltrainError(
@@ -89,10 +85,6 @@ class Flfa(Method):
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         """Select the layers of the next round by the similarity of this round's updates (section 4.3)."""
-        import torch
-
-        from fltrain.metrics.updates import layer_similarity, skewness
-
         if self.strategy == "fixed":
             return state
         shares = [update.samples for update in updates] if self.mean == "weighted" else None
@@ -168,8 +160,6 @@ class Flfa(Method):
         return renewed
 
     def route(self, network: Network, local: Local, step_state: State) -> AbstractContextManager[None]:
-        from fltrain.models.feedback import direct_feedback, feedback
-
         layers = local.task.layout.layers
         routed = {
             network.get_submodule(layers[int(key.partition(".")[2])].name): tensor
@@ -178,12 +168,12 @@ class Flfa(Method):
         }
         if not routed:
             return nullcontext()
-        return direct_feedback(network, routed) if self.feedback == "direct" else feedback(routed)
+        if self.feedback == "direct":
+            return models.feedback.direct_feedback(network, routed)
+        return models.feedback.feedback(routed)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Keep for the record how far B and W have parted: the final scale and cosine, per layer."""
-        import torch
-
         measured: State = {}
         for key in step_state:
             kind, _, index = key.partition(".")
@@ -220,8 +210,6 @@ class Flfa(Method):
 
     def _random(self, local: Local, index: int) -> Tensor:
         """The layer's fixed random feedback: uniform in +-1/sqrt(fan in), as a new layer's weights are."""
-        import torch
-
         slot = local.task.layout.weights[index]
         bound = slot.shape[1:].numel() ** -0.5
         values = self.random(local.task, client=index).uniform(-bound, bound, tuple(slot.shape))
@@ -229,8 +217,6 @@ class Flfa(Method):
 
     def _projection(self, local: Local, index: int) -> Tensor:
         """The layer's fixed random projection ``[input channels, classes]`` with entries N(0, 1/classes)."""
-        import torch
-
         inputs = local.task.layout.layers[index].inputs
         classes = local.task.classes
         values = self.random(local.task, client=index).normal(0.0, classes**-0.5, (inputs, classes))

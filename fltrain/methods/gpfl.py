@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain import models
+from fltrain.core.lazy import Tensor, functional
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Needs, Outputs, State, Step, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fltrain.models.network import Network
+from fltrain.methods.types import Footprint, Local, Needs, Network, Outputs, State, Step, Update
 
 VALVE, EMBEDDINGS = "valve.", "embeddings."
 """What the names of the additional parameters begin with."""
@@ -42,9 +39,7 @@ class Gpfl(Method):
     conditions: Literal["global", "trained"] = "global"
 
     def adapt(self, network: Network, classes: int) -> Network:
-        from fltrain.models.valve import ValveNetwork
-
-        return ValveNetwork.around(network, classes)
+        return models.valve.ValveNetwork.around(network, classes)
 
     # ---------------------------------------------------------------- client
     def client_init(self, local: Local) -> State:
@@ -67,23 +62,19 @@ class Gpfl(Method):
         )
 
     def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
-        from torch.nn.functional import normalize
-
-        from fltrain.models.valve import ValveNetwork
-
-        assert isinstance(network, ValveNetwork)  # adapt has made it
+        assert isinstance(network, models.valve.ValveNetwork)  # adapt has made it
         features = network.features(step.images)
         general = network.valve(features, step_state["general"])
         personal = network.valve(features, step_state["personal"])
-        cosines = normalize(general) @ normalize(network.embeddings.weight).T
+        cosines = functional.normalize(general) @ functional.normalize(network.embeddings.weight).T
         return Outputs(features, network.classifier(personal), {"general": general, "cosines": cosines})
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
         received = self._embeddings(local, local.start).index_select(0, step.labels)
         distance: Tensor = (outputs.extras["general"] - received).norm()
-        return loss + cross_entropy(outputs.extras["cosines"], step.labels) + self.weight * distance
+        return (
+            loss + functional.cross_entropy(outputs.extras["cosines"], step.labels) + self.weight * distance
+        )
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         """Weight decay of the additions, which lie between the features and the classifier."""
@@ -103,9 +94,7 @@ class Gpfl(Method):
 
     # ---------------------------------------------------------------- tests
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
-        from fltrain.models.valve import ValveNetwork
-
-        assert isinstance(network, ValveNetwork)
+        assert isinstance(network, models.valve.ValveNetwork)
         _, personal = self._conditions(local)
         logits: Tensor = network.classifier(network.valve(network.features(images), personal))
         return logits

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain import models
+from fltrain.core.lazy import Tensor, functional, nn, torch
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Needs, Outputs, State, Step, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fltrain.models.network import Network
+from fltrain.methods.types import Footprint, Local, Needs, Network, Outputs, State, Step, Update
 
 PROJECTED = 256
 """Width of the projection head's output."""
@@ -45,16 +42,13 @@ class Moon(Method):
     def adapt(self, network: Network, classes: int) -> Network:
         if self.head == "none":
             return network
-        from torch import nn
-
-        from fltrain.models.network import Network
 
         blocks = dict(network.named_children())
         width = next(blocks.pop("classifier").parameters()).shape[1]
         blocks["projection"] = nn.Sequential(
             nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, PROJECTED)
         )
-        return Network(**blocks, classifier=nn.Linear(PROJECTED, classes))
+        return models.network.Network(**blocks, classifier=nn.Linear(PROJECTED, classes))
 
     def client_init(self, local: Local) -> State:
         """The last local model; nothing if there is none, or no contrastive loss."""
@@ -68,16 +62,15 @@ class Moon(Method):
         return dict(zip(("weights", "buffers"), drawn, strict=True))
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
-        import torch
-        from torch.nn.functional import cosine_similarity, cross_entropy
-
         if not step_state:
             return loss
-        models = (local.start, local.buffers), (step_state["weights"], step_state["buffers"])
-        alike = [cosine_similarity(outputs.features, step.frozen(*model).features) for model in models]
+        others = (local.start, local.buffers), (step_state["weights"], step_state["buffers"])
+        alike = [
+            functional.cosine_similarity(outputs.features, step.frozen(*model).features) for model in others
+        ]
         # Of the two models, the received one is the right answer.
         logits = torch.stack(alike, dim=1) / self.tau
-        return loss + self.mu * cross_entropy(logits, torch.zeros_like(step.labels))
+        return loss + self.mu * functional.cross_entropy(logits, torch.zeros_like(step.labels))
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         return update, {"weights": update.trained, "buffers": update.buffers} if self.mu else {}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
+from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean
 from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Scaffold(Method):
@@ -96,15 +95,11 @@ class Scaffold(Method):
 
     def _mean_gradient(self, update: Update, local: Local) -> Tensor:
         """What the client's displacement says its mean corrected gradient was ``[P]``."""
-        from fltrain.methods.ops.vectors import accumulated_steps
-
         ended = update.trained if self.displacement == "raw" else update.weights
         momentum = local.task.training.momentum if self.normaliser == "effective" else 0.0
         return (local.start - ended) / (local.lr * accumulated_steps(local.steps, momentum))
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        from fltrain.methods.ops.vectors import data_shares, mean
-
         sizes = data_shares(updates)
         moved = mean(
             [update.displacement for update in updates],

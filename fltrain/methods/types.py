@@ -5,21 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fltrain.core.lazy import Tensor
+from fltrain.methods.training import Training
 from fltrain.models.part import Part
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
+    from fltrain.models.flat import Layout as Layout
+    from fltrain.models.network import Network as Network
+else:
+    Layout = Network = Any  # for annotations; both need PyTorch
 
-    from fltrain.methods.training import Training
-    from fltrain.models.flat import Layout
-    from fltrain.models.network import Network
-
-
-State = dict[str, "Tensor"]
+State = dict[str, Tensor]
 """Named tensors: a payload, an upload, or a state of the server, of a client, or of a step."""
 
 

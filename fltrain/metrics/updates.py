@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from fltrain.core.lazy import Tensor, torch
 
 if TYPE_CHECKING:
     from fltrain.models.flat import Slot

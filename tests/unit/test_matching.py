@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
-from fltrain.methods.ops.neuron_matching import Chain, Pool, align, chained, grow, match, row_weights, widened
+from fltrain.methods.ops.neuron_matching import Pool, align, grow, match, row_weights
 from fltrain.models.build import build
 from fltrain.models.catalogue import (
     EcgrCnn,
@@ -25,6 +25,7 @@ from fltrain.models.catalogue import (
     Vgg11,
     Vgg16,
 )
+from fltrain.models.chain import Chain, chained, widened
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
+from fltrain.core.lazy import Tensor, functional, nn, torch
 from fltrain.methods.base import Method
-from fltrain.methods.types import State, Task
-
-if TYPE_CHECKING:
-    from fltrain.models.flat import Layout
+from fltrain.methods.types import Layout, State, Task
 
 
 def parameters(layout: Layout, head: Tensor) -> State:
@@ -24,7 +16,7 @@ def parameters(layout: Layout, head: Tensor) -> State:
 
 def logits(classifier: nn.Module, parameters: State, features: Tensor) -> Tensor:
     """Return what the classifier with other parameters says of features: ``[n, classes]``."""
-    said: Tensor = functional_call(classifier, parameters, (features,))
+    said: Tensor = torch.func.functional_call(classifier, parameters, (features,))
     return said
 
 
@@ -49,7 +41,7 @@ def train(
         order = torch.from_numpy(random.permutation(len(labels))).to(labels.device)
         for chosen in order.split(batch or len(labels)):
             said = logits(classifier, parameters(layout, head), features[chosen])
-            (gradient,) = torch.autograd.grad(cross_entropy(said, labels[chosen]), head)
+            (gradient,) = torch.autograd.grad(functional.cross_entropy(said, labels[chosen]), head)
             with torch.no_grad():
                 head -= lr * gradient
     return head.detach()

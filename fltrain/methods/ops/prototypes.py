@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.types import Local, State
 
 Averaging = Literal["weighted", "plain", "fedproto"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.types import Update
 
 COLUMNS = 1 << 18

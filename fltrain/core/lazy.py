@@ -1,0 +1,33 @@
+"""PyTorch and SciPy's optimisers, imported at their first use.
+
+A plan of thousands of runs imports every method and every network, but computes nothing. Modules that a plan
+imports write ``from fltrain.core.lazy import Tensor, nn, torch``, so that planning does not load PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch as torch
+    from scipy import optimize as optimize
+    from torch import Tensor as Tensor
+    from torch import nn as nn
+    from torch.nn import functional as functional
+else:
+
+    class _LazyModule:
+        """Stands for a module and imports it when an attribute is read."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(importlib.import_module(self._name), attribute)
+
+    torch = _LazyModule("torch")
+    nn = _LazyModule("torch.nn")
+    functional = _LazyModule("torch.nn.functional")
+    optimize = _LazyModule("scipy.optimize")
+    Tensor = Any  # for annotations; use torch.Tensor in isinstance

@@ -1,0 +1,190 @@
+"""Networks that are a plain chain of layers, and where their neurons lie in the weight vector.
+
+The hidden neurons of a chain (output channels of a convolution, units of a linear layer) may stand in any
+order, as long as the next layer takes its inputs in the same order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fltrain.core.errors import FltrainError
+from fltrain.models.flat import Layout, Slot
+from fltrain.models.network import Network
+
+ORDERLESS = (
+    *(nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    *(nn.Flatten, nn.Dropout, nn.Dropout2d, nn.Identity),
+)
+"""What may stand between layers: it treats all channels alike and keeps zeros."""
+
+BIAS_MEAN = 0.1
+"""Prior mean of biases in the matching with growth; that of weights is zero."""
+
+
+def chained(network: Network) -> dict[str, nn.Conv2d | nn.Linear]:
+    """Return the layers of a network that is a chain of them, in order, by name.
+
+    Raises:
+        FltrainError: if it is none, or has layers whose outputs cannot be put in any order.
+    """
+    found: dict[str, nn.Conv2d | nn.Linear] = {}
+    for name, module in network.named_modules():
+        chain = type(module) is Network or isinstance(module, nn.Sequential)
+        dense = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+        if dense and isinstance(module, nn.Conv2d | nn.Linear):
+            found[name] = module
+        elif not chain and not isinstance(module, ORDERLESS):
+            what = "grouped convolution" if isinstance(module, nn.Conv2d) else type(module).__name__
+            raise FltrainError(
+                "method 'fedma' matches the neurons of plain chains of convolutions and linear layers, "
+                f"without norm layers, branches or grouped convolutions; this network has a {what} "
+                f"({name or 'as a whole'}); use lenet5, fedavg_cnn or mlp, or vgg9, vgg11 or vgg16 with "
+                "norm: none"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Where the layers of a chain lie in its weight vector ``[P]``; layers count from 0.
+
+    Attributes:
+        weights: slot of each layer's weight.
+        biases: slot of each layer's bias; None if it has none.
+    """
+
+    weights: tuple[Slot, ...]
+    biases: tuple[Slot | None, ...]
+
+    @classmethod
+    def of(cls, network: Network, layout: Layout) -> Chain:
+        """Return the chain of a network.
+
+        Raises:
+            FltrainError: if it is none.
+        """
+        by_name = {slot.name: slot for slot in layout.parameters}
+        names = chained(network)
+        return cls(
+            tuple(by_name[f"{name}.weight"] for name in names),
+            tuple(by_name.get(f"{name}.bias") for name in names),
+        )
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    @property
+    def last(self) -> int:
+        """The layer whose outputs are the classes."""
+        return len(self) - 1
+
+    @property
+    def widths(self) -> list[int]:
+        """Number of neurons of each hidden layer."""
+        return [slot.shape[0] for slot in self.weights[:-1]]
+
+    def start(self, layer: int) -> int:
+        """Where a layer begins in the vector; all before it is of the layers below."""
+        return self.weights[layer].start
+
+    def incoming(self, vector: Tensor, layer: int) -> Tensor:
+        """View of a layer's weights, ``[neurons, inputs, block]``.
+
+        A block is what connects two neurons: one number, a kernel, or the H x W consecutive inputs of a
+        linear layer that come from one channel of the maps before it.
+        """
+        weight = self.weights[layer].of(vector)
+        inputs = self.weights[layer - 1].shape[0] if layer else weight.shape[1]
+        return weight.view(len(weight), inputs, -1)
+
+    def bias(self, vector: Tensor, layer: int) -> Tensor | None:
+        """View of a layer's biases, ``[neurons]``."""
+        slot = self.biases[layer]
+        return None if slot is None else slot.of(vector)
+
+    def neurons(self, vector: Tensor, layer: int) -> Tensor:
+        """What neurons are compared by, ``[neurons, D]`` in double precision: incoming weights and bias."""
+        rows, bias = self.incoming(vector, layer).flatten(1), self.bias(vector, layer)
+        return (rows if bias is None else torch.cat([rows, bias[:, None]], 1)).double()
+
+    def prior(self, vector: Tensor, layer: int) -> Tensor:
+        """Prior mean of a layer's neurons ``[D]``, see ``Pool``."""
+        weights = vector.new_zeros(self.incoming(vector, layer)[0].numel(), dtype=torch.float64)
+        return (
+            weights if self.biases[layer] is None else torch.cat([weights, weights.new_tensor([BIAS_MEAN])])
+        )
+
+    def write(self, vector: Tensor, layer: int, neurons: Tensor) -> None:
+        """Put neurons ``[n, D]`` into the first places of a layer, and zeros into the others."""
+        incoming, bias = self.incoming(vector, layer), self.bias(vector, layer)
+        incoming.zero_()[: len(neurons)] = neurons[:, : incoming[0].numel()].view(-1, *incoming.shape[1:])
+        if bias is not None:
+            bias.zero_()[: len(neurons)] = neurons[:, -1]
+
+    def reorder_outputs(self, vector: Tensor, layer: int, order: Tensor) -> None:
+        """Put a layer's neurons in another order, in place: the i-th is what ``order[i]`` was."""
+        for values in (self.incoming(vector, layer), self.bias(vector, layer)):
+            if values is not None:
+                values.copy_(values[order])
+
+    def reorder_inputs(self, vector: Tensor, layer: int, sources: Tensor) -> None:
+        """Put a layer's inputs in another order, in place; those whose source is -1 get zero weights."""
+        incoming = self.incoming(vector, layer)
+        found = incoming.index_select(1, sources.clamp(min=0))
+        incoming.copy_(found.masked_fill_((sources < 0)[:, None], 0.0))
+
+    def restricted(self, vector: Tensor, kept: Sequence[Tensor]) -> Tensor:
+        """Return the network without some hidden neurons: their weights, in and out, are zero."""
+        vector = vector.clone()
+        for layer, keeps in enumerate(kept):
+            for values in (self.incoming(vector, layer), self.bias(vector, layer)):
+                if values is not None:
+                    values[~keeps] = 0.0
+            self.incoming(vector, layer + 1)[:, ~keeps] = 0.0
+        return vector
+
+    def set_rows(self, into: Tensor, vectors: Sequence[Tensor], rows: Tensor) -> None:
+        """Set the last layer to the mean of the vectors' with weights ``rows``, ``[vectors, classes]``."""
+        for slot in (self.weights[-1], self.biases[-1]):
+            if slot is not None:
+                total = torch.zeros(slot.shape, dtype=torch.float64, device=into.device)
+                for vector, weights in zip(vectors, rows, strict=True):
+                    total += weights.view(-1, *[1] * (len(slot.shape) - 1)) * slot.of(vector)
+                slot.of(into).copy_(total)
+
+
+def widened(network: Network, growth: float) -> Network:
+    """Return the network with room for more neurons in each hidden layer, at least one.
+
+    Weights of the new neurons, in and out, and their biases are zero, so that the function is the same. No
+    gradient reaches them.
+
+    Raises:
+        FltrainError: if the network is no chain.
+    """
+    network = copy.deepcopy(network)
+    layers = list(chained(network).values())
+    before = [layer.weight.shape[0] for layer in layers]
+    after = [*(max(width + 1, int(growth * width)) for width in before[:-1]), before[-1]]
+    for index, layer in enumerate(layers):
+        weight, bias = layer.weight.detach(), layer.bias
+        inputs = (before[index - 1], after[index - 1]) if index else (weight.shape[1],) * 2
+        blocks = weight.reshape(len(weight), inputs[0], -1)
+        wide = blocks.new_zeros(after[index], inputs[1], blocks.shape[2])
+        wide[: len(weight), : inputs[0]] = blocks
+        layer.weight = nn.Parameter(wide.view(after[index], -1, *weight.shape[2:]))
+        if bias is not None:
+            layer.bias = nn.Parameter(
+                torch.cat([bias.detach(), bias.new_zeros(after[index] - before[index])])
+            )
+        if isinstance(layer, nn.Conv2d):
+            layer.in_channels, layer.out_channels = layer.weight.shape[1], after[index]
+        else:
+            layer.in_features, layer.out_features = layer.weight.shape[1], after[index]
+    return network
