@@ -1,4 +1,4 @@
-"""Photographs in one folder per class: LC25000, ImageNet-100, and what users bring along."""
+"""Photographs in one folder per class: LC25000, ImageNet-100, and your own."""
 
 from __future__ import annotations
 
@@ -22,37 +22,32 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
-
 GREY_MODES = frozenset({"1", "L", "LA"})
 DEEP_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
-"""More than 8 bits per channel: converting would clip them."""
-
-BLOCK = 64
-"""Images that a thread reads at a time."""
+"""More than 8 bits per channel; a conversion would clip them."""
 
 Tree = dict[str, list[Path]]
 """Class -> its files, in order."""
 
 
 class Folder(Reader):
-    """Images in one folder per class, under ``train`` and ``test`` (or ``val``) or in a single tree.
+    """Images in one folder per class, below ``train`` and ``test`` (or ``val``) or in a single tree.
 
-    A class is a folder that holds images, at any depth, and is called by its own name. Classes and files
-    are taken in natural order (``a2`` before ``a10``).
+    A class is a folder with images, at any depth. Classes and files are sorted in natural order (``a2``
+    before ``a10``).
 
     Attributes:
-        side: images are brought to that many pixels on each side: the shorter one is resized bilinearly, the
-            longer one cut at both ends. Without it all must be of one size.
-        train_fraction: for a single tree: that share of each class, counted in the order of the files, is for
-            training and the rest for testing.
-        only: the classes that are used, listed here or one a line in a text file of that name in the folder;
-            others are passed over.
+        side: target height and width: the shorter side is resized bilinearly, the longer one cut at both
+            ends. Without it all images must have the same size.
+        train_fraction: for a single tree: share of each class, in the order of the files, for training; the
+            rest is for testing.
+        only: classes to use; others are ignored.
     """
 
     name: Literal["folder"] = "folder"
     side: int | None = Field(default=None, ge=1, le=1024)
     train_fraction: float | None = Field(default=None, gt=0, lt=1)
-    only: Annotated[tuple[str, ...], Strict(False)] | str | None = None
+    only: Annotated[tuple[str, ...], Strict(False)] | None = None
 
     def side_read(self, facts: Facts) -> int | None:
         return self.side or facts.side
@@ -73,8 +68,7 @@ class Folder(Reader):
         return RawSplits(*split(train), *split(test), class_names=tuple(names), notes=notes)
 
     def _splits(self, source: Path) -> tuple[Tree, Tree, tuple[str, ...]]:
-        """Files of the two splits, and what there is to say about them."""
-        only = self._only(source)
+        """Return the files of both splits, and notes."""
         present = [name for name in ("train", "test", "val") if (source / name).is_dir()]
         if present[:1] != ["train"] or len(present) == 1:
             if self.train_fraction is None:
@@ -83,13 +77,13 @@ class Folder(Reader):
                     f"{source}: found {found}, expected folders train and test (or val); "
                     "for a single tree set the reader's 'train_fraction'"
                 )
-            return *_divided(class_tree(source, only), self.train_fraction, source), ()
+            return *_divided(class_tree(source, self.only), self.train_fraction, source), ()
         if self.train_fraction is not None:
             raise FltrainError(
                 f"{source}: found folders {' and '.join(present)}, expected a single tree; "
                 "remove the reader's 'train_fraction'"
             )
-        train, test = (class_tree(source / name, only) for name in present[:2])
+        train, test = (class_tree(source / name, self.only) for name in present[:2])
         unmatched = sorted(train.keys() ^ test.keys(), key=natural)
         if unmatched:
             raise FltrainError(
@@ -98,29 +92,18 @@ class Folder(Reader):
             )
         return train, test, tuple(f"the folder {name!r} is not used" for name in present[2:])
 
-    def _only(self, source: Path) -> frozenset[str] | None:
-        if not isinstance(self.only, str):
-            return None if self.only is None else frozenset(self.only)
-        path = source / self.only
-        with readable(path, "a list of classes"):
-            lines = path.read_text(encoding="utf-8").splitlines()
-        names = frozenset(line.strip() for line in lines if line.strip())
-        if not names:
-            raise FltrainError(f"{path}: found no names, expected a class a line")
-        return names
-
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """Sorting key that counts the numbers within a name; names that tie are told apart by their spelling."""
+    """Return a sorting key that compares numbers within names by value; equal keys compare by spelling."""
     parts = re.split(r"([0-9]+)", name)
     return [int(part) if number % 2 else part for number, part in enumerate(parts)], name
 
 
-def class_tree(root: Path, only: frozenset[str] | None) -> Tree:
-    """Files by class in a folder.
+def class_tree(root: Path, only: Sequence[str] | None) -> Tree:
+    """Return the image files below a folder, by class.
 
     Raises:
-        FltrainError: if there are none, if a class that is asked for is missing, or is there twice.
+        FltrainError: if there are none, or if a class in ``only`` is missing or has two folders.
     """
     tree: Tree = {}
     others: list[str] = []
@@ -140,7 +123,7 @@ def class_tree(root: Path, only: frozenset[str] | None) -> Tree:
                 f"({tree[path.name][0].parent} and {path}), expected one for each class"
             )
         tree[path.name] = [path / file for file in sorted(images, key=natural)]
-    if only is not None and (missing := sorted(only - tree.keys(), key=natural)):
+    if missing := sorted(set(only or ()) - tree.keys(), key=natural):
         hint = suggest(missing[0], others)
         raise FltrainError(f"{root}: found no folder with images called {listing(missing)}{hint}")
     if not tree:
@@ -149,7 +132,7 @@ def class_tree(root: Path, only: frozenset[str] | None) -> Tree:
 
 
 def _refuse(error: OSError) -> None:
-    """Without this, a folder that may not be listed would be passed over in silence."""
+    """Refuse a folder that cannot be listed; ``os.walk`` would skip it silently."""
     raise FltrainError(f"{error.filename}: cannot be listed ({error.strerror})")
 
 
@@ -158,76 +141,67 @@ def _is_image(file: str) -> bool:
 
 
 def _divided(tree: Tree, fraction: float, source: Path) -> tuple[Tree, Tree]:
-    cuts = {name: round(fraction * len(files)) for name, files in tree.items()}
+    train: Tree = {}
+    test: Tree = {}
     for name, files in tree.items():
-        if not 0 < cuts[name] < len(files):
+        cut = round(fraction * len(files))
+        train[name], test[name] = files[:cut], files[cut:]
+        if not train[name] or not test[name]:
             raise FltrainError(
-                f"{source}: found {count(len(files), 'image')} of {name!r}, of which a share of {fraction} "
-                "leaves none for training or none for testing"
+                f"{source}: found {count(len(files), 'image')} of {name!r}; train_fraction {fraction} leaves "
+                "none for training or none for testing"
             )
-    return (
-        {name: files[: cuts[name]] for name, files in tree.items()},
-        {name: files[cuts[name] :] for name, files in tree.items()},
-    )
+    return train, test
 
 
 @dataclass(frozen=True)
 class Form:
-    """What images are brought to, or must be already.
+    """Target form of images, and the form that files must have.
 
     Attributes:
-        side: height and width in the end.
-        native: width and height that every file must have; None if they may differ.
-        because: where ``native`` comes from, or what to do about it, for messages.
-        channels: 1 or 3 in the end.
-        grey_only: refuse colour, as nothing but the first image said that there is none.
+        side: target height and width.
+        native: required width and height of every file; None if they may differ.
+        reason: origin of ``native``, for messages.
+        channels: target channels, 1 or 3.
+        grey_only: refuse colour, because ``channels`` was derived from a grey first image.
     """
 
     side: int
     native: tuple[int, int] | None
-    because: str
+    reason: str
     channels: int
     grey_only: bool
 
     @classmethod
     def of(cls, first: Path, facts: Facts, side: int | None) -> Form:
-        """Decide by the facts and the wish, and by the first image where they are silent."""
+        """Return the form given by the facts and the target side, or else by the first image."""
         with opened(first) as image:
             size, grey = image.size, image.mode in GREY_MODES
-        native, because = (facts.side, facts.side) if facts.side else None, "as the set is said to have"
+        native, reason = (facts.side, facts.side) if facts.side else None, "as stated in the registry"
         if side is None and native is None:
-            native, because = size, "like the first; set the reader's 'side' to bring all to one size"
+            native, reason = size, "like the first; set the reader's 'side' to resize all"
             if size[0] != size[1]:
                 raise FltrainError(
                     f"{first}: found {_pixels(size)}, expected a square image; set the reader's 'side'"
                 )
         channels = facts.channels or (1 if grey else 3)
         grey_only = channels == 1 and facts.channels is None
-        return cls(side or facts.side or size[0], native, because, channels, grey_only)
+        return cls(side or facts.side or size[0], native, reason, channels, grey_only)
 
     def stack(self, files: Sequence[Path]) -> Images:
-        """Read the files into one array ``[n, c, side, side]``; beside it only a few images are in memory."""
+        """Return the images ``[n, c, side, side]``."""
         images = np.empty((len(files), self.channels, self.side, self.side), np.uint8)
-
-        def fill(start: int) -> None:
-            for index in range(start, min(start + BLOCK, len(files))):
-                images[index] = self.read(files[index])
-
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            try:
-                # In order, so that of several bad images it is always the same that is named.
-                for _ in pool.map(fill, range(0, len(files), BLOCK)):
-                    pass
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+            # In order, so that the error names the first bad image.
+            for index, image in enumerate(pool.map(self.read, files)):
+                images[index] = image
         return images
 
     def read(self, file: Path) -> Images:
-        """One image ``[c, side, side]``."""
+        """Return one image ``[c, side, side]``."""
         with opened(file) as image:
             if self.native is not None and self.native != image.size:
-                expected = f"{_pixels(self.native)} {self.because}"
+                expected = f"{_pixels(self.native)} {self.reason}"
                 raise FltrainError(f"{file}: found {_pixels(image.size)}, expected {expected}")
             if image.mode in DEEP_MODES:
                 raise FltrainError(
@@ -241,7 +215,7 @@ class Form:
 
 
 def centred(image: Image, side: int) -> Image:
-    """The image with its shorter side resized bilinearly and its longer side cut at both ends."""
+    """Return the image with its shorter side resized bilinearly and its longer side cut at both ends."""
     from PIL.Image import Resampling
 
     width, height = (side * length // min(image.size) for length in image.size)
@@ -252,7 +226,7 @@ def centred(image: Image, side: int) -> Image:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Image]:
-    """Open an image; whatever is wrong with it is one line that names it."""
+    """Open an image; any error is one line that names it."""
     from PIL import Image
 
     with readable(file, "an image"), Image.open(file) as image:

@@ -1,4 +1,4 @@
-"""Arrays in one ``.npz`` file, as MedMNIST lays them out; and pairs of ``.npy`` files (CIFAR-10.1)."""
+"""Arrays in one ``.npz`` file, in the layout of MedMNIST; and pairs of ``.npy`` files (CIFAR-10.1)."""
 
 from __future__ import annotations
 
@@ -23,25 +23,41 @@ from fltrain.data.readers.base import (
 )
 
 
-class Npz(Reader):
+class NpzFile(Reader):
     """One file with ``{train,test}_images`` (n, h, w) or (n, h, w, c) in uint8 and ``{train,test}_labels``.
 
-    The source is the file, or a folder with one such file in it. A validation split is left aside.
+    The source is the file, or a folder with exactly one such file. A validation split is not used.
     """
+
+    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
+        path = source if source.is_file() else locate(source, "*.npz")
+        with readable(path, "a numpy archive"), np.load(path, allow_pickle=False) as archive:
+            keys = ("train_images", "train_labels", "test_images", "test_labels")
+            missing = [key for key in keys if key not in archive]
+            if missing:
+                content = listing(archive, 8) or "nothing"
+                raise FltrainError(f"{path}: found {content}; expected {', '.join(missing)} as well")
+
+            def split(name: str) -> Split:
+                images = as_images(archive[f"{name}_images"], f"{path}, {name}_images", facts)
+                where = f"{path}, {name}_labels"
+                return images, as_labels(archive[f"{name}_labels"], where, len(images), facts.classes)
+
+            unused = count(len(archive["val_labels"]), "image") if "val_labels" in archive else None
+            notes = (f"the validation split ({unused}) is not used",) if unused else ()
+            return RawSplits(*split("train"), *split("test"), notes=notes)
+
+
+class Npz(NpzFile):
+    """Your own arrays in one file: ``{train,test}_images`` and ``{train,test}_labels``."""
 
     name: Literal["npz"] = "npz"
 
-    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
-        return _load(source, facts)
 
-
-class MedMnist(Reader):
-    """A file of MedMNIST: like ``npz``, and the validation split must be there, as it always is."""
+class MedMnist(NpzFile):
+    """A file of MedMNIST; the package medmnist states its address and facts."""
 
     name: Literal["medmnist"] = "medmnist"
-
-    def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
-        return _load(source, facts, validation=True)
 
 
 class Cifar101(Reader):
@@ -64,23 +80,3 @@ def _array(path: Path) -> NDArray[Any]:
         if not isinstance(array, np.ndarray):
             raise FltrainError(f"{path}: found an archive, expected one array")
         return array
-
-
-def _load(source: Path, facts: Facts, validation: bool = False) -> RawSplits:
-    path = source if source.is_file() else locate(source, "*.npz")
-    expected = ("train", "val", "test") if validation else ("train", "test")
-    keys = [f"{split}_{part}" for split in expected for part in ("images", "labels")]
-    with readable(path, "a numpy archive"), np.load(path, allow_pickle=False) as archive:
-        missing = [key for key in keys if key not in archive]
-        if missing:
-            found = listing(archive, 8) or "nothing"
-            raise FltrainError(f"{path}: found {found}; expected {', '.join(missing)} as well")
-
-        def split(name: str) -> Split:
-            images = as_images(archive[f"{name}_images"], f"{path}, {name}_images", facts)
-            where = f"{path}, {name}_labels"
-            return images, as_labels(archive[f"{name}_labels"], where, len(images), facts.classes)
-
-        unused = count(len(archive["val_labels"]), "image") if "val_labels" in archive else None
-        notes = (f"the validation split ({unused}) is not used",) if unused else ()
-        return RawSplits(*split("train"), *split("test"), notes=notes)
