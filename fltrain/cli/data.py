@@ -14,14 +14,14 @@ from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError
 from fltrain.runs.record import Results
 
-app = typer.Typer(help="List, get and look at data sets.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, fetch and show datasets.", no_args_is_help=True, rich_markup_mode=None)
 DataArgument = Annotated[str, typer.Argument(help="A name in config/datasets.yaml.")]
 SizeOption = Annotated[int | None, typer.Option(help="Bring images to this many pixels on each side.")]
 
 
 @app.command("list")
 def list_data(results: ResultsOption = Path("results")) -> None:
-    """List the data sets: size, licence, and where each is or would come from."""
+    """List the datasets with size, licence, and place or source."""
     from fltrain.data.datasets import registry
     from fltrain.data.fetch import whereabouts
 
@@ -51,12 +51,12 @@ def fetch_data(
     image_size: SizeOption = None,
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Download a data set (or take it from the folder that FLTRAIN_DATA names) and prepare it."""
+    """Download a dataset (or take it from the folder in FLTRAIN_DATA) and prepare it."""
     from fltrain.data.datasets import Dataset
     from fltrain.data.prepared import load_or_prepare
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    dataset = Dataset.parse({"name": name, "image_size": image_size}, "data set")
+    dataset = Dataset.parse({"name": name, "image_size": image_size}, "dataset")
     where = Results(results)
     path = where.data(dataset)
     load_or_prepare(dataset, path, where.downloads)
@@ -69,11 +69,11 @@ def show_data(
     image_size: SizeOption = None,
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Show what a prepared data set holds."""
+    """Show the properties of a prepared dataset."""
     from fltrain.data.datasets import Dataset
     from fltrain.data.prepared import load_prepared
 
-    dataset = Dataset.parse({"name": name, "image_size": image_size}, "data set")
+    dataset = Dataset.parse({"name": name, "image_size": image_size}, "dataset")
     path = Results(results).data(dataset)
     if not path.exists():
         size = "" if image_size is None else f" --image-size {image_size}"

@@ -1,8 +1,8 @@
-"""Augmentation of training images: what is done to them, and the random numbers for it. No torch here.
+"""Augmentation of training images: its settings and random numbers. Free of torch.
 
-In the order of the original codes: pad and crop at random, mirror at random, normalise, cut out a square.
-Padding with zeros is therefore black, as with torchvision's ``RandomCrop`` on images, while the square is
-filled with zeros after normalisation, which is the mean colour of the data set.
+The order is that of the original codes: random padding and crop, random flip, normalisation, cutout. Padding
+with zeros is therefore black, as in torchvision's ``RandomCrop``. The cutout is filled with zeros after
+normalisation, which is the mean colour of the dataset.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
 
 Parameters = NDArray[np.int16]
-"""By image ``[n, 5]``: top and left of the crop in the padded image, whether it is mirrored (0 or 1), row and
-column of the centre of the hole."""
+"""Per image ``[n, 5]``: top and left of the crop in the padded image, flip (0 or 1), row and column of the
+centre of the cutout."""
 
 
 class Augmentation(Settings):
-    """Random changes of the training images; as it stands, none.
+    """Random changes of the training images (default: none).
 
-    ``crop_padding``: pixels added on every side before a crop of the original size, with ``padding_mode``
-    ``zeros`` or ``reflect`` (the border pixel is not repeated). ``flip``: mirror left to right with
-    probability 1/2. ``cutout``: side of a square hole whose centre is uniform over the pixels, so that it may
-    be cut off at the border; from centre - side // 2 on, side pixels long (DeVries and Taylor, Improved
-    regularization of convolutional neural networks with cutout, 2017; an odd side loses a pixel in their
-    code).
+    Attributes:
+        crop_padding: pixels added on every side before a random crop of the original size.
+        padding_mode: ``zeros`` or ``reflect``, which does not repeat the border pixel.
+        flip: mirror left to right with probability 1/2.
+        cutout: side of a square hole in pixels. Its centre is uniform over the pixels, so the border may cut
+            it off; it starts at centre - side // 2 (DeVries and Taylor, Improved regularization of
+            convolutional neural networks with cutout, 2017; their code loses a pixel of an odd side).
     """
 
     crop_padding: int = Field(default=0, ge=0)
@@ -47,14 +48,14 @@ class Augmentation(Settings):
 
     @property
     def active(self) -> bool:
-        """Whether anything is done to the images."""
+        """True if the settings change images."""
         return bool(self.crop_padding or self.flip or self.cutout)
 
     def check(self, side: int) -> None:
-        """Refuse what cannot be done with images of ``side`` x ``side`` pixels.
+        """Refuse settings that do not fit images of ``side`` x ``side`` pixels.
 
         Raises:
-            FltrainError: with what is possible.
+            FltrainError: naming the largest possible value.
         """
         if self.crop_padding >= side:
             raise FltrainError(
@@ -68,10 +69,10 @@ class Augmentation(Settings):
             )
 
     def draw(self, samples: int, side: int, random: np.random.Generator) -> Parameters:
-        """Parameters of one visit to ``samples`` images of ``side`` x ``side`` pixels, ``[samples, 5]``.
+        """Return parameters for ``samples`` images of ``side`` x ``side`` pixels, ``[samples, 5]``.
 
-        An image takes the same five numbers from the stream whatever is switched on: with a cutout, images
-        are cropped and mirrored as they are without. If nothing is done, nothing is drawn.
+        Every image takes five numbers from the stream, so that crops and flips are the same with and without
+        cutout. Inactive settings draw nothing.
         """
         if not self.active:
             return np.zeros((samples, 5), np.int16)

@@ -1,4 +1,4 @@
-"""The data set of a run, by its name in the registry. No torch, so that the workflow can name it cheaply."""
+"""The dataset of a run, by its name in the registry. Free of torch, because planning uses it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ REGISTRY_VARIABLE = "FLTRAIN_DATASETS"
 
 @cache
 def registry() -> dict[str, DatasetEntry]:
-    """Return the entries of the registry: the checkout's own, or the file that FLTRAIN_DATASETS names."""
-    named = os.environ.get(REGISTRY_VARIABLE)
-    return load(Path(named).expanduser() if named else Path(__file__).parents[2] / "config" / "datasets.yaml")
+    """Return the entries of ``config/datasets.yaml``, or of the file in ``FLTRAIN_DATASETS``."""
+    path = os.environ.get(REGISTRY_VARIABLE)
+    return load(Path(path).expanduser() if path else Path(__file__).parents[2] / "config" / "datasets.yaml")
 
 
 class Dataset(Settings):
-    """A data set and the form in which its images are used.
+    """A dataset, with the size and normalisation of its images.
 
     Attributes:
         name: its name in the registry.
-        image_size: height and width to which images are brought once, at preparation (bilinear); without it
-            they keep their native size.
-        normalisation: ``default``, ``unit``, ``half``, or one that the registry names for this set.
+        image_size: height and width in pixels; images are resized bilinearly when the dataset is prepared
+            (default: the native size).
+        normalisation: ``default``, ``unit``, ``half``, or a normalisation of the registry entry.
     """
 
     name: str
@@ -41,38 +41,38 @@ class Dataset(Settings):
     def _known(cls, name: str) -> str:
         if name not in registry():
             hint = f"{suggest(name, registry())} (known: {', '.join(registry())})"
-            raise FltrainError(f"unknown data set {name!r}{hint}")
+            raise FltrainError(f"unknown dataset {name!r}{hint}")
         return name
 
     @property
     def entry(self) -> DatasetEntry:
-        """What the registry says of it."""
+        """Its registry entry."""
         return registry()[self.name]
 
     @property
     def revision(self) -> int:
-        """Raised in the registry whenever the entry's numbers change."""
+        """Revision of the entry; every change of its numbers increases it."""
         return self.entry.revision
 
     @property
     def prepared(self) -> Dataset:
-        """The data set as it is prepared: settings that act later do not count."""
+        """The same dataset without the settings that act after preparation."""
         return self.model_copy(update={"normalisation": "default"})
 
     @property
     def id(self) -> str:
-        """File name stem of the prepared data set."""
+        """File name stem of the prepared dataset."""
         return self.name if self.image_size is None else f"{self.name}-{self.image_size}px"
 
     @property
     def side(self) -> int | None:
-        """Height and width of the prepared images, in pixels; None if only the data can say."""
+        """Height and width of the prepared images in pixels; None if only the files can tell."""
         return self.image_size or self.entry.side_read
 
     def normalise(self, channels: int) -> Normalisation | None:
-        """Return the chosen normalisation; None for the default of a set whose registry entry has none.
+        """Return the chosen normalisation; None if it is the default and the entry states none.
 
         Raises:
-            FltrainError: if there is none of that name.
+            FltrainError: if the name is unknown.
         """
         return self.entry.normalisation(self.normalisation, channels)

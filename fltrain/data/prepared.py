@@ -1,4 +1,4 @@
-"""Prepared data sets and partitions: how they lie on disk, and how their integrity is checked."""
+"""Prepared datasets and partitions: their files, and the checks when they are read."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from fltrain.data.registry import DatasetEntry
 LOG = logging.getLogger("fltrain")
 SPLITS = ("train", "test")
 SHEET_COLUMNS = 12
-"""Images of each class on the contact sheet."""
+"""Images per class on the contact sheet."""
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A data set ready for training, as arrays that are mapped from its file.
+    """A dataset ready for training, as arrays mapped from its file.
 
     Attributes:
         train_images, test_images: uint8 ``[n, channels, side, side]``.
         train_labels, test_labels: int64 ``[n]``.
-        writers, test_writers: who made each image, int64 ``[n]``, where the set knows.
+        writers, test_writers: writer of each image, int64 ``[n]``; None if unknown.
         classes: number of classes.
-        mean, std: normalisation of each channel, pixels counted from 0 to 1.
-        digest: of the arrays.
-        about: what else the file says (histogram, class names, notes).
+        mean, std: normalisation per channel, for pixels from 0 to 1.
+        digest: SHA-256 of the arrays.
+        about: the other metadata of the file (histogram, class names, notes).
     """
 
     train_images: Images
@@ -64,7 +64,7 @@ class PreparedData:
         return int(self.test_images.shape[2])
 
     def merged(self) -> PreparedData:
-        """Training and test images in one training split, for clients that set their own tests aside."""
+        """Return the data with training and test images in one training split, for local test splits."""
         writers = None
         if self.writers is not None and self.test_writers is not None:
             writers = np.concatenate([self.writers, self.test_writers])
@@ -77,10 +77,10 @@ class PreparedData:
 
 
 def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
-    """Get a data set, read it, bring it to its size, and write it to ``path`` with a contact sheet beside it.
+    """Fetch, read and resize a dataset; write it to ``path``, with a contact sheet beside it; return it.
 
     Raises:
-        FltrainError: if its files cannot be had or are not what the registry says.
+        FltrainError: if its files cannot be obtained or contradict the registry.
     """
     entry = dataset.entry
     source = obtain(dataset.name, entry, downloads, quiet)
@@ -113,26 +113,26 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
 
 
 def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
-    """Read a prepared data set, and check that it is whole and is the one asked for.
+    """Return a prepared dataset after checking that it is complete and belongs to these settings.
 
     Raises:
         FltrainError: if it is missing, damaged, or made from other settings, images or normalisations.
     """
-    return _checked(dataset, path, *read_arrays(path, "prepared data set"))
+    return _checked(dataset, path, *read_arrays(path, "prepared dataset"))
 
 
 def load_or_prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
-    """Read a prepared data set, after preparing it if it is not there, or is of an older revision.
+    """Return a prepared dataset; prepare it if it is missing or has an older revision.
 
     Raises:
-        FltrainError: as ``prepare`` and ``load_prepared`` do.
+        FltrainError: as in ``prepare`` and ``load_prepared``.
     """
     if not path.exists():
         return prepare(dataset, path, downloads, quiet)
-    arrays, about = read_arrays(path, "prepared data set")
+    arrays, about = read_arrays(path, "prepared dataset")
     same = about.get("dataset") == dataset.prepared.model_dump(mode="json")
     if same and about.get("revision", 0) < dataset.revision:
-        LOG.info("%s: prepared anew, as its revision has been raised to %s", path, dataset.revision)
+        LOG.info("%s: prepared again, because its revision is now %s", path, dataset.revision)
         return prepare(dataset, path, downloads, quiet)
     return _checked(dataset, path, arrays, about)
 
@@ -146,7 +146,7 @@ def _checked(
             f"{path}: prepared from other settings or an older version; delete it to have it made again"
         )
     if difference := changed(dataset.entry, about):
-        raise FltrainError(f"data set {dataset.name!r}: {difference}")
+        raise FltrainError(f"dataset {dataset.name!r}: {difference}")
     normalisation = dataset.normalise(arrays["test_images"].shape[1])
     mean, std = (
         (normalisation.mean, normalisation.std)
@@ -155,8 +155,8 @@ def _checked(
     )
     if len(mean) != arrays["test_images"].shape[1]:
         raise FltrainError(
-            f"data set {dataset.name!r}: mean and std have {len(mean)} values, the images "
-            f"{arrays['test_images'].shape[1]} channel(s); state one for each channel in the registry"
+            f"dataset {dataset.name!r}: mean and std have {len(mean)} values, the images "
+            f"{arrays['test_images'].shape[1]} channel(s); state one value per channel in the registry"
         )
     return PreparedData(
         **arrays, classes=about["classes"], mean=mean, std=std, digest=about["digest"], about=about
@@ -164,32 +164,32 @@ def _checked(
 
 
 def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
-    """What a prepared file and its entry in the registry disagree in, and what to do; empty if in nothing.
+    """Return the difference between a prepared file and its registry entry, with a remedy; empty if none.
 
-    Runs are named by the entry's revision. Whoever changes what decides their numbers, but not that, is told.
+    Run IDs contain the revision of the entry. A change of the numbers without a new revision is found here.
     """
     if "normalisations" not in about:
-        return "it was prepared by an older version; delete the prepared file to have it made again"
-    raised = "raise its 'revision' in the registry, so that runs with the old ones are told from new ones"
+        return "it was prepared by an older version; delete the prepared file to prepare it again"
+    remedy = "increase its 'revision' in the registry, which separates new runs from old ones"
     if about["normalisations"] != _normalisations(entry):
-        return f"'mean', 'std' or 'normalisations' are not those that it was prepared with; {raised}"
-    now = _fingerprint(entry)
-    if now is not None and about["own_copy"] != now:
+        return f"'mean', 'std' or 'normalisations' have changed since it was prepared; {remedy}"
+    fingerprint = _fingerprint(entry)
+    if fingerprint is not None and about["own_copy"] != fingerprint:
         return (
-            f"{entry.own_copy} has changed since it was prepared; if its images have, {raised}; if not, "
-            "delete the prepared file to have it made again"
+            f"{entry.own_copy} has changed since it was prepared; if its images have, {remedy}; if not, "
+            "delete the prepared file to prepare it again"
         )
     return ""
 
 
 def _normalisations(entry: DatasetEntry) -> dict[str, Any]:
-    """All that the entry states, by name."""
+    """Return all normalisations of the entry, by name."""
     stated = {"default": entry.normalisation(), **entry.normalisations}
     return {name: one and one.model_dump(mode="json") for name, one in stated.items()}
 
 
 def _fingerprint(entry: DatasetEntry) -> str | None:
-    """Of the names, sizes and times of the files in the user's own copy; None if it is not there."""
+    """Return a hash of names, sizes and times of the files at ``path``; None if there are none."""
     own = entry.own_copy
     if own is None or not own.exists():
         return None
@@ -200,7 +200,7 @@ def _fingerprint(entry: DatasetEntry) -> str | None:
 
 
 def _resized(images: Images, side: int) -> Images:
-    """Images resized bilinearly to ``side`` pixels on each side, if they are of another size."""
+    """Return images resized bilinearly to ``side`` x ``side`` pixels."""
     if images.shape[2:] == (side, side):
         return images
     resized = np.empty((*images.shape[:2], side, side), np.uint8)
@@ -211,7 +211,7 @@ def _resized(images: Images, side: int) -> Images:
 
 
 def _contact_sheet(raw: RawSplits, arrays: Mapping[str, NDArray[Any]], classes: int, path: Path) -> None:
-    """Draw the first images of each class (a row each), for people to see what was read."""
+    """Write an image with the first images of each class in a row."""
     split = "train" if len(raw.train_labels) else "test"
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     side, gap = images.shape[2], 2
@@ -230,8 +230,8 @@ def _contact_sheet(raw: RawSplits, arrays: Mapping[str, NDArray[Any]], classes: 
 class Partition:
     """Index arrays into the training split, one per client, and their digest.
 
-    ``tests`` holds each client's own test images, if clients set some aside; they are indices into the merged
-    split then, like ``clients``.
+    With local test splits, ``tests`` holds the test images of each client, and all indices refer to
+    ``PreparedData.merged``.
     """
 
     clients: list[Indices]
@@ -242,7 +242,7 @@ class Partition:
 def partition(
     scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int, path: Path
 ) -> Partition:
-    """Divide the images over clients and write the result to ``path``, with client-by-class counts."""
+    """Partition the images among clients; write the result, with class counts per client, to ``path``."""
     pool = data.merged() if local_test else data
     labels = np.asarray(pool.train_labels)
     clients = scheme.split(labels, data.classes, seed, pool.writers)
@@ -262,7 +262,7 @@ def partition(
 def load_partition(
     scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int, path: Path
 ) -> Partition:
-    """Read a partition, and check that it is whole and belongs to these data and settings.
+    """Return a partition after checking that it is complete and belongs to these data and settings.
 
     Raises:
         FltrainError: if it is missing, damaged, or made from other data or settings.
@@ -275,7 +275,7 @@ def load_partition(
 
 
 def _origin(scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int) -> dict[str, Any]:
-    """What a partition depends on."""
+    """Return everything that a partition depends on."""
     return {
         "scheme": scheme.model_dump(mode="json"),
         "revision": scheme.revision,

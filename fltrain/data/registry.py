@@ -1,8 +1,7 @@
-"""The registry of data sets (``config/datasets.yaml``): where each comes from and what is known of it.
+"""The registry of datasets (``config/datasets.yaml``): sources, checksums, facts, normalisations, licences.
 
-No torch here. An entry says how its files are read, where they can be had and how they are recognised, what
-must be found in them, how its pixels are normalised, and under what terms it may be used. A user's own set
-takes three lines: its name, the reader, the path. Whatever else is left out is then read off the data.
+An entry needs three lines: a name, a reader and a path. Facts that it omits are read off the data. Free of
+torch, because planning uses it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ else:
 Numbers = Annotated[tuple[float, ...], Strict(False)]
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-"""Names of data sets; they become parts of paths."""
+"""Names of datasets; they become parts of paths."""
 
 
 class RemoteFile(Settings):
@@ -54,7 +53,7 @@ class RemoteFile(Settings):
 
 
 class Normalisation(Settings):
-    """Per channel, what is subtracted from pixels between 0 and 1, and what they are then divided by."""
+    """Mean and standard deviation of each channel, for pixels from 0 to 1."""
 
     mean: Numbers
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Strict(False)]
@@ -63,37 +62,37 @@ class Normalisation(Settings):
     def _of_equal_length(self) -> Self:
         if len(self.mean) != len(self.std):
             raise ValueError(
-                f"'mean' has {len(self.mean)} values and 'std' has {len(self.std)}; state one a channel"
+                f"'mean' has {len(self.mean)} values and 'std' has {len(self.std)}; state one per channel"
             )
         return self
 
 
 UNIVERSAL = {"unit": (0.0, 1.0), "half": (0.5, 0.5)}
-"""Normalisations that every set has: pixels from 0 to 1 as they are, or brought to -1 to 1."""
+"""Normalisations of every dataset: pixels from 0 to 1, or from -1 to 1."""
 
 
 class DatasetEntry(Settings):
-    """A data set.
+    """A dataset.
 
     Attributes:
-        title: what it is called in texts.
-        reader: the format of its files and the options of its reader.
-        files: what is downloaded. Sets without any are brought along in ``path``.
-        path: folder or file of the user's own copy; relative ones count from the working directory.
-        obtain: how to get it where it cannot be downloaded freely.
-        of: for a set that is for testing only, the set whose models it tests.
+        title: name for texts.
+        reader: file format, with the options of its reader.
+        files: files to download.
+        path: folder or file of your own, relative to the working directory.
+        obtain: instructions, if the dataset cannot be downloaded freely.
+        of: for a test set only: the dataset whose models it tests.
         classes: number of classes.
         channels: 1 (grey) or 3 (colour).
-        side: native height and width in pixels; none if images differ in size.
-        train_images: number of training images, 0 for a set that is for testing only.
+        side: native height and width in pixels; None if images differ in size.
+        train_images: number of training images; 0 for a test set.
         test_images: number of test images.
-        mean: mean of each channel, pixels counted from 0 to 1.
+        mean: mean of each channel, for pixels from 0 to 1.
         std: standard deviation of each channel.
-        normalisations: alternatives to ``mean`` and ``std`` by name, as some papers use them.
-        horizontal_flip: whether a mirrored image still belongs to its class.
-        licence: the terms of use.
-        citation: the paper to cite.
-        revision: raised whenever the entry is changed so that other numbers result.
+        normalisations: alternatives to ``mean`` and ``std``, by name.
+        horizontal_flip: a mirrored image still belongs to its class.
+        licence: terms of use.
+        citation: paper to cite.
+        revision: increase it with every change of the numbers.
     """
 
     title: str | None = None
@@ -130,47 +129,43 @@ class DatasetEntry(Settings):
         reserved = {"default", *UNIVERSAL} & self.normalisations.keys()
         if reserved:
             raise ValueError(
-                f"normalisations: {reserved.pop()!r} is defined for every set; choose another name"
+                f"normalisations: {reserved.pop()!r} is defined for every dataset; choose another name"
             )
-        named = dict(self.normalisations)
-        if self.mean is not None and self.std is not None:
-            named["default"] = Normalisation(mean=self.mean, std=self.std)
-        for name, normalisation in named.items():
-            if self.channels not in (None, len(normalisation.mean)):
+        for name, normalisation in {"default": self.normalisation(), **self.normalisations}.items():
+            if normalisation and self.channels not in (None, len(normalisation.mean)):
                 raise ValueError(
                     f"normalisation {name!r} has {len(normalisation.mean)} values "
-                    f"for {self.channels} channel(s); state one for each"
+                    f"for {self.channels} channel(s); state one per channel"
                 )
         return self
 
     @property
     def facts(self) -> Facts:
-        """What must be found in the files."""
+        """Properties that the files must have."""
         return Facts(self.classes, self.channels, self.side, self.train_images, self.test_images)
 
     @property
     def own_copy(self) -> Path | None:
-        """Folder or file that the user brings along, if the entry names one."""
+        """Expanded ``path``; None if the entry has none."""
         return None if self.path is None else Path(self.path).expanduser()
 
     @property
     def side_read(self) -> int | None:
-        """Height and width of the images when no other size is asked for; None if only the data can say."""
+        """Height and width of the images before resizing; None if only the files can tell."""
         return self.reader.side_read(self.facts)
 
     def normalisation(self, name: str = "default", channels: int | None = None) -> Normalisation | None:
-        """Return a normalisation by name; None for the default of a set that does not state its own.
+        """Return a normalisation by name; None for a default that the entry does not state.
 
         Args:
             name: ``default``, ``unit``, ``half``, or one of ``normalisations``.
-            channels: of the images, where the entry does not say.
+            channels: number of channels of the images, if the entry does not state it.
 
         Raises:
-            FltrainError: if there is none of that name.
+            FltrainError: if the name is unknown.
         """
         if name == "default":
-            known = self.mean is not None and self.std is not None
-            return Normalisation(mean=self.mean or (), std=self.std or ()) if known else None
+            return None if self.mean is None else Normalisation(mean=self.mean, std=self.std or ())
         if name in UNIVERSAL:
             mean, std = UNIVERSAL[name]
             width = self.channels or channels or 1
@@ -187,22 +182,20 @@ def load(path: Path) -> dict[str, DatasetEntry]:
     """Read and validate a registry: a mapping from names to entries.
 
     Raises:
-        FltrainError: with one line that says which entry is wrong, how, and what is allowed.
+        FltrainError: if an entry is wrong; the message names the entry, the value and what is allowed.
     """
     data = read_plain(path)
     if not isinstance(data, Mapping):
-        raise FltrainError(f"{path}: found no entries, expected a mapping from names to data sets")
+        raise FltrainError(f"{path}: found no entries, expected a mapping from names to datasets")
     entries: dict[str, DatasetEntry] = {}
     for name, entry in data.items():
         if not NAME.fullmatch(name):
             raise FltrainError(
-                f"{path}: data set {name!r}: names consist of up to 100 lower-case letters, digits, '.', '_' "
+                f"{path}: dataset {name!r}: names consist of up to 100 lower-case letters, digits, '.', '_' "
                 "and '-'"
             )
         if name in ("test", "local_test"):
-            raise FltrainError(
-                f"{path}: data set {name!r}: called like a split of every run; choose another name"
-            )
+            raise FltrainError(f"{path}: dataset {name!r}: this is the name of a split; choose another name")
         entries[name] = DatasetEntry.parse(_completed(name, entry, f"{path}: {name}"), f"{path}: {name}")
     for name, one in entries.items():
         if one.of is not None:
@@ -223,10 +216,10 @@ def _completed(name: str, entry: Any, where: str) -> Any:
 
 
 def _check_relation(where: str, entry: DatasetEntry, entries: Mapping[str, DatasetEntry]) -> None:
-    """A set that tests the models of another one must have images and classes like it."""
+    """Refuse a test set whose images or classes differ from those of its dataset."""
     other = entries.get(entry.of or "")
     if other is None:
-        raise FltrainError(f"{where}: unknown data set {entry.of!r}{suggest(entry.of or '', entries)}")
+        raise FltrainError(f"{where}: unknown dataset {entry.of!r}{suggest(entry.of or '', entries)}")
     for key in ("classes", "channels", "side"):
         mine, theirs = getattr(entry, key), getattr(other, key)
         if mine != theirs:

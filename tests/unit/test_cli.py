@@ -415,8 +415,8 @@ def test_data_are_fetched_once_and_shown(size: int | None) -> None:
 
 
 DATA_MISTAKES: dict[str, tuple[list[str], list[str]]] = {
-    "unknown": (["fetch", "digit"], ["unknown data set 'digit'; did you mean 'digits'?", "by-hand"]),
-    "unknown to show": (["show", "digit"], ["unknown data set 'digit'; did you mean 'digits'?"]),
+    "unknown": (["fetch", "digit"], ["unknown dataset 'digit'; did you mean 'digits'?", "by-hand"]),
+    "unknown to show": (["show", "digit"], ["unknown dataset 'digit'; did you mean 'digits'?"]),
     "by hand": (["fetch", "by-hand"], ["'by-hand'", "Ask its owner.", OFFLINE, "by-hand.zip"]),
     "path": (["fetch", "lost"], ["nowhere.npz"]),
     "not prepared": (["show", "digits"], ["digits", "fltrain data fetch digits"]),

@@ -52,7 +52,7 @@ def test_another_registry_takes_its_place(register: Register) -> None:
     assert "mine" not in registry()
     register("mine:\n  reader: npz\n  path: somewhere\n")
     assert list(registry()) == ["mine"]
-    with pytest.raises(FltrainError, match=r"unknown data set 'digits' \(known: mine\)$"):
+    with pytest.raises(FltrainError, match=r"unknown dataset 'digits' \(known: mine\)$"):
         tiny()
 
 

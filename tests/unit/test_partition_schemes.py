@@ -579,7 +579,7 @@ def test_ten_of_ten_classes_is_almost_iid() -> None:
     "scheme", [Pathological(classes_per_client=11), NByC(classes_per_client=11)], ids=str
 )
 def test_more_classes_than_there_are(scheme: Scheme) -> None:
-    with refused_within(1, r"^partition\.classes_per_client: 11 .*has 10 classes; use at most 10$"):
+    with refused_within(1, r"^partition\.classes_per_client: got 11, .*has 10 classes; use at most 10$"):
         scheme.split(DIGITS, 10, 0)
 
 
@@ -596,7 +596,7 @@ def test_more_classes_than_there_are(scheme: Scheme) -> None:
     ids=str,
 )
 def test_classes_that_nobody_holds(scheme: Scheme) -> None:
-    with refused_within(1, "leave class . to nobody .*use at least 3 classes per client"):
+    with refused_within(1, "leave class . without a client .*use at least 3 classes per client"):
         scheme.split(DIGITS, 10, 0)
     assert counts(NByC(clients=4, classes_per_client=3), DIGITS).all(axis=0).sum() == 0
 
@@ -645,11 +645,9 @@ def test_the_first_writers_or_random_ones() -> None:
 
 
 def test_writers_that_are_missing() -> None:
-    with refused_within(1, "^partition.name: 'by_writer' needs a data set that says who wrote each image"):
+    with refused_within(1, "^partition.name: 'by_writer' needs a dataset with known writers"):
         ByWriter(clients=5).split(DIGITS, 10, 0)
-    with refused_within(
-        1, "^partition.clients: the data set has 25 writers, 26 are asked for; use at most 25$"
-    ):
+    with refused_within(1, "^partition.clients: 26 clients, but the dataset has 25 writers; use at most 25$"):
         ByWriter(clients=26).split(DIGITS, 10, 0, WRITERS)
 
 

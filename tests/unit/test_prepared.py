@@ -354,7 +354,7 @@ def clear_refusal(read: Callable[[], Any], path: Path) -> str:
 def test_damaged_data_are_refused(prepared: Path, damage: Callable[[Path], None]) -> None:
     damage(prepared)
     message = clear_refusal(lambda: load_prepared(DIGITS, prepared), prepared)
-    assert message.endswith("no such prepared data set" if damage is Path.unlink else "to have it made again")
+    assert message.endswith("no such prepared dataset" if damage is Path.unlink else "to have it made again")
 
 
 def test_data_of_other_settings_are_refused(prepared: Path, register: Register) -> None:
@@ -393,7 +393,7 @@ def test_another_normalisation_needs_another_revision(
     mine(tmp_path, register)
     entry = {"reader": "npz", "path": str(tmp_path / "mine.npz")}
     register({"mine": {**entry, **changes}})
-    with pytest.raises(FltrainError, match=r"'mine': 'mean', 'std' or .* raise its 'revision'"):
+    with pytest.raises(FltrainError, match=r"'mine': 'mean', 'std' or .* increase its 'revision'"):
         load_prepared(Dataset(name="mine"), tmp_path / "mine.safetensors")
     register({"mine": {**entry, **changes, "revision": 2}})
     path = tmp_path / "mine.safetensors"
@@ -618,14 +618,14 @@ def test_writers_train(tmp_path: Path, written: PreparedData) -> None:
     record = trained(spec, tmp_path)
     assert record.summary["digests"]["data"] == written.digest
     assert record.costs["samples"] == 42
-    with pytest.raises(FltrainError, match="the data set has 6 writers, 7 are asked for"):
+    with pytest.raises(FltrainError, match="7 clients, but the dataset has 6 writers"):
         trained(tiny(dataset="written", partition=scheme | {"clients": 7}, model="mlp"), tmp_path)
 
 
 @pytest.mark.parametrize("local_test", [None, {}])
 def test_writers_that_are_not_known_are_no_clients(tmp_path: Path, local_test: Any) -> None:
     spec = tiny(partition={"name": "by_writer", "clients": 4}, local_test=local_test)
-    with pytest.raises(FltrainError, match="'by_writer' needs a data set that says who wrote each image"):
+    with pytest.raises(FltrainError, match="'by_writer' needs a dataset with known writers"):
         trained(spec, tmp_path)
 
 

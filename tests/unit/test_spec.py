@@ -93,7 +93,7 @@ def test_the_place_is_spelled_with_the_users_own_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "digit"}, "dataset.name: unknown data set 'digit'; did you mean 'digits'? (known: "),
+        ({"dataset": "digit"}, "dataset.name: unknown dataset 'digit'; did you mean 'digits'? (known: "),
         (
             {"partition": "diriclet"},
             "partition: unknown partition scheme 'diriclet'; did you mean 'dirichlet'?",
@@ -236,9 +236,7 @@ def test_two_owners_of_an_exclusive_hook_are_named() -> None:
 
 def test_more_classes_per_client_than_there_are_are_refused_before_anything_runs() -> None:
     message = refusal(partition={"name": "n_by_c", "clients": 10, "classes_per_client": 50})
-    assert message == (
-        "partition.classes_per_client: 50 are asked for, the data set has 10 classes; use at most 10"
-    )
+    assert message == ("partition.classes_per_client: got 50, but the dataset has 10 classes; use at most 10")
 
 
 def test_a_method_is_named_once() -> None:
@@ -289,7 +287,7 @@ def test_a_set_that_is_for_testing_only_cannot_be_trained_on(name: str) -> None:
 
 def test_extra_sets_are_known_ones() -> None:
     message = refusal(evaluation={"extra": ["mnits"]})
-    assert message.startswith("evaluation.extra.0.name: unknown data set 'mnits'; did you mean 'mnist'?")
+    assert message.startswith("evaluation.extra.0.name: unknown dataset 'mnits'; did you mean 'mnist'?")
 
 
 def test_unknown_normalisations_are_refused() -> None:

@@ -321,7 +321,7 @@ def test_records_whose_settings_are_unknown_today_are_stale(
         str(place.results.root / "data" / "digits.safetensors"),
         *(path.name for path in (place.results.root / "runs").iterdir()),
     }
-    assert all(one.harmless and "unknown data set 'digits'" in one.text for one in found.values())
+    assert all(one.harmless and "unknown dataset 'digits'" in one.text for one in found.values())
 
 
 def test_data_and_partitions_of_an_older_revision(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

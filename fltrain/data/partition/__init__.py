@@ -1,8 +1,7 @@
-"""Partition schemes: which client holds which training images.
+"""Partition schemes: assign the training images to clients.
 
-A partition is a list of index arrays, one per client, disjoint, into the training split. It depends on the
-labels (and writers, where clients are given by the data set), the scheme, the number of clients and the
-seed, and on nothing else. A module dropped in here is a scheme that configs can name.
+A partition is a list of disjoint index arrays into the training split, one per client. It depends only on
+labels, writers, scheme and seed. Add a module to this package to add a scheme.
 """
 
 from fltrain.core.registry import catalogue

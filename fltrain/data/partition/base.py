@@ -1,4 +1,4 @@
-"""What partition schemes have in common: what they see, how a split is asked for, how images are dealt."""
+"""Base classes of partition schemes, and the deal of images for given class counts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """What a scheme sees of the training split, each int64 ``[n]``.
-
-    ``writers`` holds the id of the person each image comes from, where the data set knows it.
-    """
+    """Input of a scheme: labels and writers of the training split, int64 ``[n]``; no writers if unknown."""
 
     labels: Indices
     classes: int
@@ -30,7 +27,7 @@ class TrainingLabels:
 
     @cached_property
     def class_sizes(self) -> Indices:
-        """Images per class, ``[C]``."""
+        """Number of images per class, ``[C]``."""
         return np.bincount(self.labels, minlength=self.classes)
 
 
@@ -40,10 +37,10 @@ class Scheme(Component):
     clients: int = Field(default=100, ge=1)
 
     def check(self, images: int) -> None:
-        """Refuse what cannot be done with so many training images.
+        """Refuse settings that need more than this number of training images.
 
         Raises:
-            FltrainError: with what is possible.
+            FltrainError: naming the largest possible value.
         """
         if self.clients > images:
             raise FltrainError(
@@ -52,38 +49,38 @@ class Scheme(Component):
             )
 
     def check_classes(self, classes: int) -> None:
-        """Refuse what cannot be done with so many classes.
+        """Refuse settings that need more than this number of classes.
 
         Raises:
-            FltrainError: with what is possible.
+            FltrainError: naming the largest possible value.
         """
 
     def split(
         self, labels: Indices, classes: int, seed: int, writers: Indices | None = None
     ) -> list[Indices]:
-        """Return one index array per client; they are disjoint.
+        """Return one index array per client; the arrays are disjoint.
 
         Args:
-            labels: Classes of the training images, int64 ``[n]``.
-            classes: Number of classes.
-            seed: Key of the random stream.
-            writers: Who each image comes from, int64 ``[n]``, where the data set knows it.
+            labels: labels of the training images, int64 ``[n]``.
+            classes: number of classes.
+            seed: key of the random stream.
+            writers: writer of each image, int64 ``[n]``; None if unknown.
 
         Raises:
-            FltrainError: if the scheme cannot be satisfied; the message says what could be reached.
+            FltrainError: if the scheme cannot be satisfied; the message names the best result.
         """
         self.check(len(labels))
         return self.divide(TrainingLabels(labels, classes, writers), stream(seed, Purpose.PARTITION))
 
     def divide(self, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:
-        """The scheme itself; the number of clients has been checked."""
-        raise TypeError(f"partition scheme {self.name!r} does not say how to divide the images")
+        """Return the partition; the number of clients is already checked."""
+        raise TypeError(f"partition scheme {self.name!r} does not define divide()")
 
 
 class LabelSkew(Scheme):
-    """A scheme that decides how many images of each class a client gets; which ones is left to chance.
+    """A scheme that sets the number of images of each class per client; the images are drawn at random.
 
-    Every client gets at least ``min_size`` images, or the scheme refuses.
+    Every client gets at least ``min_size`` images; otherwise the scheme refuses.
     """
 
     min_size: int = Field(default=10, ge=0)
@@ -101,14 +98,14 @@ class LabelSkew(Scheme):
         return deal(self.counts(data.class_sizes, random), data, random)
 
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
-        """Images by client and class, ``[M, C]``, for classes of the given sizes ``[C]``."""
-        raise TypeError(f"partition scheme {self.name!r} does not say how to divide the classes")
+        """Return the number of images by client and class, ``[M, C]``, for class sizes ``[C]``."""
+        raise TypeError(f"partition scheme {self.name!r} does not define counts()")
 
 
 def deal(counts: Indices, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:
-    """Deal the images out at random: ``counts[i, c]`` images of class ``c`` to client ``i``.
+    """Return ``counts[i, c]`` random images of class ``c`` for each client ``i``, in random order.
 
-    A client's images are in random order. Those that the counts leave over go to nobody.
+    Images beyond the counts are not used.
     """
     clients, classes = counts.shape
     shuffled = random.permutation(len(data.labels))
@@ -120,11 +117,11 @@ def deal(counts: Indices, data: TrainingLabels, random: np.random.Generator) -> 
 
 
 def grouped(owners: Indices, groups: int) -> list[Indices]:
-    """Positions of the owners 0, 1 .. ``groups - 1``, in ascending order; greater owners are left out."""
+    """Return the positions of the owners 0, 1 .. ``groups - 1``, ascending; larger owners are left out."""
     ends = np.cumsum(np.bincount(owners, minlength=groups))[:groups]
     return np.split(np.argsort(owners, kind="stable"), ends)[:groups]
 
 
 def class_counts(clients: Sequence[Indices], labels: Indices, classes: int) -> Indices:
-    """Images by client and class, ``[M, C]``; the classes present at client i are where row i is positive."""
+    """Return the number of images by client and class, ``[M, C]``."""
     return np.stack([np.bincount(labels[client], minlength=classes) for client in clients])

@@ -1,4 +1,4 @@
-"""Clients that the data set itself defines."""
+"""Clients defined by the dataset."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fltrain.data.partition.base import Indices, Scheme, TrainingLabels, grouped
 
 
 class ByWriter(Scheme):
-    """Each writer is a client: Federated EMNIST and the like.
+    """Each writer is a client, as in Federated EMNIST.
 
-    ``clients`` is how many writers take part (the default is all of Federated EMNIST's), in the order of
-    their ids; ``choice`` says which: the ``first`` ones, or ``random`` ones. Images of other writers are
-    left out.
+    Attributes:
+        clients: number of writers, in the order of their ids (default: all of Federated EMNIST).
+        choice: the ``first`` writers, or ``random`` ones. Images of other writers are not used.
     """
 
     name: Literal["by_writer"] = "by_writer"
@@ -27,13 +27,12 @@ class ByWriter(Scheme):
     def divide(self, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:
         if data.writers is None:
             raise FltrainError(
-                "partition.name: 'by_writer' needs a data set that says who wrote each image; "
-                "choose another scheme"
+                "partition.name: 'by_writer' needs a dataset with known writers; choose another scheme"
             )
         ids, authors = np.unique(data.writers, return_inverse=True)
         if self.clients > len(ids):
             raise FltrainError(
-                f"partition.clients: the data set has {len(ids)} writers, {self.clients} are asked for; "
+                f"partition.clients: {self.clients} clients, but the dataset has {len(ids)} writers; "
                 f"use at most {len(ids)}"
             )
         chosen = np.arange(self.clients)

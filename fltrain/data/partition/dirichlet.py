@@ -1,4 +1,4 @@
-"""Label skew by Dirichlet shares: each class is divided by shares drawn from Dirichlet(alpha)."""
+"""Label skew by Dirichlet shares: each class is divided in proportions drawn from Dirichlet(alpha)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from fltrain.data.partition.base import Indices, LabelSkew
 Shares = NDArray[np.float64]
 
 _BATCH = 1_000_000
-"""Shares drawn at once at most (partitions x clients x classes): bounds the memory."""
+"""Maximum number of shares drawn at once (partitions x clients x classes); bounds the memory."""
 
 _LOOK = 256
 _HOPELESS = 5
-"""Once ``_LOOK`` partitions are drawn, more are drawn only while the best leaves at most ``_HOPELESS`` short.
+"""After ``_LOOK`` draws, drawing stops if more than ``_HOPELESS`` clients are too small in the best draw.
 
-The number of clients that fall short is roughly Poisson. Where it has mean 10, none falls short once in
-20,000 draws, but 5 or fewer do once in 15: of 256 draws, one does but for a chance of 2e-8.
+The number of clients below ``min_size`` is roughly Poisson. At a mean of 10 it is zero once in 20,000 draws,
+but at most 5 once in 15 draws. So 256 draws without such a draw have a chance of 2e-8.
 """
 
 
 class Dirichlet(LabelSkew):
-    """Class by class, shares q ~ Dirichlet(alpha) over the clients; the class is cut at floor(cumsum(q) n).
+    """Shares q ~ Dirichlet(alpha) of each class over the clients; a class of n is cut at floor(cumsum(q) n).
 
-    The whole partition is drawn again until every client holds ``min_size`` images: ``max_draws`` times at
-    most, or until it is plain that this will not happen. What keeps the sizes alike while classes are dealt
-    in order:
+    The whole partition is drawn again until every client has ``min_size`` images, or until this is hopeless.
 
-    - ``capped`` (the FedML, MOON, FedMA and PFLlib lineage): a client that holds the average number of images
-      gets nothing of the following classes. Without it, this is the scheme of Hsu et al.
-    - ``balance_sizes`` (FedImpro's code) takes the place of the cap: the largest share of a class goes to the
-      client that holds least, the second largest to the next, and so on.
-
-    ``min_p`` (FedImpro's code) is added to every share, whether the cap has set it to zero or not.
+    Attributes:
+        alpha: concentration; smaller values give more skew.
+        capped: a client with the average number of images gets nothing of the following classes, as in FedML,
+            MOON, FedMA and PFLlib. False: the scheme of Hsu et al.
+        balance_sizes: replaces the cap: the largest share of a class goes to the client with the fewest
+            images, the second largest to the next (FedImpro's code).
+        min_p: added to every share, also to those that the cap has set to zero (FedImpro's code).
+        max_draws: maximum number of draws.
     """
 
     name: Literal["dirichlet"] = "dirichlet"
@@ -70,12 +70,12 @@ class Dirichlet(LabelSkew):
         )
 
     def _draw(self, draws: int, class_sizes: Indices, random: np.random.Generator) -> Indices:
-        """Sizes of the pieces in many partitions at once, ``[C, draws, M]``."""
+        """Return class counts of many partitions at once, ``[C, draws, M]``."""
         pieces = np.zeros((len(class_sizes), draws, self.clients), np.int64)
         held = np.zeros((draws, self.clients), np.int64)
         capped = self.capped and not self.balance_sizes
         for label in np.flatnonzero(class_sizes):
-            # While images are left, someone is below the average.
+            # At least one client is open: while images remain, some client is below the average.
             open_to = held * self.clients < class_sizes.sum() if capped else np.ones(held.shape, bool)
             shares = dirichlet_shares(self.alpha, open_to, random)
             if self.balance_sizes and held.any():
@@ -88,13 +88,17 @@ class Dirichlet(LabelSkew):
 
 
 class DirichletTopUp(LabelSkew):
-    """Plain Dirichlet shares without redrawing; clients below ``min_size`` are topped up by the largest ones.
+    """Plain Dirichlet shares, drawn once; clients below ``min_size`` get images from the largest clients.
 
-    Of a class with n images client i gets floor(q_i n), q ~ Dirichlet(alpha); the remainder, fewer images per
-    class than there are clients, is dropped. Then, in the order of their ids, the clients below ``min_size``
-    receive what they need from the others, largest first, each of which keeps at least ``min_size``.
-    ``min_size`` is two batches in the paper. A giver's images are ordered by class, and ``topup_from`` the
-    front (as in the authors' code) moves images of mostly one class; ``random`` moves any.
+    Client i gets floor(q_i n) images of a class with n images, q ~ Dirichlet(alpha); the remainder is
+    dropped. Then the clients below ``min_size``, by ID, take images from the others, largest first. Every
+    donor keeps ``min_size`` images.
+
+    Attributes:
+        alpha: concentration; smaller values give more skew.
+        min_size: minimum number of images per client; two batches in the paper.
+        topup_from: ``front`` takes the first images of a donor, ordered by class, so mostly of one class (the
+            authors' code); ``random`` takes any.
     """
 
     name: Literal["dirichlet_topup"] = "dirichlet_topup"
@@ -114,29 +118,29 @@ class DirichletTopUp(LabelSkew):
                 "lower min_size or clients"
             )
         sizes = counts.sum(axis=1)
-        for poor in np.flatnonzero(sizes < self.min_size):
-            for rich in np.argsort(-sizes, kind="stable"):
-                moved = min(self.min_size - sizes[poor], sizes[rich] - self.min_size)
+        for receiver in np.flatnonzero(sizes < self.min_size):
+            for donor in np.argsort(-sizes, kind="stable"):
+                moved = min(self.min_size - sizes[receiver], sizes[donor] - self.min_size)
                 if moved <= 0:
                     break
-                pieces = self._taken(counts[rich], moved, random)
-                counts[rich] -= pieces
-                counts[poor] += pieces
-                sizes[[rich, poor]] += [-moved, moved]
+                pieces = self._taken(counts[donor], moved, random)
+                counts[donor] -= pieces
+                counts[receiver] += pieces
+                sizes[[donor, receiver]] += [-moved, moved]
         return counts
 
     def _taken(self, held: Indices, images: int, random: np.random.Generator) -> Indices:
-        """How many of the images taken are of each class."""
+        """Return the class counts of the images to move."""
         if self.topup_from == "random":
             return random.multivariate_hypergeometric(held, images)
         return np.diff(np.minimum(np.cumsum(held), images), prepend=0)
 
 
 def dirichlet_shares(alpha: float, open_to: NDArray[np.bool_], random: np.random.Generator) -> Shares:
-    """Draw rows from Dirichlet(alpha) and set to zero the shares that are not open; ``[rows, clients]``.
+    """Return rows of Dirichlet(alpha) shares, ``[rows, clients]``; shares that are not open are zero.
 
-    A row is Gamma(alpha) variates over their sum. For small alpha all those that are open can underflow; then
-    one of them gets all, each with the same chance, which is the limit for alpha to 0.
+    A row is Gamma(alpha) variates divided by their sum. For small alpha all open ones can underflow. Then one
+    of them, with equal chances, gets everything, which is the limit for alpha to 0.
     """
     shares: Shares = random.standard_gamma(alpha, open_to.shape)
     total = shares.sum(axis=1, keepdims=True)
@@ -149,7 +153,7 @@ def dirichlet_shares(alpha: float, open_to: NDArray[np.bool_], random: np.random
 
 
 def _largest_to_smallest(shares: Shares, held: Indices) -> Shares:
-    """In each row, the shares rearranged so that they fall as the sizes held rise."""
+    """Return each row of shares in the reverse order of the sizes held."""
     arranged = np.empty_like(shares)
     np.put_along_axis(arranged, held.argsort(axis=1, kind="stable"), -np.sort(-shares, axis=1), axis=1)
     return arranged

@@ -1,4 +1,4 @@
-"""Label skew by a fixed number of classes per client: who holds which classes, and how much of them."""
+"""Label skew by a fixed number of classes per client."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.partition.base import Indices, LabelSkew
 
 Held = NDArray[np.bool_]
-"""Which client holds which class, ``[M, C]``."""
+"""True where client i holds class c, ``[M, C]``."""
 
 
 def random_balanced(clients: int, each: int, classes: int, random: np.random.Generator) -> Held:
-    """Give each client ``each`` different classes; the classes have equally many holders, but for one.
+    """Give each client ``each`` random classes; the numbers of holders of the classes differ by at most one.
 
-    Client after client draws from the places left, so that a class with twice the places is twice as likely.
-    A class with as many places as clients are left must be taken. These are never more than ``each``, and
-    enough classes have places: the deal cannot get stuck.
+    Each client draws from the remaining places, so a class with twice the places is twice as likely. A class
+    with as many places as remaining clients must be taken. There are never more than ``each`` such classes,
+    and always enough classes with places, so the deal cannot get stuck.
     """
     places = np.full(classes, clients * each // classes)
     places[random.permutation(classes)[: clients * each % classes]] += 1
     held = np.zeros((clients, classes), bool)
     for client in range(clients):
-        # The smallest of Exp(1) / weight: a draw without replacement in proportion to the weights.
+        # The smallest values of Exp(1) / weight are a weighted draw without replacement.
         with np.errstate(divide="ignore"):
             lots = random.exponential(size=classes) / places
         lots[places == clients - client] = 0
@@ -62,7 +62,7 @@ _ASSIGNMENTS: dict[str, Callable[[int, int, int, np.random.Generator], Held]] = 
 
 
 class FixedClasses(LabelSkew):
-    """A scheme in which each client holds ``classes_per_client`` classes."""
+    """Base of schemes in which each client holds ``classes_per_client`` classes."""
 
     classes_per_client: int = Field(default=2, ge=1)
     assignment: str
@@ -70,8 +70,8 @@ class FixedClasses(LabelSkew):
     def check_classes(self, classes: int) -> None:
         if self.classes_per_client > classes:
             raise FltrainError(
-                f"partition.classes_per_client: {self.classes_per_client} are asked for, the data set has "
-                f"{classes} classes; use at most {classes}"
+                f"partition.classes_per_client: got {self.classes_per_client}, but the dataset has {classes} "
+                f"classes; use at most {classes}"
             )
 
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
@@ -82,7 +82,7 @@ class FixedClasses(LabelSkew):
         if not holders.all():
             raise FltrainError(
                 f"partition.classes_per_client: {self.clients} clients with {self.classes_per_client} of "
-                f"{classes} classes each leave class {holders.argmin()} to nobody (assignment "
+                f"{classes} classes each leave class {holders.argmin()} without a client (assignment "
                 f"{self.assignment!r}); use at least {math.ceil(classes / self.clients)} classes per client "
                 "with assignment 'random_balanced', or more clients"
             )
@@ -90,8 +90,8 @@ class FixedClasses(LabelSkew):
         if class_sizes[scarce] < holders[scarce]:
             raise FltrainError(
                 f"partition: class {scarce} has {class_sizes[scarce]} training images for the "
-                f"{holders[scarce]} clients that should hold it; every holder needs one: lower clients or "
-                "classes_per_client, or choose another scheme"
+                f"{holders[scarce]} clients that should hold it; lower clients or classes_per_client, or "
+                "choose another scheme"
             )
         smallest = int((held @ (class_sizes // holders)).min())
         if smallest < self.min_size:
@@ -102,21 +102,22 @@ class FixedClasses(LabelSkew):
         return self.shared_out(class_sizes, held, random)
 
     def shared_out(self, class_sizes: Indices, held: Held, random: np.random.Generator) -> Indices:
-        """Images by client and class. Equal shares would do: they give every client ``min_size``."""
-        raise TypeError(f"partition scheme {self.name!r} does not say how large its shares are")
+        """Return images by client and class; equal shares are known to give every client ``min_size``."""
+        raise TypeError(f"partition scheme {self.name!r} does not define shared_out()")
 
 
 class Pathological(FixedClasses):
-    """Few classes per client and shares of uneven size.
+    """Few classes per client, with shares of uneven size.
 
-    Where a is an equal share of a class, every holder but one gets a uniform integer number of images from
-    [max(a / 10, floor(a) min_size / e), a), where e is what equal shares of all its classes would give this
-    client, which therefore reaches ``min_size``. The remaining holder gets the rest of the class.
+    Let a be an equal share of a class, and e the images of a client if all its shares were equal. All holders
+    except one get a uniform integer number of images in [max(a / 10, floor(a) min_size / e), a), so every
+    client reaches ``min_size``. The last holder gets the rest of the class. (PFLlib's second bound is
+    min_size / C; neither matters at the sizes of the paper.)
 
-    ``assignment``: ``random_balanced`` as the FedFCD paper has it, with a random remaining holder; or
-    ``contiguous`` as PFLlib has it, where clients with neighbouring ids hold the same classes, and the last
-    gets the rest. (PFLlib's bound is min_size / C instead of the second one; neither matters at the sizes of
-    the paper.)
+    Attributes:
+        classes_per_client: number of classes per client.
+        assignment: ``random_balanced`` (FedFCD paper), with a random last holder; ``contiguous`` (PFLlib),
+            where clients with neighbouring IDs hold the same classes and the largest ID is the last holder.
     """
 
     name: Literal["pathological"] = "pathological"
@@ -143,11 +144,15 @@ class Pathological(FixedClasses):
 
 
 class NByC(FixedClasses):
-    """N nodes with C classes each, and equal shares: a class of n images with h holders is cut into n / h.
+    """N nodes with C classes each, in equal shares: a class of n images with h holders is cut into n / h.
 
-    Shares of a class differ by one image at most. ``assignment``: ``random_balanced``, where the classes
-    have equally many holders; or ``cyclic``, where node i holds the classes perm[(i s + j) mod C] with
-    j < ``classes_per_client`` and the stride s = max(1, C // N). The Fed2 paper does not say which.
+    Shares of a class differ by at most one image.
+
+    Attributes:
+        classes_per_client: number of classes per client.
+        assignment: ``random_balanced``: all classes have equally many holders; ``cyclic``: node i holds the
+            classes perm[(i s + j) mod C], j < ``classes_per_client``, with the stride s = max(1, C // N). The
+            Fed2 paper does not state the assignment.
     """
 
     name: Literal["n_by_c"] = "n_by_c"

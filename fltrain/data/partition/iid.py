@@ -1,4 +1,4 @@
-"""Clients that are alike."""
+"""Independent and identically distributed clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fltrain.data.partition.base import Indices, Scheme, TrainingLabels
 
 
 class Iid(Scheme):
-    """A random permutation cut into parts whose sizes differ by one at most."""
+    """A random permutation, cut into parts whose sizes differ by at most one."""
 
     name: Literal["iid"] = "iid"
     citation: ClassVar[str] = (

@@ -1,4 +1,4 @@
-"""The local split: test images of every client's own, from its own distribution."""
+"""Local test splits: test images of each client, from its own distribution."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from fltrain.data.partition.base import Indices
 
 
 class LocalTest(Settings):
-    """Every client sets ``fraction`` of its images aside for testing, at random or by class (``stratify``).
+    """A share of each client's images for testing, as in PFLlib and FedFCD for personalised methods.
 
-    This is how personalised methods are compared (PFLlib, FedFCD): official training and test images are
-    merged, divided over the clients, and then split 75 to 25 by each of them.
+    Official training and test images are merged and partitioned among the clients; then each client's images
+    are split.
+
+    Attributes:
+        fraction: test images per image.
+        stratify: keep the class shares of the client in both parts.
     """
 
     fraction: float = Field(default=0.25, gt=0, lt=1)
@@ -27,7 +31,7 @@ class LocalTest(Settings):
     def split(
         self, clients: Sequence[Indices], labels: Indices, seed: int
     ) -> tuple[list[Indices], list[Indices]]:
-        """Training and test indices of each client; for the arguments see ``local_split``."""
+        """Return training and test indices of each client; see ``local_split``."""
         random = stream(seed, Purpose.TEST_SPLIT)
         return local_split(clients, self.fraction, random, labels if self.stratify else None)
 
@@ -38,19 +42,16 @@ def local_split(
     random: np.random.Generator,
     stratified_by: Indices | None = None,
 ) -> tuple[list[Indices], list[Indices]]:
-    """Split the images of each client at random into training and test images.
+    """Return training and test indices of each client, in random order.
 
-    Of n images ceil(fraction n) are for testing, but at least one is left for training. With labels to
-    stratify by, each class contributes its proportional number, rounded up or down.
+    Of n images ceil(fraction n) are for testing, but at least one remains for training. If stratified, each
+    class contributes its proportional number, rounded up or down.
 
     Args:
-        clients: Images of each client.
-        fraction: Test images per image.
-        random: Where the draws come from.
-        stratified_by: Labels of all images, int64 ``[n]``, or none.
-
-    Returns:
-        Training and test indices of each client, in random order.
+        clients: image indices of each client.
+        fraction: test images per image.
+        random: random generator.
+        stratified_by: labels of all images, int64 ``[n]``; None: not stratified.
 
     Raises:
         FltrainError: if a client has fewer than two images.
@@ -64,7 +65,7 @@ def local_split(
                 "raise partition.min_size or lower partition.clients"
             )
         shuffled = random.permutation(images)
-        # The small number undoes rounding, as in 0.1 * 30 > 3.
+        # The small number undoes floating-point excess, as in 0.1 * 30 > 3.
         count = min(max(1, math.ceil(fraction * len(images) - 1e-9)), len(images) - 1)
         # Every (n / count)-th of the shuffled images (in the order of their classes), from a random start.
         picked = (np.arange(count) * len(images) + random.integers(len(images))) // count

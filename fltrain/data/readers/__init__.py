@@ -1,4 +1,4 @@
-"""File formats of data sets, a family per module. A module dropped in here is a reader that entries name."""
+"""Readers of dataset files. Add a module to this package to add a reader."""
 
 from fltrain.core.registry import catalogue
 from fltrain.data.readers.base import Facts, Images, Labels, RawSplits, Reader, observed, statistics
