@@ -1,6 +1,6 @@
-"""Whether all in a results folder is what it claims to be: data, partitions, records, tables. No torch.
+"""Verification of a results folder: data, partitions, records, and tables against the records. No torch.
 
-Nothing is changed. Figures, claims and pages are not looked at.
+It changes nothing. It does not check figures, claims and pages.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from fltrain.data.prepared import changed
 from fltrain.experiments.plan import PlannedItem, plan
 from fltrain.experiments.selection import Demand
 from fltrain.reporting.tables import write as tables
-from fltrain.runs.integrity import Damaged, check_record
-from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Results, reason
+from fltrain.runs.archive import moved_records
+from fltrain.runs.integrity import check_record
+from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Damaged, Results, reason
 from fltrain.runs.spec import partition_name
 from fltrain.runs.status import Stale, stale_runs
 
@@ -32,20 +33,20 @@ _UNREADABLE = (*BROKEN, OSError, csv.Error)
 
 @dataclass(frozen=True)
 class Finding:
-    """What there is to say of a file, in one line; ``harmless`` is what is no problem."""
+    """One line about a file; ``harmless`` if it is not a problem."""
 
     text: str
     harmless: bool = False
 
 
 class Verification:
-    """The check of a results folder; ``findings`` does it, and counts what it has looked at.
+    """Check of a results folder; iterate over ``findings`` to run it.
 
     Attributes:
         results: the folder.
         config: folder with ``papers/``, ``scales/`` and ``reported/``.
-        scale: whose tables are checked; those of all scales that were made, if None.
-        problems: how many were found.
+        scale: the scale whose tables are checked; None for all scales that have tables.
+        problems: number of problems so far.
     """
 
     def __init__(self, results: Results, config: Path, scale: str | None = None) -> None:
@@ -61,14 +62,14 @@ class Verification:
         self._damaged: set[str] = set()
 
     def findings(self) -> Iterator[Finding]:
-        """Check everything: data first, as partitions depend on them, and so on."""
+        """Check everything; what depends on other files comes after them."""
         root = self.results.root
         parts = (
             self._each("data set", sorted(root.glob("data/*.safetensors")), self._check_data),
             self._each("partition", sorted(root.glob("partitions/*.safetensors")), self._check_partition),
             self._each("record", [one.folder for one in self.results.records()], self._check_record),
             self._tables(),
-            self._left_over(),
+            self._leftovers(),
         )
         for part in parts:
             for finding in part:
@@ -77,15 +78,14 @@ class Verification:
 
     @property
     def summary(self) -> str:
-        """What was looked at, and how many problems there are."""
-        looked_at = ", ".join(_counted(count, what) for what, count in self._counts.items())
-        found = _counted(self.problems, "problem") if self.problems else "all consistent"
-        return f"{looked_at}: {found}"
+        """Counts of checked files and of problems."""
+        checked = ", ".join(_counted(count, what) for what, count in self._counts.items())
+        return f"{checked}: {_counted(self.problems, 'problem') if self.problems else 'all consistent'}"
 
     def _each(
         self, what: str, paths: Iterable[Path], check: Callable[[Path], Iterator[Finding]]
     ) -> Iterator[Finding]:
-        """The findings of a check on each of these; one that cannot be read is a finding, too."""
+        """Yield the findings of a check on each path; an unreadable file is a finding, too."""
         for path in paths:
             self._counts[what] += 1
             try:
@@ -101,17 +101,17 @@ class Verification:
         self._data[path.stem] = about
         sheet = path.with_suffix(".png")
         if not sheet.exists():
-            yield Finding(f"{sheet}: no such contact sheet; delete {path} to have both made again")
+            yield Finding(f"{sheet}: no such contact sheet; delete {path}, the next run makes both again")
         try:
             dataset = Dataset.parse(about["dataset"], "its settings")
         except FltrainError as error:
             yield Finding(f"{path}: stale: {error}", harmless=True)
             return
         if dataset.id != path.stem:
-            yield Finding(f"{path}: holds {dataset.id!r}; delete it to have it made again")
+            yield Finding(f"{path}: holds {dataset.id!r}; delete it, the next run makes it again")
         elif about["revision"] != dataset.revision:
-            raised = f"dataset {about['revision']} -> {dataset.revision}"
-            yield Finding(f"{path}: stale: {raised}", harmless=True)
+            revisions = f"dataset {about['revision']} -> {dataset.revision}"
+            yield Finding(f"{path}: stale: {revisions}", harmless=True)
         elif difference := changed(dataset.entry, about):
             yield Finding(f"{path}: {difference}")
 
@@ -129,9 +129,9 @@ class Verification:
             return partition_name(dataset, settings, scheme, about["local_test"], about["seed"])
 
         if path.stem not in map(named, range(1, data["revision"] + 1)):
-            yield Finding(f"{path}: not the partition that its name says; delete it to have it made again")
+            yield Finding(f"{path}: not the partition of its name; delete it, the next run makes it again")
         elif path.stem == named(data["revision"]) and about["data"] != data["digest"]:
-            yield Finding(f"{path}: divides other data than {dataset!r}; delete it to have it made again")
+            yield Finding(f"{path}: not of the data in {dataset!r}; delete it, the next run makes it again")
 
     # ------------------------------------------------------------------------------ records
     def _check_record(self, folder: Path) -> Iterator[Finding]:
@@ -140,8 +140,8 @@ class Verification:
             checked = check_record(folder)
         except FltrainError as error:
             self._damaged.add(run)
-            what_to_do = "; train the run again" if isinstance(error, Damaged) else ""
-            yield Finding(f"{error}{what_to_do}")
+            remedy = "; restore the file or retrain the run" if isinstance(error, Damaged) else ""
+            yield Finding(f"{error}{remedy}")
             return
         spec, models = checked.spec, folder / MODELS_FILE
         known = {*RECORD_FILES, "train.log"}
@@ -149,20 +149,20 @@ class Verification:
             known.add(MODELS_FILE)
         for path in sorted(folder.iterdir()):
             if path.name not in known and not path.match(".*.part"):
-                yield Finding(f"{run}: {path.name} is no file of a record; delete it")
+                yield Finding(f"{run}: {path.name} is not a file of a record; delete it")
         if MODELS_FILE in known and models.exists():
             _, about = read_arrays(models, "file of models")
             if about["run_id"] != run:
-                yield Finding(f"{run}: {MODELS_FILE} is that of {about['run_id']}; train the run again")
+                yield Finding(f"{run}: {MODELS_FILE} is that of {about['run_id']}; retrain the run")
         if checked.stale:
             yield Finding(f"{run}: stale: {checked.stale}", harmless=True)
         if spec is None or checked.stale:
             return
         data = self._data.get(spec.dataset.id, {}).get("digest")
-        there = {"data": data, "partition": self._partitions.get(spec.partition_id)}
-        for what, found in there.items():
-            if found is not None and found != checked.digests[what]:
-                yield Finding(f"{run}: was trained on other {what} than those here; train the run again")
+        present = {"data": data, "partition": self._partitions.get(spec.partition_id)}
+        for what, digest in present.items():
+            if digest is not None and digest != checked.digests[what]:
+                yield Finding(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
 
     # ------------------------------------------------------------------------------ tables
     def _tables(self) -> Iterator[Finding]:
@@ -179,28 +179,28 @@ class Verification:
                 yield Finding(str(error))
                 continue
             stale = stale_runs(planned.runs, self.results)
-            gc.freeze()  # the library that corrects p values collects garbage each time: not in the plan
+            gc.freeze()  # statsmodels collects garbage on each call; leave out the plan
             for item in planned.items:
                 path = root / scale / item.paper.paper / f"{item.name}.csv"
                 if item.item.table and path.exists():
                     yield from self._each("table", [path], partial(self._check_table, item, stale))
 
     def _check_table(self, item: PlannedItem, stale: Mapping[str, Stale], path: Path) -> Iterator[Finding]:
-        """Make the table once more, of the runs that it names: it may be that of a part of the plan."""
+        """Make the table again from the runs in its CSV file, which may be a part of the plan."""
         lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
-        named = {run for line in lines for run in (line.get("runs") or "").split()}
-        if others := named - set(item.run_ids):
+        runs = {run for line in lines for run in (line.get("runs") or "").split()}
+        if others := runs - set(item.run_ids):
             older = others & {one.record.run_id for one in stale.values()}
             why = "stale" if older else "not checked: made from another selection"
             yield Finding(f"{path}: {why}: the plan has no run {min(older or others)}", harmless=True)
             return
-        if damaged := named & self._damaged:
+        if damaged := runs & self._damaged:
             yield Finding(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
-        if named and len(named) < len(item.run_ids):
-            part = f"made from {len(named)} of its {len(item.run_ids)} runs"
+        if runs and len(runs) < len(item.run_ids):
+            part = f"made from {len(runs)} of its {len(item.run_ids)} runs"
             yield Finding(f"{path}: {part}, and checked against these", harmless=True)
-            item = item.keeping(Demand(part, lambda spec: spec.run_id in named))
+            item = item.keeping(Demand(part, lambda spec: spec.run_id in runs))
         reported = self.config / "reported"
         published = reported / item.item.reported.file if item.item.reported else None
         with tempfile.TemporaryDirectory() as folder:
@@ -213,18 +213,24 @@ class Verification:
                 reported / "anomalies.csv",
             )
             if again.read_bytes() != path.read_bytes():
-                yield Finding(f"{path}: not what its records give; make it again (delete it, then snakemake)")
+                yield Finding(f"{path}: differs from its records; delete it and run snakemake again")
 
-    # ------------------------------------------------------------------------------ left over
-    def _left_over(self) -> Iterator[Finding]:
-        root = self.results.root
-        patterns = ("*/.*.part", "*/*/.*.part", "runs/.import-*", "runs/.replaced-*")
-        left = {path for pattern in patterns for path in root.glob(pattern)}
-        left |= {path for path in root.glob("checkpoints/*/") if self.results.record(path.name).complete}
-        for path in sorted(left):
+    # ------------------------------------------------------------------------------ leftovers
+    def _leftovers(self) -> Iterator[Finding]:
+        """Yield files of processes that were killed, without advice to delete the only copy of a record."""
+        root, record = self.results.root, self.results.record
+        only_copies = [old for old in moved_records(self.results) if not record(old.name).complete]
+        for old in only_copies:
             yield Finding(
-                f"{path}: left by a process that was interrupted, if none is at work; can be deleted",
-                harmless=True,
+                f"{old}: the only copy of this record, moved by an interrupted import; `fltrain train` or "
+                "`fltrain records import` puts it back"
+            )
+        patterns = ("*/.*.part", "*/*/.*.part", "runs/.import-*", "runs/.replaced-*")
+        paths = {path for pattern in patterns for path in root.glob(pattern)}
+        paths |= {path for path in root.glob("checkpoints/*/") if record(path.name).complete}
+        for path in sorted(paths - {old.parent for old in only_copies}):
+            yield Finding(
+                f"{path}: left by an interrupted process; can be deleted unless one is running", harmless=True
             )
 
 

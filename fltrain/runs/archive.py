@@ -1,10 +1,9 @@
-"""Archives of records: what tables, figures and MLflow are made from, in one small file. No torch.
+"""Export and import of records: one small file from which another machine makes tables and figures. No torch.
 
-An archive is a gzipped tar file of ``<run id>/<file>`` for the files of complete records. Logs and models
-stay behind. Equal records make equal archives, byte for byte. An archive from elsewhere is not trusted:
-nothing is unpacked but these files, and a record comes in only if it is whole
-(see ``fltrain.runs.integrity``) and its spec is what today's code would write. Provenance is exported
-as it is, the machine's name included.
+An archive is a gzipped tar file of ``<run id>/<file>`` for the files of complete records, without logs and
+models. Equal records make equal archives, byte for byte. Imports do not trust archives: they unpack only these
+files, and accept a record only if it passes ``fltrain.runs.integrity`` and is not stale. Provenance is exported
+unchanged, with the name of the machine.
 """
 
 from __future__ import annotations
@@ -16,31 +15,34 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+from filelock import FileLock, Timeout
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing
 from fltrain.runs.integrity import check_record
 from fltrain.runs.record import RECORD_FILES, Record, Results
-from fltrain.runs.status import held, settings_of
+from fltrain.runs.status import held
 
 MAX_RUNS = 100_000
 MAX_FILE_BYTES = 64 * 2**20
-"""A file of a record; the largest of the papers' runs (500 rounds, all statistics) take a few MB."""
+"""Limit for one file; the largest of the papers' runs (500 rounds, all statistics) take a few MB."""
 MAX_BYTES = 8 * 2**30
-"""All that is unpacked from an archive."""
+"""Limit for all unpacked files."""
 
 _RUN = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
 _MEMBER = re.compile(rf"(?P<run>{_RUN})/(?P<file>[a-z]+\.jsonl?)")
+_ASIDE = ".replaced-"
 
 
 @dataclass(frozen=True)
 class Imported:
-    """How many records an import added, replaced, and found to be there already."""
+    """Number of records that an import added, replaced, and left because they were equal."""
 
     added: int
     replaced: int
@@ -49,39 +51,36 @@ class Imported:
 
 # ---------------------------------------------------------------------------------------------------- export
 def named_records(results: Results, runs: Sequence[str]) -> list[Record]:
-    """The records of these runs, each once.
+    """Return the records of these runs, each once.
 
     Raises:
-        FltrainError: if a name is none that a run can have.
+        FltrainError: if a name is not a run ID.
     """
     for run in runs:
         if not re.fullmatch(_RUN, run):
-            raise FltrainError(f"{run!r} is no run id; `fltrain status` lists them")
+            raise FltrainError(f"{run!r} is not a run ID; `fltrain status` lists them")
     return [results.record(run) for run in dict.fromkeys(runs)]
 
 
 def current_records(results: Results) -> tuple[list[Record], int]:
-    """All records but those that are stale, and how many these are."""
+    """Return all records that are not stale, and the number of stale ones."""
     records = list(results.records())
-    current = [record for record in records if (spec := settings_of(record)) and spec.run_id == record.run_id]
+    current = [record for record in records if (spec := record.run_spec) and spec.run_id == record.run_id]
     return current, len(records) - len(current)
 
 
 def export_records(records: Iterable[Record], path: Path) -> int:
-    """Write complete records to an archive; return how many.
+    """Write complete records to an archive; return their number.
 
     Raises:
-        FltrainError: if there is none, or one that an import would refuse; or if a folder is where the
-            archive is to be.
+        FltrainError: if there is no record, if an import would refuse one, or if ``path`` is a folder.
     """
     wanted = sorted(records, key=lambda record: record.run_id)
     if not wanted:
-        raise FltrainError("there are no records to export: nothing has been trained yet")
+        raise FltrainError("there are no records to export: train runs first")
     if path.is_dir():
-        raise FltrainError(
-            f"{path}: is a folder; name a file to write, for example {path / 'records.tar.gz'}"
-        )
-    # No dates, owners or file names: equal records are equal archives.
+        raise FltrainError(f"{path}: is a folder; name a file, for example {path / 'records.tar.gz'}")
+    # Without dates, owners and file names, equal records make equal archives.
     with (
         replacing(path) as temporary,
         temporary.open("wb") as raw,
@@ -102,57 +101,117 @@ def export_records(records: Iterable[Record], path: Path) -> int:
 
 # ---------------------------------------------------------------------------------------------------- import
 def import_records(path: Path, results: Results, replace: bool = False) -> Imported:
-    """Bring the records of an archive into the results folder: all that are new, or none if one is wrong.
+    """Import the records of an archive. If one is invalid, none is imported.
+
+    A kill leaves each record old or new, never lost: see ``recover_records``.
 
     Args:
-        path: an archive that ``export_records`` made, or that claims to be one.
-        results: where to.
-        replace: whether an archived record takes the place of a different one of the same run.
+        path: the archive.
+        results: the results folder.
+        replace: replace records that differ from the archived ones.
 
     Raises:
-        FltrainError: if the archive is none, or holds anything but valid records; or if another record of one
-            of its runs is there and ``replace`` is not set.
+        FltrainError: if the archive is invalid; if records differ and ``replace`` is False; if one of the runs
+            is being trained; or if a file cannot be written.
     """
-    runs = results.run("-").parent
-    runs.mkdir(parents=True, exist_ok=True)
-    # On the same file system and under names that no run has, so that a record arrives by a rename.
-    staging, aside = (Path(tempfile.mkdtemp(prefix=f".{use}-", dir=runs)) for use in ("import", "replaced"))
+    results.runs.mkdir(parents=True, exist_ok=True)
+    with _import_lock(results) as locked:
+        if not locked:
+            raise FltrainError(f"{results.runs}: another import is running; wait until it has ended")
+        _recover(results)
+        # On the same file system, so that a rename is enough, and under names that no run has.
+        staging = Path(tempfile.mkdtemp(prefix=".import-", dir=results.runs))
+        try:
+            return _import(path, results, replace, staging)
+        finally:
+            shutil.rmtree(staging)
+
+
+def _import(path: Path, results: Results, replace: bool, staging: Path) -> Imported:
+    names = _unpack(path, staging)
     try:
-        names = _unpack(path, staging)
+        for run_id in names:
+            _check(staging / run_id)
+    except FltrainError as error:
+        raise FltrainError(f"{path}: {error}; nothing was imported") from None
+    training = [run_id for run_id in names if held(results.lease(run_id))]
+    if training:
+        raise FltrainError(
+            f"{path}: {training[0]} is being trained; nothing was imported; stop it or wait until it has ended"
+        )
+    present = {run_id for run_id in names if results.record(run_id).complete}
+    equal = {run_id for run_id in present if _equal(staging / run_id, results.run(run_id))}
+    different = sorted(present - equal)
+    if different and not replace:
+        raise FltrainError(
+            f"{path}: {len(different)} of its {len(names)} records differ from those in {results.runs}, for "
+            f"example {different[0]}; nothing was imported (--replace imports the archived ones)"
+        )
+    arriving = [run_id for run_id in names if run_id not in equal]
+    for number, run_id in enumerate(arriving):
         try:
-            for run_id in names:
-                _check(staging / run_id)
-        except FltrainError as error:
-            raise FltrainError(f"{path}: {error}; nothing was imported") from None
-        busy = [run_id for run_id in names if held(results.lease(run_id))]
-        if busy:
-            raise FltrainError(
-                f"{path}: {busy[0]} is being trained; nothing was imported; wait for it to end, or stop it"
-            )
-        there = {run_id for run_id in names if results.record(run_id).complete}
-        same = {run_id for run_id in there if _equal(staging / run_id, results.run(run_id))}
-        different = sorted(there - same)
-        if different and not replace:
-            raise FltrainError(
-                f"{path}: {len(different)} of its {len(names)} records differ from those in {runs}, for "
-                f"example {different[0]}; nothing was imported (--replace takes the archived ones)"
-            )
-        places = {staging / run_id: results.run(run_id) for run_id in names if run_id not in same}
-        try:
-            _move(places, aside)
+            _replace(staging / run_id, results.run(run_id))
         except OSError as error:
-            left = f"; {aside} keeps records that could not be put back" if any(aside.iterdir()) else ""
-            raise FltrainError(f"{error.filename}: {error.strerror}; nothing was imported{left}") from None
+            _recover(results)
+            raise FltrainError(
+                f"{error.filename}: {error.strerror}; {number} of {len(arriving)} records were imported, the "
+                "others are unchanged; solve this and import the archive again"
+            ) from None
+    return Imported(len(names) - len(present), len(different), len(equal))
+
+
+def _replace(new: Path, place: Path) -> None:
+    """Rename a record into its place; an old one, with its log and models, is moved aside and deleted last."""
+    if not place.exists():
+        new.rename(place)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=place.parent))
+    place.rename(aside / place.name)
+    new.rename(place)
+    shutil.rmtree(aside)
+
+
+def moved_records(results: Results) -> list[Path]:
+    """Return the folders of records that an interrupted import moved aside."""
+    return sorted(results.runs.glob(f"{_ASIDE}*/*"))
+
+
+def recover_records(results: Results) -> None:
+    """Put back the records that an interrupted import moved aside and did not replace."""
+    if moved_records(results):
+        with _import_lock(results) as locked:
+            if locked:  # otherwise an import is running
+                _recover(results)
+
+
+def _recover(results: Results) -> None:
+    for old in moved_records(results):
+        place = results.run(old.name)
+        if not place.exists() or (Record(old).complete and not Record(place).complete):
+            shutil.rmtree(place, ignore_errors=True)
+            old.rename(place)
+    for aside in results.runs.glob(f"{_ASIDE}*"):
         shutil.rmtree(aside)
-        return Imported(len(names) - len(there), len(different), len(same))
+
+
+@contextmanager
+def _import_lock(results: Results) -> Iterator[bool]:
+    """Hold the lock of imports if it is free; yield whether it was."""
+    lock = FileLock(results.runs / ".import.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
     finally:
-        shutil.rmtree(staging)
-        with suppress(OSError):  # records that could not be put back stay
-            aside.rmdir()
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 class _Bounded(gzip.GzipFile):
-    """A gzip file of which nobody gets more than an archive may hold, whatever a header claims."""
+    """Gzip file that reads no more than an archive may hold, whatever a header claims."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= MAX_FILE_BYTES or self.tell() > MAX_BYTES:
@@ -161,21 +220,20 @@ class _Bounded(gzip.GzipFile):
 
 
 def _unpack(path: Path, staging: Path) -> list[str]:
-    """Write the files of an archive below ``staging``; return the run ids."""
+    """Write the files of an archive below ``staging``; return the run IDs."""
 
     def refuse(why: str) -> NoReturn:
         raise FltrainError(f"{path}: not an archive of records: {why}; nothing was imported")
 
-    found: dict[str, set[str]] = {}
+    members: dict[str, set[str]] = {}
     total = 0
     try:
         with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
             for member in archive:
                 place = _MEMBER.fullmatch(member.name)
                 if place is None or place["file"] not in RECORD_FILES:
-                    refuse(
-                        f"it holds {member.name[:200]!r}; allowed are <run id>/{{{', '.join(RECORD_FILES)}}}"
-                    )
+                    allowed = f"<run id>/{{{', '.join(RECORD_FILES)}}}"
+                    refuse(f"it holds {member.name[:200]!r}; allowed are {allowed}")
                 if not member.isreg() or member.issparse():
                     refuse(f"{member.name!r} is not an ordinary file")
                 total += member.size
@@ -184,30 +242,30 @@ def _unpack(path: Path, staging: Path) -> list[str]:
                         f"{member.name!r} has {member.size:,} bytes; {MAX_FILE_BYTES:,} are allowed for a "
                         f"file, {MAX_BYTES:,} for all"
                     )
-                files = found.setdefault(place["run"], set())
+                files = members.setdefault(place["run"], set())
                 if place["file"] in files:
-                    refuse(f"{member.name!r} is there twice")
-                if len(found) > MAX_RUNS:
+                    refuse(f"it holds {member.name!r} twice")
+                if len(members) > MAX_RUNS:
                     refuse(f"it holds more than {MAX_RUNS:,} runs")
                 files.add(place["file"])
                 content = archive.extractfile(member)
-                assert content is not None  # it is an ordinary file
+                assert content is not None  # an ordinary file
                 (staging / place["run"]).mkdir(exist_ok=True)
                 (staging / member.name).write_bytes(content.read())
     except FileNotFoundError:
         raise FltrainError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         refuse(f"it cannot be read ({error})")
-    if not found:
+    if not members:
         refuse("it is empty")
-    for run_id, files in found.items():
+    for run_id, files in members.items():
         if missing := [name for name in RECORD_FILES if name not in files]:
             refuse(f"{run_id} lacks {', '.join(missing)}")
-    return sorted(found)
+    return sorted(members)
 
 
 def _check(folder: Path) -> None:
-    """Refuse a record that is not what its run id says, or not what today's code would write."""
+    """Refuse a damaged or stale record."""
     if stale := check_record(folder).stale:
         raise FltrainError(f"{folder.name}: spec.json is of another version of fltrain ({stale})")
 
@@ -217,19 +275,3 @@ def _equal(one: Path, other: Path) -> bool:
         (other / name).exists() and (one / name).read_bytes() == (other / name).read_bytes()
         for name in RECORD_FILES
     )
-
-
-def _move(places: Mapping[Path, Path], aside: Path) -> None:
-    """Put folders into their places by renaming: all, or none if one cannot be.
-
-    What was there, logs and models included, is in ``aside`` then; or again in its place, if one cannot be.
-    """
-    with ExitStack() as undo:
-        for new, place in places.items():
-            if place.exists():
-                old = aside / place.name
-                place.rename(old)
-                undo.callback(old.rename, place)
-            new.rename(place)
-            undo.callback(place.rename, new)
-        undo.pop_all()

@@ -1,12 +1,11 @@
-"""What a record has to be: checked when it comes from elsewhere, and when results are verified. No torch."""
+"""Complete check of a record, for imports and ``fltrain verify``. No torch."""
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
@@ -14,17 +13,16 @@ from pydantic_core import from_json
 from fltrain.core.config import explain
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
-from fltrain.runs.record import BROKEN, check_format, metrics_digest, reason, summarise
+from fltrain.runs.record import BROKEN, Damaged, check_digests, check_format, contradiction, reason
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import revised, slug
 
-_DIGITS = bytes.maketrans(b"123456789", 9 * b"0")
-_ODD = (b"\\", b"NaN", b"Infinity", 19 * b"0", b"e000", b"e+000", b"E000", b"E+000")
-"""What JSON that needs a closer look has, once all digits are zeros."""
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+"""Wall time: at most 32 years."""
 
 
 class _Loose(BaseModel):
-    """What readers of records rely on; further keys are theirs to ignore."""
+    """Keys that readers of records rely on; other keys are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -52,18 +50,18 @@ class _Summary(_Loose):
     rounds: int
     accuracy: dict[str, float | None]
     loss: dict[str, float | None]
-    bytes: dict[str, int]
+    bytes: dict[str, Annotated[int, Field(ge=0)]]
     layers: list[str]
     digests: _Digests
 
 
 class _Seconds(_Loose):
-    total: float
+    total: Seconds
 
 
 class _Costs(_Loose):
     seconds: _Seconds
-    round_seconds: list[float]
+    round_seconds: list[Seconds]
 
 
 class _Provenance(_Loose):
@@ -75,19 +73,16 @@ class _Provenance(_Loose):
     device: str
     gpu: str | None
     cuda: str | None
-
-
-class Damaged(FltrainError):
-    """A record is not what training wrote."""
+    sources: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A record that is whole.
+    """An undamaged record.
 
     Attributes:
-        spec: what its settings are to today's code; None if that does not know them.
-        stale: in what its spec differs from what is trained today; empty if in nothing.
+        spec: its settings as today's code understands them; None if it does not know one of them.
+        stale: difference between its spec and the one that today's code would record; empty if there is none.
         digests: of its ``data``, ``partition`` and ``metrics``.
     """
 
@@ -97,14 +92,16 @@ class Checked:
 
 
 def check_record(folder: Path) -> Checked:
-    """Check that a complete record is what its run id says, and that its files fit together.
+    """Check that a complete record belongs to its run ID, and that its files are valid and fit together.
 
     Raises:
-        Damaged: with the run id and what is wrong.
-        FltrainError: if it is of another format.
+        Damaged: with the run ID and the problem.
+        FltrainError: if it has another format.
     """
     try:
         return _checked(folder)
+    except Damaged:
+        raise
     except FltrainError as error:
         raise FltrainError(f"{folder.name}: {error}") from None
     except BROKEN as error:
@@ -118,27 +115,26 @@ def _checked(folder: Path) -> Checked:
     summary = _read(folder / "summary.json")
     check_format(summary if isinstance(summary, dict) else {})
     _valid(_Summary, summary, "summary.json")
-    content = (folder / "metrics.jsonl").read_bytes()
-    if metrics_digest(content) != summary["digests"]["metrics"]:
-        raise ValueError("metrics.jsonl does not have the digest that summary.json gives")
-    rows = _rows(content)
+    check_digests(folder)
+    rows = []
+    for number, line in enumerate((folder / "metrics.jsonl").read_bytes().splitlines(), start=1):
+        where = f"metrics.jsonl, line {number}"
+        rows.append(_json(line, where))
+        _valid(_Row, rows[-1], where)
     _valid(_Costs, _read(folder / "costs.json"), "costs.json")
     _valid(_Provenance, _read(folder / "provenance.json"), "provenance.json")
     if spec is not None:
-        follows = summarise(spec, rows, summary["diverged"], {})
-        for key, value in {**follows, "run_id": folder.name}.items():  # another one, if it is stale
-            if summary.get(key) != value:
-                raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
+        if key := contradiction(spec, rows, summary, folder.name):
+            raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
         if late := [row["round"] for row in rows if row["round"] > spec.rounds]:
             raise ValueError(f"metrics.jsonl: has round {late[0]} of {spec.rounds}")
     return Checked(spec, stale, summary["digests"])
 
 
 def _spec(folder: Path) -> tuple[RunSpec | None, str]:
-    """What the settings of a record are today, and in what they or their revisions differ from that.
+    """Return the settings of a record and the difference to the spec that today's code would record.
 
-    That it is the spec of the run is known by the digits of the run id, also if today's code would write it
-    otherwise.
+    The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
     """
     data = _read(folder / "spec.json")
     settings = (
@@ -149,49 +145,12 @@ def _spec(folder: Path) -> tuple[RunSpec | None, str]:
         spec = RunSpec.parse(settings, "spec.json")
     except FltrainError as error:
         unknown = str(error)
-    named = f"{slug(spec.run_id if spec else folder.name)}-{short_hash(data)}"
-    if named != folder.name:
-        raise ValueError(unknown or f"spec.json is that of {named}")
-    if spec is None or spec.run_id == named:
+    run_id = f"{slug(spec.run_id if spec else folder.name)}-{short_hash(data)}"
+    if run_id != folder.name:
+        raise ValueError(unknown or f"spec.json is that of {run_id}")
+    if spec is None or spec.run_id == run_id:
         return spec, unknown
     return spec, revised(data, spec.canonical)
-
-
-def _rows(content: bytes) -> list[Any]:
-    """Parse and check the rows of a record."""
-    rows, plain = [], _plain(content)
-    for number, line in enumerate(content.decode().splitlines(), start=1):
-        row = _plain_row(line) if plain or _plain(line.encode()) else None
-        if row is None:
-            where = f"metrics.jsonl, line {number}"
-            row = _json(line, where)
-            _valid(_Row, row, where)
-        rows.append(row)
-    return rows
-
-
-def _plain(text: bytes) -> bool:
-    """Whether JSON has nothing that needs a closer look, as far as a quick one can tell.
-
-    Without backslashes, texts are what can be seen of them. So many digits may also be those of a fraction.
-    """
-    shape = text.translate(_DIGITS)
-    return not any(odd in shape for odd in _ODD)
-
-
-def _plain_row(line: str) -> Any:
-    """What is in a line of plain JSON, None if that is no row: ``_json`` and ``_Row`` find out what it is."""
-    with suppress(ValueError):
-        row = from_json(line)
-        if (
-            type(row) is dict
-            and type(row.get("round")) is int
-            and row["round"] >= 1
-            and type(row.get("kind")) is str
-            and line.isprintable()
-        ):
-            return row
-    return None
 
 
 def _valid(kind: type[BaseModel], data: Any, where: str) -> None:
@@ -205,26 +164,33 @@ def _read(path: Path) -> Any:
     return _json(path.read_bytes(), path.name)
 
 
-def _json(text: str | bytes, where: str) -> Any:
-    """Parse what this program writes.
+def _json(text: bytes, where: str) -> Any:
+    """Parse JSON as fltrain writes it: finite numbers, integers of 64 bits, printable texts.
 
-    It has no infinities (which 1e999 is, too), no integers beyond 64 bits, and texts that have an encoding
-    and no control characters: these would do something to a terminal that shows them.
+    Control characters are refused because they would act on a terminal that shows them.
     """
     try:
-        data = json.loads(text, parse_int=_integer)
-        again = json.dumps(data, allow_nan=False, ensure_ascii=False)
-        again.encode()
+        data = from_json(text, allow_inf_nan=False)
+        _check_values(data)
     except ValueError as error:
         raise ValueError(f"{where}: cannot be read ({error})") from None
-    # Of the backslashes, those are left that stand for control characters.
-    if "\\" in again.replace("\\\\", "").replace('\\"', "") or not again.isprintable():
-        raise ValueError(f"{where}: holds control characters")
     return data
 
 
-def _integer(digits: str) -> int:
-    number = int(digits)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(f"an integer of {len(digits)} characters is beyond 64 bits")
-    return number
+def _check_values(data: Any) -> None:
+    match data:
+        case str() if not data.isprintable():
+            raise ValueError(f"control characters in {ascii(data[:50])}")
+        case bool() | None | str():
+            pass
+        case int() if not -(2**63) <= data < 2**63:
+            raise ValueError(f"an integer of {len(str(data))} characters is beyond 64 bits")
+        case float() if not math.isfinite(data):
+            raise ValueError("a number is not finite")
+        case list():
+            for value in data:
+                _check_values(value)
+        case dict():
+            for key, value in data.items():
+                _check_values(key)
+                _check_values(value)

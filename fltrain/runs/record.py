@@ -1,27 +1,27 @@
-"""What a run writes: the only truth about it. Tables, figures and MLflow are made from these files.
+"""Record of a run: the files it leaves, from which tables, figures and the MLflow export are made. No torch.
 
 ``<results>/runs/<run id>/`` holds
 
-* ``spec.json``        the resolved spec with the revisions of its components;
+* ``spec.json``        all settings with the revisions of their components;
 * ``metrics.jsonl``    one row per evaluation or statistic: ``round`` (counted from 1), ``kind``, values;
-* ``summary.json``     format of the record, status, accuracies, traffic, digests of data, partition, metrics;
+* ``summary.json``     format of the record, status, accuracies, traffic, digests;
 * ``costs.json``       seconds by phase, throughput, peak memory;
-* ``provenance.json``  code, packages and machine that trained;
-* ``train.log``        what was printed;
-* ``models.safetensors``  if the spec asks for it, the final model (see ``fltrain.analysis.trained_model``).
+* ``provenance.json``  code, packages and machine;
+* ``train.log``        log of the training;
+* ``models.safetensors``  the final model, if the spec asks for it (see ``fltrain.analysis.trained_model``).
 
-The first three are equal, byte for byte, for two executions of a run on the same kind of machine; whatever
-differs between executions is in the last three. No torch here.
+Two executions of a run on the same kind of machine write the first three files byte for byte equal. The other
+files differ between executions.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,144 +30,193 @@ from pydantic_core import from_json
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import json_text, read_json, replacing, write_arrays
+from fltrain.core.hashing import canonical_json
 from fltrain.data.datasets import Dataset
 from fltrain.runs.spec import RunSpec
 
 Row = dict[str, Any]
 
 RECORD_FORMAT = 1
-"""Raised whenever records are written so that programs of before would misread them."""
+"""Version of the record files. Increase it when older versions of fltrain would misread new records."""
 
 BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
-"""What reading files that are not as they were written can end in."""
+"""Exceptions that reading damaged files can raise."""
 
 RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json")
 """The files of a complete record."""
 
 MODELS_FILE = "models.safetensors"
-"""Weights that a record holds if its spec asks for them."""
+"""File of the final weights, in records whose spec asks for them."""
+
+
+class Damaged(FltrainError):
+    """A record differs from the one that training wrote."""
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the latest one first."""
+    """Return the checkpoints in a folder, latest first."""
     return sorted(folder.glob(f"round-{6 * '[0-9]'}.safetensors"), reverse=True)
 
 
 def checkpoint_file(folder: Path, finished: int) -> Path:
-    """The checkpoint after so many rounds."""
+    """Return the path of the checkpoint after ``finished`` rounds."""
     return folder / f"round-{finished:06d}.safetensors"
 
 
 def round_of(checkpoint: Path) -> int:
-    """The rounds after which a checkpoint was written."""
+    """Return the number of finished rounds in a checkpoint, from its name."""
     return int(checkpoint.stem.partition("-")[2])
 
 
 def reason(error: Exception) -> str:
-    """What one of ``BROKEN`` says, in one line."""
+    """Describe one of ``BROKEN`` in one line."""
     what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
     return " ".join(what.split())
 
 
 @dataclass(frozen=True)
 class Results:
-    """The folder that holds everything runs write and read, by name."""
+    """Layout of the results folder: the path of everything that runs read and write."""
 
     root: Path
 
     @property
     def downloads(self) -> Path:
-        """Folder of raw files as they were downloaded."""
+        """Folder of downloaded raw files."""
         return self.root / "downloads"
 
     def data(self, dataset: Dataset) -> Path:
-        """Prepared data set."""
+        """Path of a prepared dataset."""
         return self.root / "data" / f"{dataset.id}.safetensors"
 
     def partition(self, spec: RunSpec) -> Path:
-        """Partition of a run."""
+        """Path of a run's partition."""
         return self.partition_file(spec.partition_id)
 
     def partition_file(self, partition_id: str) -> Path:
-        """Partition by its id."""
+        """Path of a partition, by its ID."""
         return self.root / "partitions" / f"{partition_id}.safetensors"
+
+    @property
+    def runs(self) -> Path:
+        """Folder of all records."""
+        return self.root / "runs"
 
     def run(self, run_id: str) -> Path:
         """Folder of a run's record."""
-        return self.root / "runs" / run_id
+        return self.runs / run_id
 
     def record(self, run_id: str) -> Record:
         """Record of a run, complete or not."""
         return Record(self.run(run_id))
 
     def checkpoints(self, run_id: str) -> Path:
-        """Folder of a run's checkpoints, from the first one on until there is a record."""
+        """Folder of a run's checkpoints; training deletes it after writing the record."""
         return self.root / "checkpoints" / run_id
 
     def saved_rounds(self, run_id: str) -> int:
-        """Rounds after which the last checkpoint of a run was written; 0 without one."""
+        """Rounds that the latest checkpoint of a run covers; 0 without a checkpoint."""
         return max((round_of(path) for path in checkpoint_files(self.checkpoints(run_id))), default=0)
 
     def lease(self, run_id: str) -> Path:
-        """File that is locked by the process that trains a run."""
+        """Lock file of the process that trains a run."""
         return self.root / "checkpoints" / f"{run_id}.lock"
 
     @property
     def executors(self) -> Path:
-        """Folder of what trials of executors have found on this machine."""
+        """Folder of measured executors."""
         return self.root / "executors"
 
     @property
     def tracking(self) -> Path:
-        """SQLite database that MLflow shows."""
+        """SQLite database of MLflow."""
         return self.root / "mlflow.db"
 
     def records(self) -> Iterator[Record]:
-        """All complete records, by run id."""
-        for summary in sorted((self.root / "runs").glob("*/summary.json")):
+        """Yield all complete records, by run ID."""
+        for summary in sorted(self.runs.glob("*/summary.json")):
             yield Record(summary.parent)
 
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one run, read when asked for."""
+    """Record of one run. Files are read on first use.
+
+    ``summary``, ``metrics`` and ``rows`` raise ``Damaged`` if the files do not have their digests. To leave
+    out damaged records, test ``usable`` first.
+    """
 
     folder: Path
 
     @property
     def complete(self) -> bool:
-        """Whether the run has ended: its summary is written last."""
+        """True if the run has ended: training writes the summary last."""
         return (self.folder / "summary.json").exists()
 
     @property
+    def damage(self) -> str:
+        """The damaged file of a complete record and what is wrong with it; empty if the digests hold.
+
+        ``costs.json`` and ``provenance.json`` have no digests; ``fltrain verify`` checks their form.
+        """
+        try:
+            states = [(self.folder / name).stat() for name in ("spec.json", "metrics.jsonl", "summary.json")]
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}; restore the file or retrain the run"
+        return _damage(self.folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
+
+    @property
+    def usable(self) -> bool:
+        """True if the record is complete and undamaged: only such records give results."""
+        return self.complete and not self.damage
+
+    @property
     def run_id(self) -> str:
-        """Name of the run."""
+        """ID of the run."""
         return self.folder.name
 
     @property
     def written(self) -> float:
-        """When a complete record was written, in seconds since 1970."""
+        """Time at which a complete record was written, in seconds since 1970."""
         return (self.folder / "summary.json").stat().st_mtime
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """The resolved spec, as plain data with revisions."""
+        """All settings with the revisions of their components, as plain data."""
         return self._mapping("spec.json")
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The spec without revisions: what can be parsed, and trained again."""
+        """The settings without revisions: ``RunSpec.parse`` reads them."""
         return {key: value for key, value in self.spec.items() if key != "revisions"}
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Status, accuracies, traffic."""
-        summary = self._mapping("summary.json")
+    def run_spec(self) -> RunSpec | None:
+        """The settings as today's code understands them; None if it does not know one of them.
+
+        Its run ID differs from that of the record if a component was revised since.
+        """
+        settings = self.settings
         try:
-            check_format(summary)
-        except FltrainError as error:
-            raise FltrainError(f"{self.folder / 'summary.json'}: {error}") from None
-        return summary
+            return RunSpec.parse(settings, self.run_id)
+        except FltrainError:
+            return None
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Status, accuracies, traffic, digests."""
+        self._check()
+        return self._mapping("summary.json")
+
+    @cached_property
+    def metrics(self) -> list[Row]:
+        """All rows of ``metrics.jsonl``."""
+        self._check()
+        return parse_rows((self.folder / "metrics.jsonl").read_bytes())
+
+    def rows(self, kind: str) -> list[Row]:
+        """Return the rows of one kind, by round."""
+        return [row for row in self.metrics if row["kind"] == kind]
 
     @cached_property
     def costs(self) -> dict[str, Any]:
@@ -179,54 +228,91 @@ class Record:
         """Code, packages and machine."""
         return self._mapping("provenance.json")
 
-    @cached_property
-    def metrics(self) -> list[Row]:
-        """All rows of ``metrics.jsonl``."""
-        return self._rows(lambda line: True)
-
-    def rows(self, kind: str) -> list[Row]:
-        """The rows of one kind, by round."""
-        name = json.dumps(kind)
-        # Parsing takes most of the time that tables take, and most rows are of other kinds. In a line with a
-        # backslash, the name may be spelled otherwise.
-        return [row for row in self._rows(lambda line: name in line or "\\" in line) if row["kind"] == kind]
-
-    def _rows(self, wanted: Callable[[str], bool]) -> list[Row]:
-        """The rows whose lines are wanted."""
-        path = self.folder / "metrics.jsonl"
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return [from_json(line) for line in lines if wanted(line)]
-        except (OSError, ValueError) as error:
-            raise FltrainError(f"{path}: cannot be read ({error}); train the run again") from None
+    def _check(self) -> None:
+        if damage := self.damage:
+            raise Damaged(damage)
 
     def _mapping(self, name: str) -> dict[str, Any]:
         data = read_json(self.folder / name)
         if not isinstance(data, dict):
-            raise FltrainError(f"{self.folder / name}: not a JSON object; train the run again")
+            raise Damaged(f"{self.folder / name}: not a JSON object; restore the file or retrain the run")
         return data
 
 
-def check_format(summary: Mapping[str, Any]) -> None:
-    """Refuse the summary of a record that another version of fltrain has written otherwise.
+@lru_cache(maxsize=None)
+def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
+    """Check the digests of a record whose files have these dates and sizes: changed files are read again."""
+    try:
+        check_digests(folder)
+    except FltrainError as error:  # another format
+        return f"{folder}/{error}"
+    except (*BROKEN, OSError) as error:
+        return f"{folder}/{reason(error)}; restore the file or retrain the run"
+    return ""
+
+
+def check_digests(folder: Path) -> None:
+    """Check that spec, metrics and summary of a complete record are unchanged.
+
+    Records of older versions have a digest of the metrics only; their summary is computed again.
 
     Raises:
-        FltrainError: with what to do.
+        ValueError: with the file and the problem, or another one of ``BROKEN``.
     """
-    found = summary.get("format")
-    if found == RECORD_FORMAT:
+    contents = {name: (folder / name).read_bytes() for name in ("summary.json", "metrics.jsonl", "spec.json")}
+    name = "summary.json"
+    try:
+        summary = from_json(contents[name])
+        check_format(summary if isinstance(summary, dict) else {})
+        digests = summary["digests"]
+        if summary["run_id"] != folder.name:
+            raise ValueError(f"is that of {summary['run_id']}")
+        if digests.get("summary", summary_digest(summary)) != summary_digest(summary):
+            raise ValueError("changed after training (its digest differs)")
+    except FltrainError as error:
+        raise FltrainError(f"{name}: {error}") from None
+    except BROKEN as error:
+        raise ValueError(f"{name}: {reason(error)}") from None
+    for name, digest in (("metrics.jsonl", digests["metrics"]), ("spec.json", digests.get("spec"))):
+        if digest is not None and digest != sha256(contents[name]):
+            raise ValueError(f"{name}: changed after training (summary.json has another digest)")
+    if "summary" not in digests and (spec := Record(folder).run_spec):
+        key = contradiction(spec, parse_rows(contents["metrics.jsonl"]), summary, folder.name)
+        if key:
+            raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
+
+
+def parse_rows(metrics: bytes) -> list[Row]:
+    """Parse the content of ``metrics.jsonl``."""
+    return [from_json(line) for line in metrics.splitlines()]
+
+
+def check_format(summary: Mapping[str, Any]) -> None:
+    """Refuse a summary whose record has another format.
+
+    Raises:
+        FltrainError: with the remedy.
+    """
+    version = summary.get("format")
+    if version == RECORD_FORMAT:
         return
-    if isinstance(found, int) and found > RECORD_FORMAT:
+    if isinstance(version, int) and version > RECORD_FORMAT:
         raise FltrainError(
-            f"made by a newer version of fltrain (record format {found}, this one reads {RECORD_FORMAT}); "
+            f"made by a newer version of fltrain (record format {version}, this one reads {RECORD_FORMAT}); "
             "update fltrain or train into another results folder"
         )
-    raise FltrainError(f"not a record of format {RECORD_FORMAT}; train the run again")
+    raise FltrainError(f"not a record of format {RECORD_FORMAT}; retrain the run")
 
 
-def metrics_digest(content: bytes) -> str:
-    """SHA-256 of what ``metrics.jsonl`` holds."""
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 of a file's content, as hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
+
+
+def summary_digest(summary: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a summary without its own digest."""
+    digests = {name: digest for name, digest in summary["digests"].items() if name != "summary"}
+    return sha256(canonical_json({**summary, "digests": digests}).encode())
 
 
 def summarise(
@@ -237,8 +323,8 @@ def summarise(
     Args:
         spec: the run.
         rows: all rows of its record.
-        diverged: ``{"round": ..., "what": ...}`` if a loss became non-finite, else None.
-        facts: further deterministic facts (traffic, digests, size of the network).
+        diverged: ``{"round": ..., "what": ...}`` if a loss or weight became non-finite, else None.
+        facts: further deterministic entries (traffic, digests, size of the network).
     """
     tests = _tests(rows, spec.test_split, spec.view)
     accuracies = {row["round"]: row["accuracy"] for row in tests}
@@ -266,13 +352,20 @@ def summarise(
     }
 
 
+def contradiction(spec: RunSpec, rows: Sequence[Row], summary: Mapping[str, Any], run_id: str) -> str:
+    """Return the first key of a summary that does not follow from spec and rows; empty if all follow."""
+    # A record that is stale has another run ID than its settings have today.
+    expected = {**summarise(spec, rows, summary["diverged"], {}), "run_id": run_id}
+    return next((key for key, value in expected.items() if summary.get(key) != value), "")
+
+
 def _tests(rows: Sequence[Row], split: str, view: str) -> list[Row]:
     wanted = "evaluation", split, view
     return [row for row in rows if (row["kind"], row.get("split"), row.get("view")) == wanted]
 
 
 def _over_clients(tests: Sequence[Row]) -> dict[str, float]:
-    """Of tests on clients' own images: the best mean over clients, whatever their sizes, and its spread."""
+    """Return the best unweighted mean over clients and its spread, for tests on local images."""
     means = [row for row in tests if "macro" in row]
     if not means:
         return {}
@@ -281,7 +374,7 @@ def _over_clients(tests: Sequence[Row]) -> dict[str, float]:
 
 
 def _final(spec: RunSpec, rows: Sequence[Row], split: str, diverged: Row | None) -> float | None:
-    """Final accuracy: mean over the last tenth of the rounds; None for a run that diverged."""
+    """Return the mean accuracy over the last tenth of the rounds; None for a diverged run."""
     if diverged:
         return None
     final: list[float] = [
@@ -301,21 +394,24 @@ def write_record(
 ) -> None:
     """Write the record of a run; the summary, which marks it complete, comes last.
 
-    The summary gets the format of the record and the digest of the metrics.
+    The summary gets the format of the record and the digests of spec, metrics and itself.
     """
     metrics = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    digests = {**summary.get("digests", {}), "metrics": metrics_digest(metrics.encode())}
+    settings = json_text(spec.canonical)
+    digests = {"metrics": sha256(metrics.encode()), "spec": sha256(settings.encode())}
+    complete = {"format": RECORD_FORMAT, **summary, "digests": {**summary.get("digests", {}), **digests}}
+    complete["digests"]["summary"] = summary_digest(complete)
     texts = {
-        "spec.json": json_text(spec.canonical),
+        "spec.json": settings,
         "metrics.jsonl": metrics,
         "costs.json": json_text(costs),
         "provenance.json": json_text(provenance),
-        "summary.json": json_text({"format": RECORD_FORMAT, **summary, "digests": digests}),
+        "summary.json": json_text(complete),
     }
-    with ExitStack() as places:  # which take their names in reverse order, once all have been written
+    with ExitStack() as places:  # all files are written, then renamed in reverse order
         for name, text in reversed(texts.items()):
             places.enter_context(replacing(folder / name)).write_text(text, encoding="utf-8")
         if models is not None:
             write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
-        # An older record is not complete any more, but only now, as a full disk would have been noticed.
+        # The old record ends here, after a full disk would have raised an error.
         (folder / "summary.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What became of a run: trained, damaged, or trained before one of its components was revised. No torch."""
+"""Status of runs: trained, damaged, stopped, or trained before a component was revised. No torch."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from fltrain.core.errors import FltrainError
-from fltrain.runs.record import Record, Results
+from fltrain.runs.record import BROKEN, Record, Results, reason
 from fltrain.runs.spec import RunSpec
 
 
 def slug(run_id: str) -> str:
-    """The readable part of a run id, before its digits."""
+    """Return the readable part of a run ID, before its hash."""
     return run_id.rpartition("-")[0]
 
 
 def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """What was revised between two specs as records hold them, for example ``methods 1 -> 2``.
+    """Describe the revisions between two recorded specs, for example ``methods 1 -> 2``.
 
-    It is ``settings`` if there is no such revision: then settings have been added or renamed.
+    Returns ``settings`` if all revisions are equal: then a setting was added or renamed.
     """
 
     def shown(spec: Mapping[str, Any], name: str) -> str:
         revisions = spec.get("revisions")
-        found = revisions.get(name) if isinstance(revisions, Mapping) else None
-        return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+        revision = revisions.get(name) if isinstance(revisions, Mapping) else None
+        return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
 
     changes = [
         f"{name} {before} -> {after}"
@@ -40,12 +40,12 @@ def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Stale:
-    """A record with the settings of a run, made before some of its components were revised.
+    """A record whose settings have another run ID today, because a component was revised.
 
     Attributes:
         record: the record.
-        run: id of the run that its settings make today.
-        revised: what was revised since, see ``revised``.
+        run: the run ID of its settings today.
+        revised: the revisions since, see ``revised``.
     """
 
     record: Record
@@ -54,12 +54,12 @@ class Stale:
 
     @classmethod
     def of(cls, record: Record) -> Self | None:
-        """How a record is stale; None if it is not, or if today's code does not know its settings."""
+        """Return None if the record is not stale, or if its settings or files cannot be read."""
         try:
-            spec = RunSpec.parse(record.settings, record.run_id)
+            spec = record.run_spec
         except FltrainError:
             return None
-        if spec.run_id == record.run_id:
+        if spec is None or spec.run_id == record.run_id:
             return None
         return cls(record, spec.run_id, revised(record.spec, spec.canonical))
 
@@ -68,9 +68,9 @@ class Stale:
 
 
 def stale_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, Stale]:
-    """Of these runs (by id) without a record, those that have a stale one; of several, the one written last.
+    """Return the latest stale record of each of these runs (by ID) that has no record.
 
-    Only records whose names begin like those of the runs are read.
+    Only records with the slug of such a run are read.
     """
     missing = {run for run in runs if not results.record(run).complete}
     slugs = {slug(run) for run in missing}
@@ -78,12 +78,12 @@ def stale_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, Stale
         record for record in results.records() if slug(record.run_id) in slugs and record.run_id not in runs
     ]
     candidates.sort(key=lambda record: record.written)
-    found = [stale for record in candidates if (stale := Stale.of(record)) is not None]
-    return {stale.run: stale for stale in found if stale.run in missing}
+    stale = filter(None, map(Stale.of, candidates))
+    return {one.run: one for one in stale if one.run in missing}
 
 
 def held(lock: Path) -> bool:
-    """Whether a process holds a lock."""
+    """Return True if a process holds a lock file."""
     if not lock.exists():
         return False
     try:
@@ -95,14 +95,14 @@ def held(lock: Path) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """What became of a run.
+    """Status of a run.
 
     Attributes:
-        name: ``completed``, ``diverged``, ``damaged``, ``training``, ``stopped``, ``started`` (and ended
-            before a checkpoint was due), ``stale`` or ``not trained``.
-        detail: what there is to say about it, if anything.
+        name: ``completed``, ``diverged``, ``damaged``, ``training``, ``stopped``, ``started`` (ended before
+            its first checkpoint), ``stale`` or ``not trained``.
+        detail: explanation, empty if there is none.
         final: final accuracy, from 0 to 1; None if there is none.
-        seconds: that training took; None if it has not ended.
+        seconds: wall time of the training; None unless it has ended.
     """
 
     name: str
@@ -112,7 +112,13 @@ class State:
 
     @classmethod
     def of(cls, run_id: str, results: Results, stale: Stale | None) -> Self:
-        """Look at a run's record, complete or not, and at the stale one in its place, if there is one."""
+        """Return the status of a run.
+
+        Args:
+            run_id: the run.
+            results: the results folder.
+            stale: the stale record of the run, if it has one.
+        """
         record = results.record(run_id)
         if record.complete:
             try:
@@ -122,21 +128,12 @@ class State:
                 )
             except FltrainError as error:
                 return cls("damaged", str(error))
-            except (KeyError, TypeError, ValueError) as error:
-                return cls("damaged", f"{record.folder}: not a record ({error!r}); train the run again")
+            except BROKEN as error:
+                return cls("damaged", f"{record.folder}: {reason(error)}; retrain the run")
         if held(results.lease(run_id)):
             return cls("training")
         if finished := results.saved_rounds(run_id):
-            return cls("stopped", f"after round {finished}, and goes on from there")
+            return cls("stopped", f"after round {finished}; the next start resumes there")
         if (record.folder / "train.log").exists():
             return cls("started")
         return cls("stale", str(stale)) if stale else cls("not trained")
-
-
-def settings_of(record: Record) -> RunSpec | None:
-    """The settings of a record as today's code understands them; None if it does not know them any more."""
-    settings = record.settings
-    try:
-        return RunSpec.parse(settings, record.run_id)
-    except FltrainError:
-        return None

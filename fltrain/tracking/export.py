@@ -22,7 +22,6 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import settings_of
 from fltrain.tracking.mlflow_store import (
     FINGERPRINT,
     ITEM_ID,
@@ -178,7 +177,7 @@ def _export_runs(
     changed: dict[str, dict[str, str]] = {}
     for record in records:
         there = present.get(record.run_id, ())
-        spec = settings_of(record)
+        spec = record.run_spec
         if spec is None:  # of another version; what was exported of it stays
             done.unknown += 1
             continue

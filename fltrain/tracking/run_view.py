@@ -19,7 +19,7 @@ from fltrain.core.hashing import canonical_json
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import BROKEN, Record, Results, reason
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import Stale, revised, settings_of, slug
+from fltrain.runs.status import Stale, revised, slug
 
 UNASSIGNED, NONE = "unassigned", "none"
 STALE = "stale"
@@ -107,7 +107,7 @@ def describe(record: Record, spec: RunSpec, memberships: Memberships) -> Describ
 
     Args:
         record: the record.
-        spec: its settings, see ``settings_of``.
+        spec: its settings, see ``Record.run_spec``.
         memberships: items by scale and run id.
 
     Raises:
@@ -249,6 +249,6 @@ def recorded(results: Results, memberships: Memberships) -> Iterator[Described]:
         FltrainError: if a record cannot be read.
     """
     for record in results.records():
-        spec = settings_of(record)
+        spec = record.run_spec
         if spec is not None:
             yield describe(record, spec, memberships)
