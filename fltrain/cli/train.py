@@ -12,6 +12,7 @@ from fltrain.core.strict_yaml import read_plain
 from fltrain.engine import ExecutorName
 from fltrain.experiments.job_resources import most_vram_mb
 from fltrain.methods.types import Place
+from fltrain.runs.archive import recover_records
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.determinism import Profile
@@ -88,6 +89,7 @@ def train(
     """
     parsed, stopping = [_read_spec(name) for name in specs], Stopping()
     where = Results(results)
+    recover_records(where)
     chosen = None
     with stopping.heeded():
         for spec in parsed:

@@ -219,7 +219,10 @@ class Verification:
     def _leftovers(self) -> Iterator[Finding]:
         """Yield files of processes that were killed, without advice to delete the only copy of a record."""
         root, record = self.results.root, self.results.record
-        only_copies = [old for old in moved_records(self.results) if not record(old.name).complete]
+        moved = moved_records(self.results)
+        only_copies = [
+            old for old in moved if (old / "summary.json").exists() and not record(old.name).complete
+        ]
         for old in only_copies:
             yield Finding(
                 f"{old}: the only copy of this record, moved by an interrupted import; `fltrain train` or "

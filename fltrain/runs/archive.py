@@ -37,7 +37,7 @@ MAX_BYTES = 8 * 2**30
 
 _RUN = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
 _MEMBER = re.compile(rf"(?P<run>{_RUN})/(?P<file>[a-z]+\.jsonl?)")
-_ASIDE = ".replaced-"
+_STAGING, _ASIDE = ".import-", ".replaced-"
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,10 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
         if not locked:
             raise FltrainError(f"{results.runs}: another import is running; wait until it has ended")
         _recover(results)
+        for left in results.runs.glob(f"{_STAGING}*"):  # by an import that was killed
+            shutil.rmtree(left)
         # On the same file system, so that a rename is enough, and under names that no run has.
-        staging = Path(tempfile.mkdtemp(prefix=".import-", dir=results.runs))
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=results.runs))
         try:
             return _import(path, results, replace, staging)
         finally:

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from fltrain.core.config import explain
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
-from fltrain.runs.record import BROKEN, Damaged, check_digests, check_format, contradiction, reason
+from fltrain.runs.record import BROKEN, Damaged, check_digests, check_format, check_summary, reason
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import revised, slug
 
@@ -124,8 +124,7 @@ def _checked(folder: Path) -> Checked:
     _valid(_Costs, _read(folder / "costs.json"), "costs.json")
     _valid(_Provenance, _read(folder / "provenance.json"), "provenance.json")
     if spec is not None:
-        if key := contradiction(spec, rows, summary, folder.name):
-            raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
+        check_summary(spec, rows, summary, folder.name)
         if late := [row["round"] for row in rows if row["round"] > spec.rounds]:
             raise ValueError(f"metrics.jsonl: has round {late[0]} of {spec.rounds}")
     return Checked(spec, stale, summary["digests"])

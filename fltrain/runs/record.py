@@ -190,7 +190,7 @@ class Record:
         """The settings without revisions: ``RunSpec.parse`` reads them."""
         return {key: value for key, value in self.spec.items() if key != "revisions"}
 
-    @cached_property
+    @property
     def run_spec(self) -> RunSpec | None:
         """The settings as today's code understands them; None if it does not know one of them.
 
@@ -277,9 +277,7 @@ def check_digests(folder: Path) -> None:
         if digest is not None and digest != sha256(contents[name]):
             raise ValueError(f"{name}: changed after training (summary.json has another digest)")
     if "summary" not in digests and (spec := Record(folder).run_spec):
-        key = contradiction(spec, parse_rows(contents["metrics.jsonl"]), summary, folder.name)
-        if key:
-            raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
+        check_summary(spec, parse_rows(contents["metrics.jsonl"]), summary, folder.name)
 
 
 def parse_rows(metrics: bytes) -> list[Row]:
@@ -352,11 +350,20 @@ def summarise(
     }
 
 
-def contradiction(spec: RunSpec, rows: Sequence[Row], summary: Mapping[str, Any], run_id: str) -> str:
-    """Return the first key of a summary that does not follow from spec and rows; empty if all follow."""
+def check_summary(spec: RunSpec, rows: Sequence[Row], summary: Mapping[str, Any], run_id: str) -> None:
+    """Check that the summary of a record follows from its spec and rows.
+
+    Raises:
+        ValueError: with the first key that differs.
+    """
+    try:
+        expected = summarise(spec, rows, summary["diverged"], {})
+    except BROKEN as error:
+        raise ValueError(f"summary.json: does not fit to spec.json and metrics.jsonl ({error!r})") from None
     # A record that is stale has another run ID than its settings have today.
-    expected = {**summarise(spec, rows, summary["diverged"], {}), "run_id": run_id}
-    return next((key for key, value in expected.items() if summary.get(key) != value), "")
+    for key, value in {**expected, "run_id": run_id}.items():
+        if summary.get(key) != value:
+            raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
 
 
 def _tests(rows: Sequence[Row], split: str, view: str) -> list[Row]:

@@ -83,7 +83,7 @@ class Wanted:
         """The records to be exported; each is read anew whenever it is asked for."""
         current = (self.results.record(run) for run in self.runs)
         stale = stale_records(set(self.runs), {*self.runs, *self.memberships}, self.results)
-        return itertools.chain((record for record in current if record.complete), stale)
+        return itertools.chain((record for record in current if record.usable), stale)
 
     def files(self, page: Page) -> list[Path]:
         """The files of a table or figure that are there."""

@@ -227,7 +227,7 @@ def stale_records(runs: Collection[str], current: Collection[str], results: Resu
     slugs = {slug(run) for run in runs}
     others = (record for record in results.records() if record.run_id not in current)
     candidates = (Stale.of(record) for record in others if slug(record.run_id) in slugs)
-    return [stale.record for stale in candidates if stale and stale.run in runs]
+    return [stale.record for stale in candidates if stale and stale.run in runs and stale.record.usable]
 
 
 def memberships_of(results: Results, config: Path, scales: Sequence[str] | None = None) -> Memberships:
@@ -243,12 +243,11 @@ def memberships_of(results: Results, config: Path, scales: Sequence[str] | None 
 
 
 def recorded(results: Results, memberships: Memberships) -> Iterator[Described]:
-    """Describe all runs in a results folder; those whose settings today's code does not know are left out.
+    """Describe all runs in a results folder, without damaged records and without unknown settings.
 
     Raises:
         FltrainError: if a record cannot be read.
     """
     for record in results.records():
-        spec = record.run_spec
-        if spec is not None:
+        if record.usable and (spec := record.run_spec):
             yield describe(record, spec, memberships)

@@ -7,23 +7,27 @@ import json
 import os
 import re
 import shutil
+import signal
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
 from fltrain.methods.fedavg import FedAvg
+from fltrain.reporting.verify import Verification
 from fltrain.runs import archive
-from fltrain.runs.archive import Imported, export_records, import_records
-from fltrain.runs.record import RECORD_FILES, Record, Results
+from fltrain.runs.archive import Imported, export_records, import_records, recover_records
+from fltrain.runs.record import RECORD_FILES, Record, Results, summary_digest
 
 from .helpers import TINY, tiny, trained
+from .killing import importing
 
 Files = dict[str, bytes]
 
@@ -165,7 +169,7 @@ def test_what_an_interrupted_training_left_is_no_record(there: Results, here: Re
 
 def test_nothing_to_export(there: Results, here: Results, tmp_path: Path) -> None:
     path = tmp_path / "none.tar.gz"
-    with pytest.raises(FltrainError, match="nothing has been trained"):
+    with pytest.raises(FltrainError, match="no records to export"):
         export_records([], path)
     with pytest.raises(FltrainError, match="digits-none: no complete record"):
         export_records([here.record("digits-none")], path)
@@ -285,7 +289,7 @@ def test_no_such_file(there: Results, tmp_path: Path) -> None:
 
 def test_a_file_twice(there: Results, tmp_path: Path) -> None:
     bad = pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json"))
-    refused(bad, there, "is there twice")
+    refused(bad, there, "twice")
 
 
 # ---------------------------------------------------------------- records that are none
@@ -310,9 +314,18 @@ def test_every_file_has_to_be_what_it_is(
     refused(repack(tmp_path / "bad.tar.gz", record, {name: content}), there, record.run_id)
 
 
+def sealed(summary: Any) -> Any:
+    """The summary with the digest that it should have: a forger can compute it."""
+    try:
+        return {**summary, "digests": {**summary["digests"], "summary": summary_digest(summary)}}
+    except KeyError:
+        return summary
+
+
 def edited(record: Record, name: str, change: Callable[[Any], Any]) -> dict[str, bytes | None]:
     data = json.loads((record.folder / name).read_text())
-    return {name: json.dumps(change(data)).encode()}
+    data = change(data)
+    return {name: json.dumps(sealed(data) if name == "summary.json" else data).encode()}
 
 
 def test_the_folder_has_to_be_that_of_the_spec(here: Results, there: Results, tmp_path: Path) -> None:
@@ -347,22 +360,22 @@ CHANGES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "other digest": (
         "summary.json",
         lambda summary: {**summary, "digests": {**summary["digests"], "metrics": "0" * 64}},
-        "metrics.jsonl does not have the digest",
+        "metrics.jsonl: changed after training",
     ),
     "what a terminal would obey": (
         "provenance.json",
         lambda found: {**found, "processor": "\x1b[2J"},
-        "provenance.json: holds control characters",
+        "provenance.json: cannot be read (control characters",
     ),
     "and among keys": (
         "summary.json",
         lambda summary: {**summary, "loss": {"\x9b31m": "x"}},
-        "summary.json: holds control characters",
+        "summary.json: cannot be read (control characters",
     ),
     "text that is shown backwards": (
         "summary.json",
         lambda summary: {**summary, "layers": ["\u202egnp.exe"]},
-        "summary.json: holds control characters",
+        "summary.json: cannot be read (control characters",
     ),
     "beyond 64 bits": (
         "costs.json",
@@ -374,7 +387,7 @@ CHANGES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         lambda summary: {**summary, "accuracy": {**summary["accuracy"], "final": 0.99}},
         "'accuracy' does not follow",
     ),
-    "another's summary": ("summary.json", lambda summary: {**summary, "run_id": "x"}, "'run_id' does not"),
+    "another's summary": ("summary.json", lambda summary: {**summary, "run_id": "x"}, "summary.json: is that of x"),
     "made to fail": (
         "summary.json",
         lambda summary: {**summary, "status": "diverged", "diverged": None},
@@ -430,9 +443,9 @@ def test_records_of_other_revisions_stay_out(
 
 BETTER = '{"round": 2, "kind": "evaluation", "split": "test", "view": "global", "accuracy": 1.0, "loss": 0.1}'
 ROWS: dict[str, tuple[str, str]] = {
-    "no rows": ("", "do not fit together"),
+    "no rows": ("", "does not fit to"),
     "a better one": (f"{{}}{BETTER}", "does not follow"),
-    "a test without accuracy": (f"{{}}{BETTER.replace('accuracy', 'x')}", "do not fit together"),
+    "a test without accuracy": (f"{{}}{BETTER.replace('accuracy', 'x')}", "does not fit to"),
     "a round that is not due": ('{}{"round": 3, "kind": "x"}', "metrics.jsonl: has round 3 of 2"),
     "a round in words": ('{}{"round": "1", "kind": "x"}', "round: input should be a valid integer"),
     "no kind": ('{}{"round": 1}', "kind"),
@@ -445,9 +458,9 @@ def test_rows_that_were_tampered_with(name: str, here: Results, there: Results, 
     text, said = ROWS[name]
     rows = text.replace("{}", (record.folder / "metrics.jsonl").read_text(), 1).encode()
     path = tmp_path / "bad.tar.gz"
-    refused(repack(path, record, {"metrics.jsonl": rows}), there, "metrics.jsonl does not have the digest")
+    refused(repack(path, record, {"metrics.jsonl": rows}), there, "metrics.jsonl: changed after training")
     digests = {**record.summary["digests"], "metrics": hashlib.sha256(rows).hexdigest()}
-    knowing = edited(record, "summary.json", lambda summary: {**summary, "digests": digests})
+    knowing = edited(record, "summary.json", lambda summary: sealed({**summary, "digests": digests}))
     refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), there, said)
 
 
@@ -463,51 +476,94 @@ def test_one_wrong_record_keeps_all_out(here: Results, there: Results, tmp_path:
     assert list(there.records()) == []
 
 
+def contents(record: Record) -> Files:
+    """The files of a record that an archive holds."""
+    return {name: (record.folder / name).read_bytes() for name in RECORD_FILES}
+
+
+def differ(results: Results) -> None:
+    """Make all records differ from the archived ones."""
+    for record in results.records():
+        (record.folder / "provenance.json").write_text(
+            (record.folder / "provenance.json").read_text().replace('"cpu"', '"cuda:0"')
+        )
+        (record.folder / "train.log").write_text("old")
+
+
 @pytest.mark.parametrize("fails", [1, 2, 3, 4])
-def test_a_rename_that_fails_leaves_everything_as_it_was(
+def test_a_rename_that_fails_loses_no_record(
     fails: int, here: Results, there: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two records are replaced, by two renames each."""
+    """The import replaces two records, by two renames each. Importing again completes it."""
     import_records(packed, there)
-    for record in there.records():
-        (record.folder / "costs.json").write_text("{}")
-        (record.folder / "train.log").write_text("ours")
-    before, rename, calls = files(there), Path.rename, iter(range(1, 100))
+    differ(there)
+    rename, calls = Path.rename, iter(range(1, 100))
 
-    def failing(self: Path, target: Path) -> Path:
+    def failing(path: Path, target: Path) -> Path:
         if next(calls) == fails:
-            raise OSError(28, "No space left on device", str(self))
-        return rename(self, target)
+            raise OSError(28, "No space left on device", str(path))
+        return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(FltrainError, match=r"No space left on device; nothing was imported$"):
+    replaced = (fails - 1) // 2
+    with pytest.raises(FltrainError, match=f"No space left on device; {replaced} of 2 records were imported"):
         import_records(packed, there, replace=True)
-    assert files(there) == before
-    assert not list((there.root / "runs").glob(".*"))
-    monkeypatch.setattr(Path, "rename", rename)
-    assert import_records(packed, there, replace=True) == Imported(added=0, replaced=2, unchanged=0)
-    assert not list((there.root / "runs").glob(".*"))
+    logs = [(record.folder / "train.log").exists() for record in there.records()]
+    assert logs == [False] * replaced + [True] * (2 - replaced), "the other records are the old ones"
+    assert not list(there.runs.glob(".*"))
+    done = import_records(packed, there, replace=True)
+    assert done == Imported(added=0, replaced=2 - replaced, unchanged=replaced)
 
 
-def test_records_that_cannot_be_put_back_are_kept_and_named(
-    here: Results, there: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_is_killed_loses_no_record(packed: Path, there: Results, tmp_path: Path) -> None:
+    """Killed before any operation that changes a file, it leaves all records, old or new, at the next start."""
     import_records(packed, there)
-    for record in there.records():
-        (record.folder / "costs.json").write_text("{}")
-    before, rename, calls = files(there), Path.rename, iter(range(1, 100))
+    new = {record.run_id: contents(record) for record in there.records()}
+    differ(there)
+    old = {record.run_id: contents(record) for record in there.records()}
+    states, number, ended = set(), 0, False
+    while not ended:
+        number += 1
+        results = Results(Path(shutil.copytree(there.root, tmp_path / str(number))))
+        process = importing(packed, results.root, kill_at=number)
+        process.join()
+        ended = process.exitcode == 0
+        assert ended or process.exitcode == -signal.SIGKILL
+        findings = list(Verification(results, tmp_path / "config").findings())
+        lost = {*old} - {record.run_id for record in results.records()}
+        assert all("only copy" in one.text and not one.harmless for one in findings if not one.harmless)
+        assert len(lost) == sum(not one.harmless for one in findings)
+        assert not any(run in one.text for run in lost for one in findings if "can be deleted" in one.text)
+        recover_records(results)
+        found = {record.run_id: contents(record) for record in results.records()}
+        assert found.keys() == old.keys()
+        assert all(found[run] in (old[run], new[run]) for run in old), f"killed before operation {number}"
+        states.add(tuple(found[run] == new[run] for run in sorted(old)) + (bool(lost),))
+        import_records(packed, results, replace=True)
+        assert {record.run_id: contents(record) for record in results.records()} == new
+        assert not list(results.runs.glob(".*"))
+    assert len(states) == 5, "none, one or both were replaced; one was lost until the next start"
 
-    def failing(self: Path, target: Path) -> Path:
-        if next(calls) > 1:
-            raise OSError(5, "Input/output error", str(self))
-        return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(FltrainError, match=r"keeps records that could not be put back$"):
-        import_records(packed, there, replace=True)
-    (aside,) = (there.root / "runs").glob(".replaced-*")
-    now = {name.removeprefix(f"{aside.name}/"): content for name, content in files(there).items()}
-    assert now == before
+def test_training_puts_a_moved_record_back(here: Results) -> None:
+    record = next(here.records())
+    aside = here.runs / ".replaced-abc"
+    aside.mkdir()
+    before = contents(record)
+    record.folder.rename(aside / record.run_id)
+    spec = aside / record.run_id / "spec.json"
+    done = CliRunner().invoke(app, ["train", str(spec), "--results", str(here.root)], catch_exceptions=False)
+    assert "already trained" in done.stdout
+    assert contents(record) == before and not aside.exists()
+
+
+def test_two_imports_do_not_run_at_the_same_time(packed: Path, there: Results) -> None:
+    there.runs.mkdir(parents=True)
+    with FileLock(there.runs / ".import.lock"):
+        refused_while_locked = pytest.raises(FltrainError, match="another import is running")
+        with refused_while_locked:
+            import_records(packed, there)
+    assert import_records(packed, there).added == 2
 
 
 # ---------------------------------------------------------------- command line
@@ -534,7 +590,7 @@ def test_commands(here: Results, there: Results, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../etc", "..", "", ".hidden", "a/b", "/etc"])
 def test_names_that_no_run_has_are_refused(name: str, here: Results, tmp_path: Path) -> None:
-    with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is no run id"):
+    with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is not a run ID"):
         list(call("export", str(tmp_path / "out.tar.gz"), name, "--results", str(here.root)))
 
 

@@ -1,10 +1,13 @@
-"""What a run writes, and what its summary says."""
+"""Files of a record, digests that guard them, and the summary that follows from the rows."""
 
 import getpass
 import hashlib
 import json
 import math
 import platform
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_json
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.runs import record as records
-from fltrain.runs.record import RECORD_FILES, RECORD_FORMAT, Record, Results, summarise, write_record
+from fltrain.runs.record import RECORD_FILES, RECORD_FORMAT, Damaged, Record, Results, summarise, write_record
 
 from .helpers import tiny, trained
 
@@ -176,7 +180,7 @@ def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, r
 @pytest.mark.parametrize("content", ['{"half": ', "\x00", None])
 @pytest.mark.parametrize("name", RECORD_FILES)
 def test_damaged_records_are_named(tmp_path: Path, name: str, content: str | None) -> None:
-    write_record(tmp_path, tiny(), [], {}, {}, {})
+    write_record(tmp_path, tiny(), [], {"run_id": tmp_path.name}, {}, {})
     if content is None:
         (tmp_path / name).unlink()
     else:
@@ -186,9 +190,64 @@ def test_damaged_records_are_named(tmp_path: Path, name: str, content: str | Non
 
 
 def test_a_document_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text("[1]")
-    with pytest.raises(FltrainError, match=r"summary\.json: not a JSON object; train the run again$"):
-        _ = Record(tmp_path).summary
+    (tmp_path / "costs.json").write_text("[1]")
+    with pytest.raises(Damaged, match=r"costs\.json: not a JSON object"):
+        _ = Record(tmp_path).costs
+
+
+def without_own_digest(summary: Any) -> Any:
+    """The summary as older versions wrote it: with digests of data, partition and metrics only."""
+    digests = {name: summary["digests"][name] for name in ("data", "partition", "metrics")}
+    return {**summary, "digests": digests}
+
+
+EDITS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "accuracy": (
+        "summary.json",
+        lambda summary: {**summary, "accuracy": {**summary["accuracy"], "final": 0.9999}},
+    ),
+    "status": ("summary.json", lambda summary: {**summary, "status": "completed", "diverged": None}),
+    "rounds to target": ("summary.json", lambda summary: {**summary, "rounds_to_target": {"0.05": 1}}),
+    "another run": ("summary.json", lambda summary: {**summary, "run_id": "digits-fedavg-0123456789"}),
+    "metrics": ("metrics.jsonl", lambda rows: rows.replace('"round": 2', '"round": 1')),
+    "no metrics": ("metrics.jsonl", lambda rows: ""),
+    "spec": ("spec.json", lambda spec: {**spec, "rounds": 4}),
+}
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["today", "older"])
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_record_gives_no_results(
+    name: str, older: bool, measured: Record, diverged: Record, tmp_path: Path
+) -> None:
+    """Also a record of an older version, whose summary has no digest of its own."""
+    original = diverged if name == "status" else measured
+    record = Record(Path(shutil.copytree(original.folder, tmp_path / original.run_id)))
+    summary = record.folder / "summary.json"
+    if older:
+        summary.write_text(json.dumps(without_own_digest(json.loads(summary.read_text()))))
+    assert record.usable and record.damage == ""
+    file, edit = EDITS[name]
+    path = record.folder / file
+    text = path.read_text()
+    path.write_text(edit(text) if file == "metrics.jsonl" else json.dumps(edit(json.loads(text))))
+    if older and name == "spec":  # it is the summary that does not fit to it any more
+        path = summary
+    edited = Record(record.folder)
+    assert edited.damage.startswith(f"{path}: ") and edited.complete and not edited.usable
+    for read in (lambda: edited.summary, lambda: edited.metrics, lambda: edited.rows("evaluation")):
+        with pytest.raises(Damaged, match=re.escape(str(path))):
+            read()
+    (record.folder / file).write_text(text)
+    assert Record(record.folder).usable, "a restored file is accepted"
+
+
+def test_traffic_is_guarded_although_it_does_not_follow_from_the_metrics(
+    measured: Record, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(measured.folder, tmp_path / measured.run_id))
+    write_json(folder / "summary.json", {**measured.summary, "bytes": {"down": 1, "up": 1}})
+    assert "its digest differs" in Record(folder).damage
 
 
 FORMATS: dict[str, tuple[Any, str]] = {
@@ -196,16 +255,16 @@ FORMATS: dict[str, tuple[Any, str]] = {
         RECORD_FORMAT + 1,
         "made by a newer version of fltrain .*; update fltrain or train into another",
     ),
-    "older": (RECORD_FORMAT - 1, "not a record of format 1; train the run again"),
-    "none": (None, "not a record of format 1; train the run again"),
-    "a text": ("2", "not a record of format 1; train the run again"),
+    "older": (RECORD_FORMAT - 1, "not a record of format 1; retrain the run"),
+    "none": (None, "not a record of format 1; retrain the run"),
+    "a text": ("2", "not a record of format 1; retrain the run"),
 }
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_records_of_other_formats_are_refused(name: str, tmp_path: Path) -> None:
     found, said = FORMATS[name]
-    write_record(tmp_path, tiny(), [], {}, {}, {})
+    write_record(tmp_path, tiny(), [], {"run_id": tmp_path.name}, {}, {})
     path = tmp_path / "summary.json"
     summary = json.loads(path.read_text())
     assert next(iter(summary.items())) == ("format", RECORD_FORMAT)
@@ -283,7 +342,7 @@ def test_summary_of_a_real_run_is_that_of_its_rows(measured: Record) -> None:
     assert measured.summary["accuracy"]["best"] == max(accuracies.values())
     assert measured.summary["rounds_to_target"] == {"0.05": 1, "1.0": None}
     assert measured.summary["loss"]["last"] == measured.rows("evaluation")[-1]["loss"]
-    assert measured.summary["digests"].keys() == {"data", "partition", "metrics"}
+    assert measured.summary["digests"].keys() == {"data", "partition", "metrics", "spec", "summary"}
     metrics = (measured.folder / "metrics.jsonl").read_bytes()
     assert measured.summary["digests"]["metrics"] == hashlib.sha256(metrics).hexdigest()
 

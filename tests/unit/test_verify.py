@@ -22,7 +22,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.methods.fedprox import FedProx
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.verify import Finding, Verification
-from fltrain.runs.record import MODELS_FILE, RECORD_FORMAT, Record, Results, metrics_digest
+from fltrain.runs.record import MODELS_FILE, RECORD_FORMAT, Record, Results, sha256, summary_digest
 from fltrain.runs.status import stale_runs
 
 from .helpers import TINY, trained
@@ -122,7 +122,11 @@ def place(whole: Place, tmp_path: Path) -> Place:
 
 
 def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
-    write_json(path, change(json.loads(path.read_text())))
+    """Change a file; a summary gets the digest that it should have, as a forger would do."""
+    data = change(json.loads(path.read_text()))
+    if path.name == "summary.json":
+        data["digests"]["summary"] = summary_digest(data)
+    write_json(path, data)
 
 
 def flip(path: Path, where: int) -> None:
@@ -192,8 +196,8 @@ def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
 
 # ---------------------------------------------------------------- records
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "truncated metrics": ("metrics.jsonl", lambda path: os.truncate(path, 100), "does not have the digest"),
-    "flipped bit in metrics": ("metrics.jsonl", lambda path: flip(path, 50), "does not have the digest"),
+    "truncated metrics": ("metrics.jsonl", lambda path: os.truncate(path, 100), "changed after training"),
+    "flipped bit in metrics": ("metrics.jsonl", lambda path: flip(path, 50), "changed after training"),
     "truncated summary": ("summary.json", lambda path: os.truncate(path, 100), "cannot be read"),
     "truncated costs": ("costs.json", lambda path: os.truncate(path, 100), "cannot be read"),
     "no provenance": ("provenance.json", Path.unlink, "No such file"),
@@ -219,14 +223,14 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: edit_json(
             path, lambda summary: {**summary, "digests": {**summary["digests"], "partition": "0"}}
         ),
-        "other partition than those here",
+        "trained on other partition than in",
     ),
     "other data": (
         "summary.json",
         lambda path: edit_json(
             path, lambda summary: {**summary, "digests": {**summary["digests"], "data": "0"}}
         ),
-        "other data than those here",
+        "trained on other data than in",
     ),
 }
 
@@ -247,7 +251,7 @@ def test_the_metrics_of_another_run(place: Place) -> None:
     swap(one / "metrics.jsonl", other / "metrics.jsonl")
     assert [found.harmless for found in place.findings()] == [False, False]
     for folder in (one, other):
-        digest = metrics_digest((folder / "metrics.jsonl").read_bytes())
+        digest = sha256((folder / "metrics.jsonl").read_bytes())
         edit_json(
             folder / "summary.json",
             lambda summary, digest=digest: {**summary, "digests": {**summary["digests"], "metrics": digest}},
@@ -261,20 +265,20 @@ def test_the_record_of_another_run(place: Place) -> None:
     one, other, _ = (record.folder for record in place.records)
     swap(one, other)
     assert {found.text for found in place.findings()} == {
-        f"{one.name}: spec.json is that of {other.name}; train the run again",
-        f"{other.name}: spec.json is that of {one.name}; train the run again",
+        f"{one.name}: spec.json is that of {other.name}; restore the file or retrain the run",
+        f"{other.name}: spec.json is that of {one.name}; restore the file or retrain the run",
     }
 
 
 def test_files_that_are_no_part_of_a_record(place: Place) -> None:
     one, _, kept = place.records
     (one.folder / "notes.txt").touch()
-    place.only(f"{one.run_id}: notes.txt is no file of a record")
+    place.only(f"{one.run_id}: notes.txt is not a file of a record")
     (one.folder / "notes.txt").rename(one.folder / MODELS_FILE)
-    place.only(f"{one.run_id}: {MODELS_FILE} is no file of a record")
+    place.only(f"{one.run_id}: {MODELS_FILE} is not a file of a record")
     (one.folder / MODELS_FILE).unlink()
     (kept.folder / ".hidden").touch()
-    place.only(f"{kept.run_id}: .hidden is no file of a record")
+    place.only(f"{kept.run_id}: .hidden is not a file of a record")
 
 
 def test_the_models_of_another_run(place: Place) -> None:
@@ -308,7 +312,7 @@ def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyP
     assert table == Finding(f"{place.table()}: stale: the plan has no run {older.run_id}", harmless=True)
     flip(older.folder / "metrics.jsonl", 50)
     damaged, _ = place.findings()
-    assert not damaged.harmless and "does not have the digest" in damaged.text
+    assert not damaged.harmless and "changed after training" in damaged.text
 
 
 def test_records_whose_settings_are_unknown_today_are_stale(
@@ -344,7 +348,7 @@ def test_data_that_are_damaged_or_another_set(place: Place) -> None:
     data = place.results.data(Dataset(name="digits"))
     (content, sheet) = (data.read_bytes(), data.with_suffix(".png"))
     flip(data, -1)
-    place.only(data, "delete it to have it made again")
+    place.only(data, "delete it")
     data.write_bytes(content)
     sheet.unlink()
     place.only(sheet, "no such contact sheet")
@@ -358,17 +362,17 @@ def test_partitions_that_are_damaged_or_another_one(place: Place) -> None:
     one, other = place.partitions
     content = one.read_bytes()
     os.truncate(one, 200)
-    place.only(one, "delete it to have it made again")
+    place.only(one, "delete it")
     one.write_bytes(content)
     swap(one, other)
     texts = [found.text for found in place.findings() if not found.harmless]
     assert [
-        sum(str(path) in text and "not the partition" in text for text in texts) for path in (one, other)
+        sum(str(path) in text and "not the partition of its name" in text for text in texts) for path in (one, other)
     ] == [
         1,
         1,
     ]
-    assert sum("was trained on other partition" in text for text in texts) == 3
+    assert sum("trained on other partition" in text for text in texts) == 3
 
 
 def test_partitions_of_other_data(place: Place) -> None:
@@ -378,8 +382,8 @@ def test_partitions_of_other_data(place: Place) -> None:
     arrays["train_labels"] = arrays["train_labels"][::-1]
     write_arrays(data, arrays, about)
     texts = [found.text for found in place.findings()]
-    assert sum("divides other data than 'digits'" in text for text in texts) == 2
-    assert sum("was trained on other data" in text for text in texts) == 3
+    assert sum("not of the data in 'digits'" in text for text in texts) == 2
+    assert sum("trained on other data" in text for text in texts) == 3
 
 
 # ---------------------------------------------------------------- tables
@@ -397,7 +401,7 @@ def change_cell(path: Path, column: str, text: str) -> None:
 @pytest.mark.parametrize(("column", "text"), [("mean", "99.0"), ("missing", "1"), ("row", "FedAvg ")])
 def test_an_edited_table(column: str, text: str, place: Place) -> None:
     change_cell(place.table(), column, text)
-    place.only(place.table(), "not what its records give")
+    place.only(place.table(), "differs from its records")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"runs\n", b"row,row\na,b,c,d\n"])
@@ -417,7 +421,7 @@ def test_a_table_of_a_part_of_the_plan_is_checked_against_that(place: Place) -> 
     place.only(place.table(), "made from 1 of its 2 runs", harmless=True)
     change_cell(place.table(), "mean", "99.0")
     part, edited = place.findings()
-    assert part.harmless and not edited.harmless and "not what its records give" in edited.text
+    assert part.harmless and not edited.harmless and "differs from its records" in edited.text
 
 
 def test_a_table_of_runs_that_the_plan_does_not_have(place: Place) -> None:

@@ -18,7 +18,7 @@ def finished(sheet: Sheet, runs: Runs) -> Iterator[tuple[Cell, Record]]:
     """The cells whose runs have ended, with their records."""
     for cell in sheet.cells:
         record = runs(cell.run)
-        if record.complete:
+        if record.usable:
             yield cell, record
 
 

@@ -45,7 +45,7 @@ def values_of(
     found: list[tuple[Cell, str, Numbers]] = []
     for cell in sheet.cells:
         record = runs(cell.run)
-        if record.complete:
+        if record.usable:
             state = DIVERGED if diverged(record) else DONE
             found.append((cell, state, read(record, cell) or {}))
         else:
@@ -137,7 +137,7 @@ def _targets(
     for cell in sheet.cells:
         if measured.target_of.items() <= cell.labels.items():
             record = runs(cell.run)
-            if record.complete and not diverged(record):
+            if record.usable and not diverged(record):
                 best.setdefault(_key(cell.labels), []).append(best_accuracy(record))
             target = None if sheet.reduced else _printed_target(measured, cell, published)
             if target is not None:

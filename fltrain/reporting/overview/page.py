@@ -41,7 +41,7 @@ class Progress:
     def of(cls, ids: Iterable[str], records: Mapping[str, Record]) -> Progress:
         """Count runs, each once."""
         distinct = dict.fromkeys(ids)
-        done = [records[run] for run in distinct if records[run].complete]
+        done = [records[run] for run in distinct if records[run].usable]
         return cls(
             planned=len(distinct),
             done=len(done),
@@ -74,7 +74,7 @@ class ListedRun:
     @classmethod
     def of(cls, record: Record, items: list[str], folder: Path) -> ListedRun:
         """Look at a record, complete or not, for a page in ``folder``."""
-        if not record.complete:
+        if not record.usable:
             return cls(Run.of(record, None, folder), items, None, None)
         final = record.summary["accuracy"]["final"]
         return cls(

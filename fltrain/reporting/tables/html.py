@@ -80,6 +80,8 @@ class Run:
             for name in LINKED
             if (record.folder / name).exists()
         }
+        if record.complete and not record.usable:
+            return cls(record.run_id, seed, "damaged", None, files)
         if not record.complete:
             return cls(record.run_id, seed, f"stale: {stale}" if stale else "not run", None, files)
         status = record.summary["status"]
