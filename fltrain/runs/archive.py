@@ -1,9 +1,9 @@
 """Export and import of records: one small file from which another machine makes tables and figures. No torch.
 
 An archive is a gzipped tar file of ``<run id>/<file>`` for the files of complete records, without logs and
-models. Equal records make equal archives, byte for byte. Imports do not trust archives: they unpack only these
-files, and accept a record only if it passes ``fltrain.runs.integrity`` and is not stale. Provenance is exported
-unchanged, with the name of the machine.
+models. Equal records make equal archives, byte for byte. Imports do not trust archives: they unpack only
+these files, and accept a record only if it passes ``fltrain.runs.integrity`` and is not stale. Provenance is
+exported unchanged, with the name of the machine.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
         replace: replace records that differ from the archived ones.
 
     Raises:
-        FltrainError: if the archive is invalid; if records differ and ``replace`` is False; if one of the runs
-            is being trained; or if a file cannot be written.
+        FltrainError: if the archive is invalid; if records differ and ``replace`` is False; if a run is being
+            trained; or if a file cannot be written.
     """
     results.runs.mkdir(parents=True, exist_ok=True)
     with _import_lock(results) as locked:
@@ -139,7 +139,7 @@ def _import(path: Path, results: Results, replace: bool, staging: Path) -> Impor
     training = [run_id for run_id in names if held(results.lease(run_id))]
     if training:
         raise FltrainError(
-            f"{path}: {training[0]} is being trained; nothing was imported; stop it or wait until it has ended"
+            f"{path}: {training[0]} is being trained; nothing was imported; stop it or wait for its end"
         )
     present = {run_id for run_id in names if results.record(run_id).complete}
     equal = {run_id for run_id in present if _equal(staging / run_id, results.run(run_id))}
@@ -163,7 +163,7 @@ def _import(path: Path, results: Results, replace: bool, staging: Path) -> Impor
 
 
 def _replace(new: Path, place: Path) -> None:
-    """Rename a record into its place; an old one, with its log and models, is moved aside and deleted last."""
+    """Rename a record into its place; move an old one, with its log and models, aside and delete it last."""
     if not place.exists():
         new.rename(place)
         return

@@ -179,7 +179,7 @@ def _json(text: bytes, where: str) -> Any:
 def _check_values(data: Any) -> None:
     match data:
         case str() if not data.isprintable():
-            raise ValueError(f"control characters in {ascii(data[:50])}")
+            raise ValueError(f"control characters in {data[:50]!a}")
         case bool() | None | str():
             pass
         case int() if not -(2**63) <= data < 2**63:

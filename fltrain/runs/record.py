@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +239,7 @@ class Record:
         return data
 
 
-@lru_cache(maxsize=None)
+@cache
 def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
     """Check the digests of a record whose files have these dates and sizes: changed files are read again."""
     try:
@@ -265,7 +265,7 @@ def check_digests(folder: Path) -> None:
         summary = from_json(contents[name])
         check_format(summary if isinstance(summary, dict) else {})
         digests = summary["digests"]
-        if summary["run_id"] != folder.name:
+        if summary.get("run_id", folder.name) != folder.name:
             raise ValueError(f"is that of {summary['run_id']}")
         if digests.get("summary", summary_digest(summary)) != summary_digest(summary):
             raise ValueError("changed after training (its digest differs)")

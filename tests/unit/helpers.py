@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fltrain.core.files import read_json, write_json
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.executors.loop import LoopExecutor, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.layout import Sheet
-from fltrain.runs.record import Record, Results
+from fltrain.runs.record import Record, Results, sha256, summary_digest
 from fltrain.runs.spec import RunSpec
 
 CPU = torch.device("cpu")
@@ -89,6 +90,16 @@ def federation(
     if spec.local_test:
         clients, tests = spec.local_test.split(clients, pool.train_labels, spec.seed)
     return Simulation(spec, data, Partition(clients, "", tests), CPU, executor, extra)
+
+
+def seal(folder: Path) -> None:
+    """Give an edited or renamed record the digests and the run ID that it should have."""
+    summary = read_json(folder / "summary.json")
+    summary["run_id"] = folder.name
+    for name in ("spec.json", "metrics.jsonl"):
+        summary["digests"][name.partition(".")[0]] = sha256((folder / name).read_bytes())
+    summary["digests"]["summary"] = summary_digest(summary)
+    write_json(folder / "summary.json", summary)
 
 
 class Reversing(LoopExecutor):

@@ -387,7 +387,11 @@ CHANGES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         lambda summary: {**summary, "accuracy": {**summary["accuracy"], "final": 0.99}},
         "'accuracy' does not follow",
     ),
-    "another's summary": ("summary.json", lambda summary: {**summary, "run_id": "x"}, "summary.json: is that of x"),
+    "another's summary": (
+        "summary.json",
+        lambda summary: {**summary, "run_id": "x"},
+        "summary.json: is that of x",
+    ),
     "made to fail": (
         "summary.json",
         lambda summary: {**summary, "status": "diverged", "diverged": None},
@@ -516,7 +520,7 @@ def test_a_rename_that_fails_loses_no_record(
 
 
 def test_an_import_that_is_killed_loses_no_record(packed: Path, there: Results, tmp_path: Path) -> None:
-    """Killed before any operation that changes a file, it leaves all records, old or new, at the next start."""
+    """Killed before any operation on a file, it leaves all records, old or new, for the next start."""
     import_records(packed, there)
     new = {record.run_id: contents(record) for record in there.records()}
     differ(there)
@@ -538,7 +542,7 @@ def test_an_import_that_is_killed_loses_no_record(packed: Path, there: Results, 
         found = {record.run_id: contents(record) for record in results.records()}
         assert found.keys() == old.keys()
         assert all(found[run] in (old[run], new[run]) for run in old), f"killed before operation {number}"
-        states.add(tuple(found[run] == new[run] for run in sorted(old)) + (bool(lost),))
+        states.add((*(found[run] == new[run] for run in sorted(old)), bool(lost)))
         import_records(packed, results, replace=True)
         assert {record.run_id: contents(record) for record in results.records()} == new
         assert not list(results.runs.glob(".*"))

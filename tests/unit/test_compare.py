@@ -28,7 +28,7 @@ from fltrain.tracking.dataframes import find_runs
 from fltrain.tracking.export import Wanted, export
 from fltrain.tracking.run_view import Described
 
-from .helpers import tiny
+from .helpers import seal, tiny
 
 GUIDE = Path(__file__).parents[2] / "docs" / "compare.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -374,7 +374,7 @@ def test_stale_runs_are_chosen_only_if_asked_for(tmp_path: Path) -> None:
     spec = json.loads((old / "spec.json").read_text())
     spec["revisions"]["engine"] = 0
     (old / "spec.json").write_text(json.dumps(spec))
-    old.rename(old.with_name("digits-fedavg-0123456789"))
+    seal(old.rename(old.with_name("digits-fedavg-0123456789")))
     with pytest.raises(FltrainError, match="the chosen ones are stale; --status stale shows them"):
         chosen(tmp_path)
     (run,) = chosen(tmp_path, status="stale")
@@ -473,13 +473,13 @@ def test_nothing_is_written_if_something_is_wrong(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["summary.json", "costs.json"])
-def test_a_damaged_record_is_named(root: Path, tmp_path: Path, name: str) -> None:
+def test_a_damaged_record_is_left_out_or_named(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "results")
-    record = next(Results(tmp_path / "results").records())
-    content = json.loads((record.folder / name).read_text())
-    (record.folder / name).write_text(json.dumps({"format": content.get("format"), "status": "completed"}))
-    with pytest.raises(FltrainError, match=rf"^{re.escape(record.run_id)}: damaged: .* `fltrain verify`"):
+    one, other, *_ = Results(tmp_path / "results").records()
+    (one.folder / "metrics.jsonl").write_text("")
+    assert one.run_id not in {run.run_id for run in chosen(tmp_path / "results")}
+    (other.folder / "costs.json").write_text("{}")
+    with pytest.raises(FltrainError, match=rf"^{re.escape(other.run_id)}: damaged: .* `fltrain verify`"):
         chosen(tmp_path / "results")
 
 
