@@ -1,59 +1,65 @@
-"""How long a dry run of the whole workflow takes: `snakemake -n` at the scale of the papers, nothing trained.
+"""Costs of planning ten thousand runs: the plan, Snakemake's dry run and the status, with nothing trained.
 
-Shown are the seconds on the clock and of the processor, of the plan alone (every run validated and named) and
-of the dry run (the plan, then Snakemake's graph of jobs). Each is the best of the repeats, as other work on
-the machine only ever adds to it.
+The runs are those of the papers, with enough seeds each.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import resource
-import subprocess
-import sys
-import time
+import shutil
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
-from fltrain.experiments.plan import plan
+import yaml
+from common import ROOT, Costs, write_csv
 
-CONFIG = Path("config")
+from fltrain.core.strict_yaml import read_plain
+from fltrain.experiments.plan import Plan, plan
+
+LINKED = ("Snakefile", "workflow", "profiles")
+SCALE = "paper"
 COMMANDS = {
-    "plan": [sys.executable, "-m", "fltrain", "plan", "--scale"],
-    "dry run": [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "all", "--config"],
+    "plan": ("-m", "fltrain", "plan", "--scale", SCALE),
+    "dry run": ("-m", "snakemake", "--dry-run", "--quiet", "all", "--config", f"scale={SCALE}"),
+    "status": ("-m", "fltrain", "status", "--scale", SCALE),
 }
 
 
-def seconds(command: list[str]) -> tuple[float, float]:
-    """Seconds on the clock and of the processor that a command takes."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    elapsed, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return elapsed, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+def configure(folder: Path, wanted: int) -> Plan:
+    """Make a folder in which the workflow can be started, with at least ``wanted`` runs; return its plan."""
+    for part in LINKED:
+        (folder / part).symlink_to(ROOT / part)
+    shutil.copytree(ROOT / "config", folder / "config")
+    for seeds in range(1, wanted):
+        for path in (folder / "config" / "papers").glob("*.yaml"):
+            declared = read_plain(path)
+            for part in (declared, *declared["items"].values()):
+                part["seeds"] = seeds
+            path.write_text(yaml.safe_dump(declared, sort_keys=False))
+        planned = plan(folder / "config", SCALE)
+        if len(planned.runs) >= wanted:
+            return planned
+    raise SystemExit(f"--runs {wanted}: give 2 or more")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scale", default="paper")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--csv", type=Path, help="where to write the table")
+    parser.add_argument("--runs", type=int, default=10_000, help="minimum number of runs")
+    parser.add_argument("--repeats", type=int, default=1, help="the best of so many is shown")
+    parser.add_argument("--csv", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
-
-    planned = plan(CONFIG, options.scale)
-    print(f"{options.scale}: {len(planned.runs)} runs behind {len(planned.specs)} cells and seeds")
-    scales = {"plan": options.scale, "dry run": f"scale={options.scale}"}
-    print(f"{'':10}{'clock, s':>10}{'processor, s':>14}")
     rows = []
-    for name, command in COMMANDS.items():
-        taken = [seconds([*command, scales[name]]) for _ in range(options.repeats)]
-        clock, processor = (min(values) for values in zip(*taken, strict=True))
-        print(f"{name:10}{clock:10.1f}{processor:14.1f}")
-        rows += [(name, *values) for values in taken]
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["command", "clock_seconds", "processor_seconds"])
-            writer.writerows((name, f"{clock:.2f}", f"{processor:.2f}") for name, clock, processor in rows)
+    with tempfile.TemporaryDirectory() as scratch:
+        planned = configure(Path(scratch), options.runs)
+        print(f"{len(planned.runs):,} runs behind {len(planned.specs):,} cells and seeds")
+        print(f"{'':10}{'wall, s':>10}{'CPU, s':>10}{'MiB':>8}")
+        for name, command in COMMANDS.items():
+            taken = [Costs.of(command, Path(scratch)) for _ in range(options.repeats)]
+            best = min(taken, key=lambda costs: costs.cpu)
+            print(f"{name:10}{best.wall:10.1f}{best.cpu:10.1f}{best.memory:8.0f}", flush=True)
+            rows += [{"command": name, **asdict(costs)} for costs in taken]
+    write_csv(options.csv, rows)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""How long exporting thousands of runs to MLflow takes, and how long looking for what is new in them.
+"""Costs of exporting thousands of runs to MLflow, and of finding what is new in them.
 
-Records are written by hand: runs of federated averaging on the digits with different seeds; a test, training
-loss and statistics in each of so many rounds. They are exported to a SQLite database: all of them, once more
-(nothing is new), and once more after one was changed. Shown are seconds on the clock and of the processor.
+Records are written without training: federated averaging on the digits with different seeds; a test, training
+loss and statistics in each round. They are exported to a SQLite database: all, once more (nothing is new),
+and once more after one was changed.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from common import write_csv
 
 from fltrain.core.files import json_text
 from fltrain.runs.record import Record, Results, summarise, write_record
@@ -45,12 +46,12 @@ def write(results: Results, seed: int, rounds: int) -> Record:
     return results.record(spec.run_id)
 
 
-def timed(name: str, work: Callable[[], Exported]) -> tuple[str, float, float]:
-    clock, processor = time.perf_counter(), time.process_time()
+def timed(name: str, work: Callable[[], Exported]) -> dict[str, Any]:
+    wall, cpu = time.perf_counter(), time.process_time()
     done = work()
-    row = (name, time.perf_counter() - clock, time.process_time() - processor)
-    print(f"{name:16}{row[1]:10.1f}{row[2]:14.1f}   {done}", flush=True)
-    return row
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print(f"{name:16}{wall:10.1f}{cpu:10.1f}   {done}", flush=True)
+    return {"export": name, "wall": wall, "cpu": cpu}
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def main() -> None:
         wanted = Wanted(results, "benchmark", {run: ["flfa/table1"] for run in runs}, runs)
         uri = f"sqlite:///{results.tracking}"
         print(f"{options.runs} runs of {options.rounds} rounds with 5 metrics in each")
-        print(f"{'':16}{'clock, s':>10}{'processor, s':>14}")
+        print(f"{'':16}{'wall, s':>10}{'CPU, s':>10}")
         timed("empty store", lambda: export(Wanted(results, "benchmark", {}, []), uri))
         rows = [timed("all", lambda: export(wanted, uri)), timed("nothing new", lambda: export(wanted, uri))]
         changed = results.record(runs[0])
@@ -73,11 +74,7 @@ def main() -> None:
         one = Wanted(results, "benchmark", wanted.memberships, [runs[0]])
         rows.append(timed("one of them", lambda: export(one, uri)))
         print(f"database: {results.tracking.stat().st_size / 1e6:.0f} MB")
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["export", "clock_seconds", "processor_seconds"])
-            writer.writerows(rows)
+    write_csv(options.csv, rows)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ Each is one file in `fltrain/methods` under the contract of `fltrain/methods/bas
 `method:` of a run, plug-ins go into `plugins:`; see [which go together](compatibility.md).
 
 The cost of local training on a batch is relative to FedAvg's, counting forward and backward passes (measured:
-`benchmarks/step_cost.py`). Traffic (down / up, beside weights and buffers) and state kept between rounds
+`benchmarks/README.md`). Traffic (down / up, beside weights and buffers) and state kept between rounds
 (client / server) are in vectors of the model's size. *No model*: the model itself is not sent; *no head*: all
 of it but the classifier is. Lines of code are those of the method's file, without comments and docstrings;
 their median is {median}.

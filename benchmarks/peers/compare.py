@@ -2,14 +2,13 @@
 
 FedAvg with ten clients, all of which train in every round: LeNet-5 on MNIST, and the CNN of the ECGR paper on
 CIFAR-10. All get the same images for each client, the same initial weights and the same batches, so that all
-must end at the same weights but for rounding. They take turns, each in processes of its own. Every peer has
-an environment of its own, made below ``.venvs`` from its ``requirements-<peer>.txt`` the first time.
+end at the same weights up to rounding. They take turns, each in separate processes. Every peer has its own
+environment, made below ``.venvs`` from ``requirements-<peer>.txt`` the first time.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import shutil
@@ -19,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
+from common import markdown, quartiles, write_csv
 from describe import CASES, spec_of, write_task
 from numpy.typing import NDArray
 from task import Task, accuracy
@@ -36,14 +36,13 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".venvs"
 PEERS = ("flower", "pfl")
 WARM_UP = 2
-"""Rounds that are not counted: our executor ``auto`` makes its trial in the second one."""
-
+"""Rounds at the start that are not counted."""
 LIMIT_SECONDS = 1800
-"""Of a turn. Flower, for one, waits for ever if Ray does not start."""
+"""Time limit of a turn: Flower waits for ever if Ray does not start."""
 
 
 class Failed(Exception):
-    """Somebody did not do the work."""
+    """A simulator did not do the work."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class Costs:
     Attributes:
         images: that the clients of a run train on in a round, epochs counted.
         seconds: of a round.
-        processor_seconds: of all processes, by run and round.
+        cpu_seconds: of all processes, by run and round.
         images_per_second: of all runs together.
         startup: seconds from the start of the process until it is warm, less those of as many rounds.
         memory: MiB of all processes, at most.
@@ -171,7 +170,7 @@ class Costs:
 
     images: int
     seconds: float
-    processor_seconds: float
+    cpu_seconds: float
     images_per_second: float
     startup: float
     memory: float
@@ -185,7 +184,7 @@ class Costs:
         return cls(
             images=images,
             seconds=statistics.mean(rounds),
-            processor_seconds=watch.processor_seconds(*span) / counted / len(ends),
+            cpu_seconds=watch.cpu_seconds(*span) / counted / len(ends),
             images_per_second=sum(images / one for one in rounds),
             startup=statistics.mean(warm) - started - WARM_UP * statistics.mean(rounds),
             memory=watch.memory / 2**20,
@@ -247,36 +246,31 @@ def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turn
 
 def table(rows: Sequence[Row]) -> Iterable[str]:
     """Medians of all turns; how many times our time others take in the same turn, with quartiles."""
-    columns = ["", "cores", "s/round", "processor s", "images/s", "start, s", "MiB", "accuracy"]
-    columns += ["weights differ", "time / ours", "processor time / ours"]
-    yield "| " + " | ".join(columns) + " |"
-    yield "|" + " --- |" * len(columns)
-    ours = {(row.cores, row.turn): row for row in rows if row.who == "ours"}
+    columns = ["", "cores", "s/round", "CPU s", "images/s", "start, s", "MiB", "accuracy"]
+    columns += ["weights differ", "time / ours", "CPU time / ours"]
+    ours, lines = {(row.cores, row.turn): row for row in rows if row.who == "ours"}, []
     for who, how in dict.fromkeys((row.who, row.how) for row in sorted(rows, key=lambda row: row.cores)):
         own = [row for row in rows if (row.who, row.how) == (who, how)]
         beside = [(row, ours[row.cores, row.turn]) for row in own]
-        values = [
-            f"{who}, {how}",
-            f"{own[0].cores}",
-            f"{_median(row.seconds for row in own):.3f}",
-            f"{_median(row.processor_seconds for row in own):.3f}",
-            f"{_median(row.images_per_second for row in own):,.0f}",
-            f"{_median(row.startup for row in own):.1f}",
-            f"{_median(row.memory for row in own):,.0f}",
-            f"{_median(row.accuracy for row in own):.2%}",
-            f"{_median(row.difference for row in own):.0e}",
-            _quartiles([mine.images_per_second / row.images_per_second for row, mine in beside]),
-            _quartiles([row.processor_seconds / mine.processor_seconds for row, mine in beside]),
-        ]
-        yield "| " + " | ".join(values) + " |"
+        lines.append(
+            [
+                f"{who}, {how}",
+                f"{own[0].cores}",
+                f"{_median(row.seconds for row in own):.3f}",
+                f"{_median(row.cpu_seconds for row in own):.3f}",
+                f"{_median(row.images_per_second for row in own):,.0f}",
+                f"{_median(row.startup for row in own):.1f}",
+                f"{_median(row.memory for row in own):,.0f}",
+                f"{_median(row.accuracy for row in own):.2%}",
+                f"{_median(row.difference for row in own):.0e}",
+                quartiles([mine.images_per_second / row.images_per_second for row, mine in beside]),
+                quartiles([row.cpu_seconds / mine.cpu_seconds for row, mine in beside]),
+            ]
+        )
+    yield from markdown(columns, lines)
 
 
 _median = statistics.median
-
-
-def _quartiles(values: list[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if values[1:] else values * 3
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
@@ -313,11 +307,7 @@ def main() -> None:
         own = [row for row in rows if row.dataset == dataset]
         print(f"{dataset}: {rounds} rounds of {own[0].images:,} images; medians of {options.turns} turns\n")
         print("\n".join(table(own)), flush=True)
-        if options.csv:
-            with options.csv.open("w", newline="") as file:
-                writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-                writer.writeheader()
-                writer.writerows(asdict(row) for row in rows)
+        write_csv(options.csv, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
 from task import Report, Task, arguments
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.executors.choose import EXECUTORS, AutoExecutor
+from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.engine.simulation import ExecutorFactory, Simulation
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.process import compute_as_runs
-
-
-def executor_called(name: str, found: Path) -> ExecutorFactory:
-    """What ``fltrain train --executor`` calls so; what the trials of ``auto`` find goes into ``found``."""
-    return partial(AutoExecutor, kind={}, found=found) if name == "auto" else EXECUTORS[name]
 
 
 def run(task: Task, executor: ExecutorFactory) -> tuple[Simulation, Report]:
@@ -48,5 +42,5 @@ def run(task: Task, executor: ExecutorFactory) -> tuple[Simulation, Report]:
 if __name__ == "__main__":
     task, _ = arguments()
     compute_as_runs()
-    simulation, report = run(task, executor_called(sys.argv[3], Path.cwd()))
+    simulation, report = run(task, EXECUTORS[sys.argv[3]])
     report.finish([simulation.server.weights, simulation.server.buffers])

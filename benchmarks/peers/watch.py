@@ -30,7 +30,7 @@ class Watch:
         self._over.set()
         self._thread.join()
 
-    def processor_seconds(self, start: float, end: float) -> float:
+    def cpu_seconds(self, start: float, end: float) -> float:
         """Between two times, in seconds since the epoch."""
         clock, processor = zip(*self.times, strict=True)
         earlier, later = np.interp([start, end], clock, processor)

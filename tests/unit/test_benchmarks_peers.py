@@ -11,12 +11,15 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from fltrain.engine.executors.loop import LoopExecutor
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "peers")
+    for folder in ("benchmarks", "benchmarks/peers"):
+        monkeypatch.syspath_prepend(ROOT / folder)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield {name: importlib.import_module(name) for name in ("task", "describe", "run_bare", "run_ours")}
@@ -61,7 +64,7 @@ def test_the_bare_loop_and_the_engine_end_at_the_same_weights(
 
     # As the engine lays images out: other layouts round otherwise, which BatchNorm magnifies.
     bare, bare_report = peers["run_bare"].run(task, "channels_last")
-    simulation, report = peers["run_ours"].run(task, peers["run_ours"].executor_called("loop", tmp_path))
+    simulation, report = peers["run_ours"].run(task, LoopExecutor)
 
     assert len(bare_report.ends) == len(report.ends) == case.rounds
     ours = torch.cat([simulation.server.weights, simulation.server.buffers])

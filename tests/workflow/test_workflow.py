@@ -542,7 +542,7 @@ def test_data_that_are_made_anew_are_no_reason_to_train_again(changed: Checkout)
 @pytest.mark.slow
 def test_killed_processes_cost_no_result(fresh: Checkout, tmp_path: Path) -> None:
     """A small version of what the script does by hand with a hundred kills."""
-    command = (sys.executable, "benchmarks/soak.py", "--scale", "single", "--kills", "5", "--every", "1")
+    command = (sys.executable, "benchmarks", "soak", "--scale", "single", "--kills", "5", "--every", "1")
     done = subprocess.run(
         [*command, "--folder", str(tmp_path / "soak")],
         cwd=fresh.root,

@@ -1,0 +1,79 @@
+"""Shared by the benchmarks: costs of commands, tables, CSV files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fltrain.core.files import replacing
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A process inherits the peak memory of its parent: a small one starts the command.
+_MEASURE = (
+    "import json, resource, subprocess, sys; code = subprocess.call(sys.argv[2:], stdout=2); "
+    "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
+    "json.dump([code, used.ru_utime + used.ru_stime, used.ru_maxrss], open(sys.argv[1], 'w'))"
+)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a command: wall time and CPU time in seconds, peak memory in MiB."""
+
+    wall: float
+    cpu: float
+    memory: float
+
+    @classmethod
+    def of(cls, command: Sequence[str], folder: Path = ROOT) -> Costs:
+        """Run a command of Python in a folder to its end.
+
+        Raises:
+            SystemExit: if it fails, with its output.
+        """
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with tempfile.NamedTemporaryFile("r") as used:
+            starter = (sys.executable, "-S", "-c", _MEASURE, used.name, sys.executable)
+            started = time.perf_counter()
+            done = subprocess.run(
+                [*starter, *command], cwd=folder, env=environment, capture_output=True, text=True
+            )
+            wall = time.perf_counter() - started
+            code, cpu, kibibytes = json.load(used)
+        if code:
+            raise SystemExit(f"{' '.join(command)}: exit code {code}\n{done.stderr}")
+        return cls(wall, cpu, kibibytes / 1024)
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
+    yield "| " + " | ".join(columns) + " |"
+    yield "|" + " --- |" * len(columns)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def quartiles(values: Sequence[float]) -> str:
+    """Return median and quartiles as text."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if values[1:] else [*values] * 3
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def write_csv(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with the same columns to a file, if one is named."""
+    if path is not None:
+        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
