@@ -75,8 +75,9 @@ class Setting:
         spec = RunSpec.parse(settings, "benchmark")
         run = rehearsal(spec, IMAGES, 1, where.device, EXECUTORS[where.executor])
         run.clients = ClientStore(where.folder, LIMIT_MB * 10**6)
+        control = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
         for client in range(self.clients):
-            run.clients[client] = run.composition.init_client(run.task, run.server.weights)
+            run.clients[client] = {method: control}
         return run
 
 
