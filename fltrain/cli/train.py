@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fltrain.cli.options import ResultsOption
-from fltrain.core.strict_yaml import read_plain
+from fltrain.core.strict_yaml import read_settings
 from fltrain.engine import ExecutorName
 from fltrain.experiments.job_resources import most_vram_mb
 from fltrain.methods.types import Place
@@ -113,7 +113,5 @@ def train(
 
 
 def _read_spec(name: str) -> RunSpec:
-    data = read_plain(None if name == "-" else Path(name))
-    if isinstance(data, dict):
-        data.pop("revisions", None)  # a record's spec.json can be trained as it is
-    return RunSpec.parse(data, "standard input" if name == "-" else name)
+    # A record's spec.json can be trained as it is.
+    return read_settings(None if name == "-" else Path(name), RunSpec, ignored=("revisions",))

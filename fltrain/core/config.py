@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
@@ -18,37 +19,34 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, to_jsonable_python
+from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
 from fltrain.core.errors import FltrainError
 
-_NUMBER_AS_TEXT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+LARGEST = 3e38
+"""Largest number that single precision holds, rounded down."""
+
+MOST_FAULTS = 20
+"""Number of faults of one file that are shown."""
+
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _TOO_DEEP = "lists or mappings are nested too deeply; use fewer within one another"
-_TEXT_WANTED = ("string_type", "literal_error", "model_type", "model_attributes_type")
-"""Faults that pydantic finds in a truth value where a text, or a name for a mapping, should be."""
 _WANTED = {
     "bool_type": " (true or false)",
     "tuple_type": " ([a, b], or [a] for a single one)",
     "list_type": " ([a, b], or [a] for a single one)",
 }
-"""What is to be written where something else was found."""
+"""What to write instead, by the type of a fault."""
 
 
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
     """Say which of the known words was probably meant: ``"; did you mean 'lr'?"`` or nothing."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=closeness)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def misread(value: Any) -> str:
-    """Say of a truth value where a text is wanted how it came about: a hint, or nothing for other values."""
-    if not isinstance(value, bool):
-        return ""
-    return "; YAML reads no, off, yes and on as truth values: write a text in quotes"
 
 
 def file_name(name: str, what: str = "name") -> str:
@@ -89,33 +87,56 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_keys(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
+    def _check_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Report unknown keys and numbers that are too large together with all other faults."""
+        faults: dict[str, str] = {}
+        for key, item in value.items() if isinstance(value, Mapping) else ():
+            if fault := _size_fault(item) if key in cls.model_fields else cls._unknown(key):
+                faults[key] = fault
+        if not faults:
+            return handler(value)
+        errors = [_fault((key,), "refused", fault, value[key]) for key, fault in faults.items()]
+        try:
+            handler({key: item for key, item in value.items() if key not in faults})
+        except ValidationError as error:
+            errors += [
+                _fault(one["loc"], one["type"], one["msg"], one["input"])
+                for one in error.errors(include_url=False)
+                if one["loc"][:1] not in [(key,) for key in faults]
+            ]
+        raise ValidationError.from_exception_data(cls.__name__, errors)
+
+    @classmethod
+    def _unknown(cls, key: str) -> str:
         known = sorted(cls.model_fields)
-        for key in value:
-            if key not in cls.model_fields:
-                raise ValueError(f"unknown key {key!r}{suggest(key, known)} (known: {', '.join(known)})")
-        return {key: _meant(item, key, cls.model_fields[key].annotation) for key, item in value.items()}
+        elsewhere = [
+            f"{name}.{key}"
+            for name, field in cls.model_fields.items()
+            for inner in nested(field.annotation)
+            if key in inner.model_fields
+        ]
+        meant = " or ".join(map(repr, dict.fromkeys(elsewhere)))
+        hint = f"; did you mean {meant}?" if meant else suggest(key, known)
+        return f"unknown key {key!r}{hint} (known: {', '.join(known)})"
 
     def all_settings(self) -> dict[str, Any]:
         """Plain data of all settings, including the ``added`` ones that ``model_dump`` omits."""
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
-    def parse(cls, data: Any, where: str) -> Self:
+    def parse(cls, data: Any, where: str, line_of: Callable[[Sequence[str]], int] | None = None) -> Self:
         """Validate plain data (as read from YAML or JSON).
 
-        Validation runs in JSON mode, so lists become tuples while numbers, texts and truth values are
-        never turned into one another.
+        Validation runs in JSON mode, so lists become tuples while numbers, texts and truth values are never
+        turned into one another. ``line_of`` gives the line of a file in which a path of keys stands.
 
         Raises:
-            FltrainError: with one line that says what is wrong, where, and what is allowed.
+            FltrainError: with all faults, each with its path of keys, and what is allowed.
         """
         try:
-            # What is not finite is refused below, by its key; texts without an encoding (surrogates) here.
+            # Numbers that are not finite are refused below, by their key; texts without an encoding here.
             text = json.dumps(data, ensure_ascii=False).encode()
         except RecursionError:
             raise FltrainError(f"{where}: {_TOO_DEEP}") from None
@@ -124,9 +145,26 @@ class Settings(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            if error.errors(include_url=False)[0]["type"] == "json_invalid":  # only its depth can be at fault
-                raise FltrainError(f"{where}: {_TOO_DEEP}") from None
-            raise FltrainError(f"{where}: {explain(error, data)}") from None
+            found = faults(error, data)
+        if found[0][1].startswith("invalid JSON"):  # only its depth can be at fault
+            raise FltrainError(f"{where}: {_TOO_DEEP}")
+        if line_of is None:
+            told = [_told(keys, what) for keys, what in found]
+        else:
+            numbered = sorted((line_of(keys), _told(keys, what)) for keys, what in found)
+            told = [f"line {number}: {what}" for number, what in numbered]
+        if len(told) == 1:
+            raise FltrainError(f"{where}: {told[0]}")
+        more = [f"and {len(told) - MOST_FAULTS} more"] if len(told) > MOST_FAULTS else []
+        raise FltrainError(f"{where}: {len(told)} problems:", [*told[:MOST_FAULTS], *more])
+
+
+def nested(annotation: Any) -> Iterator[type[Settings]]:
+    """Yield the classes of settings that an annotation names."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from nested(argument)
 
 
 def _plain(value: Any) -> Any:
@@ -137,65 +175,58 @@ def _plain(value: Any) -> Any:
     return to_jsonable_python(value)
 
 
-def _meant(value: Any, key: str, annotation: Any) -> Any:
-    """A value of a key, with texts that are numbers as numbers.
-
-    Raises:
-        ValueError: if it is a whole number of more than 64 bits.
-    """
-    if isinstance(value, str):
-        # YAML 1.1 reads `1e-5` (no dot) as text. Where a number is wanted, it is what is meant.
-        number = _NUMBER_AS_TEXT.fullmatch(value) and _admits_numbers(annotation)
-        return float(value) if number else value
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise ValueError(f"{key}: whole numbers must be below 2^63, got one of {len(str(value))} digits")
+def _size_fault(value: Any) -> str:
+    """Say of a number, or of one in a list, that the engine cannot work with it; empty for other values."""
     if isinstance(value, list):
-        return [_meant(item, key, annotation) for item in value]
-    return value
+        return next(filter(None, map(_size_fault, value)), "")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"whole numbers must be below 2^63, got one of {len(str(value))} digits"
+    if isinstance(value, float) and LARGEST < abs(value) < math.inf:
+        return f"numbers must be at most {LARGEST:g} in size, got {value!r}"
+    return ""
 
 
-def _admits_numbers(annotation: Any) -> bool:
-    return annotation in (int, float) or any(map(_admits_numbers, get_args(annotation)))
+def _fault(keys: tuple[int | str, ...], kind: str, message: str, value: Any) -> InitErrorDetails:
+    # Messages of custom errors are templates, but braces stay as they are without a context.
+    return InitErrorDetails(type=PydanticCustomError(kind, message), loc=keys, input=value)
+
+
+def faults(error: ValidationError, data: Any) -> list[tuple[list[str], str]]:
+    """Return the faults that pydantic found in ``data``: the path of the user's keys, and a message."""
+    found = []
+    for fault in error.errors(include_url=False):
+        keys: list[str] = []
+        place = data
+        for part in fault["loc"]:
+            # Discriminated unions put the chosen name into the location; it is no key of the user's.
+            chosen = isinstance(place, Mapping) and part not in place and place.get("name") == part
+            if chosen or part == place or str(part).startswith("function-"):
+                continue
+            keys.append(str(part))
+            place = _at(place, part)
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+            message = "input should be a mapping"
+        message = message[0].lower() + message[1:] + _WANTED.get(fault["type"], "")
+        shown, complete = fault["input"], fault["type"] in ("value_error", "refused", "missing")
+        if not complete and not isinstance(shown, Mapping | list | tuple):
+            message += f", got {shown!r}"
+        found.append((keys, message))
+    return found
+
+
+def _told(keys: Sequence[str], message: str) -> str:
+    return f"{'.'.join(keys)}: {message}" if keys else message
 
 
 def explain(error: ValidationError, data: Any) -> str:
-    """One line for the first fault that pydantic found in ``data``, and a count of the others."""
-    faults = error.errors(include_url=False)
-    first = faults[0]
-    # All keys that are missing at one place are one fault.
-    place = first["loc"][:-1]
-    missing = [
-        str(fault["loc"][-1])
-        for fault in faults
-        if fault["type"] == "missing" == first["type"] and fault["loc"][:-1] == place
-    ]
-    keys: list[str] = []
-    for part in place if len(missing) > 1 else first["loc"]:
-        # Discriminated unions put the chosen name into the location; it is no key of the user's.
-        chosen = isinstance(data, Mapping) and part not in data and data.get("name") == part
-        if chosen or part == data or str(part).startswith("function-"):
-            continue
-        keys.append(str(part))
-        data = _at(data, part)
-    message = f"fields required: {', '.join(missing)}" if len(missing) > 1 else _told(first)
-    shown = first["input"]
-    said = first["type"] == "value_error" or isinstance(shown, Mapping | list | tuple)
-    got = "" if said else f", got {shown!r}"
-    if first["type"] in _TEXT_WANTED:
-        got += misread(shown)
-    others = len(faults) - max(len(missing), 1)
-    more = f" (and {others} more)" if others else ""
-    return f"{'.'.join(keys)}{': ' if keys else ''}{message}{got}{more}"
-
-
-def _told(fault: ErrorDetails) -> str:
-    """What pydantic says of a fault, and what is wanted instead."""
-    message = fault["msg"].removeprefix("Value error, ")
-    return message[0].lower() + message[1:] + _WANTED.get(fault["type"], "")
+    """Return one line on the faults that pydantic found in ``data``: the first, and the number of others."""
+    first, *others = faults(error, data)
+    return _told(*first) + (f" (and {len(others)} more)" if others else "")
 
 
 def _at(data: Any, part: int | str) -> Any:
-    """What stands at a key or position of plain data; None where short forms have no such place."""
+    """Return the value at a key or position of plain data; None if short forms have no such place."""
     if isinstance(data, Mapping):
         return data.get(part)
     if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):

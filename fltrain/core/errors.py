@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -11,16 +11,16 @@ _LONGEST = 1000
 
 
 class FltrainError(ValueError):
-    """A mistake in configuration, data or environment: one line says which, and what to do.
+    """A mistake in configuration, data or environment.
 
-    The message names the setting, its value, what is allowed and what to do. (A ValueError, so that pydantic
-    reports it like its own findings when it is raised during validation.)
+    The message names the setting, its value, what is allowed and what to do in one line; ``problems`` follow
+    in a line each. (A ValueError, so that pydantic reports it like its own findings during validation.)
     """
 
     exit_code: ClassVar[int] = 2
 
-    def __init__(self, message: str) -> None:
-        super().__init__(_one_line(message))
+    def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
+        super().__init__("\n  ".join(map(_one_line, (message, *problems))))
 
 
 class MethodError(FltrainError):

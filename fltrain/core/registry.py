@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
 
-from fltrain.core.config import Settings, misread, suggest
+from fltrain.core.config import Settings, suggest
 from fltrain.core.errors import FltrainError
 
 
@@ -64,8 +64,7 @@ def choice(
             if elsewhere and isinstance(name, str) and name in elsewhere:
                 raise ValueError(f"{name!r} {elsewhere[name]}")
             if not isinstance(name, str) or name not in known:
-                hint = f"{suggest(name, known)}{misread(name)}"
-                raise ValueError(f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})")
+                raise ValueError(f"unknown {kind} {name!r}{suggest(name, known)} (known: {', '.join(known)})")
         return value
 
     members = tuple(known.values())

@@ -1,226 +1,180 @@
-"""Plain data from YAML text, without what is easily misread in it or done with it. No torch here.
-
-Plain data are mappings with texts for keys, lists, texts, numbers, truth values and None. What YAML 1.1 takes
-for something else than is most likely meant is refused: keys that are no texts or are there twice (the last
-would win), dates, and numbers to the base 60 (``1:30``) or 8 (``010``). So are tags, and texts that are small
-but become large or endless when aliases are followed.
-"""
+"""YAML 1.2: ``no`` and ``1:30`` are texts, ``1e-5`` and ``010`` are numbers, no key occurs twice."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, TypeVar
 
 import yaml
+from yaml.constructor import ConstructorError
 
+from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
 
 DEEPEST = 100
-"""Lists and mappings within one another."""
+"""Maximum depth of nested lists and mappings; libyaml crashes on very deep ones."""
 
-MOST_NODES = 1_000_000
-"""Values in a document, once those behind aliases are written out wherever they are referred to."""
+MOST_VALUES = 1_000_000
+"""Maximum number of values, with aliases written out."""
 
-_NO_TEXT = "not YAML: not a text in UTF-8; save it as one"
+_NOT_UTF_8 = "not YAML: not a text in UTF-8; save it as one"
 _TAG = "tag:yaml.org,2002:"
-_LIST, _MAPPING, _INTEGER = f"{_TAG}seq", f"{_TAG}map", f"{_TAG}int"
-_TEXTS = (f"{_TAG}str", f"{_TAG}merge", f"{_TAG}value")
-_KINDS = {
-    _INTEGER: "a number",
-    f"{_TAG}float": "a number",
-    f"{_TAG}bool": "a truth value",
-    f"{_TAG}null": "nothing",
-}
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.merged: set[yaml.MappingNode] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge the mappings under ``<<``; refuse keys that are no texts or occur twice."""
+        if node in self.merged:
+            return
+        self.merged.add(node)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+                what = f"the key {key.value!r} is no text; write it in quotes"
+            elif key.value in names:
+                what = f"the key {key.value!r} occurs twice; leave one out"
+            else:
+                names.add(key.value)
+                continue
+            raise ConstructorError(problem=what, problem_mark=key.start_mark)
+        super().flatten_mapping(node)
+        # A key that several merged mappings have would stay several times.
+        node.value = list({key.value: (key, value) for key, value in node.value}.values())
+
+    def number(self, node: yaml.ScalarNode) -> int | float:
+        """Return an integer or a float."""
+        text = self.construct_scalar(node).lower()
+        try:
+            if node.tag == f"{_TAG}int":
+                return int(text, 0 if text[:2] in ("0x", "0o") else 10)
+            return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        except ValueError:
+            shown = text if len(text) <= 25 else f"{text[:25]}..."
+            raise ConstructorError(problem=f"{shown!r} is no number", problem_mark=node.start_mark) from None
+
+
+_CORE = {
+    "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": ("[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": ("<<", "<"),
+}
+for _kind, (_pattern, _first) in _CORE.items():
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(f"({_pattern})\\Z"), _first)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"{_TAG}{_kind}", _Loader.number)
 
 
 def read_plain(path: Path | None) -> Any:
-    """Read a YAML file, or standard input if there is no path; None if it is empty.
+    """Return the data of a YAML file, or of standard input if there is no path; None if it is empty.
 
     Raises:
-        FltrainError: if it is missing, cannot be read, or is not plain data.
+        FltrainError: if it is missing, cannot be read, or is not valid YAML.
     """
+    return parse_plain(_text(path), "standard input" if path is None else str(path))
+
+
+def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[str] = ()) -> AnySettings:
+    """Return the settings in a YAML file (standard input if there is no path), without ``ignored`` keys.
+
+    Raises:
+        FltrainError: with all faults, each with its line and its path of keys.
+    """
+    where, text = "standard input" if path is None else str(path), _text(path)
+    data = parse_plain(text, where)
+
+    def line_of(keys: Sequence[str]) -> int:
+        node = yaml.compose(text, _Loader)
+        number = 1
+        for key in keys:
+            if isinstance(node, yaml.MappingNode):
+                node = next((value for name, value in node.value if name.value == key), None)
+            elif isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
+                node = node.value[int(key)]
+            else:
+                node = None
+            if node is None:
+                break
+            number = node.start_mark.line + 1
+        return number
+
+    if isinstance(data, dict):
+        data = {key: value for key, value in data.items() if key not in ignored}
+    return kind.parse(data, where, line_of)
+
+
+def _text(path: Path | None) -> str:
     where = "standard input" if path is None else str(path)
     try:
-        text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FltrainError(f"{where}: no such file") from None
     except OSError as error:
         raise FltrainError(f"{where}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise FltrainError(f"{where}: {_NO_TEXT}") from None
-    return parse_plain(text, where)
+        raise FltrainError(f"{where}: {_NOT_UTF_8}") from None
 
 
 def parse_plain(text: str, where: str) -> Any:
-    """Parse a YAML document (JSON is YAML, too); None if it is empty.
+    """Return the data of a YAML document (JSON is YAML, too); None if it is empty.
 
     Raises:
-        FltrainError: if it is not plain data; the message begins with ``where`` and the line.
+        FltrainError: if it is not valid; the message begins with ``where`` and the line.
     """
     try:
-        loader = _Loader(text)
-        try:
-            return _Document(loader, where).read()
-        finally:
-            loader.dispose()
+        _check_depth(text, where)
+        data = yaml.load(text, _Loader)
+        if _size(data, {}) <= MOST_VALUES:
+            return data
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
-        written = "".join(text.splitlines()[line : line + 1])
-        hint = "; indent with spaces, not with tabs" if "\t" in written else ""
+        hint = (
+            "; indent with spaces, not with tabs"
+            if "\t" in "".join(text.splitlines()[line : line + 1])
+            else ""
+        )
         raise FltrainError(f"{where}: line {line + 1}: not YAML: {error.problem}{hint}") from None
-    except UnicodeEncodeError:  # half a character, as there are in texts that were decoded carelessly
-        raise FltrainError(f"{where}: {_NO_TEXT}") from None
+    except RecursionError:
+        raise FltrainError(
+            f"{where}: an alias within what it stands for, or too many in one another"
+        ) from None
+    except UnicodeEncodeError:
+        raise FltrainError(f"{where}: {_NOT_UTF_8}") from None
     except yaml.YAMLError as error:
         raise FltrainError(f"{where}: not YAML: {error}") from None
+    raise FltrainError(f"{where}: more than {MOST_VALUES:,} values with aliases written out; use fewer")
 
 
-class _Anchored(NamedTuple):
-    """What an alias stands for: the data, how many values these are, and how deep they go."""
+def _check_depth(text: str, where: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise FltrainError(f"{where}: more than {DEEPEST} lists and mappings in one another; use fewer")
 
-    data: Any
-    nodes: int
-    depth: int
 
-
-class _Document:
-    """A document, built from its events: the library's own way has no bound on depth (and in C no check)."""
-
-    def __init__(self, loader: Any, where: str) -> None:
-        self._loader = loader
-        self._where = where
-        self._anchors: dict[str, _Anchored | None] = {}
-        self._nodes = 0
-        self._deepest = 0
-
-    def read(self) -> Any:
-        """The data of the only document; None if there is none."""
-        next_event = self._loader.get_event
-        next_event()  # the stream begins
-        if self._loader.check_event(yaml.StreamEndEvent):
-            return None
-        next_event()  # the document begins
-        data = self._value(next_event(), 0)
-        next_event()  # the document ends
-        if not self._loader.check_event(yaml.StreamEndEvent):
-            self._refuse(next_event(), "another document begins; a file holds one")
-        return data
-
-    def _value(self, event: Any, depth: int) -> Any:
-        """The data that begin with an event; ``depth`` lists and mappings are around them."""
-        if isinstance(event, yaml.AliasEvent):
-            return self._followed(event, depth)
-        nodes, deepest, self._deepest = self._nodes, self._deepest, depth
-        self._grow(event, 1, depth)
-        if event.anchor is not None:
-            if event.anchor in self._anchors:
-                self._refuse(event, f"the anchor &{event.anchor} is there twice; rename one")
-            self._anchors[event.anchor] = None
-        if isinstance(event, yaml.ScalarEvent):
-            data = self._scalar(event)
-        elif isinstance(event, yaml.SequenceStartEvent):
-            data = self._list(event, depth + 1)
-        else:
-            data = self._mapping(event, depth + 1)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = _Anchored(data, self._nodes - nodes, self._deepest - depth)
-        self._deepest = max(deepest, self._deepest)
-        return data
-
-    def _followed(self, alias: Any, depth: int) -> Any:
-        name = alias.anchor
-        if name not in self._anchors:
-            self._refuse(alias, f"no anchor &{name} comes before the alias *{name}")
-        anchored = self._anchors[name]
-        if anchored is None:
-            self._refuse(alias, f"the alias *{name} is within what it stands for; write it out")
-        self._grow(alias, anchored.nodes, depth + anchored.depth)
-        return anchored.data
-
-    def _grow(self, event: Any, nodes: int, depth: int) -> None:
-        """Note what is added to the data, as if aliases were written out."""
-        self._nodes += nodes
-        self._deepest = max(depth, self._deepest)
-        if self._nodes > MOST_NODES:
-            self._refuse(event, f"more than {MOST_NODES:,} values once aliases are written out; use fewer")
-        if self._deepest > DEEPEST:
-            self._refuse(event, f"more than {DEEPEST} lists and mappings within one another; use fewer")
-
-    def _list(self, start: Any, depth: int) -> list[Any]:
-        self._check_tag(start, _LIST)
-        items = []
-        while not isinstance(event := self._loader.get_event(), yaml.SequenceEndEvent):
-            items.append(self._value(event, depth))
-        return items
-
-    def _mapping(self, start: Any, depth: int) -> dict[str, Any]:
-        self._check_tag(start, _MAPPING)
-        own: dict[str, Any] = {}
-        merged: list[Any] | None = None
-        while not isinstance(event := self._loader.get_event(), yaml.MappingEndEvent):
-            merges = isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]
-            key = self._value(event, depth)
-            if not isinstance(key, str):
-                self._refuse_key(event)
-            if key in own or (merges and merged is not None):
-                self._refuse(event, f"the key {key!r} is there twice; leave one out")
-            value = self._value(self._loader.get_event(), depth)
-            if not merges:
-                own[key] = value
-                continue
-            merged = value if isinstance(value, list) else [value]
-            if not all(isinstance(one, dict) for one in merged):
-                self._refuse(event, "what is merged by << must be a mapping, or a list of mappings")
-        if merged is None:
-            return own
-        whole: dict[str, Any] = {}
-        for mapping in (*reversed(merged), own):  # earlier ones win, own keys over all
-            whole.update(mapping)
-        return whole
-
-    def _scalar(self, event: Any) -> Any:
-        tag, text = self._tag(event), event.value
-        if tag in _TEXTS:
-            return text
-        if tag == f"{_TAG}timestamp":
-            self._refuse(event, f"YAML reads {text!r} as a date; write it in quotes")
-        if tag not in _KINDS:
-            self._refuse_tag(event)
-        if _KINDS[tag] == "a number":
-            digits = text.replace("_", "").lstrip("+-")
-            octal = tag == _INTEGER and digits[:1] == "0" and digits[1:2].isdigit()
-            if octal or ":" in digits:
-                base = "8" if octal else "60"
-                self._refuse(
-                    event,
-                    f"YAML reads {text!r} as a number to the base {base}; write it to the base 10, or in "
-                    "quotes if it is a text",
-                )
-        try:
-            return self._loader.yaml_constructors[tag](self._loader, yaml.ScalarNode(tag, text))
-        except (LookupError, ValueError):
-            self._refuse(event, f"{text!r} cannot be read as {_KINDS[tag]}; write another one")
-
-    def _tag(self, scalar: Any) -> str:
-        if scalar.tag in (None, "!"):
-            tag: str = self._loader.resolve(yaml.ScalarNode, scalar.value, scalar.implicit)
-            return tag
-        return str(scalar.tag)
-
-    def _refuse_key(self, event: Any) -> NoReturn:
-        if isinstance(event, yaml.ScalarEvent):
-            kind = _KINDS[self._tag(event)]
-            self._refuse(event, f"YAML reads the key {event.value!r} as {kind}; write it in quotes")
-        self._refuse(event, "a key must be a text")
-
-    def _check_tag(self, collection: Any, own: str) -> None:
-        if collection.tag not in (None, "!", own):
-            self._refuse_tag(collection)
-
-    def _refuse_tag(self, event: Any) -> NoReturn:
-        self._refuse(event, f"the tag {event.tag.replace(_TAG, '!!')!r} is not allowed; leave it out")
-
-    def _refuse(self, event: Any, why: str) -> NoReturn:
-        raise FltrainError(f"{self._where}: line {event.start_mark.line + 1}: {why}")
+def _size(data: Any, sizes: dict[int, int]) -> int:
+    """Return the number of values; ``sizes`` has those of lists and mappings seen before, by identity."""
+    if not isinstance(data, list | dict):
+        return 1
+    if id(data) not in sizes:
+        sizes[id(data)] = 1 + sum(
+            _size(item, sizes) for item in (data.values() if isinstance(data, dict) else data)
+        )
+    return sizes[id(data)]

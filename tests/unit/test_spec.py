@@ -71,7 +71,11 @@ def refusal(**changes: Any) -> str:
         ),
         ({"participation": {"fractions": 0.1}}, "participation", "'fractions'; did you mean 'fraction'?"),
         ({"evaluation": {"evry": 1}}, "evaluation", "'evry'; did you mean 'every'?"),
-        ({"evaluation": {"extra": [{"nam": "mnist"}]}}, "evaluation.extra.0", "did you mean 'name'?"),
+        (
+            {"evaluation": {"extra": [{"name": "mnist", "image_sise": 1}]}},
+            "evaluation.extra.0",
+            "'image_size'?",
+        ),
         ({"local_test": {"fractoin": 0.2}}, "local_test", "'fractoin'; did you mean 'fraction'?"),
         (
             {"training": {"augmentation": {"cutuot": 2}}},
@@ -121,13 +125,12 @@ def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], me
         ({"rounds": "3"}, "rounds: input should be a valid integer, got '3'"),
         ({"rounds": 3.5}, "rounds: input should be a valid integer, got 3.5"),
         ({"rounds": 3.0}, "rounds: input should be a valid integer, got 3.0"),
-        ({"rounds": "1e2"}, "rounds: input should be a valid integer, got 100.0"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1, got 0"),
         ({"seed": -1}, "seed: input should be greater than or equal to 0, got -1"),
         ({"training": {"lr": True}}, "training.lr: input should be a valid number, got True"),
         ({"training": {"lr": "0.1"}}, "training.lr: input should be a valid number, got '0.1'"),
         ({"training": {"lr": "fast"}}, "training.lr: input should be a valid number, got 'fast'"),
-        ({"training": {"lr": "1e999"}}, "training.lr: input should be a finite number, got inf"),
+        ({"training": {"lr": "1e-3"}}, "training.lr: input should be a valid number, got '1e-3'"),
         ({"training": {"lr": "nan"}}, "training.lr: input should be a valid number, got 'nan'"),
         ({"training": {"lr": 0}}, "training.lr: input should be greater than 0, got 0"),
         ({"training": {"momentum": 1}}, "training.momentum: input should be less than 1, got 1"),
@@ -135,7 +138,7 @@ def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], me
             {"training": {"last_batch": "pad"}},
             "training.last_batch: input should be 'keep' or 'drop', got 'pad'",
         ),
-        ({"training": None}, "training: input should be an object, got None"),
+        ({"training": None}, "training: input should be a mapping, got None"),
         (
             {"participation": {"fraction": 1.1}},
             "participation.fraction: input should be less than or equal to 1",
@@ -144,7 +147,7 @@ def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], me
         ({"evaluation": {"statistics": "drift"}}, "evaluation.statistics: input should be a valid array"),
         ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
         ({"precision": "fp16"}, "precision: input should be 'fp32', 'tf32' or 'bf16', got 'fp16'"),
-        ({"method": None}, "method: input should be an object, got None"),
+        ({"method": None}, "method: input should be a mapping, got None"),
     ],
 )
 def test_wrong_values_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -162,13 +165,6 @@ def test_targets_are_accuracies(target: float) -> None:
     assert refusal(evaluation={"targets": [target]}).startswith("evaluation.targets.0: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("1e-5", 1e-5), ("2E3", 2000.0), ("1.5e-2", 0.015), (".5e+0", 0.5)]
-)
-def test_numbers_that_yaml_takes_for_text_are_numbers(text: str, value: float) -> None:
-    assert tiny(training={"lr": text}).training.lr == value
-
-
 @pytest.mark.parametrize("data", [None, [], "digits", 3, {"dataset": {1, 2}}])
 def test_what_is_no_mapping_is_refused(data: Any) -> None:
     with pytest.raises(FltrainError, match=r"^config/mine\.yaml: "):
@@ -176,11 +172,8 @@ def test_what_is_no_mapping_is_refused(data: Any) -> None:
 
 
 def test_missing_settings_are_named() -> None:
-    with pytest.raises(FltrainError, match=r"^mine: fields required: dataset, partition, model, method$"):
+    with pytest.raises(FltrainError, match=r"^mine: 4 problems:\n  dataset: field required\n  partition: "):
         RunSpec.parse({}, "mine")
-    data = {"dataset": "digits", "model": "lenet5", "method": "fedavg", "rounds": "x"}
-    with pytest.raises(FltrainError, match=r"^mine: partition: field required \(and 1 more\)$"):
-        RunSpec.parse(data, "mine")
 
 
 # ------------------------------------------------------------------------------------ parts that do not fit
@@ -322,7 +315,7 @@ def test_canonical_json_is_read_back(changes: dict[str, Any]) -> None:
     assert (again.run_id, again.to_json()) == (spec.run_id, spec.to_json())
 
 
-NUMBERS = st.floats(min_value=1e-300, max_value=1e300)
+NUMBERS = st.floats(min_value=1e-300, max_value=1e38)
 
 
 @given(lr=NUMBERS, decay=NUMBERS, epochs=st.integers(1, 10**9), seed=st.integers(0, 2**63 - 1))
@@ -356,7 +349,6 @@ def test_run_id_does_not_depend_on_how_it_is_written(changes: dict[str, Any]) ->
     ("first", "second"),
     [
         ({"training": {"lr": 1}}, {"training": {"lr": 1.0}}),
-        ({"training": {"lr": 0.001}}, {"training": {"lr": "1e-3"}}),
         ({"training": {"clip_norm": 5}}, {"training": {"clip_norm": 5.0}}),
         ({"evaluation": {"targets": [1]}}, {"evaluation": {"targets": [1.0]}}),
         ({"method": "fedprox"}, {"method": {"name": "fedprox"}}),
