@@ -157,9 +157,9 @@ SPECS: dict[str, tuple[str, list[str]]] = {
     "a date": (spec(seed=yaml.safe_load("2024-01-01")), ["spec.yaml"]),
     "not YAML": ("a: [b", ["spec.yaml", "YAML"]),
     "not YAML either": ("a: b: c", ["spec.yaml", "YAML"]),
-    "a list": ("- a\n- b\n", ["spec.yaml", "object"]),
-    "a text": ("hello", ["spec.yaml", "object"]),
-    "empty": ("", ["spec.yaml", "object"]),
+    "a list": ("- a\n- b\n", ["spec.yaml", "mapping"]),
+    "a text": ("hello", ["spec.yaml", "mapping"]),
+    "empty": ("", ["spec.yaml", "mapping"]),
 }
 LATE = {
     "unknown layer": {"data", "partitions", "train.log"},

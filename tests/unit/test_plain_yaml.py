@@ -229,7 +229,7 @@ def test_all_that_users_write_is_read_like_this(
 def test_files_without_anything_in_them(tmp_path: Path, entry: str) -> None:
     assert through(entry, b"# later", tmp_path) in (
         "line 1: input should be a mapping, got None",
-        "found no entries, expected a mapping from names to data sets",
+        "found no entries, expected a mapping from names to datasets",
     )
 
 

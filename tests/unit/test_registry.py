@@ -187,7 +187,7 @@ TINY = {"reader": "npz", "path": "x"}
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({**TINY, "clases": 3}, r"mine: unknown key 'clases'; did you mean 'classes'\?"),
+        ({**TINY, "clases": 3}, r"mine: clases: unknown key 'clases'; did you mean 'classes'\?"),
         ({**TINY, "reader": "nzp"}, r"mine: reader: unknown reader 'nzp'; did you mean 'npz'\?"),
         (
             {**TINY, "reader": {"name": "folder", "sides": 3}},
@@ -226,8 +226,8 @@ TINY = {"reader": "npz", "path": "x"}
             {"reader": "npz", "files": [{**FILE, "name": "../x"}]},
             r"files.0.name: the name '../x' becomes part of a path",
         ),
-        ({"reader": "npz", "files": [{**FILE, "size": 3}]}, r"files.0: unknown key 'size'"),
-        (None, r"mine: input should be an object"),
+        ({"reader": "npz", "files": [{**FILE, "size": 3}]}, r"files.0.size: unknown key 'size'"),
+        (None, r"mine: input should be a mapping"),
     ],
 )
 def test_mistakes_in_an_entry(tmp_path: Path, entry: Any, message: str) -> None:
@@ -248,7 +248,7 @@ def test_mistakes_in_an_entry(tmp_path: Path, entry: Any, message: str) -> None:
         ({"My set": TINY}, r"dataset 'My set': names consist of up to 100 lower-case letters"),
         ({"../up": TINY}, r"dataset '../up': names consist of up to 100 lower-case letters"),
         ({101 * "x": TINY}, r"dataset 'x+': names consist of up to 100 lower-case letters"),
-        ({10: TINY}, r"line 1: YAML reads the key '10' as a number; write it in quotes"),
+        ({10: TINY}, r"line 1: not YAML: the key '10' is no text; write it in quotes"),
     ],
 )
 def test_mistakes_in_the_file(tmp_path: Path, content: Any, message: str) -> None:
