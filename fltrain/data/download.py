@@ -13,6 +13,7 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -160,8 +161,7 @@ def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
             status = response.status_code
             final = 400 <= status < 500 and status not in _TRANSIENT_CLIENT_ERRORS
             raise _DownloadError(f"{status} {response.reason}", final) from None
-        wrong_address = isinstance(error, OSError) and isinstance(error, ValueError)
-        raise _DownloadError(_root_cause(error), final=wrong_address) from None
+        raise _DownloadError(_root_cause(error)) from None
     path = folder / file.name
     path.chmod(folder.stat().st_mode & 0o666)  # as readable as its folder; pooch makes it private
     LOG.info("%s: downloaded, checksum verified", file.name)
@@ -175,6 +175,7 @@ class _BoundedDownloader:
         self._quiet = quiet
 
     def __call__(self, url: str, output_file: Any, _: Any) -> None:
+        file = self._file
         download = pooch.HTTPDownloader(
             chunk_size=1 << 16,
             timeout=TIMEOUT,
@@ -185,8 +186,15 @@ class _BoundedDownloader:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         disabled = self._quiet or not console.is_terminal
         with open(output_file, "wb") as out, Progress(*columns, console=console, disable=disabled) as bar:
-            task = bar.add_task(self._file.name, total=self._file.bytes)
-            download(url, _BoundedFile(out, self._file, lambda size: bar.advance(task, size)), None)
+            task = bar.add_task(file.name, total=file.bytes)
+
+            def write(chunk: bytes) -> None:
+                if out.tell() + len(chunk) > (limit := file.bytes or SIZE_LIMIT):
+                    raise _DownloadError(f"another file is sent: more than {limit:,} bytes")
+                out.write(chunk)
+                bar.advance(task, len(chunk))
+
+            download(url, SimpleNamespace(write=write, flush=out.flush), None)
 
     def _check_headers(self, response: Any, **_: Any) -> None:
         """Refuse a wrong size before the first byte arrives."""
@@ -196,25 +204,6 @@ class _BoundedDownloader:
             response.headers.pop("Content-Length", None)
         elif response.status_code == 200 and self._file.bytes not in (None, int(length)):
             raise _DownloadError(f"another file is sent: {int(length):,} bytes")
-
-
-class _BoundedFile:
-    """A file that refuses to grow beyond the registered size."""
-
-    def __init__(self, out: Any, file: RemoteFile, advance: Any) -> None:
-        self._out, self._advance = out, advance
-        self._limit = file.bytes or SIZE_LIMIT
-        self._size = 0
-
-    def write(self, chunk: bytes) -> None:
-        self._size += len(chunk)
-        if self._size > self._limit:
-            raise _DownloadError(f"another file is sent: more than {self._limit:,} bytes")
-        self._out.write(chunk)
-        self._advance(len(chunk))
-
-    def flush(self) -> None:
-        self._out.flush()
 
 
 def _root_cause(error: BaseException) -> str:

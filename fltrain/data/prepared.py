@@ -18,7 +18,7 @@ from fltrain.core.hashing import short_hash
 from fltrain.data.datasets import Dataset
 from fltrain.data.fetch import obtain
 from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
-from fltrain.data.readers import Images, Labels, RawSplits, observed, statistics
+from fltrain.data.readers import Images, Labels, RawSplits, statistics
 from fltrain.data.registry import DatasetEntry
 
 LOG = logging.getLogger("fltrain")
@@ -85,8 +85,7 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
     entry = dataset.entry
     source = obtain(dataset.name, entry, downloads, quiet)
     raw = entry.reader.read(source, entry.facts, dataset.image_size)
-    facts = observed(raw)
-    classes = entry.classes or facts.classes or 0
+    classes = entry.classes or raw.classes
     arrays: dict[str, NDArray[Any]] = {}
     for split in SPLITS:
         images: Images = getattr(raw, f"{split}_images")
@@ -168,13 +167,11 @@ def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
 
     Run IDs contain the revision of the entry. A change of the numbers without a new revision is found here.
     """
-    if "normalisations" not in about:
-        return "it was prepared by an older version; delete the prepared file to prepare it again"
     remedy = "increase its 'revision' in the registry, which separates new runs from old ones"
-    if about["normalisations"] != _normalisations(entry):
+    if about.get("normalisations") != _normalisations(entry):
         return f"'mean', 'std' or 'normalisations' have changed since it was prepared; {remedy}"
     fingerprint = _fingerprint(entry)
-    if fingerprint is not None and about["own_copy"] != fingerprint:
+    if fingerprint is not None and about.get("own_copy") != fingerprint:
         return (
             f"{entry.own_copy} has changed since it was prepared; if its images have, {remedy}; if not, "
             "delete the prepared file to prepare it again"

@@ -317,10 +317,7 @@ def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_at_once(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(download._BoundedFile, "flush", full)
+    monkeypatch.setattr(download, "open", lambda *_: io.FileIO("/dev/full", "wb"), raising=False)
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
     assert message.startswith(f"f.bin: cannot be written to {tmp_path} (No space left on device); make room")
     assert len(server.does.asked) == 1 and left(tmp_path) == set()

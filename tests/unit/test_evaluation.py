@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.partition import Iid
+from fltrain.data.partition.iid import Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split

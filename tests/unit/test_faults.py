@@ -23,7 +23,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import backdate, digest, read_arrays, replacing, write_arrays, write_json, write_text
 from fltrain.core.job_log import LOG, job
 from fltrain.data.datasets import Dataset
-from fltrain.data.partition import Iid
+from fltrain.data.partition.iid import Iid
 from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split

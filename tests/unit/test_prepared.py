@@ -22,7 +22,10 @@ from fltrain.core import files
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest, read_json, replacing, write_json, write_text
 from fltrain.data.datasets import Dataset, registry
-from fltrain.data.partition import ByWriter, Dirichlet, Iid, LocalTest
+from fltrain.data.partition import LocalTest
+from fltrain.data.partition.by_writer import ByWriter
+from fltrain.data.partition.dirichlet import Dirichlet
+from fltrain.data.partition.iid import Iid
 from fltrain.data.prepared import (
     SHEET_COLUMNS,
     PreparedData,
@@ -89,19 +92,6 @@ def test_images_are_resized_bilinearly(tmp_path: Path, digits: PreparedData) -> 
     assert np.array_equal(data.train_labels, digits.train_labels)
 
 
-def test_colours_are_resized_one_by_one(tmp_path: Path, register: Register) -> None:
-    write_npz(tmp_path / "mine.npz", shape=(8, 8, 3))
-    small = mine(tmp_path, register)
-    large = prepare(Dataset(name="mine", image_size=5), tmp_path / "large", tmp_path)
-    for plane, channel in zip(small.test_images[3], large.test_images[3], strict=True):
-        assert np.array_equal(channel, Image.fromarray(plane).resize((5, 5), Image.Resampling.BILINEAR))
-
-
-def test_images_of_the_right_size_are_not_touched(tmp_path: Path, digits: PreparedData) -> None:
-    data = prepare(Dataset(name="digits", image_size=8), tmp_path / "digits-8px.safetensors", tmp_path)
-    assert np.array_equal(data.train_images, digits.train_images)
-
-
 def test_the_file_says_what_it_holds(digits: PreparedData, tmp_path: Path, register: Register) -> None:
     assert digits.about["dataset"] == {"name": "digits", "image_size": None, "normalisation": "default"}
     assert (
@@ -141,11 +131,6 @@ def test_arrays_are_mapped_and_the_file_is_never_written_to(prepared: Path) -> N
     assert prepared.read_bytes() == before
     again = load_prepared(DIGITS, prepared)
     assert np.array_equal(again.train_images, data.train_images[::-1])
-
-
-def test_a_partition_is_mapped(digits: PreparedData, tmp_path: Path) -> None:
-    for client in partition(SCHEME, None, digits, 5, tmp_path / "partition").clients:
-        assert isinstance(base(client), np.memmap)
 
 
 def test_reading_takes_no_memory_for_the_images(tmp_path: Path) -> None:
@@ -198,14 +183,6 @@ def test_a_contact_sheet_lies_beside_the_file(
     assert (shown[tile - 2 : tile] == 255).all() and (shown[:, tile - 2 : tile] == 255).all()
 
 
-def test_a_class_with_few_images_leaves_the_sheet_white(tmp_path: Path, register: Register) -> None:
-    write_npz(tmp_path / "mine.npz", train=8, shape=(8, 8, 3))
-    data = mine(tmp_path, register)
-    shown = np.asarray(Image.open(tmp_path / "mine.png"))[::4, ::4]
-    assert np.array_equal(shown[10:18, 10:18], data.train_images[5].transpose(1, 2, 0))
-    assert (shown[:, 20:] == 255).all()
-
-
 def test_the_sheet_of_a_test_set_shows_its_test_images(tmp_path: Path, register: Register) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -242,12 +219,6 @@ def test_a_normalisation_needs_no_file_of_its_own(tmp_path: Path) -> None:
     assert first.metrics != second.metrics
     data = load_prepared(half.dataset, results.data(half.dataset))
     assert (data.mean, data.std) == ((0.5,), (0.5,))
-
-
-def test_a_data_set_can_be_prepared_for_a_run_that_normalises_otherwise(tmp_path: Path) -> None:
-    data = prepare(Dataset(name="digits", normalisation="unit"), tmp_path / "digits", tmp_path)
-    assert (data.mean, data.std) == ((0.0,), (1.0,))
-    assert load_prepared(DIGITS, tmp_path / "digits").mean == (0.3053,)
 
 
 def test_without_a_registered_mean_it_is_that_of_the_training_images(
@@ -374,13 +345,6 @@ def test_data_of_other_settings_are_refused(prepared: Path, register: Register) 
     assert clear_refusal(lambda: load_prepared(other, prepared), prepared).endswith(reason)
 
 
-def test_a_file_that_does_not_say_how_it_is_normalised_is_of_an_older_version(prepared: Path) -> None:
-    arrays, about = files.read_arrays(prepared, "prepared data set")
-    files.write_arrays(prepared, arrays, {key: about[key] for key in about.keys() - {"normalisations"}})
-    with pytest.raises(FltrainError, match=r"'digits': it was prepared by an older version; delete the"):
-        load_prepared(DIGITS, prepared)
-
-
 ROUGH = {"mean": [0.3], "std": [0.4]}
 
 
@@ -439,20 +403,6 @@ def test_images_in_a_folder_that_have_changed_need_another_revision(
         load_prepared(dataset, prepared)
 
 
-def test_a_run_prepares_data_anew_for_a_later_revision_and_refuses_them_for_an_earlier_one(
-    tmp_path: Path, register: Register
-) -> None:
-    write_npz(tmp_path / "mine.npz")
-    spec = {"dataset": "mine", "partition": {"name": "iid", "clients": 4}, "model": "mlp", "rounds": 1}
-    entry = {"reader": "npz", "path": str(tmp_path / "mine.npz")}
-    for revision in (1, 2):
-        register({"mine": {**entry, "revision": revision}})
-        trained(tiny(**spec), tmp_path)
-    register({"mine": {**entry, "revision": 1}})
-    with pytest.raises(FltrainError, match=r"mine\.safetensors: prepared from other settings or an older"):
-        trained(tiny(**spec, seed=1), tmp_path)
-
-
 # ------------------------------------------------------------------------------------ partition files
 SCHEME = Dirichlet(clients=10)
 OWN_TESTS = LocalTest()
@@ -480,11 +430,6 @@ def test_a_partition_counts_training_images_by_client_and_class(
     labels = (digits.merged() if local_test else digits).train_labels
     for client, row in zip(read.clients, load_file(tmp_path / "partition")["counts"], strict=True):
         assert row.tolist() == np.bincount(labels[client], minlength=10).tolist()
-
-
-def test_dividing_again_gives_the_same_bytes(digits: PreparedData, divided: Path, tmp_path: Path) -> None:
-    partition(SCHEME, None, digits, 5, tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == divided.read_bytes()
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
@@ -518,12 +463,6 @@ def test_partitions_of_another_revision_are_refused(
     monkeypatch.setattr(Dirichlet, "revision", 99)
     message = clear_refusal(lambda: load_partition(SCHEME, None, digits, 5, divided), divided)
     assert "made from other data or settings" in message
-
-
-def test_a_partition_of_other_data_is_refused(digits: PreparedData, divided: Path, tmp_path: Path) -> None:
-    other = prepare(Dataset(name="digits", image_size=16), tmp_path / "other", tmp_path)
-    message = clear_refusal(lambda: load_partition(SCHEME, None, other, 5, divided), divided)
-    assert "made from other data" in message
 
 
 # ------------------------------------------------------------------------------------ clients' own tests

@@ -1,9 +1,9 @@
 """Readers of dataset files. Add a module to this package to add a reader."""
 
 from fltrain.core.registry import catalogue
-from fltrain.data.readers.base import Facts, Images, Labels, RawSplits, Reader, observed, statistics
+from fltrain.data.readers.base import Facts, Images, Labels, RawSplits, Reader, statistics
 
 READERS: dict[str, type[Reader]] = catalogue(Reader, package="fltrain.data.readers")
 """Every reader by name."""
 
-__all__ = ["READERS", "Facts", "Images", "Labels", "RawSplits", "Reader", "observed", "statistics"]
+__all__ = ["READERS", "Facts", "Images", "Labels", "RawSplits", "Reader", "statistics"]

@@ -51,6 +51,11 @@ class RawSplits:
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def classes(self) -> int:
+        """Number of classes: of the names, or up to the largest label."""
+        return len(self.class_names) or 1 + int(np.concatenate([self.train_labels, self.test_labels]).max())
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -97,18 +102,6 @@ class Reader(Component):
     def side_read(self, facts: Facts) -> int | None:
         """Return height and width of the images if no target is given; None if only the files can tell."""
         return facts.side
-
-
-def observed(splits: RawSplits) -> Facts:
-    """Return the properties of the data. Classes are counted by names, or up to the largest label."""
-    labels = np.concatenate([splits.train_labels, splits.test_labels])
-    return Facts(
-        classes=len(splits.class_names) or int(labels.max()) + 1,
-        channels=splits.test_images.shape[1],
-        side=splits.test_images.shape[2],
-        train_images=len(splits.train_labels),
-        test_images=len(splits.test_labels),
-    )
 
 
 def statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -267,10 +260,10 @@ def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
         raise FltrainError(
             f"{source}: all images are of class {present[0]}, expected at least two classes; check the labels"
         )
-    if facts.classes is None and len(present) < (classes := observed(splits).classes or 0):
+    if facts.classes is None and len(present) < splits.classes:
         missing = int(np.flatnonzero(present != np.arange(len(present)))[0])
         raise FltrainError(
-            f"{source}: found labels up to {classes - 1} but none that is {missing}; "
+            f"{source}: found labels up to {splits.classes - 1} but none that is {missing}; "
             "number the classes from 0, or state 'classes'"
         )
 
