@@ -29,9 +29,10 @@ order of the configuration. Only ``client_final`` runs the other way round (plug
 method), so that the base method sees the final upload.
 
 Weights, gradients and control variates are flat vectors ``[P]`` in the order of the network's parameters;
-``local.task.layout`` maps names to slices. The hooks of a step take tensors and return tensors. They must not
-change Python state, read values on the host, branch on values, or draw random numbers from a generator. Every
-executor (one client at a time, recorded steps, stacked clients) then computes the same result.
+``local.task.layout`` maps names to slices. Hooks do not write into weights, states, payloads, updates or the
+server; the engine refuses it. The hooks of a step take tensors and return tensors. They must not change
+Python state, read values on the host, branch on values, or draw from a random generator. Then every executor
+(one client at a time, recorded steps, stacked clients) computes the same result.
 
 Planning imports this module and all method files, so they take PyTorch from ``fltrain.core.lazy``.
 """

@@ -32,6 +32,23 @@ EXCLUSIVE_NEEDS = ("private", "recording", "schedule")
 """Needs that only one method of a combination may set."""
 
 
+@contextmanager
+def _read_only(method: Method, hook: str, *tensors: Tensor | State) -> Iterator[None]:
+    """Within the context, a hook may read tensors and the tensors of states, but not write into them.
+
+    Raises:
+        FltrainError: if it does.
+    """
+    held = [one for given in tensors for one in (given.values() if isinstance(given, dict) else [given])]
+    before = [tensor._version for tensor in held]
+    yield
+    if [tensor._version for tensor in held] != before:
+        raise FltrainError(
+            f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
+            "too; return a new tensor, or clone it first"
+        )
+
+
 @dataclass(frozen=True)
 class Composition:
     """The hooks of a base method and its plug-ins, each with its own states and payload.
@@ -134,14 +151,19 @@ class Composition:
         self, task: Task, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, Tensor, dict[str, State]]:
         """Return new global weights ``[P]``, BatchNorm statistics ``[B]``, and the state of every method."""
+        handed: list[Tensor | State] = [before.weights, before.buffers, *before.states.values()]
+        for update in updates:
+            handed += [update.start, update.trained, update.weights, update.buffers, *update.extras.values()]
         owner = self._owner("aggregate")
-        result = owner.aggregate(task, before.states[owner.name], before, updates)
+        with _read_only(owner, "aggregate", *handed):
+            result = owner.aggregate(task, before.states[owner.name], before, updates)
         buffers = result.buffers
         if buffers is None:
             buffers = data_weighted_mean(updates, [update.buffers for update in updates])
         states = {**before.states, owner.name: result.state}
         for method in self._with("server_step"):
-            states[method.name] = method.server_step(task, states[method.name], before, updates)
+            with _read_only(method, "server_step", *handed, states[method.name]):
+                states[method.name] = method.server_step(task, states[method.name], before, updates)
         return result.weights, buffers, states
 
     def report(
@@ -190,8 +212,9 @@ class Composition:
     ) -> Local:
         """Return the client with the weights that its local training or its test starts from."""
         for method in self._with("start_weights"):
-            view = self.views(local, payloads, states)[method.name]
-            start = method.start_weights(local.start, server.states[method.name], view)
+            view, state = self.views(local, payloads, states)[method.name], server.states[method.name]
+            with _read_only(method, "start_weights", server.weights, state, *_tensors(view)):
+                start = method.start_weights(local.start, state, view)
             local = replace(local, start=start)
         return local
 
@@ -200,20 +223,31 @@ class Composition:
     ) -> LocalHooks:
         """Return the hooks of one client's local training, which starts from ``local.start``."""
         locals_ = self.views(local, payloads, states)
-        step_states = {method.name: method.client_init(locals_[method.name]) for method in self.methods}
+        step_states = {}
+        for method in self.methods:
+            view = locals_[method.name]
+            with _read_only(method, "client_init", *_tensors(view)):
+                step_states[method.name] = method.client_init(view)
         return LocalHooks(self, locals_, step_states)
 
     # ---------------------------------------------------------------- tests
     def test_weights(self, views: Mapping[str, Local], weights: Tensor) -> Tensor:
         """Return the weights that a client is tested with, given those of its model."""
         for method in self._with("test_weights"):
-            weights = method.test_weights(weights, views[method.name])
+            view = views[method.name]
+            with _read_only(method, "test_weights", *_tensors(view)):
+                weights = method.test_weights(weights, view)
         return weights
 
     def predict(self, network: Network, images: Tensor, views: Mapping[str, Local]) -> Tensor:
         """Return the logits of a client's test images."""
         owner = self._owner("predict")
         return owner.predict(network, images, views[owner.name])
+
+
+def _tensors(local: Local) -> list[Tensor | State]:
+    """The tensors of a client that its methods share."""
+    return [local.start, local.buffers, local.class_counts, local.payload, local.state]
 
 
 @dataclass
@@ -234,6 +268,12 @@ class LocalHooks:
     def _of(self, method: Method) -> tuple[Local, State]:
         return self.locals_[method.name], self.step_states[method.name]
 
+    def _call(self, method: Method, hook: str, *arguments: Any, guarded: Sequence[Tensor] = ()) -> Any:
+        """Return the result of a hook, which must not write into the client's tensors or the guarded ones."""
+        local, step_state = self._of(method)
+        with _read_only(method, hook, *guarded, *_tensors(local)):
+            return getattr(method, hook)(*arguments, local, step_state)
+
     def route(self, network: Network) -> AbstractContextManager[None]:
         """Return the context of a forward and backward pass."""
         return self._entered(network) if self._chain["route"] else nullcontext()
@@ -247,29 +287,35 @@ class LocalHooks:
 
     def forward(self, network: Network, step: Step) -> Outputs:
         """Return features and logits of a batch."""
-        return self._forward.forward(network, step, *self._of(self._forward))
+        outputs: Outputs = self._call(self._forward, "forward", network, step)
+        return outputs
 
     def loss(self, outputs: Outputs, step: Step) -> Tensor:
         """Return the client's training loss on a batch."""
-        loss = self._criterion.criterion(outputs.logits, step.labels, *self._of(self._criterion))
+        loss: Tensor = self._call(self._criterion, "criterion", outputs.logits, step.labels)
         for method in self._chain["loss"]:
-            loss = method.loss(loss, outputs, step, *self._of(method))
+            loss = self._call(method, "loss", loss, outputs, step)
         return loss
 
     def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of the step and its loss."""
-        return self._gradient.gradient(step, weights, *self._of(self._gradient))
+        if not self.composition._with("gradient"):
+            return step.gradient()
+        result: tuple[Tensor, Tensor] = self._call(
+            self._gradient, "gradient", step, weights, guarded=[weights]
+        )
+        return result
 
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Return the gradient that the optimiser uses."""
         for method in self._chain["correct"]:
-            gradient = method.correct(gradient, weights, *self._of(method))
+            gradient = self._call(method, "correct", gradient, weights, guarded=[weights])
         return gradient
 
     def post_step(self, weights: Tensor) -> None:
         """Move the weights, in place, after an optimiser step."""
         for method in self._chain["post_step"]:
-            moved = method.post_step(weights, *self._of(method))
+            moved = self._call(method, "post_step", weights, guarded=[weights])
             if moved is not weights:
                 weights.copy_(moved)
 
@@ -279,6 +325,7 @@ class LocalHooks:
         Raises:
             FltrainError: if a method has a step state to renew, but there was no such pass.
         """
+        renewed: dict[str, State] = {}
         for method in self._chain["next_state"]:
             if not observed:
                 raise FltrainError(
@@ -286,13 +333,15 @@ class LocalHooks:
                     f"loss, which 'next_state' of {method.name!r} needs; call step.differentiate() without "
                     "a loss once"
                 )
-            outputs, step = observed[-1]
-            self.step_states[method.name] = method.next_state(outputs, step, weights, *self._of(method))
+            arguments = (*observed[-1], weights)
+            renewed[method.name] = self._call(method, "next_state", *arguments, guarded=[weights])
+        self.step_states.update(renewed)  # together: a method may have taken another pass on the batch
 
     def client_final(self, update: Update) -> tuple[Update, dict[str, State]]:
         """Return the update to upload and the client's new state, by method name."""
         base, *plugins = self.composition.methods
         states: dict[str, State] = {}
         for method in (*plugins, base):
-            update, states[method.name] = method.client_final(update, *self._of(method))
+            guarded = [update.trained, update.buffers]
+            update, states[method.name] = self._call(method, "client_final", update, guarded=guarded)
         return replace(update, trajectory=None), states

@@ -49,9 +49,8 @@ class PerFedAvg(Method):
         found, loss = judging.differentiate(at=adapted)
         if self.version == "fo":
             return found, loss
-        found = found.clone()
         ahead, behind = (
-            curving[0].differentiate(at=there, track=False, observe=False)[0].clone()
+            curving[0].differentiate(at=there, track=False, observe=False)[0]
             for there in (weights + self.delta * found, weights - self.delta * found)
         )
         return found - rate * (ahead - behind) / (2 * self.delta), loss

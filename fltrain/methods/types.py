@@ -208,9 +208,7 @@ class Step(Protocol):
         route: bool = True,
         observe: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient ``[P]`` of a loss on the batch, and its value.
-
-        The gradient is valid until the next call: copy what must live longer.
+        """Return the gradient ``[P]`` of a loss on the batch, a copy, and the value of the loss.
 
         Args:
             loss: of the network's outputs; the client's own training loss if None.
@@ -222,6 +220,12 @@ class Step(Protocol):
             route: whether plug-ins that change how the network computes do so in this pass.
             observe: whether ``next_state`` may see this pass: it gets the outputs of the last such pass of
                 the client's own loss.
+        """
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """Return gradient and value of the client's own loss, for the engine.
+
+        The next pass may overwrite the gradient; methods call ``differentiate``.
         """
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:

@@ -1,15 +1,20 @@
 """What holds for every method and plug-in, also for those added later."""
 
 import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fltrain.core.errors import FltrainError
 from fltrain.engine.simulation import Simulation
+from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.types import Local, State
 
 from .helpers import (
     BASES,
@@ -113,6 +118,73 @@ def test_neutral_base_is_federated_averaging_bit_for_bit(method: type[Method]) -
 )
 def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type[Method]) -> None:
     assert_same_model(trained(base(), plugin(**plugin.neutral), rounds=3), reference(base(), rounds=3))
+
+
+# ------------------------------------------------------------------------------------ aliasing
+class Scribbling(Method):
+    """Spoils, in every step, all tensors that a hook may write into, after another pass on the batch."""
+
+    name: Literal["scribbling"] = "scribbling"
+    plugin: ClassVar[bool] = True
+
+    def client_init(self, local: Local) -> State:
+        return {"steps": local.start.new_zeros(())}
+
+    def correct(self, gradient, weights, local, step_state):
+        own = gradient.clone()
+        gradient.fill_(7.0)
+        return own
+
+    def next_state(self, outputs, step, weights, local, step_state):
+        gradient, loss = step.differentiate(at=weights + 1, track=False, observe=False)
+        for tensor in (gradient, loss, outputs.features, outputs.logits, step.images):
+            tensor.detach().fill_(7.0)
+        steps = step_state["steps"] + 1
+        step_state["steps"].fill_(7.0)
+        return {"steps": steps}
+
+    def client_final(self, update, local, step_state):
+        assert int(step_state["steps"]) == update.steps
+        return update, {}
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [(base(),) for base in BASES]
+    + [(FedAvg(), plugin()) for plugin in PLUGINS]
+    + [(FedAvg(), METHODS["ecgr"](vector="gradient"))],
+    ids=by_name,
+)
+def test_hooks_that_spoil_what_is_theirs_change_nothing(methods: tuple[Method, ...]) -> None:
+    settings = {"rounds": 2, "fraction": 0.34}
+    assert_same_model(trained(*methods, Scribbling(), **settings), trained(*methods, **settings))
+
+
+SHARED: dict[str, Callable[..., Tensor]] = {
+    "start_weights": lambda weights, state, local: weights,
+    "client_init": lambda local: local.class_counts,
+    "correct": lambda gradient, weights, local, step_state: weights,
+    "post_step": lambda weights, local, step_state: local.start,
+    "next_state": lambda outputs, step, weights, local, step_state: weights,
+    "loss": lambda loss, outputs, step, local, step_state: local.buffers,
+    "gradient": lambda step, weights, local, step_state: weights,
+    "client_final": lambda update, local, step_state: update.trained,
+    "aggregate": lambda task, state, before, updates: before.weights,
+    "server_step": lambda task, state, before, updates: updates[0].weights,
+    "test_weights": lambda weights, local: local.start,
+}
+"""A tensor that each hook is handed and others read, too."""
+
+
+@pytest.mark.parametrize("hook", SHARED)
+def test_writing_into_shared_tensors_is_refused(hook: str) -> None:
+    def writing(self: Method, *arguments: Any) -> Any:
+        SHARED[hook](*arguments).mul_(2.0)
+        return getattr(FedAvg, hook)(self, *arguments)
+
+    writer = type("Writer", (FedAvg,), {"__module__": __name__, hook: writing})
+    with pytest.raises(FltrainError, match=rf"^'{hook}' of method 'fedavg' writes into a tensor"):
+        trained(writer(), rounds=1)
 
 
 def test_methods_of_the_specification_are_registered() -> None:

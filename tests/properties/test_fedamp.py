@@ -301,9 +301,6 @@ def test_what_pfllib_amounts_to_is_local_training_bit_for_bit(settings: dict[str
     check_local_only(FedAmp(variant="pfllib"), **settings)
 
 
-# ------------------------------------------------------------------------------------ mutations
-
-
 class Kernel(FedAmp):
     """The kernel with a mistake."""
 

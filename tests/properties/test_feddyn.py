@@ -157,8 +157,8 @@ def check_clip(method: FedDyn) -> None:
     for scale in (1e-3, 1.0, 1e3):
         arguments = scale * gradient, received + scale * (weights - received)
         local = local_of(received, state={"dual": scale * dual})
-        wanted = free.correct(*arguments, local, {})
-        clipped = method.correct(*arguments, local, {})
+        wanted = free.correct(*arguments, local, method.client_init(local))
+        clipped = method.correct(*arguments, local, method.client_init(local))
         if wanted.norm() <= method.clip:
             assert torch.equal(clipped, wanted)
         else:

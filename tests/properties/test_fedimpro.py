@@ -1254,9 +1254,6 @@ def test_cosine_schedule_of_the_tuned_recipe() -> None:
     assert factors == pytest.approx([1, quarter, 0.5, 1 - quarter, 0, 0], abs=1e-12)
 
 
-# ------------------------------------------------------------------------------------ mutations
-
-
 @pytest.mark.parametrize("layer", ["stage1.expand", "stage2.expand", "classifier"])
 def test_direct_feedback_reaches_layers_below_and_above_the_cut(layer: str) -> None:
     """Above the cut there are more rows than images: the samples', which come last."""

@@ -332,9 +332,6 @@ def test_adaptation_batches_differ_between_rounds_and_clients_but_not_between_ru
     assert first.rows == second.rows
 
 
-# ------------------------------------------------------------------------------------ mutations
-
-
 class Dropping(Mlp):
     """A perceptron with dropout."""
 
@@ -362,12 +359,17 @@ def test_methods_observe_the_pass_that_the_gradient_is_from(version: str) -> Non
 
     class Looking(Tracing):
         def _step(self, images, chosen, how, hooks, optimiser):
-            whole, observe = images.batch(chosen, how)[0], hooks.observe
-            hooks.observe = lambda outputs, step: (seen.append((step.images, whole)), observe(outputs, step))
+            whole, next_state = images.batch(chosen, how)[0], hooks.next_state
+
+            def watched(observed, weights):
+                seen.append((observed[-1][1].images, whole))
+                next_state(observed, weights)
+
+            hooks.next_state = watched
             try:
                 return super()._step(images, chosen, how, hooks, optimiser)
             finally:
-                del hooks.observe
+                del hooks.next_state
 
     federation.executor = Looking(federation.everyone)
     federation.round(0)

@@ -45,6 +45,15 @@ class Doubling(FedAvg):
         return replace(said, logits=2 * said.logits)
 
 
+def test_gradients_are_copies() -> None:
+    """A later pass does not change a gradient that was handed out."""
+    step = step_of(federation_of())
+    first, _ = step.differentiate(track=False)
+    kept = first.clone()
+    step.differentiate(entropy, track=False)
+    assert torch.equal(first, kept)
+
+
 # ------------------------------------------------------------------------------------ checks of a step
 def check_gradient(kind: type[LoopStep], model: Model) -> None:
     """It is that of the client's own loss, or of the one given, on the batch, twice in a row."""

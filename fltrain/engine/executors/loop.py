@@ -173,6 +173,9 @@ class LoopExecutor:
         gradient, loss = hooks.gradient(step, weights)
         gradient = hooks.correct(gradient, weights)
         optimiser.step(gradient)
+        recording = self.composition.recording
+        if recording and recording.what == "gradient":
+            gradient = gradient.clone()  # a pass in next_state would overwrite it
         hooks.post_step(weights)
         hooks.next_state(step.outputs, weights)
         step.outputs.clear()  # they refer to the step, and this circle would keep its tensors alive
@@ -212,10 +215,24 @@ class LoopStep:
         route: bool = True,
         observe: bool = True,
     ) -> tuple[Tensor, Tensor]:
+        gradient, value = self.gradient(loss, at=at, part=part, track=track, route=route, observe=observe)
+        return gradient.clone(), value
+
+    def gradient(
+        self,
+        loss: Callable[[Outputs], Tensor] | None = None,
+        *,
+        at: Tensor | None = None,
+        part: Part | None = None,
+        track: bool = True,
+        route: bool = True,
+        observe: bool = True,
+    ) -> tuple[Tensor, Tensor]:
         model, network = self.model, self.model.network
+        # Written through `data`, which leaves the version of the weights as it is: hooks may not write.
         if at is not None:
             here = model.weights.clone()
-            model.weights.copy_(at)
+            model.weights.data.copy_(at)
         model.gradient.zero_()
         with (
             # Training the classifier alone leaves all else as it is, the running statistics, too.
@@ -229,7 +246,7 @@ class LoopStep:
         if observe and not loss:
             self.outputs.append((outputs, self))
         if at is not None:
-            model.weights.copy_(here)
+            model.weights.data.copy_(here)
         return model.gradient, value.detach()
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:

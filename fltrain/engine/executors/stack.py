@@ -357,6 +357,9 @@ class _StackedStep:
         gradient[where] = whole[where]
         return gradient, value
 
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        return self.differentiate()
+
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
         network = self.model.network
         before = network.training
