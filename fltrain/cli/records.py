@@ -13,7 +13,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.runs.record import Results
 
 app = typer.Typer(
-    help="Exchange records of runs: tables and figures can be made from these alone.",
+    help="Exchange records of runs: they are enough to make tables and figures.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -21,11 +21,11 @@ app = typer.Typer(
 
 @app.command("export")
 def export_archive(
-    archive: Annotated[Path, typer.Argument(help="The archive to write, for example records.tar.gz.")],
+    archive: Annotated[Path, typer.Argument(help="Archive to write, for example records.tar.gz.")],
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Run ids; all records but stale ones if none.")
+        list[str] | None, typer.Argument(help="Run IDs (default: all records that are not stale).")
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="All trained runs of a scale instead.")] = None,
+    scale: Annotated[str | None, typer.Option(help="Export all trained runs of a scale.")] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
@@ -34,7 +34,7 @@ def export_archive(
 
     where = Results(results)
     if runs and scale:
-        raise FltrainError(f"name either run ids or --scale {scale}, not both")
+        raise FltrainError(f"name either run IDs or --scale {scale}, not both")
     if scale:
         planned = plan(config, scale)
         done = _complete(planned, where)
@@ -47,14 +47,14 @@ def export_archive(
 
 @app.command("import")
 def import_archive(
-    archive: Annotated[Path, typer.Argument(help="An archive that `fltrain records export` made.")],
+    archive: Annotated[Path, typer.Argument(help="Archive from `fltrain records export`.")],
     results: ResultsOption = Path("results"),
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Take archived records in place of different ones of the same run."),
+        typer.Option("--replace", help="Replace records that differ from the archived ones."),
     ] = False,
 ) -> None:
-    """Bring the records of an archive into RESULTS/runs: all of them, or none if something is wrong."""
+    """Import the records of an archive into RESULTS/runs; if one is invalid, import none."""
     from fltrain.runs.archive import import_records
 
     done = import_records(archive, Results(results), replace)

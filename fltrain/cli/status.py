@@ -36,10 +36,10 @@ def status(
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Show what became of each run, with its final accuracy and time.
+    """Show the status of each run, with its final accuracy and wall time.
 
-    A stopped run goes on from its last checkpoint. A stale run was trained before one of its components was
-    revised; it takes training again.
+    A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
+    has to be retrained. A damaged record was changed after training; tables leave it out.
     """
     wanted, where = selection_of(items, datasets, methods, seeds, hours), Results(results)
     planned = affordable(plan(config, scale), wanted, where)
@@ -50,15 +50,19 @@ def status(
     for name in ("final accuracy, %", "seconds"):
         table.add_column(name, justify="right")
     stale = stale_runs(planned.runs, where)
-    states = {run: State.of(run, where, stale.get(run)) for run in planned.runs}
+    states = {run: State.of(run, where, stale.get(run), spec) for run, spec in planned.runs.items()}
     for run, state in states.items():
         members = ", ".join(planned.memberships[run])
         final = "" if state.final is None else f"{100 * state.final:.2f}"
         seconds = "" if state.seconds is None else f"{state.seconds:.1f}"
         table.add_row(run, str(planned.runs[run].seed), members, state.name, final, seconds)
     print_table(table)
+    same: dict[tuple[str, str], list[str]] = {}
     for run, state in states.items():
-        if state.detail:
-            typer.echo(f"{run}: {state.name}: {state.detail}")
+        same.setdefault((state.name, state.detail), []).append(run)
+    for (name, detail), runs in same.items():
+        if detail:
+            more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+            typer.echo(f"{runs[0]}{more}: {name}: {detail}")
     counts = Counter(state.name for state in states.values())
     typer.echo(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))

@@ -14,6 +14,7 @@ from fltrain.experiments.job_resources import most_vram_mb
 from fltrain.methods.types import Place
 from fltrain.runs.archive import recover_records
 from fltrain.runs.record import Results
+from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.determinism import Profile
 from fltrain.runtime.devices import RUNS, pick_device
@@ -80,7 +81,7 @@ def train(
             help="How local steps are run: loop; graph, recorded and replayed; or by a trial.",
         ),
     ] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Train even if the record is complete.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Train runs even if they have a record.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
 ) -> None:
     """Train runs and write their records to RESULTS/runs/<run id>/.
@@ -93,9 +94,11 @@ def train(
     chosen = None
     with stopping.heeded():
         for spec in parsed:
-            # What is left of a complete run is cleared away by whoever holds it.
-            if where.record(spec.run_id).complete and not again and not where.saved_rounds(spec.run_id):
-                typer.echo(f"{spec.run_id}: already trained (--again trains it once more)")
+            record = where.record(spec.run_id)
+            # Training deletes the checkpoints that a complete run has left.
+            if record.complete and not again and not where.saved_rounds(spec.run_id):
+                remark = record.damage or changed_code(record.provenance, spec)
+                typer.echo(f"{spec.run_id}: already trained (--again retrains it){remark and f'; {remark}'}")
                 continue
             with stopping.interruptible():  # all GPUs may be taken for long
                 from fltrain.engine import train as training

@@ -15,14 +15,14 @@ from fltrain.runs.record import Results
 def verify(
     results: ResultsOption = Path("results"),
     scale: Annotated[
-        str | None, typer.Option(help="Only the tables of this scale; of all that were made if not given.")
+        str | None, typer.Option(help="Check only the tables of this scale (default: of all scales).")
     ] = None,
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Check everything in RESULTS once more: data sets, partitions, records, and tables against the records.
+    """Check data sets, partitions and records in RESULTS, and tables against the records.
 
-    There is a line for each problem; the exit code is 2 if there is one. What is stale or left over is named,
-    but is no problem.
+    The command prints a line for each problem and ends with exit code 2 if there is one. Stale records and
+    leftovers of interrupted processes are listed, but they are not problems.
     """
     from fltrain.reporting.verify import Verification
 

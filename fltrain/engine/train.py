@@ -1,7 +1,7 @@
-"""From a spec to a complete record: data, partition, simulation, checkpoints, files.
+"""Training of a run: data, partition, simulation, checkpoints, record.
 
-A run that is stopped or killed goes on from its last checkpoint when it is started again, and its record is
-the one that it would have had, byte for byte.
+A run that was stopped or killed resumes from its last checkpoint at the next start. Its record equals that of
+an uninterrupted run, byte for byte.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from fltrain.engine.simulation import Diverged, ExecutorFactory, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.methods.types import Place
 from fltrain.runs.record import Record, Results, checkpoint_files, summarise, write_record
+from fltrain.runs.sources import outside_files, source_digests
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.determinism import Determinism, Profile, determined
 from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory
-from fltrain.runtime.provenance import gather, merged
+from fltrain.runtime.provenance import changes, gather, merged
 from fltrain.runtime.signals import Stopping
 
 LOG = logging.getLogger("fltrain")
@@ -46,12 +47,12 @@ LOG_EVERY_SECONDS = 15.0
 
 
 def ensure_data(dataset: Dataset, results: Results, quiet: bool = False) -> PreparedData:
-    """Read a prepared data set, after getting and preparing it if it is not there."""
+    """Return a prepared dataset; download and prepare it first if it is missing."""
     return load_or_prepare(dataset, results.data(dataset), results.downloads, quiet)
 
 
 def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Partition:
-    """Read the run's partition, after making it if it is not there."""
+    """Return the run's partition; make it first if it is missing."""
     path = results.partition(spec)
     make = load_partition if path.exists() else partition
     return make(spec.partition, spec.local_test, data, spec.seed, path)
@@ -91,20 +92,20 @@ def train(
 ) -> Record:
     """Train a run, from its last checkpoint if there is one, and write its record.
 
-    If another process is training the run, this one waits for that to end.
+    If another process trains the run, wait until it has ended.
 
     Args:
         spec: the run.
-        results: where its record is to be, and data are found or made.
-        execution: how to train.
-        again: whether to train it even if there is a record then.
-        quiet: whether progress goes to its log only.
-        stopping: the signals to heed; none if not given.
+        results: the results folder, for the record, data and partitions.
+        execution: settings of the execution.
+        again: train the run even if it has a record.
+        quiet: write progress to the log file only.
+        stopping: handler of signals (default: none are handled).
 
     Raises:
-        FltrainError: if data or spec do not allow the run; there is no record then.
+        FltrainError: if data or spec do not allow the run; it leaves no record.
         MethodError: if the code of a method fails.
-        Stopped: if a signal asked for it; the state is saved then.
+        Stopped: after a signal; the state is saved.
     """
     compute_as_runs(execution.threads)
     memory.start_anew()
@@ -129,12 +130,12 @@ def train(
         LOG.exception("%s failed", spec.run_id)
         raise
     except Stopped as stopped:
-        raise type(stopped)(f"{spec.run_id}: {stopped}; start it again to go on from there") from None
+        raise type(stopped)(f"{spec.run_id}: {stopped}; the next start resumes there") from None
     return Record(record.folder)
 
 
 def _clear_checkpoints(results: Results, record: Record, again: bool) -> None:
-    """Remove checkpoints that a complete run has left: all but those of an attempt to train it again."""
+    """Delete checkpoints of a complete run, except those of an interrupted `train --again`."""
     left = checkpoint_files(results.checkpoints(record.run_id))
     if not again or all(path.stat().st_mtime <= record.written for path in left):
         shutil.rmtree(results.checkpoints(record.run_id), ignore_errors=True)
@@ -148,7 +149,7 @@ def _train(
     stopping: Stopping,
     quiet: bool,
 ) -> None:
-    """Train the rounds that are left and write the record."""
+    """Train the remaining rounds and write the record."""
     started = time.perf_counter()
     with stopping.interruptible():
         simulation, digests, identity = _prepare(spec, results, execution, stopping, quiet)
@@ -159,31 +160,34 @@ def _train(
         *(spec.run_id, f"{layout.size:,}", len(layout.layers), execution.device),
     )
     progress = checkpoints.restore(simulation) or Progress([], 0.0, [])
+    facts = gather(execution.device, execution.threads, outside_files(spec))
+    facts |= {"sources": source_digests(spec), "after_round": simulation.finished}
     if simulation.finished:
-        LOG.info("%s: goes on after round %d of %d", spec.run_id, simulation.finished, spec.rounds)
-    here = {**gather(execution.device, execution.threads), "after_round": simulation.finished}
-    progress.processes.append(here)
+        LOG.info("%s: resumed after round %d of %d", spec.run_id, simulation.finished, spec.rounds)
+        if differences := changes(progress.processes[-1], facts):
+            LOG.warning("%s: not bitwise: changed since then: %s", spec.run_id, "; ".join(differences))
+    progress.processes.append(facts)
     started -= progress.seconds
 
     def account() -> Progress:
-        """What has been used so far, and what can be promised of it."""
+        """Update the wall time and the determinism of this process."""
         progress.seconds = time.perf_counter() - started
         if memory.reduced():
             determinism.operations.add("tests in smaller batches")
         if not EXECUTORS[simulation.executor.name].exact:
             determinism.operations.add("clients side by side")
-        here.update(determinism.facts, executor=simulation.executor.name)
+        facts.update(determinism.facts, executor=simulation.executor.name)
         return progress
 
     with _progress(spec, quiet) as report:
         diverged = _rounds(simulation, checkpoints, progress.rows, account, report, folder / "train.log")
-    facts = {
+    about = {
         "parameters": layout.size,
         "layers": [layer.name for layer in layout.layers],
         "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
         "digests": digests,
     }
-    summary = summarise(spec, progress.rows, diverged, facts)
+    summary = summarise(spec, progress.rows, diverged, about)
     costs, provenance = _costs(simulation, account().seconds), merged(progress.processes)
     write_record(folder, spec, progress.rows, summary, costs, provenance, kept_models(simulation))
     checkpoints.remove()
@@ -199,7 +203,7 @@ def _rounds(
     report: Callable[[int, list[Row]], None],
     log: Path,
 ) -> Row | None:
-    """Add the rows of all rounds that are left, with checkpoints in between; say so if the run diverges."""
+    """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
     spec = simulation.spec
     try:
         for finished in simulation.run():
@@ -226,9 +230,9 @@ def _rounds(
 def _prepare(
     spec: RunSpec, results: Results, execution: Execution, stopping: Stopping, quiet: bool
 ) -> tuple[Simulation, dict[str, str], dict[str, Any]]:
-    """The run before its first round, digests of its data and partition, and all that its state rests on."""
+    """Return the run before its first round, digests of data and partition, and the checkpoint's identity."""
     data = ensure_data(spec.dataset, results, quiet)
-    if data.side < spec.model.min_side:  # not every data set's size is known before it is read
+    if data.side < spec.model.min_side:  # the size of some datasets is only known now
         raise FltrainError(
             f"model {spec.model.name!r} needs images of at least {spec.model.min_side} pixels, "
             f"{spec.dataset.id!r} has {data.side}; set dataset.image_size"
@@ -280,7 +284,7 @@ def _executor(spec: RunSpec, results: Results, execution: Execution) -> Executor
 
 @contextmanager
 def _lease(path: Path, run_id: str, stopping: Stopping) -> Iterator[None]:
-    """Hold a run for this process alone, after waiting for another one that holds it.
+    """Hold the lock of a run; wait while another process holds it.
 
     Raises:
         FltrainError: if the file system has no locks.
@@ -301,34 +305,35 @@ def _lease(path: Path, run_id: str, stopping: Stopping) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # still held: whoever waits for it finds it gone, and makes a new one
+        path.unlink(missing_ok=True)  # while locked: a waiting process then makes a new file
         lock.release()
 
 
 _NO_VARIANCE = "Expected more than 1 value per channel when training"
-"""What PyTorch says of a batch in which every channel has a single value."""
+"""PyTorch's message for a batch in which every channel has a single value."""
 
 
 def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
+    """Describe an exception of a round: out of memory, BatchNorm without variance, or a fault of a method."""
     where = ", ".join(reversed(getattr(error, "__notes__", [])))
-    said = " ".join(f"{type(error).__name__}: {error}".split())
+    message = " ".join(f"{type(error).__name__}: {error}".split())
     if memory.out_of_memory(error):
         return FltrainError(
-            f"{spec.run_id}: out of memory {where} ({said}); let fewer runs share the device, keep what "
+            f"{spec.run_id}: out of memory {where} ({message}); let fewer runs share the device, keep what "
             "clients have on the host (--client-memory 0 --recordings host, or FLTRAIN_CLIENT_MEMORY=0 "
             "FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger device"
         )
-    if _NO_VARIANCE in said:
+    if _NO_VARIANCE in message:
         return FltrainError(
             f"{spec.run_id}: BatchNorm cannot normalise maps of one pixel in a batch of one image ({where}); "
             "set training.batch_size or the smallest client (partition.min_size) to 2 or more, a larger "
             "dataset.image_size, or a model without BatchNorm"
         )
-    return MethodError(f"{spec.run_id}: {said} ({where}); {log} has the traceback")
+    return MethodError(f"{spec.run_id}: {message} ({where}); {log} has the traceback")
 
 
 def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
-    """What the run has cost, in all processes; the work between a checkpoint and a kill is not known."""
+    """Return the costs of all processes of a run, without the work between a checkpoint and a kill."""
     costs, device = simulation.costs, simulation.device
     training = costs.seconds["train"]
     return {
@@ -345,9 +350,9 @@ def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
 
 @contextmanager
 def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
-    """Show progress: a bar on a terminal, elsewhere a plain line now and then.
+    """Show progress: a bar on a terminal, otherwise a line every 15 seconds.
 
-    Yields a function to be called with the number of finished rounds and all rows so far.
+    Yields a function of the number of finished rounds and all rows so far.
     """
     console = Console(stderr=True)
 
@@ -377,8 +382,8 @@ def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
 def _log_to(path: Path, quiet: bool) -> None:
     """Write messages to a file, and to the terminal unless ``quiet``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.raiseExceptions = False  # a disk that is full shall not fill the terminal with tracebacks
-    # Appending, as a shell may write errors to the same file, and another process that trains the run does.
+    logging.raiseExceptions = False  # no tracebacks when the disk is full
+    # Append: the shell and another process that trains the run may write to the same file.
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
     if not quiet:
         handlers.append(logging.StreamHandler())
@@ -392,7 +397,7 @@ def _log_to(path: Path, quiet: bool) -> None:
 
 
 def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
-    """What the run's record shall keep of its models, None if nothing.
+    """Return the models that the spec asks to keep in the record; None if it keeps none.
 
     ``weights`` ``[P]``, ``buffers`` ``[B]`` and ``counters`` of the global model; for ``clients`` also those
     of the last round's ``clients`` after local training, ``client_weights`` ``[m, P]``, ``client_buffers``.

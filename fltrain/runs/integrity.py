@@ -73,7 +73,11 @@ class _Provenance(_Loose):
     device: str
     gpu: str | None
     cuda: str | None
+    # Missing in records of older versions:
     sources: dict[str, str] = {}
+    cpu_capability: str = ""
+    limits: dict[str, str] = {}
+    blas: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from fltrain.core.errors import FltrainError
 from fltrain.runs.record import BROKEN, Record, Results, reason
+from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
 
 
@@ -111,21 +112,22 @@ class State:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, run_id: str, results: Results, stale: Stale | None) -> Self:
+    def of(cls, run_id: str, results: Results, stale: Stale | None, spec: RunSpec | None = None) -> Self:
         """Return the status of a run.
 
         Args:
             run_id: the run.
             results: the results folder.
             stale: the stale record of the run, if it has one.
+            spec: the run, to compare the code that trained it with today's; None to compare nothing.
         """
         record = results.record(run_id)
         if record.complete:
             try:
                 final, seconds = record.summary["accuracy"]["final"], record.costs["seconds"]["total"]
-                return cls(
-                    str(record.summary["status"]), "", None if final is None else float(final), float(seconds)
-                )
+                change = changed_code(record.provenance, spec) if spec else ""
+                accuracy = None if final is None else float(final)
+                return cls(str(record.summary["status"]), change, accuracy, float(seconds))
             except FltrainError as error:
                 return cls("damaged", str(error))
             except BROKEN as error:

@@ -1,10 +1,13 @@
-"""Where and with what a run was trained. Gathered on the machine that trains."""
+"""Provenance: the code, packages and machine that trained a run. Gathered on the machine that trains."""
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -13,22 +16,41 @@ from typing import Any
 import torch
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic")
-DECISIVE = ("commit", "dirty", "packages", "processor", "threads", "gpu", "cuda")
-"""Facts that decide, or may decide, the last bits of a run's numbers."""
+LIMITS = (
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR",
+)
+"""Environment variables that limit the instruction set of PyTorch, oneDNN and MKL."""
+
+DECISIVE = ("sources", "packages", "processor", "cpu_capability", "limits", "blas", "threads", "gpu", "cuda")
+"""Facts that decide the last bits of a run's numbers: ``bitwise`` promises nothing if one of them differs."""
 
 
-def gather(device: torch.device, threads: int) -> dict[str, Any]:
-    """Return code version, packages, processor and device."""
+def gather(device: torch.device, threads: int, plugins: Iterable[Path] = ()) -> dict[str, Any]:
+    """Return the versions of code and packages, processor and device.
+
+    Args:
+        device: the device that trains.
+        threads: CPU threads.
+        plugins: source files of components that are not part of fltrain; ``dirty`` covers them.
+    """
     cuda = device.type == "cuda"
+    package = Path(__file__).resolve().parents[1]
     return {
         "fltrain": version("fltrain"),
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", "fltrain")),
+        "commit": _git(package, "rev-parse", "HEAD"),
+        "dirty": _changed(package) or any(_changed(file, alone=True) for file in plugins),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "host": platform.node(),
         "processor": _processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "limits": {name: os.environ[name] for name in LIMITS if name in os.environ},
+        "blas": _blas(),
         "threads": threads,
         "device": str(device),
         "gpu": torch.cuda.get_device_name(device) if cuda else None,
@@ -37,10 +59,11 @@ def gather(device: torch.device, threads: int) -> dict[str, Any]:
 
 
 def merged(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Provenance of a run that several processes have trained, one after the other.
+    """Return the provenance of a run from the facts of the processes that trained it, one after the other.
 
-    The facts are those of the last one. ``resumed`` says for each earlier one in which facts it was another,
-    and after which round it was followed. What was trained in different environments is not bitwise.
+    The facts are those of the last process. ``resumed`` has an entry for each earlier one: the facts that
+    differ, and the round after which the next process resumed. A run is ``bitwise`` only if all decisive
+    facts are equal.
     """
     *earlier, last = processes
     resumed = [
@@ -51,7 +74,7 @@ def merged(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for one, after in pairwise(processes)
     ]
     facts = {key: value for key, value in last.items() if key != "after_round"}
-    same = all(one[key] == last[key] for one in earlier for key in DECISIVE)
+    same = not any(changes(one, last) for one in earlier)
     bitwise = same and all(one["determinism"] == "bitwise" for one in processes)
     facts["determinism"] = "bitwise" if bitwise else "statistical"
     inexact = {operation for one in processes for operation in one["nondeterministic_operations"]}
@@ -59,16 +82,53 @@ def merged(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**facts, "resumed": resumed}
 
 
-def _git(*arguments: str) -> str | None:
-    """Output of a git command on the source tree; None without git or outside a checkout."""
-    source = Path(__file__).resolve().parent.parent
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the decisive facts that differ between two processes, for example ``threads 1 -> 2``.
+
+    For sources and packages it names the entries that differ: ``code of methods.fedprox``.
+    """
+    found = []
+    for fact in DECISIVE:
+        old, new = before.get(fact), now.get(fact)
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+            found.append(f"{'code' if fact == 'sources' else fact} of {', '.join(keys)}")
+        else:
+            found.append("code" if fact == "sources" else f"{fact} {old} -> {new}")
+    return found
+
+
+def _changed(path: Path, alone: bool = False) -> bool:
+    """Return True if git reports changes or untracked files below a path.
+
+    A file outside of a repository (``alone``) counts as changed unless it belongs to an installed package.
+    """
+    folder = path if path.is_dir() else path.parent
+    status = _git(folder, "status", "--porcelain", "--untracked-files=all", "--", str(path))
+    if status is None:
+        installed = Path(sysconfig.get_paths()["purelib"])
+        return alone and installed not in path.parents
+    return bool(status)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of a git command in a folder; None without git or outside a repository."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=10
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _blas() -> str:
+    """Return PyTorch's BLAS library, for example ``mkl 2024.2``."""
+    built = torch.__config__.show()
+    found = re.search(r"BLAS_INFO=(\w+)", built), re.search(r"Math Kernel Library Version ([\d.]+)", built)
+    return " ".join(match[1] for match in found if match)
 
 
 def _processor() -> str:

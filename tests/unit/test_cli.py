@@ -284,7 +284,7 @@ def test_training_training_again_and_training_a_record(tmp_path: Path) -> None:
     assert record["train.log"]
 
     second = invoke(*train)
-    assert second.stdout == f"{run}: already trained (--again trains it once more)\n"
+    assert second.stdout == f"{run}: already trained (--again retrains it)\n"
     assert bytes_of(folder, (*RECORD_FILES, "train.log")) == record
 
     again = invoke(*train, "--again", "--quiet")

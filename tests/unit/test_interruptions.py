@@ -136,12 +136,12 @@ def test_a_signal_saves_the_state_and_ends_the_program(
     last = said.splitlines()[-1]
     assert re.fullmatch(
         rf"{re.escape(spec.run_id)}: stopped by {number.name} after round \d+ of 60; its state is saved; "
-        r"start it again to go on from there",
+        r"the next start resumes there",
         last,
     )
     assert "Traceback" not in said
     assert contents(finished(spec, root)) == long.expected
-    assert "goes on after round" in (Results(root).run(spec.run_id) / "train.log").read_text()
+    assert "resumed after round" in (Results(root).run(spec.run_id) / "train.log").read_text()
     assert_clean(root, spec)
 
 
@@ -176,6 +176,6 @@ def test_who_waits_for_a_process_that_is_killed_goes_on_from_its_checkpoint(
     first.kill()
     second.join()
     assert second.exitcode == 0
-    assert "goes on after round" in log.read_text()
+    assert "resumed after round" in log.read_text()
     assert contents(Results(root).record(spec.run_id)) == long.expected
     assert_clean(root, spec)

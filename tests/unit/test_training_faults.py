@@ -83,7 +83,7 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
 
     # Once the method is mended, the run goes on from its checkpoint.
     code, _ = invoke(SPEC)
-    assert code == 0 and "goes on after round 2 of 4" in log.read_text()
+    assert code == 0 and "resumed after round 2 of 4" in log.read_text()
     resumed = record.folder.rename(whole)
     invoke(SPEC)
     for name in ("metrics.jsonl", "summary.json"):
@@ -172,7 +172,7 @@ def test_training_again_goes_on_where_it_was_stopped(invoke: Invoke, tmp_path: P
         train(SPEC, results, checkpoints, again=True)
     assert record.complete, "the older record stays until there is another"
     train(SPEC, results, Execution(CPU), again=True)
-    assert "goes on after round 3 of 4" in (record.folder / "train.log").read_text()
+    assert "resumed after round 3 of 4" in (record.folder / "train.log").read_text()
     assert (record.folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -232,7 +232,7 @@ def test_less_memory_than_usual_is_no_bitwise_run(tmp_path: Path, monkeypatch: p
 def test_a_run_is_as_exact_as_the_least_exact_of_its_processes() -> None:
     one = {name: "same" for name in DECISIVE} | {"nondeterministic_operations": [], "determinism": "bitwise"}
     loose = {**one, "determinism": "statistical", "nondeterministic_operations": ["scatter"]}
-    other = {**one, "commit": "another"}
+    other = {**one, "processor": "another"}
     started = [{**process, "after_round": number} for number, process in enumerate((one, one))]
     assert merged(started)["determinism"] == "bitwise"
     for worse in (loose, other):

@@ -1,0 +1,188 @@
+"""Digests of the source code that decides the numbers of a run. No torch.
+
+A digest covers syntax trees: comments, docstrings and formatting do not change it, and it is equal under all
+versions of Python. A changed digest does not make a record stale. If your change alters numbers, increase the
+revision of the component.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fltrain.core.registry import Component
+from fltrain.runs.spec import RunSpec
+
+PARTS = ("data", "engine", "methods", "metrics", "models", "core.rng", "runtime.determinism")
+"""Packages and modules of fltrain whose code decides numbers."""
+
+ENTRY = ("fltrain.engine.simulation", "fltrain.engine.executors.choose", "fltrain.data.prepared")
+"""Modules from which the imports are followed, beside those of the run's components."""
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def source_digests(spec: RunSpec) -> dict[str, str]:
+    """Return a digest of each module that decides the numbers of a run, by its name without ``fltrain.``.
+
+    These are the modules of its components (``methods.fedprox``), the engine and the preparation of data, and
+    all that they import from fltrain or, for a component from outside, from its own package. Of a module
+    with several components, only those of the run count: ``models.catalogue (lenet5)``.
+    """
+    return dict(_digests(frozenset(map(type, components(spec)))))
+
+
+def components(spec: RunSpec) -> list[Component]:
+    """Return the components of a run: methods, network, schedule, partition scheme, readers of datasets."""
+    readers = [dataset.entry.reader for dataset in (spec.dataset, *spec.evaluation.extra)]
+    return [*spec.composition.methods, spec.model, spec.training.lr_schedule, spec.partition, *readers]
+
+
+def outside_files(spec: RunSpec) -> list[Path]:
+    """Return the source files of components that are not part of fltrain."""
+    names = sorted({type(component).__module__ for component in components(spec)})
+    files = [_file(name) for name in names if not name.startswith("fltrain.")]
+    return [file for file in files if file is not None]
+
+
+def changed_code(provenance: Mapping[str, Any], spec: RunSpec) -> str:
+    """Describe the difference between the code that trained a run and today's code.
+
+    For example ``the code of methods.fedprox changed since this run``; empty if nothing changed.
+    """
+    recorded = provenance.get("sources")
+    if not recorded:
+        return "code not recorded"
+    modules = differing(recorded, source_digests(spec))
+    return f"the code of {named(modules)} changed since this run" if modules else ""
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Return the keys whose values differ, sorted."""
+    return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
+
+
+def named(modules: Sequence[str]) -> str:
+    """List modules, the first four by name."""
+    more = f" and {len(modules) - 4} more modules" if len(modules) > 4 else ""
+    return ", ".join(modules[:4]) + more
+
+
+@cache
+def _digests(chosen: frozenset[type[Component]]) -> dict[str, str]:
+    """Follow the static imports from the chosen components and the engine, past all other components."""
+    modules = {kind.__module__ for kind in chosen}
+    outside = {name.partition(".")[0] for name in modules} - {"fltrain"}
+    concrete = [kind for kind in _subclasses(Component) if isinstance(_name(kind), str)]
+    others = {kind.__module__ for kind in concrete} - modules
+    needed = {base for kind in chosen for base in kind.__mro__}
+    digests: dict[str, str] = {}
+    seen: set[str] = set()
+    pending = [(name, True) for name in (*modules, *ENTRY)]
+    while pending:
+        name, from_component = pending.pop()
+        if name in seen or (name in others and not from_component):
+            continue
+        seen.add(name)
+        unused = frozenset(one.__name__ for one in concrete if one.__module__ == name and one not in needed)
+        if module := _module(name, unused):
+            used = sorted(_name(one) for one in chosen if one.__module__ == name)
+            label = f"{name} ({', '.join(used)})" if unused and used else name
+            digests[label.removeprefix("fltrain.")] = module.digest[:12]
+            component = name in modules | others
+            pending += [(target, component) for target in module.imports if _decides(target, outside)]
+    return dict(sorted(digests.items()))
+
+
+def _name(kind: type[Component]) -> Any:
+    return kind.model_fields["name"].default
+
+
+def _subclasses(kind: type[Component]) -> Iterator[type[Component]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _decides(name: str, outside: set[str]) -> bool:
+    """Return True if a module can decide numbers."""
+    if name.partition(".")[0] in outside:
+        return True
+    return any(f"{name}.".startswith(f"fltrain.{part}.") for part in PARTS)
+
+
+def _file(name: str) -> Path | None:
+    """Return the source file of a module; None if it is not a module or has no source."""
+    if name.startswith("fltrain."):  # without importing its packages
+        place = _PACKAGE.joinpath(*name.split(".")[1:])
+        candidates = (place.with_suffix(".py"), place / "__init__.py")
+        return next((path for path in candidates if path.is_file()), None)
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(found.origin) if found and found.origin and found.origin.endswith(".py") else None
+
+
+@dataclass(frozen=True)
+class _Module:
+    """Digest of a module, and the names of everything that it imports."""
+
+    digest: str
+    imports: tuple[str, ...]
+
+
+@cache
+def _module(name: str, unused: frozenset[str]) -> _Module | None:
+    """Read a module without its unused classes; None if it has no source file."""
+    file = _file(name)
+    if file is None:
+        return None
+    tree = ast.parse(file.read_bytes())
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name in unused)]
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    return _Module(_tree_digest(tree), tuple(_imports(tree, package)))
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
+    """Yield the names of imported modules; some are names inside a module, which have no file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = importlib.util.resolve_name("." * node.level + base, package)
+            yield from chain([base], (f"{base}.{alias.name}" for alias in node.names))
+
+
+def _tree_digest(tree: ast.Module) -> str:
+    digest = hashlib.sha256()
+    for text in _texts(tree):
+        digest.update(f"{text}\0".encode())
+    return digest.hexdigest()
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Yield a syntax tree as texts that do not depend on the version of Python, without docstrings."""
+    if isinstance(node, list):
+        for item in node:
+            if not (isinstance(item, ast.Expr) and isinstance(getattr(item.value, "value", None), str)):
+                yield from _texts(item)
+        yield "]"
+    elif isinstance(node, ast.AST):
+        yield type(node).__name__
+        for field, value in ast.iter_fields(node):
+            if value not in (None, []) and field not in ("ctx", "kind", "type_comment"):
+                yield field
+                yield from _texts(value)
+        yield ")"
+    else:
+        yield repr(node)

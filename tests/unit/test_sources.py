@@ -1,0 +1,336 @@
+"""Code and machine in records: digests of sources, provenance, and remarks when runs differ in them."""
+
+import ast
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fltrain.cli import app
+from fltrain.core.files import read_json, write_json
+from fltrain.methods import METHODS
+from fltrain.methods.fedprox import FedProx
+from fltrain.runs import sources
+from fltrain.runs.record import Record, Results
+from fltrain.runs.remarks import mixed, remarks
+from fltrain.runs.sources import changed_code, components, source_digests
+from fltrain.runs.status import State
+from fltrain.runtime import provenance
+from fltrain.runtime.provenance import DECISIVE, changes, gather, merged
+
+from .helpers import CPU, tiny, trained
+
+OUTSIDE = '''
+from typing import Literal
+
+from outside_code import helper
+from fltrain.methods.base import Method
+
+
+class Mine(Method):
+    """A method in a file of its own."""
+
+    name: Literal["outside_mine"] = "outside_mine"
+
+    def factor(self) -> float:
+        # a comment
+        return helper.FACTOR * 2.0
+'''
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package outside fltrain with a method and a module that it imports."""
+    folder = tmp_path / "outside_code"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "helper.py").write_text("FACTOR = 1.0\n")
+    (folder / "mine.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    kind = importlib.import_module("outside_code.mine").Mine
+    monkeypatch.setattr(sources, "components", lambda spec: [kind(), *components(spec)])
+    forget()
+    yield folder
+    for name in [name for name in sys.modules if name.startswith("outside_code")]:
+        del sys.modules[name]
+    forget()
+
+
+def forget() -> None:
+    """Read the sources again, as another process does."""
+    sources._module.cache_clear()
+    sources._digests.cache_clear()
+
+
+def edited(path: Path, old: str, new: str) -> dict[str, str]:
+    """The digests after an edit of a file, which is undone."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    forget()
+    try:
+        return source_digests(tiny())
+    finally:
+        path.write_text(text)
+        forget()
+
+
+EDITS: dict[str, tuple[str, str, str, list[str]]] = {
+    "a number": ("mine.py", "* 2.0", "* 3.0", ["outside_code.mine"]),
+    "an imported module": ("helper.py", "1.0", "1.5", ["outside_code.helper"]),
+    "a comment": ("mine.py", "# a comment", "# another comment", []),
+    "a docstring": ("mine.py", "A method in a file of its own.", "Doubles.", []),
+    "the formatting": (
+        "mine.py",
+        "return helper.FACTOR * 2.0",
+        "return (\n            helper.FACTOR\n * 2.00)",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_digest_changes_with_the_code_and_with_nothing_else(name: str, outside: Path) -> None:
+    file, old, new, changed = EDITS[name]
+    before = source_digests(tiny())
+    assert sources.differing(before, edited(outside / file, old, new)) == changed
+    assert source_digests(tiny()) == before
+
+
+def test_a_run_depends_on_its_own_components_only() -> None:
+    average = source_digests(tiny())
+    prox = source_digests(tiny(method="fedprox", plugins=["ecgr"]))
+    assert {*prox} - {*average} == {"methods.fedprox", "methods.ecgr"}
+    assert {*average} - {*prox} == {"methods.fedavg"}
+    assert all(average[name] == prox[name] for name in {*average} & {*prox})
+    perceptron = source_digests(tiny(model="mlp"))
+    assert {*perceptron} - {*average} >= {"models.catalogue (mlp)", "models.mlp"}
+    assert "models.mlp" not in average and "models.mobilenet_tiny" not in perceptron
+
+
+def test_the_code_that_decides_numbers_is_covered() -> None:
+    names = source_digests(tiny())
+    assert {name.removeprefix("fltrain.") for name in sources.ENTRY} <= {*names}
+    assert {*names} >= {
+        "engine.executors.loop",
+        "core.rng",
+        "methods.base",
+        "models.flat",
+        "data.readers.digits",
+    }
+    assert not {name for name in names if name.startswith(("runs.", "reporting.", "core.errors"))}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_digest(name: str) -> None:
+    kind = METHODS[name]
+    digests = sources._digests(frozenset({kind}))
+    assert any(label.startswith(kind.__module__.removeprefix("fltrain.")) for label in digests)
+
+
+def test_digests_do_not_depend_on_the_version_of_python() -> None:
+    """Fields that newer versions add to syntax trees are empty in older ones."""
+    tree = ast.parse("class A:\n    'doc'\n    def f(self, x=1): return f'{x}', 'a' 'b', u'c'")
+    before = list(sources._texts(tree))
+    for node in ast.walk(tree):
+        node._fields = (*node._fields, "added")
+        node.added = []  # type: ignore[attr-defined]
+    assert list(sources._texts(tree)) == before
+    assert "'doc'" not in before and "'ab'" in before
+
+
+def test_status_does_not_import_torch_for_digests() -> None:
+    settings = tiny().model_dump(mode="json")
+    program = (
+        "import sys; from fltrain.runs.spec import RunSpec; from fltrain.runs.sources import source_digests; "
+        f"source_digests(RunSpec.parse({settings!r}, 'test')); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# ---------------------------------------------------------------- a record whose code changed
+@pytest.fixture(scope="module")
+def prox(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return trained(tiny(method="fedprox", rounds=1), tmp_path_factory.mktemp("results"))
+
+
+def with_code(record: Record, change: Callable[[dict[str, str]], dict[str, str] | None]) -> Record:
+    """The record with other digests of sources, or without any."""
+    path = record.folder / "provenance.json"
+    found = read_json(path)
+    digests = change(dict(found.pop("sources")))
+    write_json(path, found if digests is None else {**found, "sources": digests})
+    return Record(record.folder)
+
+
+def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By status, by train, and below tables; a record without digests is valid."""
+    original = (prox.folder / "provenance.json").read_text()
+    spec, results = tiny(method="fedprox", rounds=1), Results(prox.folder.parents[1])
+    assert prox.provenance["sources"] == source_digests(spec)
+    assert State.of(prox.run_id, results, None, spec).detail == ""
+    assert remarks([prox, prox]) == []
+    (tmp_path / "run.json").write_text(spec.to_json())
+    arguments = ["train", str(tmp_path / "run.json"), "--results", str(results.root)]
+    try:
+        for change, said in {
+            (
+                lambda digests: {**digests, "methods.fedprox": "0"}
+            ): "the code of methods.fedprox changed since this run",
+            (lambda digests: None): "code not recorded",
+        }.items():
+            record = with_code(prox, change)
+            assert record.usable
+            assert changed_code(record.provenance, spec) == said
+            state = State.of(record.run_id, results, None, spec)
+            assert (state.name, state.detail) == ("completed", said)
+            assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {said}\n")
+            changed = ["The code of methods.fedprox changed since 1 of these runs."]
+            assert remarks([record]) == (changed if "fedprox" in said else [])
+            (prox.folder / "provenance.json").write_text(original)
+    finally:
+        (prox.folder / "provenance.json").write_text(original)
+
+
+def test_training_again_records_the_code_of_today(tmp_path: Path) -> None:
+    spec = tiny(method="fedprox", rounds=1)
+    record = with_code(trained(spec, tmp_path), lambda digests: {**digests, "methods.fedprox": "0"})
+    assert changed_code(record.provenance, spec)
+    assert changed_code(trained(spec, tmp_path).provenance, spec) == ""
+
+
+def test_code_is_no_part_of_the_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raising a revision is: it declares that numbers change."""
+    before = tiny(method="fedprox").run_id
+    monkeypatch.setattr(sources, "source_digests", lambda spec: {})
+    assert tiny(method="fedprox").run_id == before
+    monkeypatch.setattr(FedProx, "revision", 2)
+    assert tiny(method="fedprox").run_id != before
+
+
+# ---------------------------------------------------------------- provenance
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git checkout with a package, from which provenance is gathered."""
+    package = tmp_path / "checkout" / "fltrain"
+    (package / "runtime").mkdir(parents=True)
+    (package / "runtime" / "provenance.py").write_text("")
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=x", "-c", "user.email=x@example.org", "commit", "-qm", "start"],
+    ):
+        subprocess.run(["git", *command], cwd=package.parent, check=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "runtime" / "provenance.py"))
+    return package
+
+
+def test_dirty_counts_untracked_files_of_the_package_and_plugins(checkout: Path, tmp_path: Path) -> None:
+    assert gather(CPU, 1)["dirty"] is False
+    (checkout.parent / "notes.txt").touch()
+    assert gather(CPU, 1)["dirty"] is False, "not below the package"
+    (checkout / "methods").mkdir()
+    (checkout / "methods" / "ditto.py").touch()
+    assert gather(CPU, 1)["dirty"] is True
+    (checkout / "methods" / "ditto.py").unlink()
+    alone, installed = tmp_path / "plugin.py", Path(pytest.__file__)
+    alone.touch()
+    assert gather(CPU, 1, [alone])["dirty"] is True, "a file without history"
+    assert gather(CPU, 1, [installed])["dirty"] is False, "its package has a version"
+    assert gather(CPU, 1, [checkout / "runtime" / "provenance.py"])["dirty"] is False, "committed"
+
+
+def test_the_instruction_set_is_recorded(tmp_path: Path) -> None:
+    """In a process of its own, as PyTorch reads its limit once."""
+    program = (
+        "import torch, json; from fltrain.runtime.provenance import gather; "
+        "print(json.dumps(gather(torch.device('cpu'), 1)))"
+    )
+    found = {}
+    for limit in ("default", "avx2"):
+        environment = {"ATEN_CPU_CAPABILITY": limit, "ONEDNN_MAX_CPU_ISA": limit.upper()}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found[limit] = json.loads(done.stdout)
+        assert found[limit]["limits"] == environment and found[limit]["blas"]
+    assert found["default"]["cpu_capability"] == "DEFAULT"
+    assert found["avx2"]["cpu_capability"] in ("AVX2", "DEFAULT")  # DEFAULT on processors without it
+    assert "limits of ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA" in changes(found["default"], found["avx2"])
+
+
+FACTS: dict[str, Any] = {
+    **gather(CPU, 1),
+    "sources": {"engine.clients": "1", "methods.fedavg": "2"},
+    "determinism": "bitwise",
+    "nondeterministic_operations": [],
+    "after_round": 0,
+}
+
+
+@pytest.mark.parametrize("fact", DECISIVE)
+def test_a_run_that_resumed_under_other_conditions_is_not_bitwise(fact: str) -> None:
+    other = {"methods.fedavg": "3"} if fact == "sources" else "another"
+    before = {**FACTS, fact: other}
+    assert merged([FACTS, {**FACTS, "after_round": 3}])["determinism"] == "bitwise"
+    facts = merged([before, {**FACTS, "after_round": 3}])
+    assert facts["determinism"] == "statistical"
+    assert facts["resumed"] == [{fact: other, "after_round": 3}]
+    assert len(changes(before, FACTS)) == 1
+
+
+def test_another_commit_with_the_same_code_is_bitwise() -> None:
+    before = {**FACTS, "commit": "0" * 40, "dirty": not FACTS["dirty"]}
+    assert merged([before, {**FACTS, "after_round": 3}])["determinism"] == "bitwise"
+
+
+def test_runs_that_mix_conditions_have_one_line() -> None:
+    other = {
+        "processor": "Other CPU",
+        "cpu_capability": "AVX2",
+        "threads": 4,
+        "determinism": "statistical",
+        "sources": {**FACTS["sources"], "engine.clients": "9"},
+    }
+    assert mixed([FACTS, FACTS]) == ""
+    for key, what in {
+        "processor": "processors",
+        "cpu_capability": "instruction sets",
+        "threads": "thread counts",
+        "determinism": "determinism levels",
+        "sources": "code (engine.clients)",
+    }.items():
+        line = mixed([FACTS, FACTS, {**FACTS, key: other[key]}])
+        assert line.startswith(f"These runs mix {what}") and line.count("\n") == 0
+        if key != "sources":
+            assert f"{FACTS[key]}: 2" in line and f"{other[key]}: 1" in line
+    everything = mixed([FACTS, {**FACTS, **other}])
+    assert all(
+        what in everything for what in ("processors", "thread counts", "determinism", "engine.clients")
+    )
+
+
+def test_older_records_are_compared_by_commit() -> None:
+    older = [{**FACTS, "sources": {}, "commit": letter * 40} for letter in "ab"]
+    assert mixed(older[:1]) == "" and mixed(older) == "These runs mix code (commit)."
+    assert mixed([FACTS, older[0]]) == "These runs mix code (not recorded for all runs)."
+
+
+def test_damaged_records_are_named_below_tables(prox: Record, tmp_path: Path) -> None:
+    record = Record(Path(shutil.copytree(prox.folder, tmp_path / prox.run_id)))
+    (record.folder / "metrics.jsonl").write_text("")
+    (line,) = remarks([record, Record(tmp_path / "not-trained")])
+    assert line.startswith(f"Damaged and left out: {record.folder / 'metrics.jsonl'}: changed after training")
