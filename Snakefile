@@ -22,8 +22,8 @@ configfile: "config/config.yaml"
 include: "workflow/rules/common.smk"
 
 
-# Without training, tables and figures are made from what is there: nothing is downloaded, divided or trained.
-if REQUEST.train:
+# With `train: false`, tables and figures are made from existing records: nothing is downloaded or trained.
+if JOBS.request.train:
 
     include: "workflow/rules/data.smk"
     include: "workflow/rules/train.smk"
@@ -42,16 +42,16 @@ rule all:
         f"{OUT}/runs.csv",
         f"{OUT}/tracked.json",
         f"{OUT}/index.html",
-        [output for item in PLAN.items for output in item_outputs(item)],
-        expand(rules.claims.output, paper=PAPERS),
-        records_of(PLAN.runs),
+        JOBS.outputs(),
+        expand(rules.claims.output, paper=JOBS.papers),
+        JOBS.summaries(JOBS.plan.runs),
 
 
-for item in PLAN.items:
+for item in JOBS.plan.items:
 
     rule:
         name:
             item.target
         input:
-            item_outputs(item),
-            records_of(item.run_ids),
+            JOBS.item_outputs(item),
+            JOBS.summaries(item.run_ids),

@@ -23,9 +23,6 @@ MethodsOption = Annotated[
     ),
 ]
 SeedsOption = Annotated[int | None, typer.Option(help="At most so many seeds.")]
-HoursOption = Annotated[
-    float | None, typer.Option(help="What fits into so many hours of the measured device, seed by seed.")
-]
 
 
 def selection_of(
@@ -33,10 +30,9 @@ def selection_of(
     datasets: str | None,
     methods: str | None,
     seeds: int | None,
-    hours: float | None,
 ) -> Selection:
     """Return the part of a scale that the options ask for; refuse wrong values."""
-    wanted = {"items": items, "datasets": datasets, "methods": methods, "seeds": seeds, "hours": hours}
+    wanted = {"items": items, "datasets": datasets, "methods": methods, "seeds": seeds}
     return Selection.parse(wanted, "command line")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,6 @@ from rich.table import Table
 from fltrain.cli.options import (
     ConfigOption,
     DatasetsOption,
-    HoursOption,
     ItemsArgument,
     MethodsOption,
     ResultsOption,
@@ -20,9 +20,11 @@ from fltrain.cli.options import (
     selection_of,
 )
 from fltrain.cli.output import print_table
+from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
-from fltrain.experiments.costs import PlanCosts, affordable, how_to_calibrate, run_table
+from fltrain.experiments.costs import PlanCosts, Workload, run_table
 from fltrain.experiments.plan import plan
+from fltrain.experiments.scale_file import scale_file, write_scale
 from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 
@@ -33,70 +35,104 @@ def show_plan(
     datasets: DatasetsOption = None,
     methods: MethodsOption = None,
     seeds: SeedsOption = None,
-    hours: HoursOption = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="Show the items and seeds that fit into this many hours.")
+    ] = None,
+    new_scale: Annotated[
+        Path | None,
+        typer.Option("--write-scale", help="Write the items and seeds shown to a new file in config/scales."),
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure training steps on this machine for the estimates.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Device to measure: auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file for the run table (default: RESULTS/SCALE/plan.csv).")
+    ] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="First measure steps here, as far as they are not known yet.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="Where to measure: auto, cpu, cuda or cuda:N.")] = "auto",
-    hardware: Annotated[
-        str | None,
-        typer.Option(help="Whose measured steps count; those of the last device measured if not given."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run table, a CSV file; RESULTS/SCALE/plan.csv if not given.")
-    ] = None,
 ) -> None:
-    """Show what tables and figures need: runs in all, distinct, already trained; hours, traffic and disk."""
-    whole, where = plan(config, scale), Results(results)
-    wanted = selection_of(items, datasets, methods, seeds, hours)
+    """Show the runs behind each table and figure, with hours, traffic and disk space."""
+    wanted, folder = selection_of(items, datasets, methods, seeds), Results(results)
+    planned = plan(config, scale).restricted(wanted)
+    if new_scale and (datasets or methods):
+        raise FltrainError(
+            "--write-scale: a scale file restricts items and seeds only; leave out --datasets and --methods"
+        )
+    new_file = scale_file(config, new_scale) if new_scale else None
     if calibrate:
         from fltrain.experiments.calibrate import calibrate as measure
 
-        # A budget can be spent when all that may fit into it is known.
-        measure(
-            whole.restricted(wanted.model_copy(update={"hours": None})),
-            where,
-            pick_device(device, runs=1),  # what is measured on a shared one would say little
-            typer.echo,
-        )
-    planned = affordable(whole, wanted, where, hardware)
-    costs = PlanCosts.of(planned, where, hardware)
-    table = Table(title=f"{planned.scale.scale}: {planned.scale.title}", title_justify="left")
-    for name in ("item", "title"):
-        table.add_column(name, no_wrap=True)
-    for name in ("cells x seeds", "runs", "trained", "hours", "left", "traffic, GB", "disk, MB"):
-        table.add_column(name, justify="right")
-    for item in planned.items:
-        counts = (len(item.entries), len(item.run_ids), len(costs.done & set(item.run_ids)))
-        table.add_row(item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids))
-    table.add_section()
-    counts = (len(planned.specs), len(planned.runs), len(costs.done))
-    table.add_row("all, shared runs once", "", *map(str, counts), *_prices(costs, list(planned.runs)))
-    print_table(table)
-    for line in _remarks(costs, where, scale):
+        # On a GPU that other runs use, measurements would be too slow.
+        measure(planned, folder, pick_device(device, runs=1), typer.echo)
+    costs = PlanCosts.of(planned, folder)
+    options = {"--datasets": datasets, "--methods": methods, "--seeds": seeds}
+    hint = _calibration(items or [], scale, {**options, "--results": results, "--config": config})
+    if hours is not None:
+        _check_estimates(costs, hint)
+        planned = costs.within(hours)
+        costs = PlanCosts.of(planned, folder)
+    _print_costs(costs)
+    for line in _remarks(costs, folder, hint):
         typer.echo(line)
     listed = out or results / scale / "plan.csv"
     write_text(listed, run_table(planned, costs.estimates))
     typer.echo(f"run table: {listed}")
+    if new_file:
+        note = "a part of it" if hours is None else f"the part that fits into {hours:g} hours"
+        write_scale(new_file, config, planned, note)
+        typer.echo(f"scale: {new_file}; train it with `snakemake --config scale={new_file.stem}`")
+
+
+def _calibration(items: list[str], scale: str, options: dict[str, object]) -> str:
+    """Return the command that measures the missing steps of the runs shown."""
+    unset = (None, Path("results"), Path("config"))
+    given = [text for name, value in options.items() if value not in unset for text in (name, str(value))]
+    return shlex.join(["fltrain", "plan", *items, "--scale", scale, *given, "--calibrate"])
+
+
+def _print_costs(costs: PlanCosts) -> None:
+    scale = costs.plan.scale
+    table = Table(title=f"{scale.scale}: {scale.title}", title_justify="left")
+    for name in ("item", "title"):
+        table.add_column(name, no_wrap=True)
+    for name in ("cells x seeds", "runs", "trained", "hours", "left", "traffic, GB", "disk, MB"):
+        table.add_column(name, justify="right")
+    for item in costs.plan.items:
+        counts = (len(item.entries), len(item.run_ids), len(costs.done & set(item.run_ids)))
+        table.add_row(item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids))
+    table.add_section()
+    counts = (len(costs.plan.specs), len(costs.plan.runs), len(costs.done))
+    table.add_row("all, shared runs once", "", *map(str, counts), *_prices(costs, list(costs.plan.runs)))
+    print_table(table)
 
 
 def _prices(costs: PlanCosts, runs: list[str]) -> list[str]:
-    """Hours of runs, hours of those to be trained, traffic and disk; with a + if some cannot be estimated."""
-    if costs.device is None or not runs:
+    """Return hours of all runs, hours of missing runs, traffic and disk; a + marks missing estimates."""
+    if costs.calibration is None or not runs:
         return [""] * 4
     more = "" if costs.estimates.keys() >= set(runs) else " +"
-    every, left = costs.sum(runs), costs.sum(set(runs) - costs.done)
-    values = (every.seconds / 3600, left.seconds / 3600, every.traffic / 1e9, every.disk / 1e6)
+    total, left = costs.sum(runs), costs.sum(set(runs) - costs.done)
+    values = (total.seconds / 3600, left.seconds / 3600, total.traffic / 1e9, total.disk / 1e6)
     return [f"{value:,.2f}{more}" for value in values]
 
 
-def _remarks(costs: PlanCosts, results: Results, scale: str) -> list[str]:
-    """What there is to say about the estimates."""
-    if costs.device is None:
-        return [f"hours: measure a few steps on this machine first: {how_to_calibrate(scale)}"]
-    said = [f"hours: of one process on {costs.device}"]
+def _remarks(costs: PlanCosts, results: Results, hint: str) -> list[str]:
+    if costs.calibration is None:
+        return [f"hours: not estimated yet; measure a few steps on this machine: {hint}"]
+    remarks = [f"hours: one process on {costs.calibration.device}"]
     if costs.unknown:
-        said.append(f"+: {len(costs.unknown)} runs are not estimated yet: {how_to_calibrate(scale)}")
-    return [*said, *filter(None, [costs.check(results)])]
+        remarks.append(f"+: {len(costs.unknown)} runs have no estimate yet: {hint}")
+    return [*remarks, *filter(None, [costs.check(results)])]
+
+
+def _check_estimates(costs: PlanCosts, hint: str) -> None:
+    """Refuse a time budget for runs without an estimate."""
+    for run in costs.unknown:
+        spec = costs.plan.runs[run]
+        if Workload.of(spec) is None:
+            raise FltrainError(
+                f"--hours: no estimate for {run}: config/datasets.yaml lacks the size of "
+                f"{spec.dataset.name!r}; exclude the dataset with --datasets"
+            )
+        raise FltrainError(f"--hours: {len(costs.unknown)} runs have no estimate yet; run `{hint}`")

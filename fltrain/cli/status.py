@@ -11,7 +11,6 @@ from rich.table import Table
 from fltrain.cli.options import (
     ConfigOption,
     DatasetsOption,
-    HoursOption,
     ItemsArgument,
     MethodsOption,
     ResultsOption,
@@ -20,7 +19,6 @@ from fltrain.cli.options import (
     selection_of,
 )
 from fltrain.cli.output import print_table
-from fltrain.experiments.costs import affordable
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
 from fltrain.runs.status import State, stale_runs
@@ -32,7 +30,6 @@ def status(
     datasets: DatasetsOption = None,
     methods: MethodsOption = None,
     seeds: SeedsOption = None,
-    hours: HoursOption = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
@@ -41,8 +38,8 @@ def status(
     A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
     has to be retrained. A damaged record was changed after training; tables leave it out.
     """
-    wanted, where = selection_of(items, datasets, methods, seeds, hours), Results(results)
-    planned = affordable(plan(config, scale), wanted, where)
+    wanted, where = selection_of(items, datasets, methods, seeds), Results(results)
+    planned = plan(config, scale).restricted(wanted)
     table = Table()
     table.add_column("run", no_wrap=True)
     for name in ("seed", "items", "status"):

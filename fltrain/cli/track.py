@@ -10,7 +10,6 @@ import typer
 from fltrain.cli.options import (
     ConfigOption,
     DatasetsOption,
-    HoursOption,
     ItemsArgument,
     MethodsOption,
     ResultsOption,
@@ -19,7 +18,6 @@ from fltrain.cli.options import (
     selection_of,
 )
 from fltrain.core.errors import Stopped
-from fltrain.experiments.costs import affordable
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
 from fltrain.runtime.signals import Stopping
@@ -31,7 +29,6 @@ def track(
     datasets: DatasetsOption = None,
     methods: MethodsOption = None,
     seeds: SeedsOption = None,
-    hours: HoursOption = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
     uri: Annotated[
@@ -59,7 +56,7 @@ def track(
 
     where = Results(results)
     whole = plan(config, scale)
-    planned = affordable(whole, selection_of(items, datasets, methods, seeds, hours), where)
+    planned = whole.restricted(selection_of(items, datasets, methods, seeds))
     runs = dict.fromkeys(planned.runs)
     if every:
         runs |= dict.fromkeys(record.run_id for record in where.records())

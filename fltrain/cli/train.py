@@ -10,7 +10,6 @@ import typer
 from fltrain.cli.options import ResultsOption
 from fltrain.core.strict_yaml import read_settings
 from fltrain.engine import ExecutorName
-from fltrain.experiments.job_resources import most_vram_mb
 from fltrain.methods.types import Place
 from fltrain.runs.archive import recover_records
 from fltrain.runs.record import Results
@@ -30,14 +29,6 @@ def train(
     runs_per_device: Annotated[
         int | None,
         typer.Option(min=1, help=f"Processes that may share a GPU; {RUNS} if not given, or 1."),
-    ] = None,
-    vram_mb: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Megabytes of a GPU for these runs: others share it only if theirs fit, too; "
-            "an estimate if not given.",
-        ),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
     recordings: Annotated[
@@ -105,8 +96,7 @@ def train(
                 from fltrain.engine.checkpoint import Interval
 
                 if chosen is None:
-                    needed = most_vram_mb(parsed, where) if vram_mb is None else vram_mb
-                    chosen = pick_device(device, runs_per_device, needed)
+                    chosen = pick_device(device, runs_per_device)
             interval = Interval(checkpoint_seconds, checkpoint_rounds)
             execution = training.Execution(
                 chosen, threads, recordings, client_memory, interval, determinism, executor

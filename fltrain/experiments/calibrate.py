@@ -1,31 +1,29 @@
-"""Measuring what runs will cost: a few rounds of the engine on random images, for every key of a plan.
+"""Measurement of step times and traffic for cost estimates: a few rounds of the engine on random images.
 
-Long steps are measured in one or two rounds, short ones for about half a second. What was measured before is
-not measured again.
+Long steps are measured in one or two rounds, short ones for about half a second. Existing measurements are
+kept.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from fltrain.core.errors import FltrainError
-from fltrain.engine.clients import Kept
+from fltrain.core.files import write_json
 from fltrain.engine.evaluation import test
-from fltrain.engine.memory import BATCH, MOST
+from fltrain.engine.memory import BATCH
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.synthetic import rehearsal
 from fltrain.experiments.costs import (
     Calibration,
-    DeviceCosts,
     Exchange,
     StepCost,
     Workload,
@@ -43,56 +41,56 @@ from fltrain.runtime.provenance import gather
 PATIENCE = 0.5
 """Seconds after which a measurement ends."""
 SHORT = 0.05
-"""Seconds of a step up to which a composition is measured on a network of its runs."""
+"""Maximum seconds of a step for measuring a composition on the network of its runs."""
 FEW = 16
-"""Images in a batch when it is measured on a network whose steps are longer than that."""
+"""Images per batch when a composition is measured on a network with longer steps."""
 STEPS = 2
 """Local steps of a measured round."""
-MODELS = 4
-"""Vectors of a network's size that a step works on: weights, gradient, momentum, and the server's weights."""
 
 SMALL = ({"dataset": "mnist", "model": "lenet5"}, {"dataset": "mnist", "model": "mobilenet_tiny"})
-"""Networks on which a composition is measured otherwise, if it can work on them."""
+"""Networks on which a composition is measured if its own network is slow."""
 
 FEDAVG: Patch = {"method": "fedavg", "plugins": []}
 
 
 def calibrate(plan: Plan, results: Results, device: torch.device, report: Callable[[str], None]) -> None:
-    """Measure what is not known yet of a plan's runs, and keep it in ``calibration.json`` of the results.
+    """Measure the missing costs of a plan's runs and store them in ``calibration.json`` of the results.
 
-    What cannot be measured is reported and left out. It is written after each measurement, so that an
-    interrupted calibration goes on where it was.
+    Measurements of another device are replaced. The file is written after each measurement, so that you can
+    interrupt a calibration and continue it. ``report`` gets a line for each measurement, and the reason for
+    each one that fails and is left out.
     """
     compute_as_runs()
+    if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
+        report("warning: other processes keep this machine busy; estimates will be too high")
     path, name = calibration_file(results), device_name(gather(device, 1))
-    known = Calibration.read(path) or Calibration(latest=name, devices={})
-    costs = known.devices.get(name) or DeviceCosts(start=_start_up())
+    costs = Calibration.read(path)
+    if costs is None or costs.device != name:
+        costs = Calibration(device=name, start=_start_up())
     works = [work for spec in plan.runs.values() if (work := Workload.of(spec)) is not None]
-    kinds: dict[str, tuple[Callable[[Workload], str], Callable[[Bench, Workload], Any]]] = {
-        "steps": (lambda work: work.step, Bench.step),
-        "factors": (lambda work: work.composition, Bench.factor),
-        "exchanges": (lambda work: work.exchange, Bench.exchange),
-    }
     missing = {
-        kind: {key(work): work for work in works if key(work) not in getattr(costs, kind)}
-        for kind, (key, _) in kinds.items()
+        kind: {key: work for work in works if (key := getattr(work, attribute)) not in getattr(costs, kind)}
+        for kind, attribute in (("steps", "step"), ("factors", "composition"), ("exchanges", "exchange"))
     }
     left = total = sum(map(len, missing.values()))
     for kind, wanted in missing.items():
-        if kind == "factors":  # each on the quickest network of its runs
+        if kind == "factors":
             wanted = _quickest(works, wanted, costs)
         for key, work in wanted.items():
             left -= 1
-            said = ""
+            reason = ""
             try:
-                measured = kinds[kind][1](Bench(device, costs), work)
-                costs = costs.model_copy(update={kind: {**getattr(costs, kind), key: measured}})
+                stopwatch = Stopwatch(device, costs)
+                measure = {
+                    "steps": stopwatch.step,
+                    "factors": stopwatch.factor,
+                    "exchanges": stopwatch.exchange,
+                }
+                costs = costs.model_copy(update={kind: {**getattr(costs, kind), key: measure[kind](work)}})
             except (FltrainError, Diverged) as error:
-                said = f" is left out: {error}"
-            report(f"{total - left} of {total}: {key}{said}")
-            known = Calibration(latest=name, devices={**known.devices, name: costs})
-            known.write(path)
-    Calibration(latest=name, devices={**known.devices, name: costs}).write(path)
+                reason = f" is left out: {error}"
+            report(f"{total - left} of {total}: {key}{reason}")
+            write_json(path, costs.model_dump(mode="json"))
 
 
 def _start_up() -> float:
@@ -102,54 +100,52 @@ def _start_up() -> float:
 
 
 def _quickest(
-    works: Iterable[Workload], wanted: Mapping[str, Workload], costs: DeviceCosts
+    works: Iterable[Workload], wanted: Mapping[str, Workload], costs: Calibration
 ) -> dict[str, Workload]:
-    """Of every wanted composition, the run whose steps are the shortest."""
+    """Return for each composition the run with the shortest steps."""
     by_step = sorted(
         (work for work in works if work.step in costs.steps), key=lambda work: -costs.steps[work.step].step
     )
     return {**wanted, **{work.composition: work for work in by_step if work.composition in wanted}}
 
 
-class Bench:
-    """Measures on a device, given what is known of it so far."""
+class Stopwatch:
+    """Measurements on a device that build on earlier ones."""
 
-    def __init__(self, device: torch.device, costs: DeviceCosts) -> None:
+    def __init__(self, device: torch.device, costs: Calibration) -> None:
         self.device = device
         self.costs = costs
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
 
     def step(self, work: Workload) -> StepCost:
-        """Federated averaging on the run's network."""
+        """Return the cost of a FedAvg step and of a test on the run's network."""
         simulation = self._simulation(work, {**_settings(work.spec), **FEDAVG})
         images = simulation.data.test
         tested = self._seconds(lambda: self._timed(lambda: test(simulation.network, images)))
         step = self._seconds(lambda: _trained(simulation)) / STEPS
-        return StepCost(step=step, image=tested / len(images), memory=self._memory(simulation))
+        return StepCost(step=step, image=tested / len(images))
 
     def factor(self, work: Workload) -> float:
-        """Local training of the composition, relative to federated averaging on the same network."""
-        own, step = _settings(work.spec), self.costs.steps.get(work.step)
+        """Return the time of the composition's local training divided by FedAvg's on the same network."""
+        settings, step = _settings(work.spec), self.costs.steps.get(work.step)
         short = step is not None and step.step <= SHORT
-        networks: list[Patch] = [own, *({**_plain(own), **small} for small in SMALL)]
+        networks: list[Patch] = [settings, *({**_plain(settings), **small} for small in SMALL)]
         if not short:
-            networks = [*networks[1:], own]
+            networks = [*networks[1:], settings]
         *others, last = networks
-        for settings in others:
+        for network in others:
             try:
-                return self._factor(work, settings)
+                return self._factor(work, network)
             except (FltrainError, Diverged):
                 continue
         return self._factor(work, last, None if short else min(work.batch, FEW))
 
     def _factor(self, work: Workload, settings: Patch, batch: int | None = None) -> float:
-        each = settings, {**settings, **FEDAVG}
-        with_, without = (self._simulation(work, one, batch=batch) for one in each)
+        both = settings, {**settings, **FEDAVG}
+        with_, without = (self._simulation(work, patch, batch=batch) for patch in both)
         return self._seconds(lambda: _trained(with_)) / self._seconds(lambda: _trained(without))
 
     def exchange(self, work: Workload) -> Exchange:
-        """Two clients with two images in a batch exchange what they do, whatever the sizes of batches."""
+        """Return what two clients exchange per round; it does not depend on the batch size."""
         clients, spec = 2, work.spec
         evaluation = {"every": 1, "statistics": list(spec.evaluation.statistics)}
         settings = {**_settings(spec), "batchnorm": spec.batchnorm, "rounds": 2, "evaluation": evaluation}
@@ -157,40 +153,17 @@ class Bench:
         simulation = self._simulation(work, settings, clients, batch=2, tests=tests)
         simulation.round(0)
         before = simulation.bytes_down, simulation.bytes_up, simulation.costs.seconds["aggregate"]
-        rows = simulation.round(1)  # by now methods have a past
+        rows = simulation.round(1)  # the second round: by now clients have a state
         after = simulation.bytes_down, simulation.bytes_up, simulation.costs.seconds["aggregate"]
         down, up, server = ((new - old) / clients for new, old in zip(after, before, strict=True))
-        held = (simulation.server.weights, simulation.server.buffers)
+        tensors = (simulation.server.weights, simulation.server.buffers)
         return Exchange(
             down=int(down),
             up=int(up),
-            model=sum(tensor.numel() * tensor.element_size() for tensor in held),
+            model=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             server=server,
             rows=sum(len(json.dumps(row)) + 1 for row in rows),
-            kept=max(map(_kept_bytes, simulation.clients.values()), default=0),
         )
-
-    def _memory(self, simulation: Simulation) -> int:
-        """Bytes of a GPU that were taken at most; on a CPU, those that a GPU would have to hold at once."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        kept: dict[int, int] = {}  # by address: operations share what they keep
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        network, batch = simulation.network.train(), simulation.spec.training.batch_size
-        images, _ = simulation.data.train.batch(torch.arange(batch))
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            logits = network(images)  # whose graph holds what is kept, so that no address is used again
-        del logits
-        weights = simulation.model.weights.untyped_storage()
-        kept.pop(weights.data_ptr(), None)
-        # A layer's input and output, for as many images as are tested at once on a GPU.
-        tested = 2 * max(kept.values(), default=0) * MOST["cuda"] // batch
-        return MODELS * weights.nbytes() + max(sum(kept.values()), tested)
 
     def _simulation(
         self,
@@ -200,7 +173,7 @@ class Bench:
         batch: int | None = None,
         tests: int | None = None,
     ) -> Simulation:
-        """Clients with random images of two batches each, who all train in every round."""
+        """Return a simulation in which all clients train in every round, on two random batches each."""
         batch = batch or work.batch
         training = {**settings["training"], "batch_size": batch}
         partition = {"name": "iid", "clients": clients}
@@ -214,7 +187,7 @@ class Bench:
         return time.perf_counter() - started
 
     def _seconds(self, act: Callable[[], float]) -> float:
-        """Median of what is measured within the time; the first, to warm up, counts if there is no other."""
+        """Return the median of the measurements within the time limit, without the first, which warms up."""
         first = act()
         if first > PATIENCE:
             return first
@@ -224,12 +197,8 @@ class Bench:
         return statistics.median(taken)
 
 
-def _kept_bytes(kept: Kept) -> int:
-    return sum(tensor.nbytes for state in kept.values() for tensor in state.values())
-
-
 def _settings(spec: RunSpec) -> Patch:
-    """A run's settings, made short: its network and methods, nothing but training."""
+    """Return a run's settings for measurement: its network and methods, one epoch, no tests."""
     settings = spec.model_dump(mode="json")
     training = {**settings["training"], "epochs": 1, "lr": 1e-3, "lr_schedule": "constant"}
     return {
@@ -242,13 +211,13 @@ def _settings(spec: RunSpec) -> Patch:
 
 
 def _plain(settings: Patch) -> Patch:
-    """Settings without what may not suit another data set or network."""
+    """Return settings without those that may not fit another dataset or network."""
     training = {**settings["training"], "augmentation": {}}
     return {**settings, "training": training, "batchnorm": "average"}
 
 
 def _trained(simulation: Simulation) -> float:
-    """Seconds of local training in the next round."""
+    """Run the next round and return the seconds of its local training."""
     before = simulation.costs.seconds["train"]
     simulation.round(len(simulation.costs.round_seconds))
     return simulation.costs.seconds["train"] - before

@@ -1,9 +1,9 @@
-"""What runs will cost: seconds, traffic and disk, from a few steps measured on a device. No torch here.
+"""Cost estimates of runs: wall time, traffic and disk, from steps measured on a device. Imports no torch.
 
-A run costs its start-up and in every round, for every client that takes part, its local steps and its share
-of the server's work; and the images on which models are tested. What a step costs is measured with plain
-federated averaging for every network, size of images and batch of a plan; by what factor a method and its
-plug-ins make it longer, once for each of their compositions (``fltrain.experiments.calibrate`` measures).
+The wall time of a run is the sum of its start-up, its tests and, for every client sampled in every round, its
+local steps and its share of the server's work. ``fltrain.experiments.calibrate`` measures the duration of a
+FedAvg step for each network, image size and batch size of a plan, and for each composition of methods by what
+factor its steps take longer.
 """
 
 from __future__ import annotations
@@ -12,47 +12,37 @@ import csv
 import io
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from fltrain.core.config import Settings, suggest
+from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import read_json, write_json
+from fltrain.core.files import read_json
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.plan import Plan, table_rows
-from fltrain.experiments.selection import Selection
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
 JSON_BYTES = 3_000
-"""Of a record, beside what grows with the rounds: spec, summary, provenance, costs."""
-
-CLIENT_MEMORY = 4 * 2**30
-"""Bytes of the device that clients' states take at most, unless a run is told otherwise."""
+"""Bytes of a record besides its rows: spec, summary, provenance and costs."""
 
 
 class StepCost(Settings):
-    """Seconds of a training step on a batch, and of testing one image.
-
-    ``memory`` is what both take of a device at most, in bytes: measured on a GPU, else counted. None if they
-    were measured before memory was.
-    """
+    """Seconds of a training step on a batch, and of testing one image."""
 
     step: float
     image: float
-    memory: int | None = None
 
 
 class Exchange(Settings):
-    """What a method exchanges in a round.
+    """What a method exchanges per round.
 
     Attributes:
         down, up: bytes per client.
         model: bytes of weights and buffers.
         server: seconds of aggregation per client.
-        rows: bytes of the record per round.
-        kept: bytes that stay with a client between rounds; None if it was measured before these were.
+        rows: bytes that a round adds to the record.
     """
 
     down: int
@@ -60,64 +50,46 @@ class Exchange(Settings):
     model: int
     server: float
     rows: int
-    kept: int | None = None
 
 
-class DeviceCosts(Settings):
-    """What was measured on a device: seconds of starting a run; the rest by the keys below."""
+class Calibration(Settings):
+    """Measurements on a device: seconds of starting a run, and costs by the keys of ``Workload``."""
 
+    device: str
     start: float
     steps: dict[str, StepCost] = {}
     factors: dict[str, float] = {}
     exchanges: dict[str, Exchange] = {}
 
-
-class Calibration(Settings):
-    """Measurements by name of the device; ``latest`` is the one that was measured last."""
-
-    latest: str
-    devices: dict[str, DeviceCosts]
-
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read what was measured so far; None if nothing was.
+        """Return the measurements in a file; None if there is no file.
 
         Raises:
-            FltrainError: if the file is damaged.
+            FltrainError: if the file is damaged or of another version.
         """
-        return cls.parse(read_json(path), str(path)) if path.exists() else None
-
-    def write(self, path: Path) -> None:
-        """Write it for the next time."""
-        write_json(path, self.model_dump(mode="json"))
-
-    def named(self, device: str | None) -> tuple[str, DeviceCosts]:
-        """Name and measurements of a device, of the latest if None.
-
-        Raises:
-            FltrainError: if nothing was measured on it.
-        """
-        name = self.latest if device is None else device
-        if name not in self.devices:
-            known = ", ".join(map(repr, self.devices))
-            raise FltrainError(
-                f"nothing was measured on {name!r}{suggest(name, self.devices)} (known: {known})"
-            )
-        return name, self.devices[name]
+        if not path.exists():
+            return None
+        try:
+            return cls.parse(read_json(path), str(path))
+        except FltrainError as error:
+            raise FltrainError(f"{error}; delete the file and run `fltrain plan --calibrate` again") from None
 
 
-# ---------------------------------------------------------------- what a run is made of
+def calibration_file(results: Results) -> Path:
+    """Return the path of the measurements."""
+    return results.root / "calibration.json"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A run as far as its costs go.
+    """The size of a run, and the keys of the measurements that its estimate needs.
 
     Attributes:
-        images: training images of a client, on average.
-        batch: images of a full step.
-        tested: images of one test.
-        step, composition, exchange: what is measured for it, by name.
+        images: training images per client, on average.
+        batch: images in a full batch.
+        tested: images per test.
+        step, composition, exchange: keys of the measurements.
     """
 
     spec: RunSpec
@@ -130,7 +102,7 @@ class Workload:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Self | None:
-        """The workload of a run; None if the size of its data set is only known when it is there."""
+        """Return the workload of a run; None if the registry lacks the size of the dataset."""
         entry, side = spec.dataset.entry, spec.dataset.side
         train, test = entry.train_images, entry.test_images
         if train is None or test is None or side is None or entry.channels is None or entry.classes is None:
@@ -145,7 +117,7 @@ class Workload:
         settings = [spec.model.model_dump(mode="json"), spec.model.revision]
         shape = f"{entry.channels}x{side}x{side}"
         network = f"{spec.model.name}-{short_hash(settings)} {shape} {entry.classes} classes"
-        methods = [[one.model_dump(mode="json"), one.revision] for one in spec.composition.methods]
+        methods = [[method.model_dump(mode="json"), method.revision] for method in spec.composition.methods]
         composition = f"{spec.composition.name}-{short_hash(methods)}"
         recorded = ", ".join(sorted(spec.evaluation.statistics)) or "nothing"
         precision = "" if spec.precision == "fp32" else f", {spec.precision}"
@@ -161,13 +133,13 @@ class Workload:
 
     @property
     def steps(self) -> float:
-        """Full batches that a client goes through in a round."""
+        """Number of full batches that a client processes per round."""
         training = self.spec.training
         return training.epochs * sum(training.batch_sizes(self.images)) / self.batch
 
     @property
     def tests(self) -> int:
-        """How often models are tested."""
+        """Number of tests of the model in a run."""
         every = self.spec.evaluation.every
         last = sum(1 for round in self.spec.final_rounds if round % every)
         return self.spec.rounds // every + last
@@ -175,7 +147,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will cost: seconds, bytes that clients and server exchange, bytes on disk."""
+    """Estimated seconds of a run, bytes exchanged by clients and server, and bytes on disk."""
 
     seconds: float
     traffic: int
@@ -185,125 +157,96 @@ class Estimate:
         return Estimate(self.seconds + other.seconds, self.traffic + other.traffic, self.disk + other.disk)
 
 
-NOTHING = Estimate(0.0, 0, 0)
-
-
-def estimate(work: Workload, costs: DeviceCosts) -> Estimate | None:
-    """Return what a run costs on a device; None if something of it was not measured there."""
+def estimate(work: Workload, costs: Calibration) -> Estimate | None:
+    """Return the estimated costs of a run; None if a measurement is missing."""
     step = costs.steps.get(work.step)
     factor = costs.factors.get(work.composition)
     exchange = costs.exchanges.get(work.exchange)
     if step is None or factor is None or exchange is None:
         return None
     spec = work.spec
-    per_round = spec.participation.per_round(spec.partition.clients)
+    sampled = spec.participation.per_round(spec.partition.clients)
     client = work.steps * step.step * factor + exchange.server
-    if "dissimilarity" in spec.evaluation.statistics:  # the gradient of each client's images, plain
+    if "dissimilarity" in spec.evaluation.statistics:  # one more pass over the client's images
         client += work.images / work.batch * step.step
-    kept = {"nothing": 0, "model": 1, "clients": 1 + per_round}[spec.evaluation.keep]
+    models = {"nothing": 0, "model": 1, "clients": 1 + sampled}[spec.evaluation.keep]
     return Estimate(
-        seconds=costs.start + spec.rounds * per_round * client + work.tests * work.tested * step.image,
-        traffic=spec.rounds * per_round * (exchange.down + exchange.up),
-        disk=JSON_BYTES + spec.rounds * exchange.rows + kept * exchange.model,
+        seconds=costs.start + spec.rounds * sampled * client + work.tests * work.tested * step.image,
+        traffic=spec.rounds * sampled * (exchange.down + exchange.up),
+        disk=JSON_BYTES + spec.rounds * exchange.rows + models * exchange.model,
     )
-
-
-def device_bytes(work: Workload, costs: DeviceCosts) -> int | None:
-    """Return what a run takes of its device, in bytes; None if something of it was not measured.
-
-    That is a step or a test, what all clients of a round send (once as they send it, once stacked to be
-    averaged), what all clients keep up to the default of ``--client-memory``, and the images. What methods
-    record of their steps is not counted: it goes to the host where the device has no ample memory.
-    """
-    step, exchange = costs.steps.get(work.step), costs.exchanges.get(work.exchange)
-    if step is None or exchange is None or step.memory is None or exchange.kept is None:
-        return None
-    spec = work.spec
-    clients = spec.partition.clients
-    sent = 2 * spec.participation.per_round(clients) * max(exchange.model, exchange.up)
-    return step.memory + sent + min(CLIENT_MEMORY, clients * exchange.kept) + image_bytes(spec)
-
-
-def image_bytes(spec: RunSpec) -> int:
-    """Bytes of a run's data sets, one per pixel and channel; 0 where the size is only known later."""
-    return sum(
-        ((data.entry.train_images or 0) + (data.entry.test_images or 0))
-        * (data.entry.channels or 0)
-        * (data.side or 0) ** 2
-        for data in (spec.dataset, *spec.evaluation.extra)
-    )
-
-
-# ---------------------------------------------------------------- what a plan costs
 
 
 @dataclass(frozen=True)
 class PlanCosts:
-    """Estimates of a plan's runs.
+    """Estimated costs of a plan's runs.
 
     Attributes:
-        device: where they hold; None if nothing was measured yet.
-        start: seconds of each that go by before a record's own clock starts.
-        estimates: by run id; runs that cannot be estimated are missing.
+        calibration: the measurements; None if there are none.
+        estimates: by run ID; runs without an estimate are missing.
         done: runs that have a complete record.
     """
 
     plan: Plan
-    device: str | None
-    start: float
+    calibration: Calibration | None
     estimates: Mapping[str, Estimate]
     done: frozenset[str]
 
     @classmethod
-    def of(cls, plan: Plan, results: Results, device: str | None = None) -> Self:
-        """Estimate all runs of a plan, from what was measured on a device (the latest if None).
-
-        Raises:
-            FltrainError: if a device is named on which nothing was measured.
-        """
+    def of(cls, plan: Plan, results: Results) -> Self:
+        """Return the costs of a plan's runs on the device that was measured last."""
         done = frozenset(run for run in plan.runs if results.record(run).complete)
         calibration = Calibration.read(calibration_file(results))
-        if calibration is None:
-            if device is not None:
-                raise FltrainError(
-                    f"nothing was measured on {device!r}, nor on any other device; "
-                    f"run `{how_to_calibrate(plan.scale.scale)}`"
-                )
-            return cls(plan, None, 0.0, {}, done)
-        name, costs = calibration.named(device)
-        found = {
-            run: estimate(work, costs)
+        estimates = {
+            run: expected
             for run, spec in plan.runs.items()
-            if (work := Workload.of(spec)) is not None
+            if calibration and (work := Workload.of(spec)) and (expected := estimate(work, calibration))
         }
-        estimates = {run: one for run, one in found.items() if one is not None}
-        return cls(plan, name, costs.start, estimates, done)
+        return cls(plan, calibration, estimates, done)
 
     def sum(self, runs: Iterable[str]) -> Estimate:
-        """What these runs cost, as far as they can be estimated."""
-        return sum((self.estimates[run] for run in runs if run in self.estimates), NOTHING)
+        """Return the costs of runs together, without those that have no estimate."""
+        return sum((self.estimates[run] for run in runs if run in self.estimates), Estimate(0.0, 0, 0))
 
-    def remaining(self) -> dict[str, float]:
-        """Seconds that each run will still take: what a budget is spent on.
+    @property
+    def unknown(self) -> list[str]:
+        """Runs without a record and without an estimate."""
+        return [run for run in self.plan.runs if run not in self.estimates and run not in self.done]
+
+    def within(self, hours: float) -> Plan:
+        """Return the part of the plan that fits into a time budget: items with their first seeds.
+
+        The budget is spent seed by seed, in the order of the items. An item gets a seed if it has all seeds
+        before it and if its runs with this seed that have no record and are not yet part of the plan fit into
+        the rest of the budget. Runs without an estimate must not be left, see ``unknown``.
 
         Raises:
-            FltrainError: if that is not known of all; it says what to do.
+            FltrainError: if nothing fits.
         """
-        for run, spec in self.plan.runs.items():
-            if run not in self.estimates and run not in self.done:
-                if Workload.of(spec) is None:
-                    raise FltrainError(
-                        f"hours: nothing is known about how long {run} takes: the size of the data set "
-                        f"{spec.dataset.name!r} is not in config/datasets.yaml"
-                    )
-                raise FltrainError(
-                    f"hours: how long {run} takes has not been measured yet; "
-                    f"run `{how_to_calibrate(self.plan.scale.scale)}`"
-                )
-        return {run: 0.0 if run in self.done else self.estimates[run].seconds for run in self.plan.runs}
+        left = 3600 * hours
+        included = set(self.done)
+        seeds = {item.id: 0 for item in self.plan.items}
+        for seed in range(max(entry.seed for item in self.plan.items for entry in item.entries) + 1):
+            for item in self.plan.items:
+                runs = {entry.spec.run_id for entry in item.entries if entry.seed == seed and item.trains}
+                cost = self.sum(runs - included).seconds
+                if seeds[item.id] == seed and cost <= left:
+                    left -= cost
+                    included |= runs
+                    seeds[item.id] += 1
+        items = [
+            replace(item, entries=[entry for entry in item.entries if entry.seed < seeds[item.id]])
+            for item in self.plan.items
+            if seeds[item.id]
+        ]
+        if not items:
+            raise FltrainError(
+                f"--hours: no item fits into {hours:g} hours; raise the number or choose items"
+            )
+        return replace(self.plan, items=items)
 
     def check(self, results: Results) -> str | None:
-        """Say how the estimates compare with finished runs on this device; None if there are none."""
+        """Return a comparison with finished runs on this device in words; None if there are none."""
         ratios = [
             ratio
             for run in self.done & self.estimates.keys()
@@ -316,55 +259,30 @@ class PlanCosts:
         return f"{runs}: actual / estimated median {middle:.2f} ({low:.2f} to {high:.2f})"
 
     def _ratio(self, record: Record, expected: Estimate) -> float | None:
-        if record.summary["status"] == "diverged" or device_name(record.provenance) != self.device:
+        if record.summary["status"] == "diverged" or self.calibration is None:
+            return None
+        if device_name(record.provenance) != self.calibration.device:
             return None
         seconds: float = record.costs["seconds"]["total"]
-        return seconds / (expected.seconds - self.start)
-
-    @property
-    def unknown(self) -> list[str]:
-        """Runs still to be trained that cannot be estimated."""
-        return [run for run in self.plan.runs if run not in self.estimates and run not in self.done]
-
-
-def affordable(whole: Plan, wanted: Selection, results: Results, device: str | None = None) -> Plan:
-    """The part of a plan that is wanted, within its budget if there is one.
-
-    Raises:
-        FltrainError: as ``Plan.restricted`` says, or if there is a budget and not all runs can be estimated.
-    """
-    if wanted.hours is None:
-        return whole.restricted(wanted)
-    unlimited = whole.restricted(wanted.model_copy(update={"hours": None}))
-    return whole.restricted(wanted, PlanCosts.of(unlimited, results, device).remaining())
+        return seconds / (expected.seconds - self.calibration.start)
 
 
 def device_name(provenance: Mapping[str, Any]) -> str:
-    """What a device is called in a calibration, from what a record says about it."""
+    """Return the name of the device that a record's provenance names."""
     return str(provenance.get("gpu") or provenance.get("processor") or "unknown device")
 
 
-def calibration_file(results: Results) -> Path:
-    """Where measurements are kept."""
-    return results.root / "calibration.json"
-
-
-def how_to_calibrate(scale: str) -> str:
-    """The command that measures what is missing."""
-    return f"fltrain plan --scale {scale} --calibrate"
-
-
 def run_table(plan: Plan, estimates: Mapping[str, Estimate]) -> str:
-    """The run table as CSV text, with the estimates of the runs, empty where there are none."""
+    """Return the run table as CSV text; the columns of a run without an estimate are empty."""
     rows = [
         {
             **row,
-            "estimated_seconds": f"{one.seconds:.0f}" if one else "",
-            "traffic_bytes": one.traffic if one else "",
-            "disk_bytes": one.disk if one else "",
+            "estimated_seconds": f"{expected.seconds:.0f}" if expected else "",
+            "traffic_bytes": expected.traffic if expected else "",
+            "disk_bytes": expected.disk if expected else "",
         }
         for row in table_rows(plan.items)
-        for one in [estimates.get(row["run"])]
+        for expected in [estimates.get(row["run"])]
     ]
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0] if rows else [], lineterminator="\n")

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -44,7 +44,7 @@ from fltrain.experiments.schema import (
     read_yaml,
     setting_at,
 )
-from fltrain.experiments.selection import Demand, Selection, budget_note
+from fltrain.experiments.selection import Demand, Selection
 from fltrain.runs.spec import RunSpec
 
 MOST_RUNS = 100_000
@@ -220,30 +220,17 @@ class Plan:
                 found.setdefault(run_id, []).append(item.id)
         return found
 
-    def restricted(self, selection: Selection, seconds: Mapping[str, float] | None = None) -> Plan:
-        """The part of the plan that is wanted: items keep the cells that fit, and go without any.
-
-        A budget is spent seed by seed, in the order of the items: an item's runs with that seed are taken if
-        all that are missing still fit in. Runs that are taken already cost nothing.
-
-        Args:
-            selection: what is wanted.
-            seconds: how long each run will take, 0 if it is trained already; for a budget.
+    def restricted(self, selection: Selection) -> Plan:
+        """Return the selected part of the plan: items with the cells that fit, without items that have none.
 
         Raises:
-            FltrainError: if a name is unknown, nothing is left, or there is a budget but no ``seconds``.
+            FltrainError: if a name is unknown or nothing is left.
         """
         self._check_names(selection)
         named = [item for item in self.items if selection.wants(item.names)]
         rest = self._reduced_to(named, *selection.named)
         for demand in selection.demands:
             rest = rest._reduced_to([item.keeping(demand) for item in rest.items], demand.why)
-        if selection.hours is not None:
-            if seconds is None:
-                raise FltrainError(
-                    "hours: how long runs take has not been measured yet; run `fltrain plan --calibrate`"
-                )
-            rest = rest._affordable(selection.hours, seconds)
         if not rest.items:
             wanted = selection.model_dump(exclude_defaults=True, include=set(Selection.model_fields))
             said = "; ".join(
@@ -280,29 +267,6 @@ class Plan:
         same = [id(item) for item in kept] == [id(item) for item in self.items]
         return self if same else Plan(self.scale, kept, (*self.restrictions, *why))
 
-    def _affordable(self, hours: float, seconds: Mapping[str, float]) -> Plan:
-        left = 3600 * hours
-        taken: set[str] = set()
-        memberships: dict[str, set[str]] = {}
-        for seed in sorted({entry.seed for item in self.items for entry in item.entries}):
-            for item in self.items:
-                runs = {entry.spec.run_id for entry in item.entries if entry.seed == seed and item.trains}
-                cost = sum(seconds[run] for run in runs - taken)
-                if cost <= left:
-                    left -= cost
-                    taken |= runs
-                    for run in runs:
-                        memberships.setdefault(run, set()).add(item.id)
-        return self.within(memberships, budget_note(hours))
-
-    def within(self, memberships: Mapping[str, Collection[str]], why: str) -> Plan:
-        """The part of the plan in which these runs (by id) belong to these items; others train nothing."""
-        items = [
-            item.keeping(Demand(why, partial(_belongs, memberships, item))) if item.trains else item
-            for item in self.items
-        ]
-        return self._reduced_to(items, why)
-
     def recorded(
         self, complete: Collection[str], stale: Mapping[str, str], there: Callable[[PlannedItem], bool]
     ) -> Plan:
@@ -327,10 +291,6 @@ class Plan:
                 "(`fltrain records import`), or train them"
             )
         return replace(rest, items=[item.showing(stale) for item in rest.items])
-
-
-def _belongs(memberships: Mapping[str, Collection[str]], item: PlannedItem, spec: RunSpec) -> bool:
-    return item.id in memberships.get(spec.run_id, ())
 
 
 def _references(layout: Table | Figure) -> Iterator[Labels]:

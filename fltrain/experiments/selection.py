@@ -1,19 +1,19 @@
-"""What is wanted of a scale, from the command line or the workflow's configuration. No torch."""
+"""Selection of a part of a scale, from the command line or the workflow's configuration. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Strict, model_validator
+from pydantic import BeforeValidator, Field, Strict
 
 from fltrain.core.config import FileName, Settings
 from fltrain.runs.spec import RunSpec
 
 
 def _names(value: Any) -> Any:
-    """Names can be written as one text with commas, as a command line has it."""
+    """Return the names in a comma-separated text."""
     if isinstance(value, str):
         return [name.strip() for name in value.split(",") if name.strip()]
     return () if value is None else value
@@ -24,7 +24,13 @@ Names = Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)]
 
 @dataclass(frozen=True)
 class Demand:
-    """What cells have to meet, in words and as a test; and whether what they are compared with stays, too."""
+    """A condition on the runs of cells.
+
+    Attributes:
+        why: the condition in words.
+        met: returns true for runs to keep.
+        references: also keep the cells with which those are compared.
+    """
 
     why: str
     met: Callable[[RunSpec], bool]
@@ -32,19 +38,17 @@ class Demand:
 
 
 class Selection(Settings):
-    """What is wanted of a scale; a cell has to meet all that is said, and what is not said restricts nothing.
+    """Conditions on the cells of a scale, which must meet all of them. An empty condition restricts nothing.
 
-    With the cells that ``methods`` names stay those that the layout compares them with (``gain_over``,
-    ``relative_to``, ``target_of``, ``reduction_from``), for example the base methods behind the gains of a
-    plug-in: without these there would be nothing to say of it.
+    ``methods`` also keeps the cells with which the layout compares the named ones (``gain_over``,
+    ``relative_to``, ``target_of``, ``reduction_from``), for example the base methods behind a plug-in's gain.
 
     Attributes:
         papers: for example ``flfa``.
         items: ``flfa/table1``, ``flfa_table1``, or a paper.
-        datasets: names of data sets.
-        methods: names of base methods or plug-ins; a run fits if one of its own is named.
-        seeds: at most so many.
-        hours: a budget for what is still to be trained, see ``Plan.restricted``.
+        datasets: names of datasets.
+        methods: names of base methods or plug-ins; a run needs one of them.
+        seeds: maximum number of seeds.
     """
 
     papers: Names = ()
@@ -52,21 +56,20 @@ class Selection(Settings):
     datasets: Names = ()
     methods: Names = ()
     seeds: int | None = Field(default=None, ge=1)
-    hours: float | None = Field(default=None, gt=0)
 
     def wants(self, names: Set[str]) -> bool:
-        """Whether an item that goes by these names is wanted."""
+        """Return whether an item with these names is selected."""
         return all(not named or names & set(named) for named in (self.papers, self.items))
 
     @property
     def named(self) -> list[str]:
-        """In words, the papers and items that are wanted."""
+        """The selected papers and items in words."""
         named = {"paper": self.papers, "item": self.items}
         return [_listed(what, names) for what, names in named.items() if names]
 
     @property
     def demands(self) -> Iterator[Demand]:
-        """What is demanded of cells' runs."""
+        """The conditions on runs."""
         if self.datasets:
             yield Demand(_listed("data set", self.datasets), lambda spec: spec.dataset.name in self.datasets)
         if self.methods:
@@ -84,31 +87,44 @@ def _listed(what: str, names: Sequence[str]) -> str:
 
 
 def _truth(value: Any) -> Any:
-    """Snakemake hands over what it reads as text unless it is a number."""
+    """Return the truth value in a text; ``snakemake --config train=false`` passes a text."""
     return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
-class Request(Selection):
-    """What the workflow is asked for: a scale, possibly restricted.
+Resource = Literal["runtime", "mem_mb", "disk_mb"]
+Amounts = dict[Resource, Annotated[int, Field(ge=1)]]
 
-    Without ``train`` nothing is trained: tables and figures are made from the records that exist.
+
+class JobResources(Settings):
+    """Resources of training jobs: minutes until the limit, megabytes of memory and of disk.
+
+    Attributes:
+        default: amounts of every job.
+        networks: by name of the network, amounts that differ.
+        growth: maximum multiple of these amounts; attempt N requests N times as much.
+    """
+
+    default: Amounts = {"runtime": 720, "mem_mb": 12_000, "disk_mb": 2_000}
+    networks: dict[str, Amounts] = {}
+    growth: int = Field(default=3, ge=1)
+
+    def amount(self, resource: Resource, network: str, attempt: int) -> int:
+        """Return the amount of a resource that a job requests at an attempt (1, 2 ...)."""
+        amounts = {**self.default, **self.networks.get(network, {})}
+        return min(attempt, self.growth) * amounts[resource]
+
+
+class Request(Selection):
+    """The workflow's configuration: a scale, a selection of it, and the resources of training jobs.
+
+    With ``train: false``, tables and figures are made from existing records, and nothing is trained.
     """
 
     scale: FileName = "demo"
     train: Annotated[bool, BeforeValidator(_truth)] = True
-
-    @model_validator(mode="after")
-    def _budget_is_for_training(self) -> Self:
-        if self.hours is not None and not self.train:
-            raise ValueError("'hours' is a budget for training; leave it out with 'train: false'")
-        return self
+    resources: JobResources = JobResources()
 
     @property
     def selection(self) -> Selection:
-        """What is wanted of the scale."""
+        """The selection of the scale."""
         return Selection(**{name: getattr(self, name) for name in Selection.model_fields})
-
-
-def budget_note(hours: float) -> str:
-    """What sheets say of cells that a budget leaves out."""
-    return f"what fits into {hours:g} hours"

@@ -1,10 +1,8 @@
 """Which device a process computes on: where there are several GPUs, each process gets one that is free.
 
-A process that is to use a GPU takes a slot of the one that has the fewest processes, by locking a file in a
-folder that all processes of the user on this machine share. The name of the file says how much memory of the
-GPU the process may take: it takes a slot only where that fits beside what others may take. It holds the slot
-until it ends, as it holds memory of the GPU until then; the system releases the lock of a process that was
-killed. No torch here until a device is picked.
+A process takes a slot of the GPU with the fewest processes: it locks a file in a folder that all processes of
+the user on this machine share. It holds the slot until it ends, because it needs memory of the GPU until
+then. The system releases the lock of a process that was killed. This module imports torch only when needed.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,12 +32,12 @@ POLL_SECONDS = 0.5
 LOG_EVERY_SECONDS = 600.0
 
 
-def pick_device(name: str, runs: int | None = None, megabytes: int = 0) -> torch.device:
+def pick_device(name: str, runs: int | None = None) -> torch.device:
     """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; PyTorch then uses that GPU alone.
 
-    Where there are GPUs, ``auto`` and ``cuda`` are one that fewer than ``runs`` processes hold (as the
-    environment says if None, or 1) and that has ``megabytes`` left beside these, and this process holds it
-    until it ends; if there is none, it waits. ``cuda:N`` is that GPU, whoever uses it.
+    On a machine with GPUs, ``auto`` and ``cuda`` stand for a GPU that fewer than ``runs`` processes hold
+    (default: ``FLTRAIN_RUNS_PER_DEVICE``, or 1). The call waits for such a GPU; this process then holds it
+    until it ends. ``cuda:N`` is that GPU, even if other processes use it.
 
     Raises:
         FltrainError: if there is no such device here, or its locks cannot be kept.
@@ -61,7 +59,7 @@ def pick_device(name: str, runs: int | None = None, megabytes: int = 0) -> torch
             f"--device: {name!r} asked for, but this machine has {count} CUDA devices; use cpu or auto"
         )
     if kind == "cuda":
-        device = torch.device("cuda", _held(_runs() if runs is None else runs, megabytes).device)
+        device = torch.device("cuda", _held(_runs() if runs is None else runs).device)
     torch.cuda.set_device(device)
     return device
 
@@ -90,35 +88,29 @@ class Slots:
         folder: of the lock files; made when it is needed. A file that is not locked was left behind.
         devices: their names, of letters that files may have; the same in all processes.
         runs: processes that may hold a slot of the same device.
-        memory: megabytes of each device; no limit if not given.
     """
 
     folder: Path
     devices: Sequence[str]
     runs: int = 1
-    memory: Sequence[int] = ()
 
-    def wait(self, megabytes: int = 0) -> Slot:
+    def wait(self) -> Slot:
         """Take a slot as soon as there is one."""
         began, due = time.monotonic(), 0.0
-        while (slot := self.take(megabytes)) is None:
+        while (slot := self.take()) is None:
             waited = time.monotonic() - began
             if waited >= due:
                 # A warning, as it is shown also before anybody has said where messages go.
                 LOG.warning(
-                    "waiting for a GPU since %.0f s: %d here, for %d processes each, "
-                    "none free with %d MB (locks: %s)",
-                    *(waited, len(self.devices), self.runs, megabytes, self.folder),
+                    "waiting for a GPU since %.0f s: %d here, for %d processes each, none free (locks: %s)",
+                    *(waited, len(self.devices), self.runs, self.folder),
                 )
                 due += LOG_EVERY_SECONDS
             time.sleep(POLL_SECONDS)
         return slot
 
-    def take(self, megabytes: int = 0) -> Slot | None:
-        """Take a slot of the device of which the fewest are held; None if there is none.
-
-        There is one where fewer than ``runs`` are held and so many megabytes are left. A device that nobody
-        holds can be taken whatever it has: if that is too little, waiting would not help.
+    def take(self) -> Slot | None:
+        """Take a slot of the device with the fewest processes; return None if all devices are full.
 
         Raises:
             FltrainError: if the folder cannot be used, or others than this user can.
@@ -128,14 +120,12 @@ class Slots:
             with _lock(self.folder / "choosing.lock"):  # one process at a time counts and chooses
                 held = [path.name for path in self.folder.glob("*.slot") if not _cleared(path)]
                 holders = [_holders(device, held) for device in self.devices]
-                free = [
-                    number for number, slots in enumerate(holders) if self._room(number, slots, megabytes)
-                ]
+                free = [number for number, slots in enumerate(holders) if len(slots) < self.runs]
                 if not free:
                     return None
                 number = min(free, key=lambda number: len(holders[number]))
                 slot = next(slot for slot in itertools.count() if slot not in holders[number])
-                lock = _lock(self.folder / f"{self.devices[number]}.{slot}.{megabytes}.slot")
+                lock = _lock(self.folder / f"{self.devices[number]}.{slot}.slot")
                 lock.acquire(timeout=0)
                 return Slot(number, lock)
         except OSError as error:
@@ -144,16 +134,10 @@ class Slots:
                 f"name a folder on this machine in {LOCKS}"
             ) from None
 
-    def _room(self, number: int, holders: Mapping[int, int], megabytes: int) -> bool:
-        """Whether a device has room for one more, beside the megabytes of those that hold a slot of it."""
-        fits = not self.memory or sum(holders.values()) + megabytes <= self.memory[number]
-        return not holders or (len(holders) < self.runs and fits)
 
-
-def _holders(device: str, names: Iterable[str]) -> dict[int, int]:
-    """Slots of a device that are held, by the names of their files, and the megabytes of each."""
-    ours = (name.removeprefix(f"{device}.").split(".") for name in names if name.startswith(f"{device}."))
-    return {int(slot): int(megabytes) for slot, megabytes, _ in ours}
+def _holders(device: str, names: Iterable[str]) -> set[int]:
+    """Return the numbers of a device's slots among the names of locked files."""
+    return {int(name.split(".")[-2]) for name in names if name.startswith(f"{device}.")}
 
 
 def _lock(path: Path) -> BaseFileLock:
@@ -185,16 +169,15 @@ def _make_private(folder: Path) -> None:
 
 
 @cache
-def _held(runs: int, megabytes: int) -> Slot:
+def _held(runs: int) -> Slot:
     """The slot that this process holds until it ends."""
     # Not the folder for temporary files that the environment names: processes may not agree on that.
     folder = os.environ.get(LOCKS) or f"/tmp/fltrain-gpus-{os.getuid()}"
-    names, memory = zip(*_cards(), strict=True)
-    return Slots(Path(folder), names, runs, memory).wait(megabytes)
+    return Slots(Path(folder), list(_cards()), runs).wait()
 
 
-def _cards() -> Iterator[tuple[str, int]]:
-    """The GPUs that are visible here: name of the card, whichever number it is seen under, and megabytes.
+def _cards() -> Iterator[str]:
+    """Return the names of the visible GPUs, which are the same in processes that number GPUs differently.
 
     A GPU that SLURM gave to a job is shared within the job only: what jobs get, also of the same GPU, is
     SLURM's to decide.
@@ -204,7 +187,7 @@ def _cards() -> Iterator[tuple[str, int]]:
     given = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
     job = f"job{os.environ.get('SLURM_JOB_ID', '')}-" if given else ""
     for card in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
-        yield f"{job}{card.uuid}", int(card.total_memory / 1e6)
+        yield f"{job}{card.uuid}"
 
 
 def _runs() -> int:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -22,8 +21,6 @@ from threading import Event
 import pytest
 import yaml
 
-from fltrain.experiments.costs import Calibration, DeviceCosts, Exchange, StepCost, Workload, calibration_file
-from fltrain.experiments.job_resources import Demand, measured
 from fltrain.experiments.plan import plan
 from fltrain.experiments.selection import Request
 from fltrain.runs.spec import RunSpec
@@ -83,16 +80,11 @@ def resumed(checkout: Checkout, run: str) -> list[int]:
     return list(checkout.results.record(run).provenance["resumed"])
 
 
-def calibrate(checkout: Checkout) -> None:
-    """As if steps had been measured: each composition of methods takes another time."""
-    costs = DeviceCosts(start=600.0)
-    for factor, spec in enumerate(runs_of(checkout).values(), start=1):
-        work = Workload.of(spec)
-        assert work is not None
-        costs.steps[work.step] = StepCost(step=0.1, image=0.0)
-        costs.factors[work.composition] = factor
-        costs.exchanges[work.exchange] = Exchange(down=0, up=0, model=0, server=0.0, rows=10**7)
-    Calibration(latest="here", devices={"here": costs}).write(calibration_file(checkout.results))
+def amount(checkout: Checkout, resource: str) -> int:
+    """Return what each job requests at its first attempt; all runs have the same network."""
+    request = Request.parse(yaml.safe_load((checkout.root / "config" / "config.yaml").read_text()), "config")
+    (found,) = {request.resources.amount(resource, spec.model.name, 1) for spec in runs_of(checkout).values()}
+    return found
 
 
 def partitions(folder: Path) -> Path:
@@ -217,14 +209,14 @@ def ran(slurm: Slurm, checkout: Checkout, *options: str) -> Outcome:
     return Outcome(checkout, said, [job for name, job in jobs.items() if name not in before])
 
 
-def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str) -> Outcome:
+def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str, *site: str) -> Outcome:
     """Run the workflow, and let the time limit of a run's job come near while it trains.
 
     SLURM looks twice a minute whose limit is near, and is told to send its signal up to a minute before:
     where there are 40 seconds left when the limit is set, it comes in time.
     """
     options = on(
-        "slurm", "--set-resources", "train:runtime=10*attempt", "train:slurm_extra='--signal=TERM@29'"
+        "slurm", *site, "--set-resources", "train:runtime=10*attempt", "train:slurm_extra='--signal=TERM@29'"
     )
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(ran, slurm, checkout, *records_of({run: runs_of(checkout)[run]}), *options)
@@ -245,7 +237,6 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     checkout = Checkout.of_this_repository(tmp_path_factory.mktemp("fresh") / "checkout")
     # So that a run can be stopped in the middle, and one that is killed goes on there.
     checkout.edit("workflow/rules/train.smk", "fltrain train -", "fltrain train --checkpoint-rounds 1 -")
-    calibrate(checkout)
     return checkout
 
 
@@ -293,7 +284,7 @@ def everything(
         one_gpu = ("--workflow-profile", "workflow/profiles/gpu")
         sites = ("--slurm-partition-config", str(partitions(root)))
         started = Everything(
-            limited=threads.submit(stopped_by_the_limit, slurm, copy("limited"), next(iter(runs))),
+            limited=threads.submit(stopped_by_the_limit, slurm, copy("limited"), next(iter(runs)), *sites),
             clustered=threads.submit(ran, slurm, copy("clustered", fresh), *on("slurm", *sites)),
             batch=threads.submit(ran, slurm, copy("batch"), *on("slurm-batched"), *records_of(runs)),
             array=threads.submit(ran, slurm, copy("array"), *arrays, *records_of(runs)),
@@ -335,27 +326,21 @@ def test_only_training_is_submitted(everything: Everything) -> None:
     assert sorted(clustered.names) == sorted(runs_of(clustered.checkout))
 
 
-def test_jobs_ask_for_what_the_plan_says(everything: Everything) -> None:
+def test_jobs_ask_for_the_resources_of_their_network(everything: Everything) -> None:
     clustered = everything.clustered.result()
-    costs = measured(clustered.checkout.results)
-    demands = {run: Demand.of(spec, costs) for run, spec in runs_of(clustered.checkout).items()}
-    assert len({demand.minutes for demand in demands.values()}) == 3
-    for run, job in zip(clustered.names, clustered.jobs, strict=True):
-        assert job["TimeLimit"] == clock(demands[run].minutes)
-        assert job["MinMemoryNode"] == f"{demands[run].memory_mb}M"
+    assert len(clustered.jobs) == 3
+    for job in clustered.jobs:
+        assert job["TimeLimit"] == clock(amount(clustered.checkout, "runtime"))
+        assert job["MinMemoryNode"] == f"{amount(clustered.checkout, 'mem_mb')}M"
         assert job["TresPerJob"] == "gres:gpu:1" and job["CPUs/Task"] == "1"
         assert job["Requeue"] == "1"
 
 
 def test_jobs_go_where_their_time_fits(everything: Everything) -> None:
-    clustered = everything.clustered.result()
-    costs = measured(clustered.checkout.results)
-    runs = runs_of(clustered.checkout)
-    times: dict[str, list[int]] = defaultdict(list)
-    for run, job in zip(clustered.names, clustered.jobs, strict=True):
-        times[job["Partition"]].append(Demand.of(runs[run], costs).minutes)
-    assert times.keys() == {"short", "long"}
-    assert max(times["short"]) <= SHORT < min(times["long"])
+    clustered, limited = everything.clustered.result(), everything.limited.result()
+    assert 10 < SHORT < amount(clustered.checkout, "runtime")
+    assert {job["Partition"] for job in clustered.jobs} == {"long"}
+    assert {job["Partition"] for job in limited.jobs} == {"short"}
 
 
 def test_each_job_has_a_gpu_of_its_own(everything: Everything) -> None:
@@ -377,10 +362,8 @@ def test_an_array_is_one_submission(everything: Everything, local: Checkout) -> 
 def test_a_batch_is_one_job_whose_runs_take_turns(everything: Everything, local: Checkout) -> None:
     batch = everything.batch.result()
     (job,) = batch.jobs
-    costs = measured(batch.checkout.results)
-    demands = [Demand.of(spec, costs) for spec in runs_of(batch.checkout).values()]
-    assert job["TimeLimit"] == clock(sum(demand.minutes for demand in demands))
-    assert job["MinMemoryNode"] == f"{max(demand.memory_mb for demand in demands)}M"
+    assert job["TimeLimit"] == clock(3 * amount(batch.checkout, "runtime"))
+    assert job["MinMemoryNode"] == f"{amount(batch.checkout, 'mem_mb')}M"
     assert job["TresPerJob"] == "gres:gpu:1" and job["NumCPUs"] == "1"
     own = [[training for training in seen if training.job == job["JobId"]] for seen in everything.seen]
     assert max(map(len, own)) == 1, "one at a time"
@@ -388,14 +371,12 @@ def test_a_batch_is_one_job_whose_runs_take_turns(everything: Everything, local:
 
 
 # ---------------------------------------------------------------- without a cluster
-def test_runs_wait_for_a_gpu_the_longest_first(everything: Everything, local: Checkout) -> None:
+def test_runs_wait_for_the_only_gpu(everything: Everything, local: Checkout) -> None:
     outcome = everything.alone.result()
     checkout = outcome.checkout
-    runs, costs = runs_of(checkout), measured(checkout.results)
-    longest_first = sorted(runs, key=lambda run: Demand.of(runs[run], costs).minutes, reverse=True)
-    assert re.findall(r"^Job \d+: training (.+)$", outcome.said, re.MULTILINE) == longest_first
-    assert not outcome.jobs
-    started = [(checkout.results.run(run) / "spec.json").stat().st_mtime for run in longest_first]
+    order = re.findall(r"^Job \d+: training (.+)$", outcome.said, re.MULTILINE)
+    assert sorted(order) == sorted(runs_of(checkout)) and not outcome.jobs
+    started = [(checkout.results.run(run) / "spec.json").stat().st_mtime for run in order]
     assert started == sorted(started), "one at a time"
     assert records(checkout) == records(local)
 

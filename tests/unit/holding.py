@@ -32,14 +32,14 @@ def until(happened: Callable[[], Any]) -> None:
         time.sleep(0.002)
 
 
-def hold(slots: Slots, folder: Path, process: int, megabytes: int, together: int) -> None:
-    """Wait for a slot with so much memory, hold it until so many have been taken, and a little longer.
+def hold(slots: Slots, folder: Path, process: int, together: int) -> None:
+    """Wait for a slot, hold it until ``together`` slots have been taken, and a little longer.
 
     A file for each event has the time, which is that of one clock for all processes, device and process in
     its name.
     """
     devices.POLL_SECONDS = 0.005
-    slot = slots.wait(megabytes)
+    slot = slots.wait()
     _mark(folder, f"{slot.device} takes {process}")
     until(lambda: len(list(folder.glob("*takes*"))) >= together)
     time.sleep(0.02)

@@ -1,6 +1,8 @@
-"""What runs will cost: estimates against sums done by hand, measurements against records of real runs."""
+"""Cost estimates: against sums done by hand, and measurements against records of real runs."""
 
 import csv
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,18 @@ from fltrain.experiments.calibrate import calibrate
 from fltrain.experiments.costs import (
     JSON_BYTES,
     Calibration,
-    DeviceCosts,
     Estimate,
     Exchange,
     PlanCosts,
     StepCost,
     Workload,
-    affordable,
     calibration_file,
     device_name,
     estimate,
     run_table,
 )
 from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.scale_file import scale_file, write_scale
 from fltrain.experiments.selection import Selection
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
@@ -66,14 +67,14 @@ def toy(folder: Path, **settings: Any) -> Plan:
     return plan(folder, "one")
 
 
-def costs_of(work: Workload, **exchange: Any) -> DeviceCosts:
-    """A device on which a step takes 2 s, an image 0.25 s; this method takes 1.5 times as long."""
-    numbers = {"down": 100, "up": 50, "model": 80, "server": 0.5, "rows": 7, **exchange}
-    return DeviceCosts(
+def costs_of(work: Workload) -> Calibration:
+    """Measurements: a step takes 2 s, an image 0.25 s, and the method takes 1.5 times as long as FedAvg."""
+    return Calibration(
+        device="a device",
         start=10.0,
         steps={work.step: StepCost(step=2.0, image=0.25)},
         factors={work.composition: 1.5},
-        exchanges={work.exchange: Exchange(**numbers)},
+        exchanges={work.exchange: Exchange(down=100, up=50, model=80, server=0.5, rows=7)},
     )
 
 
@@ -135,6 +136,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements that take no time; they are the engine's all the same."""
     monkeypatch.setattr(calibration, "PATIENCE", 0.0)
     monkeypatch.setattr(calibration, "_start_up", lambda: 1.0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def test_traffic_and_disk_are_those_of_the_records(tmp_path: Path, quick: None) -> None:
@@ -151,41 +153,6 @@ def test_traffic_and_disk_are_those_of_the_records(tmp_path: Path, quick: None) 
         assert expected.disk == pytest.approx(size, rel=0.5)
 
 
-def test_memory_of_a_gpu_is_counted_on_a_processor(quick: None) -> None:
-    """An MLP keeps its input, what ReLU makes of the hidden layer, and little else, for each image."""
-    small, large = (
-        calibration.Bench(CPU, DeviceCosts(start=0.0)).step(
-            workload(model={"name": "mlp", "hidden": 50}, training={"batch_size": size})
-        )
-        for size in (20, 40)
-    )
-    weights = 4 * (64 * 50 + 50 + 50 * 10 + 10)
-    # Tests of 1,024 images at once need more than a small batch: the input, and as much again.
-    assert small.memory == large.memory == 4 * weights + 2 * 1024 * 64 * 4
-
-
-def test_memory_of_a_step_is_what_its_backward_pass_needs(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(calibration.MOST, "cuda", 1)
-    bench = calibration.Bench(CPU, DeviceCosts(start=0.0))
-    taken = [
-        bench.step(workload(model="lenet5", dataset="mnist", training={"batch_size": size})).memory or 0
-        for size in (8, 16, 24)
-    ]
-    first, second = taken[1] - taken[0], taken[2] - taken[1]
-    assert first == second, "so much for every image"
-    convolved = 4 * (6 * 28 * 28 + 6 * 14 * 14 + 16 * 10 * 10 + 16 * 5 * 5)
-    assert 8 * convolved < first < 3 * 8 * convolved
-
-
-def test_what_clients_keep_is_measured(quick: None) -> None:
-    bench = calibration.Bench(CPU, DeviceCosts(start=0.0))
-    nothing, variate = (bench.exchange(workload(method=name)) for name in ("fedavg", "scaffold"))
-    assert nothing.kept == 0
-    assert variate.kept and 0.9 * variate.model < variate.kept <= variate.model, "weights, but no buffers"
-
-
 def test_only_what_is_missing_is_measured(tmp_path: Path, quick: None) -> None:
     planned, results = toy(tmp_path), Results(tmp_path / "out")
     said: list[str] = []
@@ -193,15 +160,37 @@ def test_only_what_is_missing_is_measured(tmp_path: Path, quick: None) -> None:
     calibrate(some, results, CPU, said.append)
     assert len(said) == 1 + 2 + 2, "one network and batch, two compositions"
     first = Calibration.read(calibration_file(results))
-    assert first is not None and first.latest == device_name(gather(CPU, 1))
+    assert first is not None and first.device == device_name(gather(CPU, 1))
     calibrate(planned, results, CPU, said.append)
     assert len(said) == 5 + 4 + 4 and said[-1].startswith("8 of 8: moon")
     second = Calibration.read(calibration_file(results))
     assert second is not None
-    costs, before = (one.devices[one.latest] for one in (second, first))
-    assert costs.factors.items() >= before.factors.items(), "what was measured before is kept"
+    assert second.factors.items() >= first.factors.items(), "earlier measurements are kept"
     calibrate(planned, results, CPU, said.append)
     assert len(said) == 13
+
+
+def test_measurements_of_another_device_are_replaced(tmp_path: Path, quick: None) -> None:
+    planned, results = toy(tmp_path), Results(tmp_path / "out")
+    some = planned.restricted(Selection(methods=("fedavg",)))
+    other = Calibration(device="another", start=1.0, factors={"fedavg": 7.0})
+    write_json(calibration_file(results), other.model_dump(mode="json"))
+    calibrate(some, results, CPU, lambda line: None)
+    after = Calibration.read(calibration_file(results))
+    assert after is not None and after.device != "another" and 7.0 not in after.factors.values()
+
+
+def test_calibration_warns_on_a_busy_machine(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = toy(tmp_path).restricted(Selection(methods=("fedavg",)))
+    warned = []
+    for load in (0.0, 2.0 * (os.cpu_count() or 1)):
+        said: list[str] = []
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        calibrate(some, Results(tmp_path / str(load)), CPU, said.append)
+        warned.append(said[0].startswith("warning: other processes"))
+    assert warned == [False, True]
 
 
 def test_what_refuses_to_be_measured_is_left_out_and_said(
@@ -210,15 +199,12 @@ def test_what_refuses_to_be_measured_is_left_out_and_said(
     def refuse(*_: Any) -> None:
         raise FltrainError("not on this network")
 
-    monkeypatch.setattr(calibration.Bench, "_factor", refuse)
+    monkeypatch.setattr(calibration.Stopwatch, "_factor", refuse)
     planned, results = toy(tmp_path), Results(tmp_path / "out")
     said: list[str] = []
     calibrate(planned, results, CPU, said.append)
     assert sum("is left out: not on this network" in line for line in said) == 6
-    costs = PlanCosts.of(planned, results)
-    assert costs.unknown == list(planned.runs)
-    with pytest.raises(FltrainError, match="has not been measured yet; run `fltrain plan --scale one"):
-        affordable(planned, Selection(hours=1), results)
+    assert PlanCosts.of(planned, results).unknown == list(planned.runs)
 
 
 def test_a_factor_is_the_composition_over_federated_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +212,7 @@ def test_a_factor_is_the_composition_over_federated_averaging(monkeypatch: pytes
         return {"fedavg": 2.0, "moon": 3.0}[simulation.composition.name]
 
     monkeypatch.setattr(calibration, "_trained", seconds)
-    bench = calibration.Bench(CPU, DeviceCosts(start=0))
+    bench = calibration.Stopwatch(CPU, Calibration(device="a device", start=0.0))
     assert bench.factor(workload(method="moon")) == 1.5
 
 
@@ -235,15 +221,14 @@ def test_a_factor_is_the_composition_over_federated_averaging(monkeypatch: pytes
 def measured(tmp_path: Path) -> tuple[Plan, Results]:
     """A plan, and measurements by which each run takes 36 s."""
     planned, results = toy(tmp_path), Results(tmp_path / "out")
-    device = device_name(gather(CPU, 1))
-    parts = DeviceCosts(start=36.0)
+    costs = Calibration(device=device_name(gather(CPU, 1)), start=36.0)
     for spec in planned.runs.values():
         work = Workload.of(spec)
         assert work is not None
-        parts.steps[work.step] = StepCost(step=0.0, image=0.0)
-        parts.factors[work.composition] = 1.0
-        parts.exchanges[work.exchange] = Exchange(down=1, up=1, model=0, server=0.0, rows=0)
-    Calibration(latest=device, devices={device: parts}).write(calibration_file(results))
+        costs.steps[work.step] = StepCost(step=0.0, image=0.0)
+        costs.factors[work.composition] = 1.0
+        costs.exchanges[work.exchange] = Exchange(down=1, up=1, model=0, server=0.0, rows=0)
+    write_json(calibration_file(results), costs.model_dump(mode="json"))
     return planned, results
 
 
@@ -251,22 +236,73 @@ def test_a_plan_adds_up_its_runs(measured: tuple[Plan, Results]) -> None:
     planned, results = measured
     costs = PlanCosts.of(planned, results)
     assert costs.sum(planned.runs) == Estimate(12 * 36.0, 12 * 3 * 2 * 2, 12 * JSON_BYTES)
-    assert costs.remaining() == dict.fromkeys(planned.runs, 36.0)
-    done = next(iter(planned.runs.values()))
-    trained(done, results.root)
-    assert PlanCosts.of(planned, results).remaining() == {
-        run: 0.0 if run == done.run_id else 36.0 for run in planned.runs
+
+
+# Items with the run hours of their seeds, the hours of the budget, trained runs, seeds that fit by item.
+BUDGETS: dict[str, tuple[list[str], float, list[str], dict[str, list[int]]]] = {
+    "everything": ([], 12, [], {"toy/table": [0, 1], "toy/figure": [0, 1]}),
+    "seed by seed": ([], 11, [], {"toy/table": [0], "toy/figure": [0, 1]}),
+    "one seed": ([], 7, [], {"toy/table": [0], "toy/figure": [0]}),
+    "the cheaper item": ([], 5, [], {"toy/figure": [0, 1]}),
+    "order of the scale": (["toy/figure", "toy/table"], 6, [], {"toy/figure": [0], "toy/table": [0]}),
+    "trained runs are free": ([], 5, ["moon"], {"toy/table": [0], "toy/figure": [0]}),
+}
+
+
+@pytest.mark.parametrize("case", BUDGETS)
+def test_a_budget_is_spent_seed_by_seed_in_the_order_of_the_items(tmp_path: Path, case: str) -> None:
+    """The table's 12 runs, 6 per seed, contain the figure's 4; each run takes an hour."""
+    order, hours, done, expected = BUDGETS[case]
+    whole = two_items(tmp_path, order or ["toy"])
+    finished = frozenset(run for run, spec in whole.runs.items() if spec.method.name in done)
+    costs = PlanCosts(whole, None, dict.fromkeys(whole.runs, Estimate(3600.0, 0, 0)), finished)
+    part = costs.within(hours)
+    assert {item.id: sorted({entry.seed for entry in item.entries}) for item in part.items} == expected
+    assert len(part.runs.keys() - finished) <= hours
+    path = tmp_path / "scales" / "mine.yaml"
+    write_scale(path, tmp_path, part, "a part")
+    again = plan(tmp_path, "mine")
+    assert again.runs.keys() == part.runs.keys()
+    assert [item.id for item in again.items] == [item.id for item in part.items]
+    assert again.scale.title == "a trial; a part"
+
+
+def test_a_budget_for_nothing(tmp_path: Path) -> None:
+    whole = two_items(tmp_path, ["toy"])
+    costs = PlanCosts(whole, None, dict.fromkeys(whole.runs, Estimate(3600.0, 0, 0)), frozenset())
+    with pytest.raises(FltrainError, match="--hours: no item fits into 1 hours"):
+        costs.within(1)
+
+
+def two_items(folder: Path, order: list[str]) -> Plan:
+    """Return a plan of a table and a figure; the scale shortens an axis that only the table has."""
+    toy(folder)
+    paper = yaml.safe_load((folder / "papers" / "toy.yaml").read_text())
+    table = paper["items"]["table"]
+    table["axes"]["method"].append("fedprox")
+    paper["items"]["figure"] = {
+        "title": "Plug-ins",
+        "axes": {"plugin": table["axes"]["plugin"]},
+        "figure": {"kind": "curves", "series": "plugin", "panels": [{"curve": "test_accuracy", "label": ""}]},
     }
+    (folder / "papers" / "toy.yaml").write_text(yaml.safe_dump(paper))
+    scale = {"scale": "one", "title": "a trial", "reduced": True, "items": order}
+    scale["axes"] = {"method": ["fedavg", "scaffold", "moon"]}
+    (folder / "scales" / "one.yaml").write_text(yaml.safe_dump(scale))
+    return plan(folder, "one")
 
 
-def test_a_budget_leaves_room_for_what_is_done(measured: tuple[Plan, Results]) -> None:
-    planned, results = measured
-    hours = 6 * 36 / 3600  # one seed of the table
-    one = affordable(planned, Selection(hours=hours), results)
-    assert {entry.seed for item in one.items for entry in item.entries} == {0}
-    for spec in one.runs.values():
-        trained(spec, results.root)
-    assert affordable(planned, Selection(hours=hours), results).runs == planned.runs
+def test_where_a_new_scale_is_written(tmp_path: Path) -> None:
+    toy(tmp_path)
+    target = tmp_path / "scales" / "mine.yaml"
+    assert scale_file(tmp_path, Path("mine.yaml")) == scale_file(tmp_path, target) == target
+    for path, text in (
+        ("elsewhere/mine.yaml", "is not in"),
+        ("one.yaml", "exists"),
+        ("a b.yaml", "scale"),
+    ):
+        with pytest.raises(FltrainError, match=text):
+            scale_file(tmp_path, Path(path))
 
 
 def test_estimates_are_checked_against_finished_runs_on_this_device(measured: tuple[Plan, Results]) -> None:
@@ -275,12 +311,13 @@ def test_estimates_are_checked_against_finished_runs_on_this_device(measured: tu
     records = [trained(spec, results.root) for spec in list(planned.runs.values())[:2]]
     first, second = sorted(record.costs["seconds"]["total"] for record in records)
     costs = PlanCosts.of(planned, results)
+    assert costs.calibration
     estimates = {run: Estimate(36.0 + 2 * first, 0, 0) for run in planned.runs}
-    said = PlanCosts(planned, costs.device, 36.0, estimates, costs.done).check(results)
+    said = replace(costs, estimates=estimates).check(results)
     middle, high = (first + second) / 4 / first, second / 2 / first
     assert said == f"2 finished runs: actual / estimated median {middle:.2f} (0.50 to {high:.2f})"
-    elsewhere = PlanCosts(planned, "another", 36.0, estimates, costs.done)
-    assert elsewhere.check(results) is None
+    elsewhere = costs.calibration.model_copy(update={"device": "another"})
+    assert replace(costs, calibration=elsewhere).check(results) is None
 
 
 def test_records_of_unknown_devices_are_not_compared(measured: tuple[Plan, Results]) -> None:
@@ -288,10 +325,10 @@ def test_records_of_unknown_devices_are_not_compared(measured: tuple[Plan, Resul
     planned, results = measured
     record = trained(next(iter(planned.runs.values())), results.root)
     costs = PlanCosts.of(planned, results)
-    known = PlanCosts(planned, costs.device, 0.0, costs.estimates, costs.done)
-    assert known.check(results) is not None
+    costs = replace(costs, estimates={run: Estimate(99.0, 0, 0) for run in planned.runs})
+    assert costs.check(results) is not None
     write_json(record.folder / "provenance.json", {"commit": None})
-    assert known.check(results) is None
+    assert costs.check(results) is None
 
 
 def test_the_run_table_has_estimates_where_there_are_some(measured: tuple[Plan, Results]) -> None:
@@ -303,14 +340,9 @@ def test_the_run_table_has_estimates_where_there_are_some(measured: tuple[Plan, 
     assert priced == [["36", "12", "34"] if row["run"] == first else ["", "", ""] for row in rows]
 
 
-def test_a_device_that_was_not_measured(measured: tuple[Plan, Results]) -> None:
+def test_measurements_of_another_version_are_refused(measured: tuple[Plan, Results]) -> None:
     planned, results = measured
-    with pytest.raises(FltrainError, match=r"nothing was measured on 'H100' \(known: '.+'\)"):
-        PlanCosts.of(planned, results, "H100")
-    nowhere = Results(results.root / "nowhere")
-    assert PlanCosts.of(planned, nowhere).device is None
-    with pytest.raises(FltrainError, match=r"nothing was measured on 'H100', .*fltrain plan .*--calibrate"):
-        PlanCosts.of(planned, nowhere, "H100")
+    assert PlanCosts.of(planned, Results(results.root / "nowhere")).calibration is None
     calibration_file(results).write_text("{}")
-    with pytest.raises(FltrainError, match=r"calibration\.json: .*latest"):
+    with pytest.raises(FltrainError, match=r"calibration\.json: .*device.*; delete the file"):
         PlanCosts.of(planned, results)

@@ -25,9 +25,9 @@ from .holding import give_up, hold, keep, started, until
 GPUS = ("first", "second")
 
 
-def taken(slots: Slots, megabytes: int = 0) -> Slot:
+def taken(slots: Slots) -> Slot:
     """A slot that is free."""
-    slot = slots.take(megabytes)
+    slot = slots.take()
     assert slot is not None
     return slot
 
@@ -49,7 +49,7 @@ def test_eight_processes_never_share_a_slot_of_two_devices(tmp_path: Path, runs:
     marks = tmp_path / "marks"
     marks.mkdir()
     slots = Slots(tmp_path / "locks", GPUS, runs)
-    processes = [started(hold, slots, marks, number, 0, 2 * runs) for number in range(8)]
+    processes = [started(hold, slots, marks, number, 2 * runs) for number in range(8)]
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
@@ -100,17 +100,17 @@ def test_who_waits_says_so_once_for_a_while(
     tries = itertools.count()
     take = Slots.take
 
-    def patient(these: Slots, megabytes: int) -> Slot | None:
+    def patient(these: Slots) -> Slot | None:
         tried = next(tries)
         assert tried <= 10
         if tried == 10:
             holders[2].lock.release()
-        return take(these, megabytes)
+        return take(these)
 
     monkeypatch.setattr(Slots, "take", patient)
-    assert slots.wait(300).device == 0
+    assert slots.wait().device == 0
     (record,) = caplog.records
-    told = ("2 here", "2 processes each", "300 MB", str(tmp_path / "locks"))
+    told = ("2 here", "2 processes each", str(tmp_path / "locks"))
     assert [word for word in told if word not in record.getMessage()] == []
 
 
@@ -142,45 +142,11 @@ def test_devices_are_the_same_under_whichever_number_they_are_seen(tmp_path: Pat
 
 
 def test_files_of_processes_that_ended_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "job1-first.0.0.slot").touch()
+    (tmp_path / "job1-first.0.slot").touch()
     other = taken(Slots(tmp_path, ["job2-first"]))
     slot = taken(Slots(tmp_path, GPUS))
-    assert {path.name for path in tmp_path.glob("*.slot")} == {"job2-first.0.0.slot", "first.0.0.slot"}
+    assert {path.name for path in tmp_path.glob("*.slot")} == {"job2-first.0.slot", "first.0.slot"}
     assert other.lock.is_locked and slot.lock.is_locked
-
-
-# ---------------------------------------------------------------- how much memory
-def test_processes_share_a_device_as_far_as_its_memory_goes(tmp_path: Path) -> None:
-    slots = Slots(tmp_path, GPUS, 3, (40_000, 16_000))
-    held = [taken(slots, megabytes) for megabytes in (30_000, 8_000)]
-    assert slots.take(12_000) is None, "neither has so much left, though each has two slots"
-    held += [taken(slots, megabytes) for megabytes in (10_000, 8_000)]
-    assert [slot.device for slot in held] == [0, 1, 0, 1]
-    assert slots.take(1) is None, "they are used to the last megabyte"
-    held[0].lock.release()
-    assert taken(slots, 30_000).device == 0
-
-
-def test_what_no_device_has_is_tried_alone_on_one(tmp_path: Path) -> None:
-    slots = Slots(tmp_path, GPUS[:1], 3, (40_000,))
-    small = taken(slots, 1_000)
-    assert slots.take(50_000) is None
-    small.lock.release()
-    large = taken(slots, 50_000)
-    assert slots.take(1) is None
-    assert large.lock.is_locked
-
-
-def test_eight_processes_never_take_more_memory_than_there_is(tmp_path: Path) -> None:
-    """Of four slots of 10 GB on each device there is memory for two."""
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    slots = Slots(tmp_path / "locks", GPUS, 4, (25_000, 25_000))
-    processes = [started(hold, slots, marks, number, 10_000, 4) for number in range(8)]
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    assert most_at_a_time(marks) == {"0": 2, "1": 2}
 
 
 # ---------------------------------------------------------------- the folder
@@ -246,9 +212,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[t
     used: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=GPUS[n], total_memory=40 * 10**9)
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=GPUS[n]))
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
     monkeypatch.setattr(Slots, "wait", taken)
     monkeypatch.setenv(LOCKS, str(tmp_path / "locks"))
@@ -268,7 +232,7 @@ def test_a_process_keeps_the_device_that_it_has_taken(
 ) -> None:
     other = taken(Slots(tmp_path / "locks", GPUS))
     assert [pick_device(name) for _ in range(2)] == two_gpus == [torch.device("cuda:1")] * 2
-    assert locks(tmp_path) == {"first.0.0.slot", "second.0.0.slot"}
+    assert locks(tmp_path) == {"first.0.slot", "second.0.slot"}
     assert Slots(tmp_path / "locks", GPUS).take() is None
     assert other.lock.is_locked
 
@@ -290,7 +254,7 @@ def test_what_slurm_gave_is_shared_within_the_job_only(
     monkeypatch.setenv(variable, "0,1")
     other = [taken(Slots(tmp_path / "locks", GPUS)) for _ in GPUS]
     assert pick_device("auto") == torch.device("cuda:0")
-    assert "job17-first.0.0.slot" in locks(tmp_path)
+    assert "job17-first.0.slot" in locks(tmp_path)
     assert len(other) == 2
 
 
@@ -299,7 +263,7 @@ def test_a_job_without_gpus_from_slurm_shares_with_everybody(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     pick_device("auto")
-    assert locks(tmp_path) == {"first.0.0.slot"}
+    assert locks(tmp_path) == {"first.0.slot"}
 
 
 def test_how_many_may_share_a_device(
@@ -308,25 +272,10 @@ def test_how_many_may_share_a_device(
     held = [taken(Slots(tmp_path / "locks", GPUS)) for _ in GPUS]
     monkeypatch.setenv(RUNS, "2")
     assert pick_device("auto") == torch.device("cuda:0")
-    assert locks(tmp_path) == {"first.0.0.slot", "second.0.0.slot", "first.1.0.slot"}
+    assert locks(tmp_path) == {"first.0.slot", "second.0.slot", "first.1.slot"}
     monkeypatch.setenv(RUNS, "of no matter")
     assert pick_device("auto", 3) == torch.device("cuda:1")
     assert len(held) == 2
-
-
-def test_a_process_says_how_much_memory_it_takes(
-    tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(RUNS, "3")
-    held = [taken(Slots(tmp_path / "locks", GPUS, 3), megabytes) for megabytes in (5_000, 25_000, 5_000)]
-    assert pick_device("auto", megabytes=20_000) == torch.device("cuda:0")
-    assert locks(tmp_path) == {
-        "first.0.5000.slot",
-        "second.0.25000.slot",
-        "first.1.5000.slot",
-        "first.2.20000.slot",
-    }
-    assert len(held) == 3
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "²"])

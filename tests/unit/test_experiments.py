@@ -21,7 +21,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import Restriction, Sheet
 from fltrain.experiments.plan import Plan, plan, table_rows
 from fltrain.experiments.schema import Axis, Paper, Scale, merge, read_yaml
-from fltrain.experiments.selection import Request, Selection
+from fltrain.experiments.selection import Demand, Request, Selection
 from fltrain.runs.spec import RunSpec
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -616,15 +616,13 @@ RESTRICTIONS: list[tuple[Yaml, tuple[str, ...]]] = [
     ({"papers": "toy", "items": "toy", "seeds": 2, "datasets": "digits"}, ()),
     ({"items": "toy_table", "seeds": 1}, ("item toy_table", "1 seed")),
     ({"methods": "fedprox,scaffold"}, ("methods fedprox, scaffold",)),
-    ({"hours": 7}, ("what fits into 7 hours",)),
-    ({"hours": 12}, ()),
 ]
 
 
 @pytest.mark.parametrize(("wanted", "said"), RESTRICTIONS, ids=str)
 def test_a_plan_says_what_it_was_restricted_to(config: Config, wanted: Yaml, said: tuple[str, ...]) -> None:
     whole = config.plan()
-    restricted = whole.restricted(select(**wanted), dict.fromkeys(whole.runs, 3600.0))
+    restricted = whole.restricted(select(**wanted))
     assert restricted.restrictions == said
 
 
@@ -652,10 +650,9 @@ def test_sheets_say_what_they_were_restricted_to(config: Config) -> None:
 
 
 def test_a_sheet_whose_baseline_fell_away_is_still_valid(config: Config) -> None:
-    """A method brings its baselines along; a budget, for example, may leave them out."""
-    whole = config.plan()
-    kept = {run: items for run, items in whole.memberships.items() if whole.runs[run].composition.methods[1:]}
-    for item in whole.within(kept, "a part").items:
+    """A method brings its baselines along; other restrictions may leave them out."""
+    for whole in config.plan().items:
+        item = whole.keeping(Demand("a part", lambda spec: bool(spec.composition.methods[1:])))
         assert {cell.labels["plugin"] for cell in item.sheet.cells} == {"FLFA"}
         item.layout.check(item.id, item.sheet.axes)
         assert Sheet.parse(item.sheet.model_dump(mode="json"), "sheet") == item.sheet
@@ -708,42 +705,6 @@ def test_a_request_is_read_as_snakemake_hands_it_over(written: Any, train: bool)
     asked = Request.parse({"scale": "paper", "train": written, "seeds": 2, "methods": "a,b"}, "test")
     assert asked.train is train
     assert asked.selection == select(seeds=2, methods=["a", "b"])
-    with pytest.raises(FltrainError, match="'hours' is a budget for training"):
-        Request.parse({"train": "false", "hours": 1}, "test")
-
-
-# The table's 12 runs (6 per seed) hold the figure's 4 (2 per seed).
-BUDGETS: dict[str, tuple[list[str], float, list[str], dict[str, list[int]]]] = {
-    "everything": ([], 12, [], {"toy/table": [0, 1], "toy/figure": [0, 1]}),
-    "seed by seed": ([], 11, [], {"toy/table": [0], "toy/figure": [0, 1]}),
-    "one seed": ([], 7, [], {"toy/table": [0], "toy/figure": [0]}),
-    "what is smaller": ([], 5, [], {"toy/figure": [0, 1]}),
-    "order of the scale": (["toy/figure", "toy/table"], 6, [], {"toy/figure": [0], "toy/table": [0]}),
-    "trained runs cost nothing": ([], 5, ["fedprox"], {"toy/table": [0], "toy/figure": [0]}),
-}
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_a_budget_is_spent_seed_by_seed_in_the_order_of_the_items(config: Config, budget: str) -> None:
-    order, hours, trained, expected = BUDGETS[budget]
-    whole = config.plan(scale=put(order, "items") if order else None)
-    seconds = {run: 0.0 if spec.method.name in trained else 3600.0 for run, spec in whole.runs.items()}
-    affordable = whole.restricted(select(hours=hours), seconds)
-    found = {item.id: sorted({entry.seed for entry in item.entries}) for item in affordable.items}
-    assert found == expected
-    assert sum(seconds[run] for run in affordable.runs) <= 3600 * hours
-    again = whole.within(affordable.memberships, "what fits")
-    assert [cells(Plan(whole.scale, [item])) for item in again.items] == [
-        cells(Plan(whole.scale, [item])) for item in affordable.items
-    ]
-
-
-def test_a_budget_is_on_the_sheet_and_needs_estimates(config: Config) -> None:
-    whole = config.plan()
-    table, _ = whole.restricted(select(hours=6), dict.fromkeys(whole.runs, 3600.0)).items
-    assert table.sheet.scale == "a trial, restricted to what fits into 6 hours"
-    with pytest.raises(FltrainError, match=r"hours: .* measured"):
-        whole.restricted(select(hours=6))
 
 
 def test_without_training_items_with_a_record_are_left(config: Config) -> None:

@@ -1,7 +1,6 @@
 """The workflow as people run it, in a copy of this checkout: a few runs of a round, a table, two figures."""
 
 import csv
-import json
 import os
 import re
 import shutil
@@ -18,15 +17,7 @@ from PIL import Image
 
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import load_partition, load_prepared
-from fltrain.experiments.costs import (
-    Calibration,
-    DeviceCosts,
-    Exchange,
-    StepCost,
-    Workload,
-    calibration_file,
-    run_table,
-)
+from fltrain.experiments.costs import run_table
 from fltrain.experiments.plan import Plan, plan
 from fltrain.runs.record import RECORD_FILES, Results
 
@@ -108,7 +99,7 @@ fedprox,acc,92.00,as printed
 TABLE, FIGURE, BUBBLES = "assembling toy/accuracy", "drawing toy/drift", "drawing toy/shares"
 RUN_TABLE, TRACK = "writing the run table", "exporting runs to MLflow"
 CLAIMS, OVERVIEW = "judging the claims of toy", "writing the overview"
-DATA = "preparing data set digits"
+DATA = "preparing dataset digits"
 REPORT = "results/report.html"
 OUTPUTS = [
     "runs.csv",
@@ -335,7 +326,7 @@ def test_a_caption_or_a_published_value_concerns_its_item_only(changed: Checkout
 def test_a_new_revision_of_a_data_set_concerns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()
-    divided = {job for job in jobs if job.startswith("dividing data: ")}
+    divided = {job for job in jobs if job.startswith("partitioning data: ")}
     trained = {job for job in jobs if job.startswith("training ")}
     assert (len(divided), len(trained)) == (3, 3)
     assert not {job.split()[-1] for job in trained} & set(changed.plan.runs)
@@ -347,16 +338,27 @@ def test_a_new_revision_of_a_data_set_concerns_everything_made_from_it(changed: 
 # ---------------------------------------------------------------- what is asked for
 def test_an_item_that_shows_partitions_needs_data_and_partitions_only(fresh: Checkout) -> None:
     shares = fresh.plan.items[2]
-    divided = {f"dividing data: {partition}" for partition in shares.partition_ids}
+    divided = {f"partitioning data: {partition}" for partition in shares.partition_ids}
     assert len(divided) == 2
     assert set(fresh.jobs("toy_shares")) == {DATA, *divided, BUBBLES}
 
 
 def test_data_and_partitions_can_be_had_beforehand_also_of_other_sets(fresh: Checkout) -> None:
-    divided = {f"dividing data: {spec.partition_id}" for spec in fresh.plan.specs}
+    divided = {f"partitioning data: {spec.partition_id}" for spec in fresh.plan.specs}
     assert len(divided) == 3
     jobs = fresh.jobs("all_data", "results/data/mnist.png")
-    assert set(jobs) == {DATA, "preparing data set mnist", *divided}
+    assert set(jobs) == {DATA, "preparing dataset mnist", *divided}
+
+
+@pytest.mark.parametrize("arguments", [("--dry-run",), ("--lint",)], ids=" ".join)
+def test_looking_changes_no_file(changed: Checkout, arguments: tuple[str, ...]) -> None:
+    """Not even if something is to be done: the database was deleted, and files have dates in the future."""
+    changed.results.tracking.unlink()
+    tomorrow = time.time() + 86400
+    os.utime(next(changed.results.root.glob("runs/*/summary.json")), (tomorrow, tomorrow))
+    before = dates(changed.results.root)
+    changed.snakemake(*arguments)
+    assert dates(changed.results.root) == before
 
 
 def test_an_unknown_scale_is_one_clear_error(fresh: Checkout) -> None:
@@ -369,7 +371,7 @@ def test_an_unknown_scale_is_one_clear_error(fresh: Checkout) -> None:
 def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
     """FedProx needs FedAvg, over which the table shows its gain; FedAvg needs no other."""
     average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
-    divided = f"dividing data: {prox.partition_id}"
+    divided = f"partitioning data: {prox.partition_id}"
     common = {DATA, divided, TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
     needed = {"fedprox": (average.run_id, prox.run_id), "[fedavg]": (average.run_id,)}
     for method, runs in needed.items():
@@ -382,7 +384,6 @@ def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
     [
         ("methods=fedprx", "has no method 'fedprx'; did you mean 'fedprox'?"),
         ("method=fedprox", "unknown key 'method'; did you mean 'methods'?"),
-        ("hours=1", "hours: how long"),
         ("train=false", "none of its runs has a record"),
     ],
 )
@@ -424,36 +425,6 @@ def test_a_restriction_takes_no_item_from_runs_in_mlflow(changed: Checkout) -> N
     with closing(sqlite3.connect(changed.results.tracking)) as store:
         query = "select value from tags where key = 'items' and value like '%again%'"
         assert store.execute(query).fetchall() == [("toy/again, toy/accuracy,",)]
-
-
-@pytest.mark.slow
-def test_a_budget_is_spent_once(changed: Checkout) -> None:
-    """An hour each: the table's two runs fit into 2 hours, the figure's does not; done runs cost nothing."""
-    costs = DeviceCosts(start=3600.0)
-    for spec in changed.plan.runs.values():
-        work = Workload.of(spec)
-        assert work is not None
-        costs.steps[work.step] = StepCost(step=0.0, image=0.0)
-        costs.factors[work.composition] = 1.0
-        costs.exchanges[work.exchange] = Exchange(down=0, up=0, model=0, server=0.0, rows=0)
-    Calibration(latest="here", devices={"here": costs}).write(calibration_file(changed.results))
-    table, figure, _ = changed.plan.items
-    for run in (*table.run_ids, *figure.run_ids):
-        shutil.rmtree(changed.results.run(run))
-    jobs = set(changed.jobs(settings=("hours=2",)))
-    assert jobs >= training(*table.run_ids) and not jobs & training(*figure.run_ids)
-    budget = changed.results.root / "tiny" / "budget.json"
-    assert not budget.exists(), "a dry run writes nothing"
-    code, said = changed.snakemake("toy_accuracy", settings=("hours=2",))
-    assert code == 0, said
-    assert json.loads(budget.read_text()) == {run: ["toy/accuracy"] for run in table.run_ids}
-    assert changed.jobs(settings=("hours=2",)).keys() >= training(*figure.run_ids)
-    # A job of a cluster reads the configuration anew, and has to find the plan that it is a part of.
-    as_job = ("--dry-run", "--mode", "subprocess")
-    codes = [
-        changed.snakemake(item, *as_job, settings=("hours=2",))[0] for item in ("toy_accuracy", "toy_drift")
-    ]
-    assert codes[0] == 0 and codes[1] != 0
 
 
 def test_without_training_tables_are_made_from_the_records_that_exist(changed: Checkout) -> None:
@@ -520,7 +491,9 @@ def test_a_damaged_file_can_be_made_again_without_training_what_is_complete(chan
     os.truncate(partition, 100)
     code, said = changed.snakemake("--force", str(partition.relative_to(changed.root)))
     assert code == 0, said
-    assert set(jobs_in(said)) == {f"dividing data: {spec.partition_id}"} and partition.read_bytes() == whole
+    assert (
+        set(jobs_in(said)) == {f"partitioning data: {spec.partition_id}"} and partition.read_bytes() == whole
+    )
     assert changed.jobs("toy_accuracy").keys() == {*training(run), TABLE}
 
 

@@ -1,10 +1,10 @@
 rule claims:
-    """Judge a paper's claims on its runs, and sum up its comparisons with published values."""
+    """Judge a paper's claims on its runs, and summarise its comparisons with published values."""
     input:
-        made=paper_items,
-        published=paper_published,
+        made=by(JOBS.paper_outputs, "paper"),
+        published=by(JOBS.paper_published, "paper"),
         anomalies="config/reported/anomalies.csv",
-        claims=paper_statements,
+        claims=by(JOBS.paper_statements, "paper"),
     output:
         csv=f"{OUT}/{{paper}}/claims.csv",
         md=f"{OUT}/{{paper}}/claims.md",
@@ -17,9 +17,9 @@ rule claims:
     conda:
         "../../environment.yml"
     params:
-        paper=paper_heading,
-        sheets=paper_sheets,
-        claims=paper_claims,
+        paper=by(JOBS.paper_heading, "paper"),
+        sheets=by(JOBS.paper_sheets, "paper"),
+        claims=by(JOBS.paper_claims, "paper"),
     message:
         "judging the claims of {wildcards.paper}"
     script:

@@ -1,12 +1,11 @@
 rule all_data:
-    """Every data set and partition of the scale: what a machine without internet needs beforehand."""
+    """All datasets and partitions of the scale: run this where there is internet."""
     input:
-        [str(RESULTS.data(dataset)) for dataset in DATASETS.values()],
-        [str(RESULTS.partition_file(partition)) for partition in PARTITIONS],
+        JOBS.data_files(),
 
 
 rule data:
-    """Get and prepare a data set: one file of uint8 images with digest and class histogram, a contact sheet."""
+    """Download and prepare a dataset: a file of uint8 images with digest and class histogram, and a contact sheet."""
     output:
         data="results/data/{dataset}.safetensors",
         sheet="results/data/{dataset}.png",
@@ -19,17 +18,17 @@ rule data:
     conda:
         "../../environment.yml"
     params:
-        dataset=dataset_of,
+        dataset=by(JOBS.dataset, "dataset"),
     message:
-        "preparing data set {wildcards.dataset}"
+        "preparing dataset {wildcards.dataset}"
     script:
         "../scripts/data.py"
 
 
 rule partition:
-    """Divide a training split over clients: index arrays with digest and client-by-class counts."""
+    """Divide a training split among clients: index arrays with digest and client-by-class counts."""
     input:
-        data=partition_data,
+        data=by(JOBS.partition_data, "partition"),
     output:
         "results/partitions/{partition}.safetensors",
     log:
@@ -40,8 +39,8 @@ rule partition:
     conda:
         "../../environment.yml"
     params:
-        partition=partition_of,
+        partition=by(JOBS.partition, "partition"),
     message:
-        "dividing data: {wildcards.partition}"
+        "partitioning data: {wildcards.partition}"
     script:
         "../scripts/partition.py"

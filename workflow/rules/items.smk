@@ -27,7 +27,7 @@ rule table:
     benchmark:
         f"results/benchmarks/{SCALE}/table/{{paper}}_{{item}}.tsv"
     wildcard_constraints:
-        item="|".join(TABLES) or "-",
+        paper=JOBS.papers_of("tables"),
     localrule: True
     conda:
         "../../environment.yml"
@@ -59,7 +59,7 @@ rule figure:
     benchmark:
         f"results/benchmarks/{SCALE}/figure/{{paper}}_{{item}}.tsv"
     wildcard_constraints:
-        item="|".join(FIGURES) or "-",
+        paper=JOBS.papers_of("figures"),
     localrule: True
     conda:
         "../../environment.yml"
@@ -71,10 +71,23 @@ rule figure:
         "../scripts/figure.py"
 
 
+use rule figure as model_figure with:
+    # It computes on trained models, for minutes on a GPU, so it is a job with resources.
+    wildcard_constraints:
+        paper=JOBS.papers_of("models"),
+    localrule: False
+    resources:
+        gpu=1,
+        runtime=lambda wildcards, attempt: 120 * attempt,
+        mem_mb=lambda wildcards, attempt: 8000 * attempt,
+    message:
+        "computing and drawing {wildcards.paper}/{wildcards.item}"
+
+
 rule run_table:
-    """List every run of the scale, to be read before spending anything."""
+    """List all runs of the scale with their estimated costs."""
     input:
-        calibration=CALIBRATION,
+        calibration=JOBS.calibration(),
     output:
         f"{OUT}/runs.csv",
     log:
@@ -86,7 +99,7 @@ rule run_table:
         "../../environment.yml"
     params:
         scale=SCALE,
-        memberships=PLAN.memberships,
+        memberships=JOBS.plan.memberships,
     message:
         "writing the run table"
     script:

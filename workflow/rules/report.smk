@@ -2,13 +2,13 @@ from fltrain.reporting.overview.listing import Listing
 
 
 rule index:
-    """The overview of the scale: papers, tables, figures, verdicts, claims, costs, and a page of all runs.
+    """Write the overview of the scale: papers, tables, figures, verdicts, claims, costs, and a page of all runs.
 
-    It does not wait for MLflow, which may not be available.
+    It does not depend on the export to MLflow, which may fail.
     """
     input:
-        [output for item in PLAN.items for output in item_outputs(item)],
-        [f"{OUT}/{paper}/summary.json" for paper in PAPERS],
+        JOBS.outputs(),
+        [f"{OUT}/{paper}/summary.json" for paper in JOBS.papers],
         f"{OUT}/runs.csv",
     output:
         index=f"{OUT}/index.html",
@@ -21,7 +21,7 @@ rule index:
     conda:
         "../../environment.yml"
     params:
-        listing=Listing.of(PLAN).model_dump_json(),
+        listing=Listing.of(JOBS.plan).model_dump_json(),
     message:
         "writing the overview"
     script:

@@ -1,13 +1,8 @@
-# Whoever deletes the database has it made again.
-if workflow.is_main_process and not RESULTS.tracking.exists():
-    Path(f"{OUT}/tracked.json").unlink(missing_ok=True)
-
-
 rule track:
-    """Export runs, tables and figures to MLflow: one process writes, exporting again changes nothing."""
+    """Export runs, tables and figures to MLflow in one process; exporting again changes nothing."""
     input:
-        records_of(PLAN.runs),
-        [output for item in PLAN.items for output in item_outputs(item)],
+        JOBS.summaries(JOBS.plan.runs),
+        JOBS.outputs(),
     output:
         f"{OUT}/tracked.json",
     log:
@@ -19,8 +14,12 @@ rule track:
         "../../environment.yml"
     params:
         scale=SCALE,
-        memberships=MEMBERSHIPS,
-        pages=[[item.id, item.item.title, item.item.caption] for item in PLAN.items],
+        # Changes if the database was deleted, so that this rule runs again.
+        database=JOBS.database,
+        memberships=JOBS.memberships,
+        pages=[
+            [item.id, item.item.title, item.item.caption] for item in JOBS.plan.items
+        ],
     message:
         "exporting runs to MLflow"
     script:

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from fltrain.core.files import write_json
+from fltrain.core.files import write_json, write_text
 from fltrain.core.job_log import LOG, job
+from fltrain.experiments.jobs import database_file
 from fltrain.runs.record import Results
 from fltrain.tracking.export import Page, Wanted, export
 
@@ -13,4 +14,5 @@ with job(snakemake.log[0]):  # noqa: F821
     results = Results(Path("results"))
     store = f"sqlite:///{results.tracking}"
     LOG.info("%s: %s", store, export(Wanted(results, scale, memberships, list(memberships), pages), store))
+    write_text(database_file(results), f"{snakemake.params.database}\n")  # noqa: F821
     write_json(Path(snakemake.output[0]), {"store": store, "runs": sorted(memberships)})  # noqa: F821

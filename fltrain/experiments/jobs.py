@@ -1,0 +1,293 @@
+"""Jobs of the workflow: their files, parameters and resources, from the plan of a scale. Imports no torch.
+
+The rules in ``workflow/rules`` only pass wildcards to these look-ups. Nothing here writes a file. Nested
+parameters are JSON texts, because Snakemake drops None from nested parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from fltrain.core.files import backdate
+from fltrain.data.datasets import Dataset
+from fltrain.experiments.costs import calibration_file
+from fltrain.experiments.layout import scale_sentence
+from fltrain.experiments.plan import Plan, PlannedItem, plan
+from fltrain.experiments.schema import Paper
+from fltrain.experiments.selection import Request, Resource
+from fltrain.runs.record import MODELS_FILE, Results
+from fltrain.runs.spec import RunSpec
+from fltrain.runs.status import stale_runs
+
+TABLE_FORMS = ("csv", "md", "tex", "html", "published.html")
+FIGURE_FORMS = ("csv", "pdf", "svg", "png")
+NOTHING = "(?!)"
+"""Regular expression that matches no text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Jobs of a scale.
+
+    Attributes:
+        request: the workflow's configuration.
+        whole: plan of the scale.
+        plan: the requested part, as far as it can be made.
+        results: the results folder.
+    """
+
+    request: Request
+    whole: Plan
+    plan: Plan
+    results: Results
+
+    @classmethod
+    def of(
+        cls, settings: Mapping[str, Any], config: Path = Path("config"), results: Path = Path("results")
+    ) -> Self:
+        """Return the jobs for a configuration of the workflow.
+
+        Raises:
+            FltrainError: if the configuration, a declaration or a run is not valid, or nothing can be made.
+        """
+        request = Request.parse(settings, "config/config.yaml or --config")
+        whole = plan(config, request.scale)
+        part = whole.restricted(request.selection)
+        folder = Results(results)
+        return cls(request, whole, part if request.train else _from_records(part, folder), folder)
+
+    @property
+    def scale(self) -> str:
+        """Name of the scale."""
+        return self.request.scale
+
+    @property
+    def folder(self) -> str:
+        """Folder of the scale's tables and figures."""
+        return f"{self.results.root}/{self.scale}"
+
+    def redate(self) -> None:
+        """Set the dates of results that lie in the future, from before a clock was set back, to now.
+
+        Snakemake deletes the output of a job if it is older than the job's input.
+        """
+        patterns = ("data/*", "partitions/*", "runs/*/summary.json", f"{self.scale}/**/*")
+        backdate(path for pattern in patterns for path in self.results.root.glob(pattern))
+
+    @cached_property
+    def database(self) -> int:
+        """Number of the MLflow database: it increases by one when the database is deleted."""
+        path = database_file(self.results)
+        number = int(path.read_text()) if path.exists() else 0
+        return number if self.results.tracking.exists() else number + 1
+
+    # ------------------------------------------------------------ data and partitions
+    @cached_property
+    def datasets(self) -> dict[str, Dataset]:
+        """Prepared datasets of the plan by ID."""
+        specs = self.plan.specs
+        return {data.id: data.prepared for spec in specs for data in (spec.dataset, *spec.evaluation.extra)}
+
+    @cached_property
+    def partitions(self) -> dict[str, RunSpec]:
+        """A run of the plan for each partition ID."""
+        return {spec.partition_id: spec for spec in self.plan.specs}
+
+    def data_files(self) -> list[str]:
+        """Return the files of all datasets and partitions."""
+        data = [self.results.data(dataset) for dataset in self.datasets.values()]
+        return [*map(str, data), *(str(self.results.partition_file(name)) for name in self.partitions)]
+
+    def dataset(self, name: str) -> str:
+        """Return the settings of a dataset of the plan, or of any dataset in the registry, as JSON."""
+        dataset = self.datasets.get(name) or Dataset.parse({"name": name}, "dataset")
+        return json.dumps(_versioned(dataset), sort_keys=True)
+
+    def partition(self, name: str) -> str:
+        """Return the settings of a partition as JSON."""
+        spec = self.partitions[name]
+        settings = {
+            "dataset": _versioned(spec.dataset.prepared),
+            "scheme": _versioned(spec.partition),
+            "local_test": spec.local_test.model_dump(mode="json") if spec.local_test else None,
+            "seed": spec.seed,
+        }
+        return json.dumps(settings, sort_keys=True)
+
+    def partition_data(self, name: str) -> str:
+        """Return the data file of a partition."""
+        return str(self.results.data(self.partitions[name].dataset))
+
+    # ------------------------------------------------------------ runs
+    @cached_property
+    def memberships(self) -> dict[str, list[str]]:
+        """Items of the whole scale for each run that will have a record: the tags of the run in MLflow."""
+        return {
+            run: self.whole.memberships[run]
+            for run in self.plan.runs
+            if self.request.train or self.results.record(run).complete
+        }
+
+    # Snakemake looks up each of thousands of runs several times, hence the dictionaries.
+    @cached_property
+    def run_specs(self) -> dict[str, str]:
+        """Specification of each run as JSON."""
+        return {run: spec.to_json() for run, spec in self.plan.runs.items()}
+
+    @cached_property
+    def run_data(self) -> dict[str, list[str]]:
+        """Data files of each run."""
+        return {
+            run: [str(self.results.data(data)) for data in (spec.dataset, *spec.evaluation.extra)]
+            for run, spec in self.plan.runs.items()
+        }
+
+    @cached_property
+    def run_partitions(self) -> dict[str, str]:
+        """Partition file of each run."""
+        return {run: str(self.results.partition(spec)) for run, spec in self.plan.runs.items()}
+
+    def resource(self, name: Resource, run: str, attempt: int) -> int:
+        """Return the amount of a resource that the job of a run requests at an attempt (1, 2 ...)."""
+        return self.request.resources.amount(name, self.plan.runs[run].model.name, attempt)
+
+    def summaries(self, runs: Mapping[str, object] | list[str]) -> list[str]:
+        """Return the files that stand for the records of runs: the summary is written last."""
+        return [f"{self.results.root}/runs/{run}/summary.json" for run in runs if run in self.memberships]
+
+    # ------------------------------------------------------------ tables and figures
+    @cached_property
+    def items(self) -> dict[str, PlannedItem]:
+        """Items of the plan by ID."""
+        return {item.id: item for item in self.plan.items}
+
+    def item_outputs(self, item: PlannedItem) -> list[str]:
+        """Return the files of a table or figure."""
+        forms = TABLE_FORMS if item.item.table else FIGURE_FORMS
+        return [f"{self.folder}/{item.id}.{form}" for form in forms]
+
+    def outputs(self) -> list[str]:
+        """Return the files of all tables and figures."""
+        return [output for item in self.plan.items for output in self.item_outputs(item)]
+
+    def item_inputs(self, name: str) -> list[str]:
+        """Return the files that a table or figure is made from: records, and data if it needs more."""
+        item = self.items[name]
+        return [*self.summaries(item.run_ids), *_data_behind(item, self.results)]
+
+    def papers_of(self, kind: str) -> str:
+        """Return a regular expression for the wildcard ``paper`` of a rule that makes one kind of item.
+
+        Items of two papers may have the same name, so the expression looks ahead to the item.
+
+        Args:
+            kind: ``tables``; ``figures``, made from records; ``models``, figures made from trained models.
+        """
+        wanted = [
+            item.id.replace(".", r"\.")
+            for item in self.plan.items
+            if kind == ("tables" if item.item.table else "models" if item.looks_into_models else "figures")
+        ]
+        return rf"(?=(?:{'|'.join(wanted)})\.)[^/]+" if wanted else NOTHING
+
+    def sheet(self, name: str, field: str) -> Any:
+        """Return a field of an item's sheet."""
+        return self.items[name].sheet.model_dump(mode="json", include={field})[field]
+
+    def published(self, name: str) -> list[str]:
+        """Return the file of an item's published values, if it has one."""
+        reported = self.items[name].item.reported
+        return [f"config/reported/{reported.file}"] if reported else []
+
+    def calibration(self) -> list[str]:
+        """Return the file of measured costs, if it exists."""
+        path = calibration_file(self.results)
+        return [str(path)] if path.exists() else []
+
+    # ------------------------------------------------------------ papers
+    @cached_property
+    def papers(self) -> dict[str, Paper]:
+        """Papers of the plan by name."""
+        return {item.paper.paper: item.paper for item in self.plan.items}
+
+    def items_of(self, paper: str) -> list[PlannedItem]:
+        """Return the items of a paper."""
+        return [item for item in self.plan.items if item.paper.paper == paper]
+
+    def paper_outputs(self, paper: str) -> list[str]:
+        """Return the files of a paper's tables and figures."""
+        return [output for item in self.items_of(paper) for output in self.item_outputs(item)]
+
+    def paper_published(self, paper: str) -> list[str]:
+        """Return the files of a paper's published values."""
+        return list(dict.fromkeys(file for item in self.items_of(paper) for file in self.published(item.id)))
+
+    def paper_statements(self, paper: str) -> list[str]:
+        """Return the file of a paper's claims, if there are any."""
+        return [f"config/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
+
+    def paper_heading(self, paper: str) -> str:
+        """Return name, title and scale of a paper as JSON."""
+        scale = self.plan.scale
+        titles = dict.fromkeys(item.scale_title for item in self.items_of(paper))
+        heading = {
+            "paper": paper,
+            "title": self.papers[paper].title,
+            "scale": scale.scale,
+            "reduced": scale.reduced,
+            "scale_note": scale_sentence("; ".join(titles), scale.reduced),
+        }
+        return json.dumps(heading)
+
+    def paper_sheets(self, paper: str) -> str:
+        """Return the sheets of a paper's items as JSON."""
+        return json.dumps([item.sheet.model_dump(mode="json") for item in self.items_of(paper)])
+
+    def paper_claims(self, paper: str) -> str:
+        """Return the claims of a paper as JSON."""
+        return json.dumps([claim.model_dump(mode="json") for claim in self.papers[paper].claims])
+
+
+def database_file(results: Results) -> Path:
+    """Return the file that stores the number of the MLflow database."""
+    return results.tracking.with_suffix(".number")
+
+
+def put_python_on_path() -> None:
+    """Let shell commands of this process find its Python, even if its environment is not activated."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _versioned(component: Any) -> dict[str, Any]:
+    """Return the settings and the revision of a component, on which its product depends."""
+    return {"settings": component.model_dump(mode="json"), "revision": component.revision}
+
+
+def _data_behind(item: PlannedItem, results: Results) -> list[str]:
+    """Return the files besides records that an item is made from."""
+    if item.trains and not item.looks_into_models:
+        return []
+    files = [results.partition_file(partition) for partition in item.partition_ids]
+    if item.looks_into_models:
+        files += [results.data(entry.spec.dataset) for entry in item.entries]
+    return sorted({str(file) for file in files})
+
+
+def _from_records(part: Plan, results: Results) -> Plan:
+    """Return the part of a plan that existing files suffice for."""
+    complete = {run for run in part.runs if results.record(run).complete}
+
+    def possible(item: PlannedItem) -> bool:
+        runs = item.run_ids if item.looks_into_models else []
+        files = [Path(file) for file in _data_behind(item, results)]
+        return all(file.exists() for file in (*files, *(results.run(run) / MODELS_FILE for run in runs)))
+
+    stale = stale_runs(part.runs, results)
+    return part.recorded(complete, {run: str(old) for run, old in stale.items()}, possible)

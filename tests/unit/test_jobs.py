@@ -1,0 +1,217 @@
+"""Jobs of the workflow: what the rules look up, and the resources of training jobs."""
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_text
+from fltrain.data.datasets import Dataset
+from fltrain.experiments.jobs import NOTHING, Jobs, database_file
+from fltrain.experiments.selection import JobResources, Request
+from fltrain.runs.record import MODELS_FILE, Results
+from fltrain.runs.spec import RunSpec
+
+from .helpers import TINY, trained
+
+CONFIG = Path(__file__).parents[2] / "config"
+
+PREFERENCE = {"kind": "preference", "columns": "method"}
+PAPER: dict[str, Any] = {
+    "paper": "toy",
+    "title": "A toy",
+    "citation": "none",
+    "settings": {**TINY, "evaluation": {"keep": "model"}},
+    "seeds": 1,
+    "items": {
+        "table1": {
+            "title": "Two methods",
+            "axes": {"method": ["fedavg", "fedprox"]},
+            "table": {"rows": "method", "measures": [{"measure": "final_accuracy"}]},
+        },
+        "figure1": {
+            "title": "Curves",
+            "axes": {"method": ["fedavg"]},
+            "figure": {
+                "kind": "curves",
+                "series": "method",
+                "panels": [{"curve": "test_accuracy", "label": ""}],
+            },
+        },
+        "figure2": {
+            "title": "Sizes",
+            "axes": {"method": ["fedavg"]},
+            "figure": {"kind": "bubbles", "columns": "method"},
+        },
+    },
+}
+# The same name as a figure of the other paper, but made from models.
+OTHER = {
+    **PAPER,
+    "paper": "other",
+    "items": {
+        "figure1": {"title": "Classes", "axes": {"method": ["fedavg"]}, "figure": PREFERENCE},
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    scale = {"scale": "one", "title": "a trial", "reduced": True, "items": ["toy", "other"]}
+    for path, data in (("papers/toy", PAPER), ("papers/other", OTHER), ("scales/one", scale)):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{path}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    return tmp_path
+
+
+def jobs(folder: Path, **settings: Any) -> Jobs:
+    return Jobs.of({"scale": "one", **settings}, folder, folder / "results")
+
+
+def test_runs_name_their_spec_data_and_partition(folder: Path) -> None:
+    every = jobs(folder)
+    results = Results(folder / "results")
+    assert every.run_specs.keys() == every.plan.runs.keys() == every.memberships.keys()
+    for run, spec in every.plan.runs.items():
+        assert RunSpec.parse(json.loads(every.run_specs[run]), "spec").run_id == run
+        assert every.run_data[run] == [str(results.data(spec.dataset))]
+        assert every.run_partitions[run] == str(results.partition(spec))
+        assert every.partition_data(spec.partition_id) == str(results.data(spec.dataset))
+        settings = json.loads(every.partition(spec.partition_id))
+        assert settings["seed"] == spec.seed and settings["scheme"]["settings"]["name"] == "dirichlet"
+    assert every.summaries(list(every.plan.runs)) == [
+        str(results.run(run) / "summary.json") for run in every.plan.runs
+    ]
+
+
+def test_datasets_of_the_plan_and_of_the_registry(folder: Path) -> None:
+    every = jobs(folder)
+    assert set(every.datasets) == {"digits"}
+    for name in ("digits", "mnist"):
+        settings = json.loads(every.dataset(name))
+        assert Dataset.parse(settings["settings"], "test").name == name
+        assert settings["revision"] == Dataset(name=name).revision
+    with pytest.raises(FltrainError, match="mnits"):
+        every.dataset("mnits")
+
+
+def test_items_are_made_from_records_and_from_data_if_they_show_them(folder: Path) -> None:
+    every = jobs(folder)
+    (run,) = every.items["toy/figure1"].run_ids
+    record = every.summaries([run])[0]
+    data, partition = every.run_data[run][0], every.run_partitions[run]
+    assert every.item_inputs("toy/figure1") == [record]
+    assert every.item_inputs("toy/figure2") == [partition]
+    assert every.item_inputs("other/figure1") == [record, *sorted((data, partition))]
+    assert every.outputs()[:2] == [f"{folder}/results/one/toy/table1.{form}" for form in ("csv", "md")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("tables", ["toy/table1"]), ("figures", ["toy/figure1", "toy/figure2"]), ("models", ["other/figure1"])],
+)
+def test_each_item_is_made_by_one_rule(folder: Path, kind: str, expected: list[str]) -> None:
+    every = jobs(folder)
+    pattern = re.compile(rf"(?P<paper>{every.papers_of(kind)})/(?P<item>[^/]+)\.csv")
+    assert [name for name in every.items if pattern.fullmatch(f"{name}.csv")] == expected
+    assert not pattern.fullmatch("toy/table11.csv")
+
+
+def test_a_kind_that_no_item_has(folder: Path) -> None:
+    assert jobs(folder, items="toy/table1").papers_of("models") == NOTHING
+    assert not re.search(NOTHING, "toy")
+
+
+def test_papers(folder: Path) -> None:
+    every = jobs(folder)
+    assert list(every.papers) == ["toy", "other"]
+    assert len(every.paper_outputs("toy")) == 5 + 4 + 4
+    heading = json.loads(every.paper_heading("toy"))
+    assert (heading["title"], heading["scale"], heading["reduced"]) == ("A toy", "one", True)
+    assert [sheet["id"] for sheet in json.loads(every.paper_sheets("other"))] == ["other/figure1"]
+    assert (every.paper_claims("toy"), every.paper_statements("toy")) == ("[]", [])
+    assert every.sheet("toy/table1", "title") == "Two methods"
+
+
+def test_published_values_of_the_declared_papers() -> None:
+    every = Jobs.of({"scale": "paper", "papers": "ecgr"}, CONFIG)
+    files = [*every.paper_published("ecgr"), *every.paper_statements("ecgr")]
+    assert "config/reported/ecgr_claims.csv" in files
+    assert all((CONFIG.parent / file).exists() for file in files)
+    assert json.loads(every.paper_claims("ecgr"))
+
+
+def test_without_training_what_records_allow_is_left(folder: Path) -> None:
+    results = Results(folder / "results")
+    spec = jobs(folder).items["toy/figure1"].entries[0].spec
+    with pytest.raises(FltrainError, match="none of its runs has a record"):
+        jobs(folder, train="false")
+    record = trained(spec, results.root)
+    for kind in ("data", "partitions"):
+        shutil.rmtree(results.root / kind)
+    left = jobs(folder, train="false")
+    assert set(left.items) == {"toy/table1", "toy/figure1"}, "partitions and data are not there"
+    assert list(left.memberships) == [spec.run_id]
+    for file in (*left.run_data[spec.run_id], left.run_partitions[spec.run_id]):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).touch()
+    assert (record.folder / MODELS_FILE).exists()
+    assert set(jobs(folder, train="false").items) == {
+        "toy/table1",
+        "toy/figure1",
+        "toy/figure2",
+        "other/figure1",
+    }
+
+
+def test_dates_of_the_future_are_set_to_now(folder: Path) -> None:
+    results = folder / "results"
+    files = [results / "runs" / "a" / "summary.json", results / "one" / "toy" / "table1.csv"]
+    other = results / "runs" / "a" / "train.log"
+    for file in (*files, other):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (time.time() + 9999,) * 2)
+    jobs(folder).redate()
+    assert all(file.stat().st_mtime <= time.time() for file in files)
+    assert other.stat().st_mtime > time.time()
+
+
+def test_the_number_of_the_database_increases_when_it_is_deleted(folder: Path) -> None:
+    results = Results(folder / "results")
+    numbers = []
+    for _ in range(2):
+        numbers.append(jobs(folder).database)
+        write_text(database_file(results), f"{numbers[-1]}\n")
+        results.tracking.touch()
+        numbers.append(jobs(folder).database)
+        results.tracking.unlink()
+    assert numbers == [1, 1, 2, 2]
+
+
+def test_resources_of_networks_grow_with_attempts_up_to_a_limit(folder: Path) -> None:
+    resources = {
+        "default": {"runtime": 60, "mem_mb": 100, "disk_mb": 5},
+        "networks": {"mobilenet_tiny": {"mem_mb": 10}},
+    }
+    every = jobs(folder, resources=resources)
+    (run, *_) = every.plan.runs
+    assert every.plan.runs[run].model.name == "mobilenet_tiny"
+    assert [every.resource("runtime", run, attempt) for attempt in (1, 2, 3, 9)] == [60, 120, 180, 180]
+    assert every.resource("mem_mb", run, 2) == 20
+    assert JobResources.parse(resources, "test").amount("mem_mb", "resnet18", 1) == 100
+
+
+def test_the_configuration_of_the_workflow_is_valid() -> None:
+    request = Request.parse(yaml.safe_load((CONFIG / "config.yaml").read_text()), "config.yaml")
+    known = {"mlp", "lenet5", "fedavg_cnn", "mobilenet_tiny"}
+    assert request.resources.networks.keys() == known
+    with pytest.raises(FltrainError, match=r"resources\.networks\.mlp\.mem.*'runtime'"):
+        Request.parse({"resources": {"networks": {"mlp": {"mem": 3}}}}, "test")
