@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.core.strict_yaml import read_plain
 from fltrain.experiments.plan import Plan, PlannedItem
+from fltrain.experiments.schema import Reduction
 
 Yaml = dict[str, Any]
 
@@ -44,27 +45,28 @@ def write_scale(path: Path, config: Path, part: Plan, title: str) -> None:
     declared: Yaml = {}
     for entry in source["items"]:
         declared |= {entry: {}} if isinstance(entry, str) else entry
-    scale = {
-        **source,
+    scale = _applied(source, part.scale, part.items) | {
         "scale": path.stem,
         "title": f"{part.scale.title}; {title}",
-        "items": [
-            {item.id: _reduction({**declared.get(item.paper.paper, {}), **declared.get(item.id, {})}, item)}
-            for item in part.items
-        ],
+        "items": [{item.id: _reduction(declared, item)} for item in part.items],
     }
-    axes = {axis for item in part.items for axis in item.axes}
-    write_text(path, yaml.safe_dump(_with_axes(scale, axes), sort_keys=False, allow_unicode=True, width=110))
+    write_text(path, yaml.safe_dump(scale, sort_keys=False, allow_unicode=True, width=110))
 
 
-def _reduction(declared: Mapping[str, Any], item: PlannedItem) -> Yaml:
-    return {**_with_axes(declared, item.axes.keys()), "seeds": 1 + max(entry.seed for entry in item.entries)}
+def _reduction(declared: Mapping[str, Yaml], item: PlannedItem) -> Yaml:
+    """Return the declaration of an item in a scale, the last one by its ID or its paper, with fewer seeds."""
+    names = [name for name in declared if name in (item.id, item.paper.paper)]
+    seeds = 1 + max(entry.seed for entry in item.entries)
+    return _applied(declared[names[-1]], item.reduction, [item]) | {"seeds": seeds}
 
 
-def _with_axes(declared: Mapping[str, Any], known: Set[str]) -> Yaml:
-    """Return a declaration without the axes that its items do not have."""
-    axes = {axis: points for axis, points in declared.get("axes", {}).items() if axis in known}
-    return {
-        **{key: value for key, value in declared.items() if key != "axes"},
-        **({"axes": axes} if axes else {}),
-    }
+def _applied(declared: Mapping[str, Any], parsed: Reduction, items: Sequence[PlannedItem]) -> Yaml:
+    """Return a declaration without the axes and exceptions that concern none of the items."""
+    axes = {axis for item in items for axis in item.axes}
+    kept: Yaml = dict(declared)
+    if "axes" in declared:
+        kept["axes"] = {axis: points for axis, points in declared["axes"].items() if axis in axes}
+    if "exceptions" in declared:
+        pairs = zip(declared["exceptions"], parsed.exceptions, strict=True)
+        kept["exceptions"] = [raw for raw, special in pairs if any(special in item.applied for item in items)]
+    return kept

@@ -275,7 +275,7 @@ def test_a_budget_for_nothing(tmp_path: Path) -> None:
 
 
 def two_items(folder: Path, order: list[str]) -> Plan:
-    """Return a plan of a table and a figure; the scale shortens an axis that only the table has."""
+    """Return a plan of a table and a figure; the scale has an axis and an exception for the table only."""
     toy(folder)
     paper = yaml.safe_load((folder / "papers" / "toy.yaml").read_text())
     table = paper["items"]["table"]
@@ -288,6 +288,7 @@ def two_items(folder: Path, order: list[str]) -> Plan:
     (folder / "papers" / "toy.yaml").write_text(yaml.safe_dump(paper))
     scale = {"scale": "one", "title": "a trial", "reduced": True, "items": order}
     scale["axes"] = {"method": ["fedavg", "scaffold", "moon"]}
+    scale["exceptions"] = [{"when": {"method": "moon"}, "set": {"training": {"lr": 0.02}}}]
     (folder / "scales" / "one.yaml").write_text(yaml.safe_dump(scale))
     return plan(folder, "one")
 
