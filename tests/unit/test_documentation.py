@@ -113,7 +113,9 @@ def test_the_example_of_a_data_set_works(
     """What the guide writes is read back, as its short and its full entry say, and can be trained on."""
     monkeypatch.chdir(tmp_path)
     exec(examples("add-a-dataset", "python")[0], {})
-    short, folders, run, axis, full, remote, _ = map(yaml.safe_load, examples("add-a-dataset", "yaml"))
+    short, folders, medical, run, axis, full, remote, _ = map(
+        yaml.safe_load, examples("add-a-dataset", "yaml")
+    )
     digits = load_digits()
     for entry in (short, full):
         register(entry)
@@ -123,8 +125,8 @@ def test_the_example_of_a_data_set_works(
     assert RunSpec.parse(run, "run").dataset.name == "parity"
     points = Axis.parse(Axis.spelled_out("dataset", axis["axes"]["dataset"]), "axis").points.values()
     assert [RunSpec.parse({**run, **point.set}, "run").dataset.side for point in points] == [8, 16]
-    register({**folders, **remote})
-    assert Dataset(name="photos").side == 32
+    register({**folders, **medical, **remote})
+    assert Dataset(name="photos").side == 32 and Dataset(name="dermamnist").entry.classes == 7
 
 
 def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
