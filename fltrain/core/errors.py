@@ -1,4 +1,4 @@
-"""What ends a program early, and the exit code that it then has."""
+"""Exceptions that end a program, with their exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 _LONGEST = 1000
-"""Characters of a message; of a longer one the beginning and the end are shown."""
+"""Maximum length of a message; longer ones lose their middle."""
 
 
 class FltrainError(ValueError):
@@ -24,28 +24,28 @@ class FltrainError(ValueError):
 
 
 class MethodError(FltrainError):
-    """A fault in the code of a method (or of fltrain): the log has the traceback."""
+    """A fault in the code of a method or of fltrain; the log has the traceback."""
 
     exit_code = 1
 
 
 class Stopped(BaseException):
-    """A signal (SIGTERM, SIGUSR1) asked a run to stop: it goes on from where it was when it is started again.
+    """A signal (SIGTERM, SIGUSR1) stopped a run; the next start resumes it.
 
-    Like KeyboardInterrupt no Exception, so that nobody takes it for a fault.
+    Not an Exception, like KeyboardInterrupt: handlers of faults must not catch it.
     """
 
     exit_code: ClassVar[int] = 75
 
 
 class Interrupted(Stopped):
-    """Ctrl-C: a run goes on from where it was when it is started again."""
+    """Ctrl-C stopped a run; the next start resumes it."""
 
     exit_code = 130
 
 
 def as_mistake(error: FltrainError | OSError) -> FltrainError:
-    """The error itself, or one that says what the system said, and of which file."""
+    """Return the error, or for one of the system a message with the file and the reason."""
     if isinstance(error, FltrainError):
         return error
     reason = error.strerror or str(error) or type(error).__name__
@@ -53,7 +53,7 @@ def as_mistake(error: FltrainError | OSError) -> FltrainError:
 
 
 def _one_line(message: str) -> str:
-    """The message without what a terminal would act on, and of a length that can be read."""
+    """Return a message in one line of readable length, without control characters."""
     line = " ".join(map(str.strip, message.splitlines()))
     printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     return printable if len(printable) <= _LONGEST else f"{printable[:700]} ... {printable[-250:]}"
@@ -61,7 +61,7 @@ def _one_line(message: str) -> str:
 
 @contextmanager
 def noting(where: str) -> Iterator[None]:
-    """Let whatever goes wrong in the enclosed work say where that was."""
+    """Add a note on the place to exceptions of the enclosed block."""
     try:
         yield
     except Exception as error:

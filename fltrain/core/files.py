@@ -1,7 +1,8 @@
-"""Files that are whole or absent: write under a temporary name, then rename. Damaged arrays are refused."""
+"""Writing files atomically (under a temporary name, then a rename), and reading arrays with their digest."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +27,30 @@ _METADATA = "fltrain"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on leaving without an error it becomes ``path``.
+    """Yield a temporary path beside ``path``; rename it to ``path`` at the end, unless there is an error.
+
+    It deletes temporary files of processes that were killed while they wrote the same file.
 
     Raises:
-        FltrainError: if the file cannot be written; what was there before stays, and nothing else is left.
+        FltrainError: if the file cannot be written; the old file stays, and no temporary file is left.
     """
     temporary: Path | None = None
-    if path.exists() and not path.is_file():  # who may do anything would replace /dev/null
-        raise FltrainError(f"{path}: is no ordinary file; name another place to write to")
+    if path.exists() and not path.is_file():  # root would overwrite /dev/null
+        raise FltrainError(f"{path}: is not an ordinary file; choose another place")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(path.parent, f".{escape(path.name)}.*.part")
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files private; results are for everyone
-        _settle(temporary)
-        temporary.replace(path)
+        with os.fdopen(handle):
+            _lock(handle)
+            temporary = Path(name)
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())  # mkstemp makes files private; results are for everyone
+            _flush(temporary)
+            temporary.replace(path)
     except OSError as error:
         if temporary and error.filename not in (None, str(temporary)):
-            raise  # of something else that was done meanwhile
+            raise  # by the caller, about another file
         where = "" if temporary else f"{path.parent}: "
         raise FltrainError(
             f"{path}: cannot be written ({where}{error.strerror or error}); make room or choose another "
@@ -55,19 +61,27 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def _settle(path: Path) -> None:
-    """Wait until a file is on the disk: some systems find only then that there is no room for it.
-
-    A machine that loses its power could otherwise leave an empty file under the name of a whole one.
-    """
+def _flush(path: Path) -> None:
+    """Wait until a file is on the disk: a full disk may show only now, and a power loss would empty it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
-def clear_leftovers(folder: Path) -> None:
-    """Remove temporary files of processes that were killed; nobody else may be writing to the folder."""
-    for leftover in folder.glob(".*.part"):
-        leftover.unlink()
+def clear_leftovers(folder: Path, pattern: str = ".*.part") -> None:
+    """Delete temporary files whose process was killed: nobody holds their lock."""
+    for leftover in folder.glob(pattern):
+        with suppress(OSError), leftover.open("rb") as file:
+            if _lock(file.fileno()):
+                leftover.unlink()
+
+
+def _lock(handle: int) -> bool:
+    """Lock an open file until it is closed; return False if it is locked, or if there are no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _umask() -> int:
@@ -77,10 +91,10 @@ def _umask() -> int:
 
 
 def backdate(paths: Iterable[Path]) -> None:
-    """Date files of the future (from before a clock was set back) to now, as far as that is allowed."""
+    """Set file dates in the future (after a clock was set back) to now, if the system permits it."""
     now = time.time_ns()
     for path in paths:
-        with suppress(OSError):  # of another user, or gone meanwhile
+        with suppress(OSError):  # of another user, or deleted meanwhile
             if path.stat().st_mtime_ns > now:
                 os.utime(path, ns=(now, now))
 
@@ -92,12 +106,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write what ``json_text`` makes of data."""
+    """Write data as indented JSON, see ``json_text``."""
     write_text(path, json_text(data))
 
 
 def json_text(data: Any) -> str:
-    """Indented JSON with a final newline; not-a-number and infinity are refused."""
+    """Return indented JSON with a final newline; refuse not-a-number and infinity."""
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -119,14 +133,14 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
     """Write named arrays and a description, which gets their ``digest``, to one safetensors file.
 
     Raises:
-        FltrainError: if the file cannot be written; what was there before stays.
+        FltrainError: if the file cannot be written; the old file stays.
     """
     text = json.dumps({**about, "digest": digest(arrays)}, allow_nan=False)
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # keeps shape ()
     with replacing(path) as temporary:
         try:
             save_file(contiguous, temporary, metadata={_METADATA: f"{_checksum(text)} {text}"})
-        except SafetensorError as error:  # which is no OSError, whatever the system said
+        except SafetensorError as error:  # not an OSError, even if the system raised one
             code = re.search(r"\(os error (\d+)\)", str(error))
             if code is None:
                 raise
@@ -134,7 +148,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
 
 
 def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 over names, types, shapes and bytes of the arrays, in the order of their names."""
+    """Return the SHA-256 over names, types, shapes and bytes of the arrays, in the order of their names."""
     state = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -148,9 +162,9 @@ def _checksum(text: str) -> str:
 
 
 def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Map arrays that ``write_arrays`` wrote into memory, and read their description.
+    """Return the arrays of a ``write_arrays`` file, mapped into memory, and their description.
 
-    Changes to the arrays stay in memory; the file is never written to. Every bit is checked.
+    Changes to the arrays stay in memory. The digest covers every bit.
 
     Raises:
         FltrainError: if the file is missing, damaged, or of another kind.

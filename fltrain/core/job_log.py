@@ -1,4 +1,4 @@
-"""Jobs of the workflow: where their messages go, and how they end if something is wrong."""
+"""Jobs of the workflow: log file and exit code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LOG = logging.getLogger("fltrain")
 
 @contextmanager
 def job(log: str) -> Iterator[None]:
-    """Send messages of the enclosed work to a log file; whatever ends it is written there, too.
+    """Write the messages of the enclosed block, and the error that ends it, to a log file.
 
-    A mistake of the user's, or a fault of the system, ends the program with one line and its exit code,
-    anything else with a traceback.
+    An ``FltrainError`` or ``OSError`` ends the program with one line and its exit code, other exceptions with
+    a traceback.
     """
-    logging.raiseExceptions = False  # a log that cannot be written shall not disturb the work
+    logging.raiseExceptions = False  # a log that cannot be written must not stop the work
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=log, filemode="w", level=logging.INFO, format="%(asctime)s %(message)s")
     try:

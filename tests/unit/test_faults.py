@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -234,7 +235,7 @@ def test_a_place_that_is_none_is_one_clear_line(tmp_path: Path, write: Callable[
         assert str(caught.value).startswith(f"{path}: cannot be written ({reason}); make room or choose")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "folder", tmp_path / "pipe"):
-        with pytest.raises(FltrainError, match=f"^{path}: is no ordinary file"):
+        with pytest.raises(FltrainError, match=f"^{path}: is not an ordinary file"):
             write(path)
     (tmp_path / "pipe").unlink()
     assert files(tmp_path) == {"file": b"old"}
@@ -401,13 +402,36 @@ def test_models_of_a_record_are_checked_to_the_last_bit(tmp_path: Path) -> None:
         read_arrays(path, "file of models")
 
 
-# ------------------------------------------------------------------------------------ clocks; what is missing
+# ------------------------------------------------------------------------------------ killed while writing
+def killed(path: str) -> None:
+    with replacing(Path(path)) as temporary:
+        temporary.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_next_export_deletes_what_a_killed_one_left(tmp_path: Path) -> None:
+    """But no file that another process is writing, and no other file."""
+    target, others = tmp_path / "records[1].tar.gz", [".other.csv.abc.part", "records[1].tar.gz.part"]
+    for name in others:
+        (tmp_path / name).touch()
+    assert run(partial(killed, str(target)), tmp_path).code == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == len(others) + 1
+    with replacing(target) as first:
+        assert {path.name for path in tmp_path.iterdir()} == {*others, first.name}
+        with replacing(target) as second:
+            assert first.exists()
+            second.write_text("second")
+        first.write_text("first")
+    assert {path.name for path in tmp_path.iterdir()} == {*others, target.name}
+    assert target.read_text() == "first"
+
+
+# ------------------------------------------------------------------------------------ clocks; without MLflow
 def test_files_of_the_future_are_of_now(tmp_path: Path) -> None:
-    future, past = tmp_path / "future", tmp_path / "past"
+    future, past, now = (tmp_path / name for name in ("future", "past", "now"))
     for path, date in [(future, 4e9), (past, 1e9)]:
         path.touch()
         os.utime(path, (date, date))
-    now = tmp_path / "now"
     now.touch()
     backdate([future, past, tmp_path / "gone"])
     assert past.stat().st_mtime == 1e9
