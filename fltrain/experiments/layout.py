@@ -479,6 +479,22 @@ Figure = Annotated[
 ]
 
 
+def curves_of(layout: Table | Figure) -> list[str]:
+    """Return the curves that every run of a table or figure has to have."""
+    if isinstance(layout, Curves):
+        return [panel.curve for panel in layout.panels]
+    if isinstance(layout, Histogram):
+        return [layout.curve]
+    return ["ecgr.selected"] if isinstance(layout, SelectedSteps) else []
+
+
+def measures_of(layout: Table | Figure) -> list[str]:
+    """Return the measures that a table or figure shows, each of which some run has to have."""
+    if isinstance(layout, Table):
+        return [measured.measure for measured in layout.measures]
+    return [layout.measure] if isinstance(layout, Points) else []
+
+
 class Cell(Settings):
     """One run in its place: labels on the item's axes, seed, and its names in the published table.
 

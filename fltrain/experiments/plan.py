@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 from fltrain.core.config import file_name, suggest
 from fltrain.core.errors import FltrainError
+from fltrain.experiments.claims import quantities
 from fltrain.experiments.layout import (
     Bubbles,
     Cell,
@@ -29,6 +30,8 @@ from fltrain.experiments.layout import (
     Sheet,
     Table,
     Variance,
+    curves_of,
+    measures_of,
 )
 from fltrain.experiments.published_check import check_reported
 from fltrain.experiments.schema import (
@@ -45,6 +48,7 @@ from fltrain.experiments.schema import (
     setting_at,
 )
 from fltrain.experiments.selection import Demand, Selection
+from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
 
 MOST_RUNS = 100_000
@@ -436,9 +440,39 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
     if not (replaced.keys() & item.axes.keys() or scale.settings or own.settings):
         _check_exceptions(planned.id, item.exceptions, [planned])
     planned.layout.check(planned.id, planned.axes)
-    if planned.looks_into_models and any(entry.spec.evaluation.keep == "nothing" for entry in entries):
-        raise FltrainError(f"{planned.id}: the figure looks into models; set evaluation.keep in its settings")
+    _check_needs(planned)
     return planned
+
+
+def _check_needs(item: PlannedItem) -> None:
+    """Refuse runs that would lack what the table, the figure or a claim needs of them.
+
+    Every run needs the curves and models of a figure, at least one run each measure, and what claims need.
+    """
+    specs = {", ".join(entry.labels.values()): entry.spec for entry in item.entries if entry.seed == 0}
+    for curve in curves_of(item.layout):
+        for cell, spec in specs.items():
+            if lack := lacking(spec, curve, item.id):
+                raise FltrainError(f"{item.id} ({cell}): the curve {curve!r} needs {lack}; set it")
+    claimed = [
+        (f"claim {claim.claim!r}", quantity.measure or quantity.curve or "")
+        for claim in item.paper.claims
+        for quantity in quantities(claim.test)
+        if quantity.item == item.name
+    ]
+    for what, name in [*(("the layout", name) for name in measures_of(item.layout)), *claimed]:
+        lacks = [lacking(spec, name, item.id) for spec in specs.values()]
+        if all(lacks):
+            raise FltrainError(f"{item.id}: {what} uses {name!r}, which needs {lacks[0]}; set it")
+    if item.looks_into_models:
+        allowed = ("clients",) if isinstance(item.layout, Preference) else ("model", "clients")
+        for cell, spec in specs.items():
+            if spec.evaluation.keep not in allowed:
+                wanted = " or ".join(f"'{keep}'" for keep in allowed)
+                raise FltrainError(
+                    f"{item.id} ({cell}): the figure looks into models; set evaluation.keep to {wanted}, "
+                    f"not {spec.evaluation.keep!r}"
+                )
 
 
 def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[Restriction, ...]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
+from fltrain.methods import METHODS
 from fltrain.runs.record import Record
+from fltrain.runs.spec import RunSpec
 
 if TYPE_CHECKING:  # planning needs no statistics, which take a second to import
     from fltrain.core.statistics import OverSeeds
@@ -155,3 +157,48 @@ def measure(name: str) -> Measure:
             f"unknown measure {name!r}{suggest(name, MEASURES)} (known: {', '.join(MEASURES)})"
         )
     return MEASURES[name]
+
+
+CURVES: dict[str, dict[str, str]] = {
+    "train": {"loss": ""},
+    "evaluation": {"accuracy": "", "loss": "", "images": "", "macro": "local_test", "std": "local_test"},
+    "updates": {"drift": "drift", "similarity": "similarity", "skewness": "similarity"},
+    "divergence": dict.fromkeys(("weights", "layers", "blocks"), "divergence"),
+    "dissimilarity": dict.fromkeys(("blocks", "all"), "dissimilarity"),
+    "separability": dict.fromkeys(("intra", "intra_micro", "inter", "ratio"), "separability"),
+}
+"""By kind of rows in ``metrics.jsonl``: fields, each with the statistic (or ``local_test``) that it needs.
+
+Rows of a method have its name as their kind.
+"""
+
+_NEEDS: dict[str, tuple[str, Callable[[RunSpec], bool]]] = {
+    "best_macro_accuracy": ("local_test", lambda spec: spec.local_test is not None),
+    "spread_over_clients": ("local_test", lambda spec: spec.local_test is not None),
+    "extra_accuracy": ("evaluation.extra", lambda spec: bool(spec.evaluation.extra)),
+    "selection_share": ("plugins: [flfa]", lambda spec: "flfa" in [plugin.name for plugin in spec.plugins]),
+}
+"""By measure: a setting that it needs, and a check of it."""
+
+
+def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
+    """Return the setting that a run lacks for a measure or a curve (``kind.field``); empty if it lacks none.
+
+    Raises:
+        FltrainError: if there is no such curve; the message begins with ``where``.
+    """
+    kind, dot, name = measure_or_curve.partition(".")
+    if not dot:
+        setting, met = _NEEDS.get(measure_or_curve, ("", None))
+        return setting if met and not met(spec) else ""
+    if kind in METHODS:
+        taking_part = [method.name for method in spec.composition.methods]
+        return "" if kind in taking_part else f"the method or plug-in {kind!r}"
+    if name not in CURVES.get(kind, ()):
+        curves = [f"{kind}.{name}" for kind, fields in CURVES.items() for name in fields]
+        near = suggest(measure_or_curve, curves)
+        raise FltrainError(f"{where}: unknown curve {measure_or_curve!r}{near} (known: {', '.join(curves)})")
+    needed = CURVES[kind][name]
+    if needed == "local_test":
+        return "" if spec.local_test else needed
+    return "" if not needed or needed in spec.evaluation.statistics else f"evaluation.statistics: [{needed}]"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -22,7 +22,10 @@ from fltrain.experiments.layout import Restriction, Sheet
 from fltrain.experiments.plan import Plan, plan, table_rows
 from fltrain.experiments.schema import Axis, Paper, Scale, merge, read_yaml
 from fltrain.experiments.selection import Demand, Request, Selection
-from fltrain.runs.spec import RunSpec
+from fltrain.runs.measures import CURVES
+from fltrain.runs.spec import RunSpec, Statistic
+
+from .helpers import tiny, trained
 
 CONFIG = Path(__file__).parents[2] / "config"
 KINDS: dict[str, tuple[str, type[Settings]]] = {
@@ -45,6 +48,7 @@ PAPER: Yaml = {
         "partition": {"name": "dirichlet", "clients": 10},
         "model": "mobilenet_tiny",
         "method": "fedavg",
+        "evaluation": {"statistics": ["drift"]},
     },
     "seeds": 2,
     "items": {
@@ -84,6 +88,8 @@ SCALE: Yaml = {
 }
 
 
+TABLE, FIGURE = ("items", "table"), ("items", "figure", "figure")
+CURVE = (*FIGURE, "panels", 0, "curve")
 PLUGIN_AXIS = PAPER["items"]["figure"]["axes"]["plugin"]
 
 
@@ -225,6 +231,40 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
     assert {entry.spec.training.lr for entry in figure.entries} == {0.5}
     assert [len({entry.seed for entry in each.entries}) for each in (table, figure)] == [1, 2]
     assert [each.sheet.scale for each in (table, figure)] == ["a shorter trial", "a trial"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (put([], "settings", "evaluation", "statistics"), "evaluation.statistics: [drift]"),
+        (put("updates.similarity", *CURVE), "evaluation.statistics: [similarity]"),
+        (put("divergence.blocks", *CURVE), "evaluation.statistics: [divergence]"),
+        (put("separability.ratio", *CURVE), "evaluation.statistics: [separability]"),
+        (put("evaluation.macro", *CURVE), "needs local_test"),
+        (put("flfa.skewness", *CURVE), "toy/figure (BP): the curve 'flfa.skewness' needs"),
+        (put("updates.drft", *CURVE), "unknown curve 'updates.drft'; did you mean 'updates.drift'"),
+        (put({"kind": "selection", "columns": "plugin"}, *FIGURE), "the method or plug-in 'ecgr'"),
+        (put("best_macro_accuracy", *TABLE, "table", "measures", 0, "measure"), "needs local_test"),
+        (put({"kind": "preference", "columns": "plugin"}, *FIGURE), "evaluation.keep to 'clients'"),
+        (put({"kind": "variance", "columns": "plugin"}, *FIGURE), "keep to 'model' or 'clients'"),
+    ],
+)
+def test_needs_of_an_item_are_checked_before_training(config: Config, edit: Edit, said: str) -> None:
+    message = config.error(edit)
+    assert said in message and message.startswith("toy/")
+
+
+def test_the_curves_that_items_may_show_are_those_of_records(tmp_path: Path) -> None:
+    every = list(get_args(Statistic))
+    fields: dict[str, set[str]] = {}
+    for name, changes in {
+        "global": {"evaluation": {"statistics": every}},
+        "local": {"local_test": {}},
+    }.items():
+        for row in trained(tiny(**changes), tmp_path / name).metrics:
+            values = {key for key, value in row.items() if isinstance(value, float | dict) or key == "images"}
+            fields.setdefault(row["kind"], set()).update(values)
+    assert fields == {kind: set(names) for kind, names in CURVES.items()}
 
 
 def test_figures_of_models_need_runs_that_keep_them(config: Config) -> None:
@@ -736,7 +776,6 @@ def test_without_training_sheets_say_which_runs_are_stale(config: Config) -> Non
 
 
 # ---------------------------------------------------------------- mistakes
-TABLE = ("items", "table")
 AXES = (*TABLE, "axes")
 MEASURE = (*TABLE, "table", "measures", 0)
 PANEL = ("items", "figure", "figure", "panels", 0)

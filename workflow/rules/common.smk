@@ -46,7 +46,8 @@ def item_labels(numbers=None):
 
     def labels(wildcards):
         item = JOBS.items[f"{wildcards.paper}/{wildcards.item}"].item
-        labelled = {"item": f"{wildcards.item}: {item.title}"}
+        # Snakemake takes {word} for a wildcard; an invisible word joiner keeps it from that.
+        labelled = {"item": f"{wildcards.item}: {item.title}".replace("{", "{\u2060")}
         return {**labelled, "numbers": numbers} if numbers else labelled
 
     return labels

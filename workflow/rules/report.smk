@@ -21,7 +21,8 @@ rule index:
     conda:
         "../../environment.yml"
     params:
-        listing=Listing.of(JOBS.plan).model_dump_json(),
+        # A function, because Snakemake takes braces in texts for wildcards.
+        listing=lambda wildcards: Listing.of(JOBS.plan).model_dump_json(),
     message:
         "writing the overview"
     script:
