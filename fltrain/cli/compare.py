@@ -8,80 +8,49 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fltrain.cli.options import ConfigOption, ResultsOption, comma_separated
+from fltrain.cli.options import ConfigOption, ItemsArgument, ResultsOption, WhereOption, comma_separated
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError
 
 
 def compare(
-    paper: Annotated[
-        str | None, typer.Option(help="Runs behind tables and figures of papers: flfa,ecgr.")
-    ] = None,
-    item: Annotated[str | None, typer.Option(help="Runs behind tables and figures: flfa/table1.")] = None,
-    scale: Annotated[str | None, typer.Option(help="Runs of scales: demo.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Runs on data sets: cifar10,mnist.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Runs with partition schemes: dirichlet.")] = None,
-    model: Annotated[str | None, typer.Option(help="Runs of networks: lenet5.")] = None,
-    method: Annotated[str | None, typer.Option(help="Runs of base methods: fedavg,fedprox.")] = None,
-    plugins: Annotated[
-        str | None, typer.Option(help="Runs with exactly these plug-ins: none,flfa,flfa+ecgr.")
-    ] = None,
-    seed: Annotated[str | None, typer.Option(help="Runs with seeds: 0,1,2.")] = None,
-    status: Annotated[
-        str | None, typer.Option(help="completed, diverged, stale; all but stale ones if not given.")
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help="A setting by its dotted name: training.lr=0.01,0.1 or method.mu!=0; repeatable."),
-    ] = None,
+    items: ItemsArgument = None,
+    where: WhereOption = None,
     metric: Annotated[
-        str, typer.Option(help="What the table shows: final_accuracy, best_accuracy, test_loss, seconds ...")
+        str, typer.Option(help="Metric of the table: final_accuracy, best_accuracy, test_loss, seconds ...")
     ] = "final_accuracy",
     over: Annotated[
         str | None,
-        typer.Option(help="What is compared, by dotted names; method and plug-ins if these differ."),
+        typer.Option(help="Settings to compare, by dotted names (default: method and plug-ins)."),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="What is compared with; fedavg, or the first line, if not given.")
+        str | None, typer.Option(help="Variant to compare with (default: fedavg, or the first one).")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw curves to this file (.png, .pdf, .svg).")] = None,
-    curve: Annotated[str, typer.Option(help="The metric of the curves.")] = "test_accuracy",
+    curve: Annotated[str, typer.Option(help="Metric of the curves.")] = "test_accuracy",
     sketch: Annotated[bool, typer.Option("--sketch", help="Show curves in the terminal.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the table to this file (.csv, .json).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the table to this file (.csv, .md).")] = None,
     uri: Annotated[
-        str | None, typer.Option(help="Read from this MLflow store in place of the records in RESULTS.")
+        str | None, typer.Option(help="MLflow store to read from, in place of the records in RESULTS.")
     ] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Compare trained runs: means over seeds, and differences paired by seed.
-
-    All options that choose runs take several names with commas between them.
-    """
+    """Compare trained runs: means over seeds, and differences paired by seed with their 95 % intervals."""
     from fltrain.tracking import compare as comparing
     from fltrain.tracking.dataframes import find_runs
 
-    fields = {
-        "paper": paper,
-        "items": item,
-        "scale": scale,
-        "dataset": dataset,
-        "partition": partition,
-        "model": model,
-        "method": method,
-        "plugins": plugins,
-        "seed": seed,
-        "status": status,
-    }
-    wanted = {name: comma_separated(value) for name, value in fields.items() if value}
-    for name, names in wanted.items():
-        if not names:
-            raise FltrainError(f"{name}: {fields[name]!r} holds no name; give one, or leave the option out")
+    conditions = list(where or ())
+    if items:
+        papers = {item for item in items if "/" not in item}
+        if papers and len(papers) < len(items):
+            raise FltrainError("name either papers (flfa) or items (flfa/table1), not both")
+        conditions.append(f"{'paper' if papers else 'items'}={','.join(items)}")
     # Before anything is written.
     for path, endings in ((plot, comparing.PICTURES), (out, comparing.TABLES)):
         if path:
             comparing.check_ending(path, endings)
-    runs = find_runs(results, uri, config, where or (), wanted)
+    runs = find_runs(results, conditions, uri, config)
     compared = comparing.compare(runs, metric, comma_separated(over or ""), baseline)
     rows = compared.rows()
     table = Table()

@@ -23,6 +23,13 @@ MethodsOption = Annotated[
     ),
 ]
 SeedsOption = Annotated[int | None, typer.Option(help="At most so many seeds.")]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only runs that meet conditions: 'dataset=cifar10 method=fedavg,fedprox training.lr!=0.1'; "
+        "repeatable."
+    ),
+]
 
 
 def selection_of(

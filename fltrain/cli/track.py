@@ -60,8 +60,7 @@ def track(
     runs = dict.fromkeys(planned.runs)
     if every:
         runs |= dict.fromkeys(record.run_id for record in where.records())
-    pages = [tracking.Page(item.id, item.item.title, item.item.caption) for item in planned.items]
-    wanted = tracking.Wanted(where, scale, whole.memberships, list(runs), pages)
+    wanted = tracking.Wanted(where, scale, whole.memberships, list(runs), tracking.pages_of(planned))
     store = uri or f"sqlite:///{where.tracking}"
     if not follow:
         typer.echo(f"{store}: {tracking.export(wanted, store)}")

@@ -1,76 +1,99 @@
 """Run records, tables and figures -> MLflow: a view for browsing that can be deleted and made again any time.
 
-One experiment per paper, one MLflow run per run id, and one per table or figure, which holds its files. A run
-can stand in several tables: tags say in which, and descriptions link both ways. Exporting again changes
-nothing: a run is found by its tag ``fltrain.run_id`` and left alone if it has ended and its tag
-``fltrain.record`` is still the fingerprint of its record; otherwise it is replaced. Tags alone are corrected
-in place.
+There is one experiment per paper, with one MLflow run per run ID and one per table or figure, which holds its
+files. The experiment ``cells`` has one MLflow run per cell of every table, with mean, gain and verdict. Tags
+and descriptions link runs, cells and tables. An MLflow run is left alone if it has ended and its tag
+``fltrain.record`` is still the fingerprint of its files; otherwise it is replaced. Tags alone are corrected.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import sleep
 from urllib.parse import quote
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
-from fltrain.runs.record import Record, Results
+from fltrain.experiments.plan import Plan
+from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.mlflow_store import (
     FINGERPRINT,
-    ITEM_ID,
-    NOTE,
     PATIENCE,
     RUN_ID,
     Data,
-    Entry,
+    NewRun,
     Patience,
-    Present,
-    Writer,
+    Store,
+    StoredRun,
+    corrections,
+    with_note,
     writing,
 )
-from fltrain.tracking.run_view import NONE, STALE, UNASSIGNED, Described, describe, membership, stale_records
+from fltrain.tracking.run_view import STALE, UNASSIGNED, RunView, membership, stale_records, view_record
 
-REVISION = 2
-"""Raised whenever an MLflow run would be written otherwise: all runs are then replaced."""
+REVISION = 3
+"""Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
-"""Files of a table or figure that become artefacts, in this order."""
+"""Files of a table or figure that become artifacts, in this order."""
+CELLS = "cells"
+"""Experiment of the cells of all tables."""
+CELL_METRICS = {
+    "mean": "mean",
+    "std": "sd",
+    "n": "n",
+    "gain": "gain",
+    "gain_low": "gain_low",
+    "gain_high": "gain_high",
+    "published": "published",
+    "published_gain": "published_gain",
+}
+"""Metrics of a cell, by column of the table's CSV file."""
 
-_AT_ONCE = 100  # runs of a transaction: what is lost when an export is killed
-_ITEMS, _NOTED = "fltrain.items.", "fltrain.note"
-# Shown by MLflow with a mark, so that they are not taken for usable results.
+_CELL_NAMES = ("panel", "row", "column", "label")
+_RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
+_ITEMS = "fltrain.items."  # tags with the items of a run, by scale
+# MLflow marks these, so that nobody takes them for usable results.
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED", STALE: "KILLED"}
+_CELLS_NOTE = (
+    "One run per cell of every table. For example, filter `tags.plugins = 'flfa'` and sort by `gain` to see "
+    "where a plug-in helps."
+)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A table or figure: ``flfa/table1``, its title and caption."""
+    """A table or figure: its ID (``flfa/table1``), title and caption, and its paper's title and citation."""
 
     id: str
     title: str
     caption: str
+    paper: str = ""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be exported.
+    """Everything to export.
 
     Attributes:
-        results: where records, tables and figures are.
-        scale: of which the runs are.
-        memberships: paper items by run id, such as ``flfa/table1``, of the whole scale, so that runs do not
-            lose items when only some of these are asked for. A run goes to the experiment of its first item's
-            paper, or to ``unassigned``.
-        runs: the runs, by id; those without a complete record are left out. With them go the stale records
-            in their place.
-        pages: tables and figures; those whose files are not there are left out.
+        results: folder of records, tables and figures.
+        scale: scale of the runs.
+        memberships: paper items by run ID, such as ``flfa/table1``, of the whole scale: runs do not lose
+            items if only some of them are exported. A run goes to the experiment of its first item's paper,
+            or to ``unassigned``.
+        runs: IDs; those without a complete record are left out. Stale records in their place come along.
+        pages: tables and figures; those without files are left out.
     """
 
     results: Results
@@ -80,181 +103,315 @@ class Wanted:
     pages: Sequence[Page] = ()
 
     def records(self) -> Iterator[Record]:
-        """The records to be exported; each is read anew whenever it is asked for."""
+        """Yield the records to export; each is read anew at every call."""
         current = (self.results.record(run) for run in self.runs)
         stale = stale_records(set(self.runs), {*self.runs, *self.memberships}, self.results)
-        return itertools.chain((record for record in current if record.usable), stale)
+        return itertools.chain((record for record in current if record.complete), stale)
 
     def files(self, page: Page) -> list[Path]:
-        """The files of a table or figure that are there."""
+        """Return the existing files of a table or figure."""
         folder, name = self.results.root / self.scale / Path(page.id).parent, Path(page.id).name
         files = [folder / f"{name}{form}" for form in FORMS]
         return [file for file in files if file.is_file()]
 
 
+def pages_of(plan: Plan) -> list[Page]:
+    """Return the tables and figures of a plan."""
+    return [
+        Page(item.id, item.item.title, item.item.caption, f"**{item.paper.title}**\n\n{item.paper.citation}")
+        for item in plan.items
+    ]
+
+
 @dataclass
 class Exported:
-    """How many MLflow runs an export created, found unchanged, retagged or replaced; and how many items.
+    """Numbers of runs created, unchanged, retagged or replaced by an export; of items and cells written.
 
-    Records whose settings today's code does not know are left out, ``unknown`` counts them.
+    ``left_out`` counts records that are damaged or have settings of another version.
     """
 
     created: int = 0
     unchanged: int = 0
     retagged: int = 0
     replaced: int = 0
-    unknown: int = 0
+    left_out: int = 0
     items: int = field(default=0, compare=False)
+    cells: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
-        counts = {"created": self.created, "replaced": self.replaced, "retagged": self.retagged}
-        said = [f"{count} {what}" for what, count in {**counts, "unchanged": self.unchanged}.items() if count]
-        items = [f"{self.items} tables and figures written"] if self.items else []
-        unknown = [f"{self.unknown} left out, as their settings are not known"] if self.unknown else []
-        return ", ".join([*said, *items, *unknown]) or "nothing to export"
+        counts = {
+            "created": self.created,
+            "replaced": self.replaced,
+            "retagged": self.retagged,
+            "unchanged": self.unchanged,
+            "tables and figures written": self.items,
+            "cells written": self.cells,
+            "left out (damaged or of another version, see `fltrain verify`)": self.left_out,
+        }
+        return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing to export"
 
 
 def export(wanted: Wanted, uri: str, patience: Patience = PATIENCE) -> Exported:
-    """Bring an MLflow store in line with records, tables and figures. What else it holds is left alone.
+    """Bring an MLflow store in line with records, tables and figures; leave everything else in it alone.
 
     Args:
-        wanted: what is to be exported.
+        wanted: what to export.
         uri: address of the store, ``sqlite:///path`` or that of a tracking server.
-        patience: how long it waits for others.
+        patience: longest waits.
 
     Raises:
-        FltrainError: if the store cannot be written to, or a record cannot be read. What was exported before
-            stays; the next export goes on from there.
+        FltrainError: if the store cannot be written to. The next export goes on after the last run written.
     """
-    done = Exported()
+    prints = {record.run_id: _fingerprint(record) for record in wanted.records()}
+    pages = {page: files for page in wanted.pages if (files := wanted.files(page))}
+    papers = {_paper(item): "" for items in wanted.memberships.values() for item in items}
+    papers |= {_paper(page.id): page.paper for page in wanted.pages if page.paper}
+    digest = short_hash(
+        [
+            REVISION,
+            papers,
+            [[run, mark, list(wanted.memberships.get(run, ()))] for run, mark in prints.items()],
+            [[page.id, page.title, page.caption, _digest(files)] for page, files in pages.items()],
+        ]
+    )
+    homes = [*papers, *([CELLS] if pages else [])]
+    # Runs outside of all items can become stale without a change of their files.
+    assigned = bool(papers) and all(run in wanted.memberships for run in wanted.runs)
     with writing(uri, wanted.results.root, patience) as store:
-        # Experiments come first: reviving one that was deleted brings its runs back, too.
-        experiments = _Experiments(store)
-        for item in (*itertools.chain.from_iterable(wanted.memberships.values()), *_ids(wanted.pages)):
-            experiments.of(_paper(item))
-        runs = [record.run_id for record in wanted.records()]
-        present = store.present(RUN_ID, set(runs))
-        for start in range(0, len(runs), _AT_ONCE):
-            # Records hold all that was read of them: they are forgotten with their batch.
-            batch = [wanted.results.record(run) for run in runs[start : start + _AT_ONCE]]
-            _export_runs(batch, wanted, store, experiments, present, done)
-        _export_pages(wanted, store, experiments, done)
-    return done
+        if assigned and store.is_complete(wanted.scale, digest, homes):
+            return Exported(unchanged=len(prints))
+        store.set_incomplete()
+        # Restoring a deleted experiment brings its runs back, so this comes before looking for them.
+        for paper, note in papers.items():
+            store.experiment(paper, note)
+        exporter = _Exporter(wanted, store)
+        exporter.export_runs(prints)
+        exporter.export_pages(pages)
+        store.set_complete(wanted.scale, digest, homes if assigned else ())
+    return exporter.done
 
 
-def _ids(pages: Iterable[Page]) -> list[str]:
-    return [page.id for page in pages]
+def _fingerprint(record: Record) -> str:
+    files = [
+        record.folder / name for name in RECORD_FILES if name != "metrics.jsonl"
+    ]  # the summary has its digest
+    return _digest(file for file in files if file.is_file())
+
+
+def _digest(files: Iterable[Path]) -> str:
+    contents = [[file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
+    return short_hash([REVISION, contents])
 
 
 def _paper(item: str) -> str:
     return item.partition("/")[0]
 
 
-class _Experiments:
-    """Ids of experiments by name, looked up once."""
+class _Exporter:
+    """One export to an open store."""
 
-    def __init__(self, store: Writer) -> None:
-        self._store = store
-        self._known: dict[str, str] = {}
+    def __init__(self, wanted: Wanted, store: Store) -> None:
+        self.wanted, self.store, self.done = wanted, store, Exported()
+        self.names: dict[str, Mapping[str, str]] = {}  # dataset, method ... by run ID
+        self.homes: dict[str, str] = {}  # experiment by run ID
 
-    def of(self, name: str) -> str:
-        if name not in self._known:
-            self._known[name] = self._store.experiment(name)
-        return self._known[name]
+    def _put(
+        self,
+        present: Sequence[StoredRun],
+        experiment: str,
+        fingerprint: str,
+        tags: Mapping[str, str],
+        make: Callable[[], NewRun],
+    ) -> str:
+        """Keep, retag, replace or create one MLflow run; return which, as a count of ``Exported``."""
+        kept = next(
+            (
+                run
+                for run in present
+                if run.ended and run.experiment == experiment and run.tags.get(FINGERPRINT) == fingerprint
+            ),
+            None,
+        )
+        new = None if kept else make()  # before anything is deleted: a record can be damaged
+        for run in present:
+            if run is not kept:
+                self.store.delete(run)
+        if new:
+            self.store.create(experiment, replace(new, tags={**new.tags, FINGERPRINT: fingerprint}))
+            return "replaced" if present else "created"
+        if kept and (changes := corrections(kept.tags, tags)):
+            self.store.set_tags(kept, changes)
+            return "retagged"
+        return "unchanged"
 
+    # -------------------------------------------------------------------------------------------------- runs
+    def export_runs(self, fingerprints: Mapping[str, str]) -> None:
+        """Export runs, given the fingerprints of their records."""
+        present = self.store.with_tag(RUN_ID, fingerprints.keys())
+        for run, fingerprint in fingerprints.items():
+            try:
+                count = self._export_run(run, fingerprint, present.get(run, ()))
+            except FltrainError:  # only records raise it in here: this one is damaged
+                count = "left_out"
+            setattr(self.done, count, getattr(self.done, count) + 1)
 
-# ------------------------------------------------------------------------------------------------------ runs
-def _export_runs(
-    records: Sequence[Record],
-    wanted: Wanted,
-    store: Writer,
-    experiments: _Experiments,
-    present: Mapping[str, Sequence[Present]],
-    done: Exported,
-) -> None:
-    new: list[Entry] = []
-    old: list[str] = []
-    changed: dict[str, dict[str, str]] = {}
-    for record in records:
-        there = present.get(record.run_id, ())
+    def _export_run(self, run: str, fingerprint: str, present: Sequence[StoredRun]) -> str:
+        record = self.wanted.results.record(run)
         spec = record.run_spec
-        if spec is None:  # of another version; what was exported of it stays
-            done.unknown += 1
-            continue
-        run = describe(record, spec, {wanted.scale: wanted.memberships} if wanted.scale else {})
-        fingerprint = short_hash([REVISION, record.spec, record.summary, run.fields["status"]])
-        kept = next((one for one in there if _stays(one, fingerprint)), None)
-        tags = _tags(run, wanted, kept or next(iter(there), None), experiments)
-        paper = tags["paper"].split()[0]
-        if kept and kept.experiment != experiments.of(paper):
-            kept = None
-        old += [one.uuid for one in there if one is not kept]
-        if kept is None:
-            new.append(_entry(record, spec, run, experiments.of(paper), {**tags, FINGERPRINT: fingerprint}))
-            done.replaced += bool(there)
-            done.created += not there
-        elif corrections := _corrections(kept, tags):
-            changed[kept.uuid] = corrections
-            done.retagged += 1
-        else:
-            done.unchanged += 1
-    store.delete(old)
-    if new:
-        store.create(new)
-    store.retag(changed)
+        if spec is None:  # of another version: the earlier export of it stays
+            return "left_out"
+        view = view_record(record, spec, {self.wanted.scale: self.wanted.memberships})
+        tags = self._run_tags(view, present[0].tags if present else {})
+        home = self.homes[run] = self.store.experiment(tags["paper"].split()[0])
+        self.names[run] = {name: view.fields[name] for name in _RUN_NAMES}
+        mark = short_hash([fingerprint, view.fields["status"]])
+        return self._put(present, home, mark, tags, lambda: _new_run(record, spec, view, tags))
+
+    def _run_tags(self, view: RunView, before: Mapping[str, str]) -> dict[str, str]:
+        """Return all tags of a run, given those of its earlier export: items of other scales stay."""
+        items = {
+            key.removeprefix(_ITEMS): value.split() for key, value in before.items() if key.startswith(_ITEMS)
+        }
+        items[self.wanted.scale] = view.fields["items"].split() if view.fields["scale"] != NONE else []
+        items = {scale: names for scale, names in items.items() if names}
+        belongs = membership(items)
+        tags = {
+            **view.fields,
+            **belongs,
+            "items": listed(belongs["items"]),
+            **{f"{_ITEMS}{scale}": " ".join(names) for scale, names in items.items()},
+            "kind": "run",
+            RUN_ID: view.run_id,
+        }
+        return with_note(tags, self._run_note(view, belongs))
+
+    def _run_note(self, view: RunView, belongs: Mapping[str, str]) -> str:
+        """Return the description of a run: its problems, and links to its tables."""
+        notes = []
+        if view.fields["status"] == STALE:
+            notes.append(f"**Stale**: {view.fields['stale']}. Train it again.")
+        if view.fields["status"] == "diverged":
+            notes.append("**Diverged**: its loss became infinite or not a number.")
+        if belongs["paper"] == UNASSIGNED:
+            return "\n\n".join([*notes, "No table or figure uses this run."])
+        links = [
+            f"[{item}]({_search(self.store.experiment(_paper(item)), _equals('item', item))})"
+            for item in belongs["items"].split()
+        ]
+        return "\n\n".join([*notes, f"Used by {', '.join(links)}; record in `{view.fields['folder']}`."])
+
+    # ------------------------------------------------------------------------------------ tables and figures
+    def export_pages(self, pages: Mapping[Page, Sequence[Path]]) -> None:
+        """Export tables and figures with these files, and the cells of tables."""
+        for page, files in pages.items():
+            of_page = f"tags.item = '{page.id}' and tags.scale = '{self.wanted.scale}'"
+            cells: dict[str, list[StoredRun]] = {}
+            items: list[StoredRun] = []
+            for run in self.store.search(of_page):
+                if run.tags.get("kind") == "cell":
+                    cells.setdefault(run.tags["cell"], []).append(run)
+                else:
+                    items.append(run)
+            self._export_item(page, files, items)
+            for file in files:
+                if file.suffix == ".csv":
+                    self._export_cells(page, file, cells)
+            for obsolete in itertools.chain.from_iterable(cells.values()):
+                self.store.delete(obsolete)
+
+    def _export_item(self, page: Page, files: Sequence[Path], present: Sequence[StoredRun]) -> None:
+        memberships = self.wanted.memberships
+        homes = {_paper(items[0]) for items in memberships.values() if page.id in items}
+        note = _page_note(page, [self.store.experiment(home) for home in sorted(homes)])
+        tags = with_note({"kind": "item", **self._page_tags(page)}, note)
+        name, params = f"{page.id} ({self.wanted.scale})", {"title": page.title}
+        make = partial(NewRun, name, "FINISHED", *_written(files), tags, params, files=files)
+        mark = short_hash([page.title, _digest(files)])
+        count = self._put(present, self.store.experiment(_paper(page.id)), mark, tags, make)
+        self.done.items += count in ("created", "replaced")
+
+    def _page_tags(self, page: Page) -> dict[str, str]:
+        return {"paper": _paper(page.id), "item": page.id, "scale": self.wanted.scale}
+
+    def _export_cells(self, page: Page, file: Path, present: dict[str, list[StoredRun]]) -> None:
+        """Export the cells of a table, and take them out of those that are present."""
+        with file.open(encoding="utf-8", newline="") as text:
+            rows = list(csv.DictReader(text))
+        if not rows or not {"row", "mean", "runs"} <= rows[0].keys():
+            return  # of a figure
+        experiment = self.store.experiment(CELLS, _CELLS_NOTE)
+        for row in rows:
+            cell = ", ".join(row[name] for name in _CELL_NAMES if row.get(name))
+            runs = row["runs"].split()
+            tags = {
+                "kind": "cell",
+                **self._page_tags(page),
+                "cell": cell,
+                **{name: row[name] for name in ("row", "column", "panel", "measure") if row.get(name)},
+                **self._common_names(runs),
+                "verdict": row.get("verdict") or NONE,
+                "runs": " ".join(runs),
+            }
+            tags = with_note(tags, self._cell_note(page, cell, runs))
+            metrics = [
+                (name, 0, float(row[key])) for key, name in CELL_METRICS.items() if _is_finite(row.get(key))
+            ]
+            name = f"{page.id}: {cell} ({self.wanted.scale})"
+            mark = short_hash([REVISION, name, metrics])
+            make = partial(NewRun, name, "FINISHED", *_written([file]), tags, {}, metrics)
+            count = self._put(present.pop(cell, []), experiment, mark, tags, make)
+            self.done.cells += count in ("created", "replaced", "retagged")
+
+    def _common_names(self, runs: Sequence[str]) -> dict[str, str]:
+        """Return dataset, method, plug-ins and so on, as far as all runs of a cell have the same."""
+        every = [names for run in runs if (names := self._names(run))]
+        return {
+            name: every[0][name]
+            for name in _RUN_NAMES
+            if every and len({names[name] for names in every}) == 1
+        }
+
+    def _names(self, run: str) -> Mapping[str, str]:
+        if run not in self.names:
+            record = self.wanted.results.record(run)
+            try:
+                spec = record.run_spec if record.complete else None
+            except FltrainError:  # damaged
+                spec = None
+            self.names[run] = short_names(spec) if spec else {}
+        return self.names[run]
+
+    def _cell_note(self, page: Page, cell: str, runs: Sequence[str]) -> str:
+        """Return the description of a cell, with links to its table and its seeds."""
+        item = _search(self.store.experiment(_paper(page.id)), _equals("item", page.id))
+        links = [
+            f"[{run}]({_search(home, _equals(RUN_ID, run))})" for run in runs if (home := self._home(run))
+        ]
+        return f"{cell} of [{page.id}]({item}), {page.title}.\n\nSeeds: {', '.join(links) or NONE}."
+
+    def _home(self, run: str) -> str:
+        """Return the experiment of a run, as far as it is known; "" if not."""
+        if run not in self.homes:
+            items = self.wanted.memberships.get(run)
+            self.homes[run] = self.store.experiment(_paper(items[0])) if items else ""
+        return self.homes[run]
 
 
-def _stays(run: Present, fingerprint: str) -> bool:
-    return run.ended and run.tags.get(FINGERPRINT) == fingerprint
-
-
-def _corrections(run: Present, tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags that are not as they are to be; a description that somebody has edited stays as it is."""
-    edited = run.tags.get(_NOTED) != short_hash(run.tags.get(NOTE))
-    ours = {key: value for key, value in tags.items() if not (edited and key in (NOTE, _NOTED))}
-    return {key: value for key, value in ours.items() if run.tags.get(key) != value}
-
-
-def _tags(
-    run: Described, wanted: Wanted, before: Present | None, experiments: _Experiments
-) -> dict[str, str]:
-    """All tags of a run; what other scales have said of it stays."""
-    known = before.tags if before else {}
-    items = {
-        key.removeprefix(_ITEMS): value.split() for key, value in known.items() if key.startswith(_ITEMS)
-    }
-    if wanted.scale:
-        items[wanted.scale] = [] if run.fields["scale"] != wanted.scale else run.fields["items"].split()
-    belongs = membership({scale: named for scale, named in items.items() if named})
-    note = _run_note(run, belongs, experiments)
-    return {
-        **run.fields,
-        **belongs,
-        "items": listed(belongs["items"]),
-        **{f"{_ITEMS}{scale}": " ".join(named) for scale, named in items.items() if named},
-        "kind": "run",
-        RUN_ID: run.run_id,
-        NOTE: note,
-        _NOTED: short_hash(note),
-    }
-
-
-def _entry(record: Record, spec: RunSpec, run: Described, experiment: str, tags: Mapping[str, str]) -> Entry:
-    # Records hold durations, no dates: the run ended when its last file was written. Whatever date that has,
-    # MLflow knows none before 1970, and takes 0 for none.
+def _new_run(record: Record, spec: RunSpec, view: RunView, tags: Mapping[str, str]) -> NewRun:
+    # Records hold durations, no dates: the run ended when its last file was written. MLflow has no dates
+    # before 1970, and takes 0 for none.
     duration = round(1000 * record.costs["seconds"]["total"])
     ended = max(int(1000 * record.written), duration + 1)
-    curves = [(key, *point) for key, curve in run.curves.items() for point in curve]
-    finals = [(key, run.rounds, value) for key, value in run.finals.items()]
+    curves = [(key, *point) for key, curve in view.curves.items() for point in curve]
+    finals = [(key, view.rounds, value) for key, value in view.finals.items()]
     digests = record.summary["digests"]
-    return Entry(
-        experiment=experiment,
-        name=run.run_id,
-        status=_STATUS[run.fields["status"]],
+    return NewRun(
+        name=view.run_id,
+        status=_STATUS[view.fields["status"]],
         started=ended - duration,
         ended=ended,
-        tags=tags,
-        params=run.settings,
+        tags={**tags, **_source(record)},
+        params=view.settings,
         metrics=[*curves, *finals],
         data=[
             Data(spec.dataset.id, digests["data"], f"data/{spec.dataset.id}.safetensors", "data set"),
@@ -265,93 +422,56 @@ def _entry(record: Record, spec: RunSpec, run: Described, experiment: str, tags:
                 "partition",
             ),
         ],
+        files=[record.folder / name for name in RECORD_FILES],
+        folder="record",
     )
 
 
-def _run_note(run: Described, belongs: Mapping[str, str], experiments: _Experiments) -> str:
-    """The description of a run: what is the matter with it, and the way to its tables."""
-    said = []
-    if run.fields["status"] == STALE:
-        said.append(f"**Stale**: {run.fields['stale']}. Train it again.")
-    if run.fields["status"] == "diverged":
-        said.append("**Diverged**: its loss was not finite any more.")
-    if belongs["paper"] == UNASSIGNED:
-        return "\n\n".join([*said, "Behind no table or figure."])
-    links = [
-        f"[{item}](#/experiments/{experiments.of(_paper(item))}/runs?searchFilter="
-        f"{quote(f'tags.item = {_quoted(item)}')})"
-        for item in belongs["items"].split()
-    ]
-    return "\n\n".join([*said, f"Behind {', '.join(links)}; record in `{run.fields['folder']}`."])
+def _source(record: Record) -> dict[str, str]:
+    """Return MLflow's tags for the program, commit and user that made a record, as far as known."""
+    tags = {"mlflow.source.name": "fltrain train", "mlflow.source.type": "LOCAL"}
+    if commit := record.provenance.get("commit"):
+        tags["mlflow.source.git.commit"] = str(commit)
+    with suppress(KeyError, NotImplementedError):  # an account without a name
+        tags["mlflow.user"] = (record.folder / "summary.json").owner()
+    return tags
+
+
+def _written(files: Iterable[Path]) -> tuple[int, int]:
+    """Return start and end, in milliseconds, of an MLflow run for files: when the last one was written."""
+    now = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
+    return now - 1, now
+
+
+def _is_finite(text: str | None) -> bool:
+    try:
+        return math.isfinite(float(text or ""))
+    except ValueError:
+        return False
 
 
 def listed(items: str) -> str:
-    """Items with a comma after each, so that ``%flfa/table1,%`` is not like ``flfa/table10``."""
+    """Return items with a comma after each, so that ``%flfa/table1,%`` does not match ``flfa/table10``."""
     return items if items == NONE else ", ".join(items.split()) + ","
 
 
-def _quoted(text: str) -> str:
-    return f"'{text}'"
+def _equals(tag: str, value: str) -> str:
+    return f"tags.`{tag}` = '{value}'"
 
 
-# ---------------------------------------------------------------------------------------- tables and figures
-def _export_pages(wanted: Wanted, store: Writer, experiments: _Experiments, done: Exported) -> None:
-    pages = {f"{wanted.scale}/{page.id}": page for page in wanted.pages if wanted.files(page)}
-    present = store.present(ITEM_ID, set(pages)) if pages else {}
-    for name, page in pages.items():
-        files, there = wanted.files(page), present.get(name, ())
-        experiment = experiments.of(_paper(page.id))
-        runs = sorted(run for run, items in wanted.memberships.items() if page.id in items)
-        homes = {_paper(wanted.memberships[run][0]) for run in runs}
-        note = _page_note(page, [experiments.of(home) for home in sorted(homes)])
-        tags = {
-            "kind": "item",
-            "paper": _paper(page.id),
-            "item": page.id,
-            "scale": wanted.scale,
-            ITEM_ID: name,
-            NOTE: note,
-            _NOTED: short_hash(note),
-        }
-        fingerprint = short_hash([REVISION, page.title, [[file.name, _digest(file)] for file in files]])
-        kept = next((one for one in there if one.experiment == experiment and one.ended), None)
-        store.delete([one.uuid for one in there if one is not kept])
-        if kept is None:
-            now = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
-            entry = Entry(
-                experiment,
-                f"{page.id} ({wanted.scale})",
-                "FINISHED",
-                now - 1,
-                now,
-                tags,
-                {"title": page.title},
-            )
-            (uuid,) = store.create([entry])
-            corrections: Mapping[str, str] = {}
-        else:
-            uuid, corrections = kept.uuid, _corrections(kept, tags)
-        # The fingerprint comes last: an export that was cut short is made good by the next one.
-        if kept is None or kept.tags.get(FINGERPRINT) != fingerprint:
-            store.attach(uuid, files)
-            corrections = {**corrections, FINGERPRINT: fingerprint}
-            done.items += 1
-        if corrections:
-            store.retag({uuid: corrections})
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _search(experiment: str, condition: str) -> str:
+    """Return the address of an experiment's runs that meet a condition, within MLflow's interface."""
+    return f"#/experiments/{experiment}/runs?searchFilter={quote(condition)}"
 
 
 def _page_note(page: Page, homes: Sequence[str]) -> str:
-    """The description of an item: its caption, and the way to its runs, in whatever experiments they are."""
-    wanted = quote(f"tags.items LIKE {_quoted(f'%{page.id},%')}")
+    """Return the description of an item: its caption, and a link to its runs in all their experiments."""
+    condition = f"tags.items LIKE '%{page.id},%'"
     if len(homes) == 1:
-        address = f"#/experiments/{homes[0]}/runs?searchFilter={wanted}"
+        address = _search(homes[0], condition)
     else:
-        listed = quote("[" + ",".join(f'"{home}"' for home in homes) + "]")
-        address = f"#/compare-experiments/s?experiments={listed}&searchFilter={wanted}"
+        experiments = quote("[" + ",".join(f'"{home}"' for home in homes) + "]")
+        address = f"#/compare-experiments/s?experiments={experiments}&searchFilter={quote(condition)}"
     links = f"[Runs behind it]({address}); its files are under *Artifacts*." if homes else ""
     return "\n\n".join(filter(None, [links, f"**{page.title}**", page.caption]))
 
@@ -367,16 +487,16 @@ def follow(
     interval: float = 10.0,
     patience: Patience = PATIENCE,
 ) -> None:
-    """Export what is there, then whatever appears or changes, until an exception interrupts it.
+    """Export everything that exists, then whatever appears or changes, until an exception interrupts it.
 
-    Records are only looked at, at low priority. A store that fails after the first export is tried again.
+    The process runs at low priority. If the store fails after the first export, it is tried again.
 
     Args:
-        wanted: what is to be exported; its runs need no record yet.
+        wanted: what to export; its runs need no record yet.
         uri: address of the store.
-        report: is told of every export that changed something, and of failures.
-        interval: seconds between two looks.
-        patience: how long each export waits for others.
+        report: is called with a line for every export that changed something, and for failures.
+        interval: seconds between two looks at the files.
+        patience: longest waits of each export.
 
     Raises:
         FltrainError: if the first export fails.
@@ -390,13 +510,8 @@ def follow(
         changed = {name for name, stamp in now.items() if seen.get(name) != stamp}
         if not changed:
             continue
-        part = Wanted(
-            wanted.results,
-            wanted.scale,
-            wanted.memberships,
-            [run for run in wanted.runs if run in changed],
-            [page for page in wanted.pages if page.id in changed],
-        )
+        runs = [run for run in wanted.runs if run in changed]
+        part = replace(wanted, runs=runs, pages=[page for page in wanted.pages if page.id in changed])
         try:
             report(f"{uri}: {export(part, uri, patience)}")
         except FltrainError as error:
@@ -406,16 +521,16 @@ def follow(
 
 
 def _stamps(wanted: Wanted) -> dict[str, tuple[Stamp, ...]]:
-    """Dates and sizes of what is to be exported, by run or item, as far as it is there."""
+    """Return dates and sizes of the existing files to export, by run or item."""
     files = {run: [wanted.results.run(run) / "summary.json"] for run in wanted.runs}
     files |= {page.id: wanted.files(page) for page in wanted.pages}
-    found = {name: tuple(filter(None, map(_stamp, paths))) for name, paths in files.items()}
-    return {name: stamps for name, stamps in found.items() if stamps}
+    stamps = {name: tuple(filter(None, map(_stamp, paths))) for name, paths in files.items()}
+    return {name: values for name, values in stamps.items() if values}
 
 
 def _stamp(path: Path) -> Stamp | None:
     try:
         status = path.stat()
-    except OSError:  # not there yet, or gone meanwhile
+    except OSError:  # not there yet, or just removed
         return None
     return (status.st_mtime_ns, status.st_size)

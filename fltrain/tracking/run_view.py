@@ -1,11 +1,12 @@
-"""Runs as MLflow, data frames and comparisons know them: fields, settings by dotted name, metrics. No torch.
+"""Runs for MLflow, data frames and comparisons: fields, settings by dotted name, metrics. No torch.
 
-A run is described from its record, or from what an export of its record left in an MLflow store
-(``fltrain.tracking.mlflow_store``): both have the same fields, settings and metrics.
+A view is made from a record, or from the MLflow run that an export made of it
+(``fltrain.tracking.mlflow_store``). Both give the same fields, settings and metrics.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.hashing import canonical_json
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import BROKEN, Record, Results, reason
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import Stale, revised, slug
+from fltrain.runs.where import NONE, Condition, choose, flat_settings, short_names
 
-UNASSIGNED, NONE = "unassigned", "none"
+UNASSIGNED = "unassigned"
 STALE = "stale"
 
 FIELDS = (
@@ -39,13 +40,11 @@ FIELDS = (
     "commit",
     "folder",
 )
-"""What is said of every run, as text; several papers, items or scales are separated by spaces.
+"""Text fields of every run; several papers, items or scales are separated by spaces.
 
 ``status`` is ``completed``, ``diverged`` or ``stale``; ``plugins`` are joined by ``+`` in their order;
 ``folder`` is that of the record, relative to the results folder.
 """
-SEVERAL = ("paper", "items", "scale")
-"""Fields that can hold several names."""
 
 CURVES = {
     "test_accuracy": ("evaluation", "accuracy"),
@@ -55,31 +54,31 @@ CURVES = {
     "similarity_skewness": ("updates", "skewness"),
     "separability_ratio": ("separability", "ratio"),
 }
-"""Metrics that have a value per round: kind of row and its value."""
+"""Metrics with a value per round: kind of row and name of its value."""
 
-FINALS = ("final_accuracy", "best_accuracy", "seconds", "bytes")
-"""Metrics that have one value, beside ``final_accuracy.<data set>`` for further data sets."""
+FINALS = ("final_accuracy", "best_accuracy", "seconds", "traffic_bytes", "peak_memory_bytes")
+"""Metrics with one value; ``final_accuracy.<dataset>`` of further datasets comes on top."""
 
 EXTRA = 2
-"""Further data sets whose final accuracy is a metric: MLflow's interface slows down with many keys."""
+"""Number of further datasets whose final accuracy is a metric: MLflow's interface slows down with many."""
 
 Curve = list[tuple[int, float]]
 """Rounds (from 1) and values."""
 Memberships = Mapping[str, Mapping[str, Sequence[str]]]
-"""Items, such as ``flfa/table1``, by scale and run id."""
+"""Items, such as ``flfa/table1``, by scale and run ID."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """A run.
+class RunView:
+    """One run.
 
     Attributes:
-        run_id: its id.
+        run_id: its ID.
         fields: see ``FIELDS``.
         settings: its spec and revisions as text by dotted name: ``training.lr``, ``plugins.flfa.n_fa``.
-        finals: metrics with one value, from 0 to 1 for accuracies; those that are no finite number are left
-            out. They belong to the last of ``rounds``.
-        rounds: rounds that were asked for.
+        finals: finite metrics with one value; accuracies from 0 to 1. They stand in the last of ``rounds``.
+        rounds: number of rounds that the spec asks for.
+        read_curves: reads ``curves``.
     """
 
     run_id: str
@@ -91,69 +90,69 @@ class Described:
 
     @cached_property
     def curves(self) -> Mapping[str, Curve]:
-        """Metrics over rounds, read when asked for; see ``CURVES``."""
+        """Metrics over rounds, see ``CURVES``; read at first use."""
         return self.read_curves()
 
+    @cached_property
+    def named(self) -> dict[str, str]:
+        """All settings and fields, for ``fltrain.runs.where``."""
+        return {**self.settings, **self.fields}
+
     def value(self, metric: str) -> float | None:
-        """The one value of a metric, or the last of a curve; None if there is none."""
+        """Return the single value of a metric, or the last one of a curve; None without one."""
         if metric in self.finals:
             return self.finals[metric]
         curve = self.curves.get(metric)
         return curve[-1][1] if curve else None
 
 
-def describe(record: Record, spec: RunSpec, memberships: Memberships) -> Described:
-    """Describe a run by its complete record. What is stale belongs to what its settings belong to today.
+# ----------------------------------------------------------------------------------------------- from records
+def view_record(record: Record, spec: RunSpec, memberships: Memberships) -> RunView:
+    """Return the view of a complete record; a stale one belongs to the items of its current settings.
 
     Args:
         record: the record.
         spec: its settings, see ``Record.run_spec``.
-        memberships: items by scale and run id.
+        memberships: items by scale and run ID.
 
     Raises:
-        FltrainError: if a file of the record cannot be read, or is damaged.
+        FltrainError: if a file of the record is damaged.
     """
-    with _readable(record):
-        return _described(record, spec, memberships)
+    with _damage_named(record):
+        summary, stale = record.summary, spec.run_id != record.run_id
+        items = {scale: runs[spec.run_id] for scale, runs in memberships.items() if spec.run_id in runs}
+        commit = record.provenance.get("commit") or "unknown"
+        fields = {
+            **membership(items),
+            **short_names(spec),
+            "status": STALE if stale else str(summary["status"]),
+            "revisions": ", ".join(
+                f"{key} {_revision_text(value)}" for key, value in record.spec["revisions"].items()
+            ),
+            "commit": f"{commit}-dirty" if record.provenance.get("dirty") else str(commit),
+            "folder": f"{record.folder.parent.name}/{record.folder.name}",
+        }
+        if stale:
+            fields["stale"] = f"{revised(record.spec, spec.canonical)}, now {spec.run_id}"
+        settings, finals = dict(flat_settings(record.spec)), _finals(record)
+    return RunView(record.run_id, fields, settings, finals, spec.rounds, lambda: _curves(record, spec))
 
 
 @contextmanager
-def _readable(record: Record) -> Iterator[None]:
-    """Say of what record a file is not as it was written."""
+def _damage_named(record: Record) -> Iterator[None]:
+    """Name the record if one of its files is damaged."""
     try:
         yield
     except FltrainError:
         raise
     except BROKEN as error:
-        raise FltrainError(f"{record.run_id}: damaged: {reason(error)}; `fltrain verify` says more") from None
-
-
-def _described(record: Record, spec: RunSpec, memberships: Memberships) -> Described:
-    summary, stale = record.summary, spec.run_id != record.run_id
-    items = {scale: runs[spec.run_id] for scale, runs in memberships.items() if spec.run_id in runs}
-    fields = {
-        **membership(items),
-        "dataset": spec.dataset.name,
-        "partition": spec.partition.name,
-        "model": spec.model.name,
-        "method": spec.method.name,
-        "plugins": "+".join(plugin.name for plugin in spec.plugins) or NONE,
-        "seed": str(spec.seed),
-        "status": STALE if stale else str(summary["status"]),
-        "revisions": ", ".join(f"{key} {_shown(value)}" for key, value in record.spec["revisions"].items()),
-        "commit": _commit(record),
-        "folder": f"{record.folder.parent.name}/{record.folder.name}",
-    }
-    if stale:
-        fields["stale"] = f"{revised(record.spec, spec.canonical)}, now {spec.run_id}"
-    settings = dict(flat({**spec.all_settings(), "revisions": record.spec["revisions"]}))
-    return Described(
-        record.run_id, fields, settings, _finals(record), spec.rounds, lambda: _curves(record, spec)
-    )
+        raise FltrainError(
+            f"{record.run_id}: damaged: {reason(error)}; see `fltrain verify` for details"
+        ) from None
 
 
 def membership(items: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The fields that say what a run belongs to, from its items by scale."""
+    """Return the fields ``paper``, ``items`` and ``scale`` of a run with these items by scale."""
     every = [item for scale in sorted(items) for item in items[scale]]
     return {
         "paper": _joined(item.partition("/")[0] for item in every) or UNASSIGNED,
@@ -166,41 +165,34 @@ def _joined(names: Iterable[str]) -> str:
     return " ".join(dict.fromkeys(names))
 
 
-def _shown(revision: Any) -> str:
+def _revision_text(revision: Any) -> str:
     return "+".join(map(str, revision)) or "-" if isinstance(revision, list) else str(revision)
 
 
-def _commit(record: Record) -> str:
-    commit = record.provenance.get("commit") or "unknown"
-    return f"{commit}-dirty" if record.provenance.get("dirty") else str(commit)
-
-
 def _finals(record: Record) -> dict[str, float]:
-    summary, extra = record.summary, record.summary.get("extra", {})
-    found = {
+    summary, costs, extra = record.summary, record.costs, record.summary.get("extra", {})
+    values = {
         "final_accuracy": summary["accuracy"]["final"],
         "best_accuracy": summary["accuracy"]["best"],
-        "seconds": record.costs["seconds"]["total"],
-        "bytes": sum(summary["bytes"].values()),
+        "seconds": costs["seconds"]["total"],
+        "traffic_bytes": sum(summary["bytes"].values()),
+        "peak_memory_bytes": costs.get("peak_device_memory_bytes") or costs.get("peak_memory_bytes"),
         **{f"final_accuracy.{name}": extra[name] for name in sorted(extra)[:EXTRA]},
     }
-    return {name: float(value) for name, value in found.items() if _is_number(value)}
+    return {name: float(value) for name, value in values.items() if _is_number(value)}
 
 
 def _curves(record: Record, spec: RunSpec) -> dict[str, Curve]:
-    """Curves of the tests that count, not of those on further data sets or with another model."""
+    """Return curves of the tests that count, not of those on further datasets or with another model."""
     counts = {"split": spec.test_split, "view": spec.view}.items()
     curves: dict[str, Curve] = {name: [] for name in CURVES}
-    by_kind: dict[str, list[tuple[Curve, str]]] = {}
-    for name, (kind, value) in CURVES.items():
-        by_kind.setdefault(kind, []).append((curves[name], value))
-    with _readable(record):
+    with _damage_named(record):
         for row in record.metrics:
             if row["kind"] == "evaluation" and not counts <= row.items():
                 continue
-            for curve, value in by_kind.get(row["kind"], ()):
-                if _is_number(row.get(value)):
-                    curve.append((row["round"], float(row[value])))
+            for name, (kind, value) in CURVES.items():
+                if kind == row["kind"] and _is_number(row.get(value)):
+                    curves[name].append((row["round"], float(row[value])))
     return {name: curve for name, curve in curves.items() if curve}
 
 
@@ -208,30 +200,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Settings as text by dotted name; components of a list go by their names."""
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        value = {item["name"]: item for item in value}
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from flat(item, f"{key}.{name}" if key else name)
-    else:
-        yield key, value if isinstance(value, str) else canonical_json(value)
-
-
 def stale_records(runs: Collection[str], current: Collection[str], results: Results) -> list[Record]:
-    """Records with the settings of these runs (by id), made before a component was revised.
+    """Return records with the settings of these runs (by ID), made before a component was revised.
 
-    Only records whose names begin like those of the runs are read, and none that are known to be current.
+    Only records with the same readable part of the ID are read, and none that are known to be current.
     """
     slugs = {slug(run) for run in runs}
     others = (record for record in results.records() if record.run_id not in current)
     candidates = (Stale.of(record) for record in others if slug(record.run_id) in slugs)
-    return [stale.record for stale in candidates if stale and stale.run in runs and stale.record.usable]
+    return [stale.record for stale in candidates if stale and stale.run in runs]
 
 
 def memberships_of(results: Results, config: Path, scales: Sequence[str] | None = None) -> Memberships:
-    """What runs belong to: at these scales, or at all that the workflow has worked on in the results folder.
+    """Return the items of all runs at these scales (default: all that have a folder in the results).
 
     Raises:
         FltrainError: if a scale is not declared, or not validly.
@@ -242,12 +223,37 @@ def memberships_of(results: Results, config: Path, scales: Sequence[str] | None 
     return {scale: plan(config, scale).memberships for scale in scales}
 
 
-def recorded(results: Results, memberships: Memberships) -> Iterator[Described]:
-    """Describe all runs in a results folder, without damaged records and without unknown settings.
+def recorded_runs(results: Results, memberships: Memberships) -> Iterator[RunView]:
+    """Yield views of all runs in a results folder; leave out, with a warning, records that are damaged.
 
-    Raises:
-        FltrainError: if a record cannot be read.
+    Records with settings of another version are left out, too.
     """
     for record in results.records():
-        if record.usable and (spec := record.run_spec):
-            yield describe(record, spec, memberships)
+        try:
+            if (spec := record.run_spec) is not None:
+                yield view_record(record, spec, memberships)
+        except FltrainError as error:
+            logging.getLogger(__name__).warning("left out: %s", error)
+
+
+# --------------------------------------------------------------------------------------------------- choosing
+def choose_runs(runs: Iterable[RunView], where: Sequence[Condition]) -> list[RunView]:
+    """Return the runs that meet all conditions; stale ones only if ``status`` is among the keys.
+
+    Raises:
+        FltrainError: if a key is unknown or no run is left; the message lists the possible values.
+    """
+    every = list(runs)
+    if not every:
+        raise FltrainError("there are no runs yet; train some, or name another folder or store")
+    if not any(condition.key == "status" for condition in where):
+        current = [run for run in every if run.fields["status"] != STALE]
+        if not current:
+            raise FltrainError("all runs are stale; choose them with status=stale")
+        every = current
+    belong = ("paper", "items")
+    if not any(condition.key == "scale" for condition in where):
+        unknown = {run.fields["paper"] for run in every} == {UNASSIGNED}
+        if unknown and any(condition.key in belong for condition in where):
+            raise FltrainError("no run belongs to a paper here; name the scale, for example scale=published")
+    return choose(every, where, lambda run: run.named)

@@ -25,7 +25,7 @@ from fltrain.experiments.plan import plan
 from fltrain.experiments.selection import Request
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
-from fltrain.tracking.mlflow_store import artefacts_of
+from fltrain.tracking.mlflow_store import artifacts_of
 
 from .helpers import TINY
 
@@ -415,7 +415,7 @@ def test_names_that_are_taken_in_the_results_folder(tmp_path: Path) -> None:
     paper: dict[str, Any] = {"paper": "toy", "title": "x", "citation": "x", "items": {"table": ITEM}}
     scale: dict[str, Any] = {"scale": "tiny", "title": "x", "reduced": True, "items": ["toy"]}
     results = Results(Path("results"))
-    folders = [results.downloads, results.executors, artefacts_of(results.tracking)]
+    folders = [results.downloads, results.executors, artifacts_of(results.tracking)]
     data = results.data(Dataset(name="digits"))
     folders += [
         file.parent for file in (data, results.partition_file("a"), results.run("a"), results.lease("a"))

@@ -1,3 +1,8 @@
+from dataclasses import astuple
+
+from fltrain.tracking.export import pages_of
+
+
 rule track:
     """Export runs, tables and figures to MLflow in one process; exporting again changes nothing."""
     input:
@@ -17,9 +22,7 @@ rule track:
         # Changes if the database was deleted, so that this rule runs again.
         database=JOBS.database,
         memberships=JOBS.memberships,
-        pages=[
-            [item.id, item.item.title, item.item.caption] for item in JOBS.plan.items
-        ],
+        pages=[list(astuple(page)) for page in pages_of(JOBS.plan)],
     message:
         "exporting runs to MLflow"
     script:

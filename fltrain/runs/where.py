@@ -1,0 +1,161 @@
+"""One filter language for runs, for the command line and Python: ``dataset=cifar10 method=fedavg,fedprox``.
+
+A condition is ``KEY=VALUE`` or ``KEY!=VALUE``. Several values with commas between them are alternatives;
+all conditions have to hold. Keys are short names (``dataset``, ``method``, ``plugins``, ``seed`` ...) and
+settings by dotted name (``training.lr``, ``plugins.flfa.n_fa``). No torch here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fltrain.core.config import suggest
+from fltrain.core.errors import FltrainError
+from fltrain.core.hashing import canonical_json
+from fltrain.runs.spec import RunSpec
+
+NONE = "none"
+"""Value of a setting that a run does not have, and of ``plugins`` without any."""
+
+Run = TypeVar("Run")
+
+_GROUP = "(settings)"  # value of a key that has settings below it
+_LISTED = 8
+_COMMA = re.compile(r",(?![^\[{]*[\]}])")  # not inside a list
+_CONDITION = re.compile(r"([^\s=!]+)(!?)=([^\s=]\S*)")
+
+
+def begins(key: str, names: Iterable[str]) -> bool:
+    """Return True if a dotted name is one of the names or lies below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def listed(names: Collection[str]) -> str:
+    """Return the first names as text for a message."""
+    first = ", ".join(sorted(names)[:_LISTED])
+    return first + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+# ------------------------------------------------------------------------------------------ settings as text
+def flat_settings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield settings as text by dotted name; components of a list go by their names."""
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        value = {item["name"]: item for item in value}
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from flat_settings(item, f"{key}.{name}" if key else name)
+    else:
+        yield key, value if isinstance(value, str) else canonical_json(value)
+
+
+def short_names(spec: RunSpec) -> dict[str, str]:
+    """Return names of a run's components by short key; plug-ins are joined by ``+`` in their order."""
+    return {
+        "dataset": spec.dataset.name,
+        "partition": spec.partition.name,
+        "model": spec.model.name,
+        "method": spec.method.name,
+        "plugins": "+".join(plugin.name for plugin in spec.plugins) or NONE,
+        "seed": str(spec.seed),
+    }
+
+
+def settings_text(spec: RunSpec) -> dict[str, str]:
+    """Return everything that conditions can name in a run's spec, as text."""
+    return {**dict(flat_settings(spec.canonical)), **short_names(spec)}
+
+
+# ------------------------------------------------------------------------------------------------ conditions
+@dataclass(frozen=True)
+class Condition:
+    """One condition: a key, and values of which a run has one (or none, if ``excluded``)."""
+
+    key: str
+    values: tuple[str, ...]
+    excluded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key}{'!' if self.excluded else ''}={','.join(self.values)}"
+
+    def meets(self, settings: Mapping[str, str]) -> bool:
+        """Return True if settings, as text by dotted name, fulfil the condition.
+
+        A value with spaces holds several names (``items``, ``paper``, ``scale``): one of them is enough.
+        """
+        value = value_of(settings, self.key)
+        names = value.split() or [value]
+        return any(_same(name, wanted) for name in names for wanted in self.values) != self.excluded
+
+
+def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
+    """Read conditions such as ``dataset=cifar10 method=fedavg,fedprox training.lr!=0.1``.
+
+    Raises:
+        FltrainError: if a part is no condition.
+    """
+    text = where if isinstance(where, str) else " ".join(where)
+    conditions = []
+    for part in re.sub(r"\s*(!?=|,)\s*", r"\1", text).split():
+        match = _CONDITION.fullmatch(part)
+        values = tuple(value for value in _COMMA.split(match[3]) if value) if match else ()
+        if not match or not values:
+            raise FltrainError(
+                f"where: {part!r} is no condition; write KEY=VALUE or KEY!=VALUE, such as training.lr=0.01"
+            )
+        conditions.append(Condition(match[1], values, bool(match[2])))
+    return tuple(conditions)
+
+
+def choose(
+    runs: Sequence[Run], conditions: Iterable[Condition], settings_of: Callable[[Run], Mapping[str, str]]
+) -> list[Run]:
+    """Return the runs that meet all conditions.
+
+    Raises:
+        FltrainError: if a key is unknown or stands for several settings, or no run is left; the message
+            lists the keys or values that exist.
+    """
+    every = [(run, settings_of(run)) for run in runs]
+    left = every
+    for condition in conditions:
+        _check_key(condition, [settings for _, settings in every])
+        before, left = left, [(run, settings) for run, settings in left if condition.meets(settings)]
+        if not left:
+            values = {name for _, settings in before for name in value_of(settings, condition.key).split()}
+            near = "" if condition.excluded else suggest(condition.values[0], values)
+            raise FltrainError(f"no run is left with {condition}{near} (there are: {listed(values)})")
+    return [run for run, _ in left]
+
+
+def value_of(settings: Mapping[str, str], key: str) -> str:
+    """Return a setting's value: the name of a component, or ``none`` if the run does not have the setting."""
+    value = settings.get(key, settings.get(f"{key}.name"))
+    if value is None:
+        return _GROUP if any(begins(name, [key]) for name in settings) else NONE
+    return value
+
+
+def _check_key(condition: Condition, settings: Sequence[Mapping[str, str]]) -> None:
+    keys = {key for mapping in settings for key in mapping}
+    below = [key for key in keys if begins(key, [condition.key])]
+    if not below:
+        raise FltrainError(f"where: unknown key {condition.key!r}{suggest(condition.key, keys)}")
+    is_group = any(value_of(mapping, condition.key) == _GROUP for mapping in settings)
+    if is_group and not {*condition.values} <= {NONE, "null"}:
+        raise FltrainError(
+            f"where: {condition.key!r} stands for several settings; name one of {listed(below)}"
+        )
+
+
+def _same(value: str, wanted: str) -> bool:
+    """Return True for equal texts and for texts of the same number; null is none."""
+    value, wanted = (NONE if text == "null" else text for text in (value, wanted))
+    if value == wanted:
+        return True
+    try:
+        return float(value) == float(wanted)
+    except ValueError:
+        return False
