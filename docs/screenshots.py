@@ -29,7 +29,7 @@ from mlflow import MlflowClient
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from fltrain.tracking.mlflow_store import SQLITE, artefacts_of
+from fltrain.tracking.mlflow_store import SQLITE, artifacts_of
 
 SIZE = {"width": 1280, "height": 720}
 SECONDS = 60
@@ -51,7 +51,7 @@ def interface(database: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
     command += ["--backend-store-uri", f"{SQLITE}{database}"]
-    command += ["--artifacts-destination", str(artefacts_of(database))]
+    command += ["--artifacts-destination", str(artifacts_of(database))]
     quiet = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
     process = subprocess.Popen(
         command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
