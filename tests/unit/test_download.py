@@ -217,51 +217,26 @@ print(fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"
 
 
 # ------------------------------------------------------------------------------------ failure
-def sends_another_file(does: Behaviour) -> None:
-    does.bodies["/f.bin"] = OTHER
-
-
-def sends_a_page(does: Behaviour) -> None:
-    does.bodies["/f.bin"] = PAGE
-
-
-def cuts(does: Behaviour) -> None:
-    does.cuts = 99
-
-
-def cuts_without_length(does: Behaviour) -> None:
-    does.cuts, does.length = 99, None
-
-
-def stalls(does: Behaviour) -> None:
-    does.stall = True
-
-
-def sends_too_much(does: Behaviour) -> None:
-    does.bodies["/f.bin"], does.length = BODY + b"x", None
-
-
-def says_too_little_and_sends_too_much(does: Behaviour) -> None:
-    does.bodies["/f.bin"], does.length = BODY + b"x", "-1"
-
-
 @pytest.mark.parametrize(
-    ("lie", "reason"),
+    ("body", "behaviour", "reason"),
     [
-        (sends_another_file, rf"known hash: expected .*{sha(BODY)[7:]} but got {sha(OTHER)[7:]}\)"),
-        (sends_a_page, r"another file is sent: 37 bytes"),
-        (cuts, r"200000 bytes read, 100000 more expected|IncompleteRead"),
-        (cuts_without_length, r"does not match the known hash"),
-        (stalls, r"timed out"),
-        (sends_too_much, r"another file is sent: more than 300,000 bytes"),
-        (says_too_little_and_sends_too_much, r"another file is sent: more than 300,000 bytes"),
+        (OTHER, {}, rf"known hash: expected .*{sha(BODY)[7:]} but got {sha(OTHER)[7:]}\)"),
+        (PAGE, {}, r"another file is sent: 37 bytes"),
+        (BODY, {"cuts": 99}, r"200000 bytes read, 100000 more expected|IncompleteRead"),
+        (BODY, {"cuts": 99, "length": None}, r"does not match the known hash"),
+        (BODY, {"stall": True}, r"timed out"),
+        (BODY + b"x", {"length": None}, r"another file is sent: more than 300,000 bytes"),
+        (BODY + b"x", {"length": "-1"}, r"another file is sent: more than 300,000 bytes"),
     ],
+    ids=["another file", "page", "cut", "cut without length", "stall", "too much", "negative length"],
 )
 def test_wrong_downloads_leave_nothing(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Callable[[Any], None], reason: str
+    server: Server, tmp_path: Path, monkeypatch: Any, body: bytes, behaviour: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setattr(download, "TIMEOUT", (5.0, 0.2))
-    lie(server.does)
+    server.does.bodies["/f.bin"] = body
+    for name, value in behaviour.items():
+        setattr(server.does, name, value)
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
     assert message.startswith(f"f.bin: cannot be downloaded ({server.url()}: ")
     assert re.search(reason, message)

@@ -74,7 +74,7 @@ class Scheme(Component):
 
     def divide(self, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:
         """Return the partition; the number of clients is already checked."""
-        raise TypeError(f"partition scheme {self.name!r} does not define divide()")
+        raise NotImplementedError
 
 
 class LabelSkew(Scheme):
@@ -99,7 +99,7 @@ class LabelSkew(Scheme):
 
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
         """Return the number of images by client and class, ``[M, C]``, for class sizes ``[C]``."""
-        raise TypeError(f"partition scheme {self.name!r} does not define counts()")
+        raise NotImplementedError
 
 
 def deal(counts: Indices, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:

@@ -103,7 +103,7 @@ class FixedClasses(LabelSkew):
 
     def shared_out(self, class_sizes: Indices, held: Held, random: np.random.Generator) -> Indices:
         """Return images by client and class; equal shares are known to give every client ``min_size``."""
-        raise TypeError(f"partition scheme {self.name!r} does not define shared_out()")
+        raise NotImplementedError
 
 
 class Pathological(FixedClasses):

@@ -97,7 +97,7 @@ class Reader(Component):
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         """Read the format; ``read`` checks the splits as a whole."""
-        raise TypeError(f"reader {self.name!r} does not define load()")
+        raise NotImplementedError
 
     def side_read(self, facts: Facts) -> int | None:
         """Return height and width of the images if no target is given; None if only the files can tell."""
