@@ -10,6 +10,7 @@ from PIL import Image
 from fltrain.experiments.layout import Sheet
 from fltrain.reporting.overview import page as overview
 from fltrain.reporting.overview.listing import Listing
+from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables import write as tables
 from fltrain.runs.record import Results, write_record
 from fltrain.runs.spec import RunSpec
@@ -194,14 +195,21 @@ SUMMARY: dict[str, Any] = {
     "items": [
         {
             "name": "table1",
-            "verdicts": {"match": 3, "differs": 1},
+            "verdicts": {"reproduced": 3, "not reproduced": 1},
+            "expected": {"reproduced": 2.5, "inconclusive": 1.5},
+            "gains": {"direction reproduced": 2},
+            "expected_gains": {"size reproduced": 2.0},
             "rank_correlation": {"spearman": 0.75, "kendall": 0.5, "n": 1},
         }
     ],
+    "aggregates": {"gain": {"estimate": 1.25, "low": 0.5, "high": 2.0, "cells": 4}},
+    "forest": [forest([Bar("FLFA <b>", 1.0, 0.5, 1.5, (-1.0, 1.0))], "difference"), ""],
     "claims": [
         {
             "where": "sec. 5",
             "claim": "FLFA <always> helps",
+            "listed": True,
+            "exploratory": False,
             "verdict": "supported",
             "evidence": "+1.2 points on average (p = 0.01)",
             "item": "table1",
@@ -210,6 +218,8 @@ SUMMARY: dict[str, Any] = {
         {
             "where": "fig. 1",
             "claim": "The square is blue",
+            "listed": False,
+            "exploratory": True,
             "verdict": "contradicted",
             "evidence": "it is not",
             "item": "figure1, table1",
@@ -219,6 +229,8 @@ SUMMARY: dict[str, Any] = {
             {
                 "where": f"sec. {number}",
                 "claim": f"Number {number} is lucky",
+                "listed": True,
+                "exploratory": False,
                 "verdict": "not judged",
                 "evidence": "no test",
                 "item": "",

@@ -14,6 +14,10 @@ SCHEMAS: dict[str, type[Settings]] = {"run": RunSpec, "paper": Paper, "scale": S
 
 
 def schema(config: ConfigOption = Path("config")) -> None:
-    """Write the JSON schemas of the configuration, for editors."""
+    """Write the JSON schemas of the configuration and of verdicts.csv."""
+    # A table's cells import pandas, which no other command at this level needs.
+    from fltrain.reporting.tables.cells import TableCell
+
     for name, kind in SCHEMAS.items():
         write_json(config / "schemas" / f"{name}.json", kind.model_json_schema())
+    write_json(config / "schemas" / "verdicts.json", TableCell.model_json_schema(mode="serialization"))

@@ -1,15 +1,15 @@
-"""Means, intervals and tests over seeds. All tests are t tests, for which two seeds are the least."""
+"""Means, intervals and tests over seeds; pooled spreads, bootstraps and aggregates over many cells."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
+from numpy.typing import NDArray
+from scipy import special, stats
 
 LEVEL = 0.05
 """Tests reject, and intervals leave out, at this level."""
@@ -37,8 +37,8 @@ class Statistic:
             return cls(value, None, len(present))
         # Numbers of rounds can be infinite.
         spread = len(present) > 1 and all(map(math.isfinite, present))
-        std = float(np.std(present, ddof=1)) if spread else None
-        return cls(float(np.mean(present)), std, len(present))
+        std = math.sqrt(variance(present)) if spread else None
+        return cls(sum(present) / len(present), std, len(present))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -69,6 +69,12 @@ class Outcome:
 UNTESTED = Outcome("none")
 
 
+def variance(values: Sequence[float]) -> float:
+    """Return the sample's variance (degrees of freedom: one less than values)."""
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
 def known(values: Iterable[float]) -> list[float]:
     """The values without those that are missing (NaN)."""
     return [float(value) for value in values if not math.isnan(value)]
@@ -94,18 +100,6 @@ def against_point(values: Iterable[float], point: float, test: str = "one-sample
     return _t_test(test, float(np.mean(present)) - point, error, len(present) - 1)
 
 
-def against_sample(values: Iterable[float], mean: float, std: float, n: int) -> Outcome:
-    """Welch's test of the values against a sample of which mean, deviation and size are known (each 2 up)."""
-    ours = Statistic.of(values)
-    if ours is None or ours.std is None or n < 2:
-        return UNTESTED
-    squares = ours.std**2 / ours.n, std**2 / n
-    error = math.sqrt(sum(squares))
-    # Welch and Satterthwaite; without any spread it does not matter.
-    freedom = error**4 / (squares[0] ** 2 / (ours.n - 1) + squares[1] ** 2 / (n - 1)) if error else 1.0
-    return _t_test("Welch t", ours.mean - mean, error, freedom)
-
-
 def _t_test(test: str, difference: float, error: float, freedom: float) -> Outcome:
     """The t test behind all others; seeds without any spread leave no doubt."""
     if error == 0:
@@ -113,6 +107,16 @@ def _t_test(test: str, difference: float, error: float, freedom: float) -> Outco
     half = error * float(stats.t.isf(LEVEL / 2, freedom))
     p = 2 * float(stats.t.sf(abs(difference) / error, freedom))
     return Outcome(test, (difference - half, difference + half), p)
+
+
+def t_quantile(share: float, df: float) -> float:
+    """Return the quantile of Student's t below which this share lies."""
+    return float(special.stdtrit(df, share))
+
+
+def t_above(value: float, df: float) -> float:
+    """Return the probability that Student's t exceeds a value."""
+    return float(special.stdtr(df, -value))
 
 
 @dataclass(frozen=True)
@@ -123,23 +127,188 @@ class Sides:
     below: float
 
 
-def one_sided(values: Iterable[float], point: float = 0.0) -> Sides | None:
-    """Test on which side of a number the mean lies; None with fewer than two values."""
+def one_sided(values: Iterable[float], point: float = 0.0, floor: float = 0.0) -> Sides | None:
+    """Test on which side of a number the mean lies.
+
+    Args:
+        values: one per seed.
+        point: the number.
+        floor: smallest believable standard deviation of the values.
+
+    Returns:
+        None with fewer than two values, with infinite ones, or without any spread.
+    """
     present = known(values)
-    outcome = against_point(present, point)
-    if outcome.p is None:
+    if len(present) < 2 or not all(map(math.isfinite, present)):
         return None
-    half = outcome.p / 2
-    difference = float(np.mean(present)) - point
-    if difference == 0:
-        return Sides(0.5, 0.5)
-    return Sides(half, 1 - half) if difference > 0 else Sides(1 - half, half)
+    std = max(math.sqrt(variance(present)), floor)
+    if std == 0:
+        return None
+    t = (sum(present) / len(present) - point) / (std / math.sqrt(len(present)))
+    return Sides(t_above(t, len(present) - 1), t_above(-t, len(present) - 1))
+
+
+def mean_interval(values: Sequence[float], floor: float = 0.0) -> tuple[float, float] | None:
+    """Return the 90 % interval of the mean, which matches a one-sided test at 5 %; None without a test."""
+    if one_sided(values, 0.0, floor) is None:
+        return None
+    std = max(math.sqrt(variance(values)), floor)
+    half = t_quantile(1 - LEVEL, len(values) - 1) * std / math.sqrt(len(values))
+    mean = sum(values) / len(values)
+    return mean - half, mean + half
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Correct the p values that are there for their number (Holm)."""
-    given = [p for p in ps if p is not None]
-    if len(given) < 2:
-        return list(ps)
-    corrected = iter(multipletests(given, method="holm")[1])
-    return [None if p is None else float(next(corrected)) for p in ps]
+    """Correct the p values that are there for their number (Holm 1979)."""
+    order = sorted((p, place) for place, p in enumerate(ps) if p is not None)
+    corrected: list[float | None] = [None] * len(ps)
+    least = 0.0
+    for rank, (p, place) in enumerate(order):
+        least = max(least, min(1.0, p * (len(order) - rank)))
+        corrected[place] = least
+    return corrected
+
+
+# ---------------------------------------------------------------- many cells
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of one cell, one per seed.
+
+    Attributes:
+        values: finite numbers.
+        group: equal for cells that share their spread.
+        floor: smallest believable standard deviation, in the unit of the values.
+        shared: False keeps the cell out of the pool, for example because one of its seeds diverged.
+    """
+
+    values: tuple[float, ...]
+    group: Hashable = None
+    floor: float = 0.0
+    shared: bool = True
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation over seeds with its degrees of freedom, pooled over so many ``cells``."""
+
+    std: float
+    df: int
+    cells: int
+
+    def error(self, n: float) -> float:
+        """Return the standard error of a mean over ``n`` seeds."""
+        return self.std / math.sqrt(n)
+
+
+OUTLIER_LEVEL = 0.01
+"""Level of the test that takes a cell out of the pool."""
+
+
+def pooled_spreads(samples: Sequence[Sample]) -> list[Spread]:
+    """Return the spread of each cell, pooled over the cells of its group.
+
+    ``s^2 = sum (n_i - 1) s_i^2 / sum (n_i - 1)``, never below a cell's floor. Cells whose variance is larger
+    than that of the rest keep their own spread (one-sided F test at 1 %, Bonferroni over the cells of the
+    group, the largest first, as in Cochran's test of ISO 5725-2), and so do cells that are not shared.
+    """
+    pools: dict[Hashable, list[int]] = {}
+    for place, sample in enumerate(samples):
+        if sample.shared:
+            pools.setdefault(sample.group, []).append(place)
+    df = [max(len(sample.values) - 1, 0) for sample in samples]
+    squares = [variance(sample.values) if len(sample.values) > 1 else 0.0 for sample in samples]
+    spreads = [_spread([place], squares, df) for place in range(len(samples))]
+    for members in pools.values():
+        pool = _without_outliers(members, squares, df)
+        common = _spread(pool, squares, df)
+        for place in pool:
+            spreads[place] = common
+    return [
+        replace(spread, std=max(spread.std, sample.floor))
+        for spread, sample in zip(spreads, samples, strict=True)
+    ]
+
+
+def _spread(pool: Sequence[int], squares: Sequence[float], df: Sequence[int]) -> Spread:
+    freedom = sum(df[place] for place in pool)
+    square = sum(df[place] * squares[place] for place in pool) / freedom if freedom else 0.0
+    return Spread(math.sqrt(square), freedom, sum(df[place] > 0 for place in pool))
+
+
+def _without_outliers(members: Sequence[int], squares: Sequence[float], df: Sequence[int]) -> list[int]:
+    pool = list(members)
+    while True:
+        testable = [place for place in pool if df[place] > 0]
+        if len(testable) < 3:
+            return pool
+        largest = max(testable, key=squares.__getitem__)
+        rest = _spread([place for place in testable if place != largest], squares, df)
+        if rest.std == 0:
+            return pool
+        p = special.fdtrc(df[largest], rest.df, squares[largest] / rest.std**2)
+        if p * len(testable) >= OUTLIER_LEVEL:
+            return pool
+        pool.remove(largest)
+
+
+def interquartile_mean(values: Floats, axis: int | None = None) -> Floats:
+    """Return the mean without the lowest and the highest quarter of the values."""
+    trimmed: Floats = np.asarray(stats.trim_mean(values, 0.25, axis=axis))
+    return trimmed
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A number over many cells with its 90 % bootstrap interval; seeds were resampled within each cell."""
+
+    estimate: float
+    low: float
+    high: float
+    cells: int
+
+
+RESAMPLES = 2000
+
+
+def resampled(values: Sequence[float], draws: np.random.Generator, size: int = RESAMPLES) -> Floats:
+    """Draw ``size`` samples with replacement: one row each."""
+    picked: Floats = draws.choice(np.asarray(values, float), (size, len(values)))
+    return picked
+
+
+def percentile_interval(values: Floats) -> tuple[float, float]:
+    """Return the central 90 % of bootstrap values; infinite ones count as largest."""
+    low, high = np.quantile(values, [LEVEL, 1 - LEVEL], method="closest_observation")
+    return float(low), float(high)
+
+
+def aggregate(
+    cells: Sequence[Sequence[Sequence[float]]], of_cell: Callable[..., Floats], over: Callable[..., Floats]
+) -> Aggregate | None:
+    """Aggregate over cells, with an interval from a bootstrap stratified by cell (Agarwal et al. 2021).
+
+    Args:
+        cells: of each cell its samples, which are resampled independently.
+        of_cell: number (or numbers) of one cell from arrays of its samples, along their last axis.
+        over: aggregate of the numbers of all cells, along the last axis.
+    """
+    if not cells:
+        return None
+    draws = np.random.default_rng(0)
+    points, columns = [], []
+    for place, parts in enumerate(cells):
+        points.append(np.ravel(of_cell(place, *(np.asarray(part, float) for part in parts))))
+        numbers = of_cell(place, *(resampled(part, draws) for part in parts))
+        columns.append(numbers.reshape(RESAMPLES, -1))
+    low, high = percentile_interval(over(np.concatenate(columns, axis=1), axis=1))
+    return Aggregate(float(over(np.concatenate(points), axis=0)), low, high, len(cells))
+
+
+def share_of_larger(first: Floats, second: Floats) -> Floats:
+    """Return the share of all pairs in which the first value is larger; ties count half."""
+    larger = first[..., :, None] - second[..., None, :]
+    shares: Floats = ((larger > 0) + 0.5 * (larger == 0)).mean(axis=(-2, -1))
+    return shares

@@ -6,10 +6,11 @@ paper in ``config/papers``.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, Strict, model_validator
 
 from fltrain.core.config import Settings
 from fltrain.experiments.layout import Labels
@@ -163,14 +164,12 @@ class Similar(Quantity):
 class Value(Quantity):
     """The number, averaged over the cells, is the one that the text states. Judged at full scale only.
 
-    Of several places the ``extreme`` is taken, if the text speaks of the largest or smallest. Supported if
-    the mean over seeds is within ``margin`` (if not given, the measure's own, and for a gain half of the
-    stated one if that is less), and if it is a gain (``over`` other cells), has the stated sign, unless zero
-    is stated. Contradicted if not so and a two-sided t test over seeds tells it from the stated number. A
-    place that was chosen as the extreme differs more easily by chance: its p value is corrected for the
-    number of places (Bonferroni), its interval is not.
-
-    Undecided otherwise, and always if a place has no number.
+    Supported if the 90 % interval of our mean minus the stated number lies inside ``margin``, contradicted if
+    it lies wholly outside, undecided otherwise, and always with fewer than three seeds or a place without a
+    number. The interval allows for the paper's own spread over seeds. If no margin is given, the measure's
+    own holds, for a gain (``over`` other cells) half of the stated one, at least 0.25. Of several places the
+    ``extreme`` is taken, if the text speaks of the largest or smallest; the interval is then corrected for
+    the number of places (Bonferroni).
     """
 
     kind: Literal["value"]
@@ -237,8 +236,13 @@ def quantities(test: Test) -> Iterator[Quantity]:
 
 
 class Claim(Settings):
-    """A row of the file of claims, by its columns ``where`` and ``claim``, and its test."""
+    """A row of the file of claims, by its columns ``where`` and ``claim``, and its test.
+
+    ``decided`` is the day on which the test was last changed, if that was after the rule for verdicts. A
+    verdict on runs that had been seen by then is exploratory.
+    """
 
     where: str
     claim: str
     test: Test
+    decided: Annotated[datetime.date, Strict(False)] | None = None

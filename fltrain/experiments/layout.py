@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -531,6 +532,7 @@ class Sheet(Settings):
     """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
 
     ``restricted`` says what the runs were restricted to, by a full scale or beyond any (as does ``scale``).
+    ``seen`` is the day by which the runs had been seen: a rule of that day or later was not made before them.
     """
 
     id: str
@@ -546,6 +548,7 @@ class Sheet(Settings):
     reported_seeds: int | None = None
     restricted: Annotated[tuple[Restriction, ...], Strict(False)] = ()
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
+    seen: Annotated[datetime.date, Strict(False)] | None = None
     cells: Annotated[tuple[Cell, ...], Strict(False)]
 
     @property

@@ -174,6 +174,7 @@ class PlannedItem:
             restricted=self.restricted,
             assumptions=self.assumptions,
             reduced=self.scale.reduced,
+            seen=self.scale.seen,
             axes={axis: tuple(labels) for axis, labels in self.axes.items()},
             table=self.item.table,
             figure=self.item.figure,

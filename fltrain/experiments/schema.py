@@ -7,6 +7,7 @@ one. What follows from both is in ``fltrain.experiments.plan``.
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
@@ -359,8 +360,13 @@ FOLDERS = (
 
 
 class Scale(Reduction):
-    """How far the papers' protocol is reduced, and which items run, each possibly reduced further."""
+    """How far the papers' protocol is reduced, and which items run, each possibly reduced further.
 
+    ``seen`` is the day by which all runs of the scale had been seen. A verdict is exploratory if its rule or
+    test was decided on that day or later.
+    """
+
+    seen: Annotated[datetime.date, Strict(False)] | None = None
     scale: Annotated[FileName, _none_of(*FOLDERS)]
     title: str
     reduced: bool

@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
+from fltrain.data.datasets import registry
 from fltrain.methods import METHODS
 from fltrain.runs.record import Record
 from fltrain.runs.spec import RunSpec
@@ -38,15 +39,16 @@ class Margin:
 
 POINT = Margin(1.0)
 FIFTH = Margin(0.2, relative=True)
+QUARTER = Margin(0.25, relative=True)
 
 
 @dataclass(frozen=True)
 class Measure:
     """A number, or one number per label of a ``dimension``, read off a record; None if the run has none.
 
-    ``targeted`` measures are also handed a target accuracy. ``over_seeds`` says what sums them up: the median
-    where they can be infinite; a maximum has no spread and no test. ``margin`` holds where a table declares
-    none.
+    ``targeted`` measures are also handed a target accuracy. ``over_seeds`` names the summary over seeds: the
+    median if numbers can be infinite. ``margin`` holds unless a table declares one. ``diverged`` names the
+    number that stands for a run that diverged.
     """
 
     label: str
@@ -56,6 +58,27 @@ class Measure:
     dimension: str | None = None
     targeted: bool = False
     over_seeds: OverSeeds = "mean"
+    diverged: Literal["chance", "never"] | None = None
+
+    def of_diverged(self, record: Record) -> float:
+        """Return the number that stands for a diverged run: chance accuracy, infinite rounds, or NaN."""
+        if self.diverged == "never":
+            return math.inf
+        entry = registry().get(record.spec["dataset"]["name"])
+        known = self.diverged == "chance" and entry is not None and entry.classes
+        return 100 / entry.classes if known and entry and entry.classes else math.nan
+
+    def resolution(self, images: int | None) -> float:
+        """Return the smallest believable spread over seeds.
+
+        Args:
+            images: test images of a run; one of them is the step in which accuracies differ.
+        """
+        if self.diverged == "never":
+            return 1.0
+        if self.diverged == "chance" and images:
+            return 100 / images
+        return float(10.0**-self.decimals)
 
 
 def _percent(name: str) -> Callable[[Record], Mapping[str, float] | None]:
@@ -123,24 +146,31 @@ def _traffic(record: Record) -> Mapping[str, float] | None:
     return {"": sum(record.summary["bytes"].values()) / 1e6}
 
 
+def _accuracy(label: str, name: str, over_seeds: OverSeeds = "mean") -> Measure:
+    return Measure(label, 2, _percent(name), POINT, over_seeds=over_seeds, diverged="chance")
+
+
 MEASURES = {
-    "final_accuracy": Measure("accuracy, %", 2, _percent("final"), POINT),
-    "best_accuracy": Measure("best accuracy, %", 2, _percent("best"), POINT),
+    "final_accuracy": _accuracy("accuracy, %", "final"),
+    "best_accuracy": _accuracy("best accuracy, %", "best"),
     # ECGR prints the highest accuracy of any round and any seed.
-    "best_of_all_seeds": Measure(
-        "best accuracy of all seeds, %", 2, _percent("best"), POINT, over_seeds="max"
-    ),
-    "best_macro_accuracy": Measure("best mean over clients, %", 2, _percent("best_macro"), POINT),
+    "best_of_all_seeds": _accuracy("best accuracy of all seeds, %", "best", "max"),
+    "best_macro_accuracy": _accuracy("best mean over clients, %", "best_macro"),
     "spread_over_clients": Measure("deviation over clients, %", 2, _percent("best_macro_std"), POINT),
-    "last_accuracy": Measure("last accuracy, %", 2, _percent("last"), POINT),
-    "extra_accuracy": Measure("accuracy, %", 2, _extra_accuracy, POINT, dimension="test_set"),
+    "last_accuracy": _accuracy("last accuracy, %", "last"),
+    "extra_accuracy": Measure(
+        "accuracy, %", 2, _extra_accuracy, POINT, dimension="test_set", diverged="chance"
+    ),
     "rounds_to_target": Measure(
-        "rounds to target", 0, _rounds_to_target, FIFTH, targeted=True, over_seeds="median"
+        *("rounds to target", 0, _rounds_to_target, FIFTH),
+        targeted=True,
+        over_seeds="median",
+        diverged="never",
     ),
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),
-    "round_seconds": Measure("seconds per round", 3, _round_seconds, FIFTH),
-    "training_seconds": Measure("training, s", 0, _training_seconds, FIFTH),
+    "round_seconds": Measure("seconds per round", 3, _round_seconds, QUARTER),
+    "training_seconds": Measure("training, s", 0, _training_seconds, QUARTER),
     "traffic": Measure("traffic up and down, MB", 1, _traffic, Margin(0.05, relative=True)),
     "selection_share": Measure("share of selections, %", 2, _selection_share, Margin(2.0), dimension="block"),
 }

@@ -228,6 +228,11 @@ class Record:
         """Code, packages and machine."""
         return self._mapping("provenance.json")
 
+    @property
+    def test_images(self) -> int | None:
+        """Number of images that an accuracy is a share of; None if no row of the record has it."""
+        return next((row["images"] for row in self.rows("evaluation") if "images" in row), None)
+
     def _check(self) -> None:
         if damage := self.damage:
             raise Damaged(damage)

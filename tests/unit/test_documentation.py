@@ -22,7 +22,7 @@ from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import Axis
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
-from fltrain.reporting.numbers.comparison import VERDICTS
+from fltrain.reporting.verdict import VERDICTS
 from fltrain.runs.spec import RunSpec
 
 from .conftest import Register

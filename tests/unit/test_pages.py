@@ -1,6 +1,7 @@
 """Pages of hand-made records: what stands where, where links lead, that nothing is loaded from elsewhere."""
 
 import base64
+import itertools
 import json
 import re
 import shutil
@@ -16,7 +17,10 @@ from fltrain.experiments.selection import Selection
 from fltrain.reporting.overview import page as overview
 from fltrain.reporting.overview.listing import Listing
 from fltrain.reporting.overview.page import Progress, duration, write
-from fltrain.reporting.tables.html import Code, Run, heading_rows, mixtures
+from fltrain.reporting.pictures import Bar, forest
+from fltrain.reporting.tables.cells import TableCell, read_csv
+from fltrain.reporting.tables.html import Code, Run, gain_sentence, mixtures, verdict_sentence
+from fltrain.reporting.tables.render import Grid
 
 from ..toy import DOUBT, GPU, METHODS, PLUGINS, PROVENANCE, SEEDS, Toy
 
@@ -80,7 +84,8 @@ def read(toy: Toy, name: str) -> Page:
 def test_nothing_is_loaded_from_elsewhere(toy: Toy, name: str) -> None:
     page = read(toy, name)
     assert page.text.startswith("<!doctype html>")
-    assert not re.search(r"https?:|//cdn|@import|url\(|<script [^>]*src|fetch\(|import\(", page.text)
+    text = page.text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?:|//cdn|@import|url\(|<script [^>]*src|fetch\(|import\(", text)
     assert [address for address in page.loaded if not address.startswith("data:")] == []
 
 
@@ -115,13 +120,13 @@ def test_a_table_says_what_it_is(toy: Toy) -> None:
     assert page.of("h1") == ["paper/table1 — Accuracy & gain"]
     assert "A-1: Which rate: 0.1 (alternatives: 0.01)." in page.of("li")
     assert any("over 3 seeds." in text for text in page.of("p"))
-    assert "differs" in page.of("span") and "not comparable" not in page.text
+    assert "not reproduced (worse)" in page.of("span") and "not comparable" not in page.text
 
 
 def test_at_a_reduced_scale_there_is_no_verdict(tmp_path: Path) -> None:
     page = read(Toy(tmp_path, reduced=True).write(), "paper/table1.html")
     assert any("not comparable with the published ones" in text for text in page.of("p"))
-    assert not set(page.of("span")) & {"match", "differs", "trend only", "within noise"}
+    assert not any("reproduced" in text or "inconclusive" in text for text in page.of("span"))
 
 
 def test_headings_and_rows_have_equally_many_columns(toy: Toy) -> None:
@@ -135,12 +140,12 @@ def test_headings_and_rows_have_equally_many_columns(toy: Toy) -> None:
 
 def test_headings_span_columns_of_one_group_only() -> None:
     columns = [("a", "x", "n"), ("a", "y", "n"), ("b", "y", "n"), ("b", "y", "m")]
-    assert heading_rows(columns) == [
+    assert Grid("", columns, {}).heading_rows == [
         [("a", 2), ("b", 2)],
         [("x", 1), ("y", 1), ("y", 2)],
         [("n", 1), ("n", 1), ("n", 1), ("m", 1)],
     ]
-    assert heading_rows([]) == []
+    assert Grid("", [], {}).heading_rows == []
 
 
 def test_doubts_and_notes_are_linked_from_the_values_that_they_concern(toy: Toy) -> None:
@@ -162,35 +167,92 @@ def test_published_values_stand_alone_on_a_page_of_their_own(toy: Toy) -> None:
     assert page.of("code") == [], "nothing of ours"
 
 
-# ---------------------------------------------------------------- from cells to runs
-def behind(page: Page) -> dict[str, list[str]]:
-    """Links to files below each anchor of runs."""
-    parts = re.split(r'<tbody id="(runs-\d+)">', page.text)
-    return {
-        anchor: re.findall(r'href="([^"]+)"', body)
-        for anchor, body in zip(parts[1::2], parts[2::2], strict=True)
-    }
+# ---------------------------------------------------------------- cells
+def sections(page: Page) -> dict[str, str]:
+    """The text of the section of each cell, by its anchor."""
+    parts = re.split(r'<section class="cell" id="(cell-\d+)"', page.text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def test_every_cell_leads_to_its_runs_and_their_files(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
     cells = [(method, plugin) for method in METHODS for plugin in PLUGINS]
-    anchors = [link[1:] for link in page.links if link.startswith("#runs-")]
+    anchors = [link[1:] for link in page.links if link.startswith("#cell-")]
     assert len(anchors) == len(cells) == len(set(anchors))
     files = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json", "train.log")
     for (method, plugin), anchor in zip(cells, anchors, strict=True):
         runs = [Toy.run(method, plugin, seed) for seed in SEEDS]
-        assert list(map(unquote, behind(page)[anchor])) == [
-            f"../../runs/{run}/{file}" for run in runs for file in files
-        ]
+        links = re.findall(r'data-file href="([^"]+)"', sections(page)[anchor])
+        assert list(map(unquote, links)) == [f"../../runs/{run}/{file}" for run in runs for file in files]
 
 
-def test_runs_are_listed_with_seed_status_code_and_profile(toy: Toy) -> None:
+def test_a_cell_shows_values_per_seed_interval_verdict_and_runs(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
+    text = sections(page)["cell-2"]
+    assert "FedAvg / + FLFA" in text and "published is 70.00" in text
+    assert "Not reproduced (worse): ours is 51.00 [" in text
+    for value in ("50.00", "51.00", "52.00"):
+        assert f"<td>{value}</td>" in text
+    assert text.count("<svg") == 2, "the difference and the gain"
     row = page.text[page.text.index(Toy.run("FedDyn", "BP", 1)) :].partition("</tr>")[0]
-    cells = re.findall(r"<td>([^<]*)", row)
-    assert cells == ["diverged in round 7", "", "aaaaaaaaaa", "cpu, torch 2.12.1, numpy 2.4.6"]
+    found = re.findall(r'<td class="text">([^<]*)', row)
+    assert found == ["diverged in round 7", "", "aaaaaaaaaa", "cpu, torch 2.12.1, numpy 2.4.6"]
     assert f'tags."fltrain.run_id" = "{Toy.run("FedAvg", "BP", 0)}"' in page.of("kbd")
+
+
+COMPARED: dict[str, Any] = {
+    **{"verdict": "inconclusive", "mean": 60.5, "published": 60.0, "difference": 0.5, "margin": 1.0},
+    **{"n": 3, "seeds": 3, "difference_low": -0.2, "difference_high": 1.2, "seeds_needed": 7},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["Inconclusive: ours is 60.50", "[-0.20, +1.20], reaches across", "7 seeds would decide it"]),
+        ({"seeds_needed": float("inf")}, ["no number of seeds of ours decides it"]),
+        ({"verdict": "reproduced", "seeds_needed": None}, ["Reproduced:", "lies inside the margin of ±1."]),
+        ({"verdict": "not reproduced", "side": "better"}, ["Not reproduced (better):", "lies outside"]),
+        ({"exploratory": True}, ["(exploratory)."]),
+        ({"verdict": None}, ["Ours: 60.50."]),
+        ({"verdict": "inconclusive", "reason": "one seed", "difference_low": None}, ["(one seed)"]),
+    ],
+)
+def test_sentences_on_a_cell(changes: dict[str, Any], words: list[str]) -> None:
+    sentence = verdict_sentence(TableCell(**{**COMPARED, **changes}))
+    assert [word for word in words if word not in sentence] == []
+
+
+def test_sentences_on_a_gain() -> None:
+    gain = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5}
+    assert (
+        gain_sentence(TableCell(**gain)) == "Gain +1.00 [+0.50, +1.50] over the base method, paired by seed."
+    )
+    judged = TableCell(**gain, gain_verdict="opposite", published_gain=-2.0)
+    assert gain_sentence(judged) == "Opposite: gain +1.00 [+0.50, +1.50]; published -2.00."
+
+
+def test_pictures_place_intervals_against_margins() -> None:
+    bars = [
+        Bar("a", 0.5, 0.0, 1.0, (-1.0, 1.0), verdict="reproduced"),
+        Bar("b", 50.0, 40.0, 60.0, (-1.0, 1.0)),
+    ]
+    picture = forest(bars, "axis", limit=6.0)
+    Page(picture)
+    margins = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', picture)]
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="14"', picture)]
+    (center,) = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', picture)]
+    assert len(set(margins)) == 1
+    # From -1 to 1: 0.5 lies at three quarters.
+    assert (center - margins[0]) / widths[0] == pytest.approx(0.75, abs=0.01)
+    assert "▶" in picture, "an arrow stands for a difference that is too large"
+    assert forest([], "axis") == ""
+
+
+def test_all_cells_are_in_one_file(toy: Toy) -> None:
+    cells = read_csv(toy.folder / "verdicts.csv")
+    assert [(cell.paper, cell.item) for cell in cells] == [("paper", "table1")] * len(METHODS) * len(PLUGINS)
+    assert cells == read_csv(toy.folder / "paper" / "table1.csv")
 
 
 def test_files_that_are_not_there_are_not_linked(tmp_path: Path) -> None:
@@ -203,7 +265,7 @@ def test_files_that_are_not_there_are_not_linked(tmp_path: Path) -> None:
     assert not any("train.log" in link for link in page.links)
     assert not any("moon" in link for link in page.links)
     row = page.text[page.text.index(f"<code>{Toy.run('MOON', 'BP', 0)}") :].partition("</tr>")[0]
-    assert re.findall(r"<td>([^<]*)", row) == ["not run", "", "", ""]
+    assert re.findall(r'<td class="text">([^<]*)', row) == ["not run", "", "", ""]
     assert Page((toy.folder / "index.html").read_text()).of("small")[0] == "of 30"
 
 
@@ -268,8 +330,19 @@ def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
     assert numbers["runs done"] == "30"
     assert numbers["of them diverged"] == "4"
     assert numbers["time they took"] == "50 min"  # 30 runs of 100 seconds
-    verdicts = list(zip(page.of("span")[::2], page.of("span")[1::2], strict=False))
-    assert verdicts[:2] == [("3", "match"), ("1", "differs")]
+    counts = [
+        ("3", "reproduced"),
+        ("1", "not reproduced"),
+        ("0", "inconclusive"),
+        ("2", "direction reproduced"),
+    ]
+    verdicts = [(text, badge) for text, badge in itertools.pairwise(page.of("span")) if text.isdigit()]
+    assert [one for one in verdicts if one in counts][:3] == counts[:3], (
+        "those by chance alone are shown, too"
+    )
+    assert "by chance 2.5" in page.of("small") and "by chance 1.5" in page.of("small")
+    assert any("1.25 [0.50, 2.00] over 4 cells" in text for text in page.of("li"))
+    assert "<svg" in page.text and "contradicted†" in page.of("span")
     assert "FLFA <always> helps" in page.of("td")
     assert re.search(r">table1</a>, <a [^>]*>figure1</a></td>", page.text), "a claim about both"
 
@@ -333,7 +406,7 @@ def test_an_overview_before_anything_is_done(tmp_path: Path) -> None:
     page = read(toy, "index.html")
     assert dict(zip(page.of("dt"), page.of("dd"), strict=False))["runs done"] == "0"
     assert {link for link in page.links if not link.startswith("#")} == {
-        *("runs.html", "report.html"),
+        *("runs.html", "report.html", "verdicts.csv"),
         *(link for link in page.links if link.startswith("runs.html?")),
     }
 

@@ -13,6 +13,7 @@ rule index:
     output:
         index=f"{OUT}/index.html",
         runs=f"{OUT}/runs.html",
+        verdicts=f"{OUT}/verdicts.csv",
     log:
         f"results/logs/{SCALE}/index.log",
     benchmark:

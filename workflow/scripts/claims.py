@@ -9,8 +9,9 @@ from fltrain.core.job_log import job
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import Sheet
 from fltrain.reporting.claims import judge as judgement
-from fltrain.reporting.claims.summary import summarise
 from fltrain.reporting.numbers.published import Published, read_claims
+from fltrain.reporting.summary import summarise
+from fltrain.reporting.tables.cells import read_csv
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821
@@ -34,4 +35,8 @@ with job(snakemake.log[0]):  # noqa: F821
     outputs = snakemake.output  # noqa: F821
     write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
     write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))
-    write_json(Path(outputs.summary), summarise(paper, sheets, judged, runs, published))
+    tables = Path(outputs.summary).parent
+    cells = {
+        sheet.id: read_csv(tables / f"{sheet.id.partition('/')[2]}.csv") for sheet in sheets if sheet.table
+    }
+    write_json(Path(outputs.summary), summarise(paper, sheets, judged, cells))

@@ -10,5 +10,5 @@ from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821
     listing = Listing.parse(json.loads(snakemake.params.listing), "listing")  # noqa: F821
-    index, runs = map(Path, snakemake.output)  # noqa: F821
+    index, runs = Path(snakemake.output.index), Path(snakemake.output.runs)  # noqa: F821
     overview.write(listing, Results(Path("results")), index, runs)

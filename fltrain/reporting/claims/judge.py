@@ -1,4 +1,4 @@
-"""Claims judged on our runs: is what the paper says supported, contradicted, or left open? No torch.
+"""Claims of a paper judged on our runs: supported, contradicted, or undecided. No torch.
 
 The rules of decision stand with the tests in ``fltrain.experiments.claims``.
 """
@@ -20,12 +20,14 @@ from fltrain.core.statistics import (
     LEVEL,
     Sides,
     Statistic,
-    against_point,
     holm,
     interval_text,
     known,
+    mean_interval,
     one_sided,
     p_text,
+    t_above,
+    t_quantile,
 )
 from fltrain.experiments.claims import (
     Above,
@@ -45,7 +47,6 @@ from fltrain.experiments.claims import (
     several,
 )
 from fltrain.experiments.layout import Measured, Sheet
-from fltrain.reporting.numbers.comparison import agrees, margin_of_gain
 from fltrain.reporting.numbers.published import Published, Statement
 from fltrain.reporting.numbers.readings import Runs, curve
 from fltrain.reporting.numbers.values import (
@@ -61,10 +62,14 @@ from fltrain.reporting.numbers.values import (
     places,
     values_of,
 )
+from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, markdown_table
+from fltrain.reporting.verdict import RULE_DATE, discoveries, gain_margin
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Record
 
-Verdict = Literal["supported", "contradicted", "undecided", "not run", "tested", "not judged"]
+Verdict = Literal[
+    "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
+]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 JUDGED: tuple[Verdict, ...] = ("supported", "contradicted", "undecided")
@@ -73,23 +78,46 @@ JUDGED: tuple[Verdict, ...] = ("supported", "contradicted", "undecided")
 
 @dataclass(frozen=True)
 class Finding:
-    """What our runs say about a claim: the verdict, the numbers behind it in words, and the main ones.
+    """A verdict on a claim with the numbers behind it.
 
-    ``estimate`` is a mean with its 95 % ``interval``; ``p`` that of the test which decided.
+    Attributes:
+        verdict: supported, contradicted, undecided ...
+        numbers: estimate, interval and lost runs, in words.
+        decision: the test that decided, in words.
+        estimate: mean with its 90 % ``interval``.
+        p: p value of the test that decided.
+        p_contradicted: p value of the test that would contradict the claim.
     """
 
     verdict: Verdict
-    evidence: str
+    numbers: str
+    decision: str = ""
     estimate: float | None = None
     interval: tuple[float, float] | None = None
     p: float | None = None
+    p_contradicted: float | None = None
+
+    @property
+    def evidence(self) -> str:
+        """Numbers and decision."""
+        return f"{self.numbers}; {self.decision}." if self.decision else f"{self.numbers.rstrip('.')}."
+
+    def without_verdict(self) -> Finding:
+        """Return the numbers alone, for runs of a reduced scale."""
+        if self.verdict not in JUDGED:
+            return self
+        return replace(self, verdict="reduced scale", decision="", p=None, p_contradicted=None)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict; ``reduced`` if the runs are those of a reduced scale.
+    """A claim with its verdict.
 
-    ``item`` is what the test looks at, empty if at none, and several with commas.
+    Attributes:
+        item: name of the item that the test looks at; empty if at none, several with commas.
+        reduced: the runs are those of a reduced scale.
+        listed: False if the claim drops out of the list of contradicted claims.
+        exploratory: the rule or the test was decided after the runs had been seen.
     """
 
     where: str
@@ -99,6 +127,14 @@ class Judged:
     stated: str
     reduced: bool
     finding: Finding
+    listed: bool = True
+    exploratory: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """The verdict with its marks."""
+        marks = ("" if self.listed else DROPPED) + (", exploratory" if self.exploratory else "")
+        return self.finding.verdict + marks
 
 
 def judge(
@@ -123,6 +159,8 @@ def judge(
         FltrainError: if a claim is not among the statements, or its test does not fit the item.
     """
     stated = {(statement.where, statement.claim): statement for statement in statements}
+    sheets = list(sheets)
+    seen = max((sheet.seen for sheet in sheets if sheet.seen), default=None)
     items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
     judged: list[Judged] = []
     for claim in claims:
@@ -135,8 +173,21 @@ def judge(
         except FltrainError as error:
             raise FltrainError(f"claim {claim.claim!r}: {error}") from None
         item = ", ".join(dict.fromkeys(quantity.item for quantity in quantities(claim.test)))
-        judged.append(Judged(*key, item, claim.test.kind, stated[key].text, reduced, finding))
-    return judged
+        decided = max(RULE_DATE, claim.decided or RULE_DATE)
+        exploratory = finding.verdict in JUDGED and seen is not None and seen <= decided
+        judged.append(
+            Judged(
+                *(*key, item, claim.test.kind, stated[key].text, reduced, finding), exploratory=exploratory
+            )
+        )
+    listed = discoveries([one.finding.p_contradicted for one in judged])
+    return [
+        replace(
+            one,
+            listed=discovered or one.finding.verdict != "contradicted" or one.finding.p_contradicted is None,
+        )
+        for one, discovered in zip(judged, listed, strict=True)
+    ]
 
 
 def _finding(
@@ -154,7 +205,7 @@ def _finding(
             return Finding("not judged", test.why)
         case All():
             return _conjunction(
-                [_finding(part, statement, items, runs, published, reduced) for part in test.tests]
+                [_finding(part, statement, items, runs, published, reduced) for part in test.tests], reduced
             )
     if isinstance(test, Value) and reduced:
         return Finding("not run", "The number is that of the full scale; this one is reduced.")
@@ -170,31 +221,48 @@ def _finding(
     if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
         parts = f" of {', '.join(test.parts)}" if test.parts else ""
         return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
-    return _within(sheet, test, _decided(lines, test, statement))
+    floor = _floor(sheet, test, runs)
+    finding = _within(sheet, test, _decided(lines, test, statement, floor, sheet.reported_seeds or 1))
+    return finding.without_verdict() if reduced else finding
 
 
-def _decided(lines: pd.DataFrame, test: TestOfRuns, statement: Statement) -> Finding:
+def _floor(sheet: Sheet, test: Quantity, runs: Runs) -> float:
+    """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
+    if test.relative:
+        return 0.0
+    records = (runs(cell.run) for cell in sheet.cells)
+    images = next((record.test_images for record in records if record.complete), None)
+    if test.measure is not None:
+        what = measure(test.measure)
+        return what.resolution(None if what.dimension else images)
+    return 1 / images if test.curve == "evaluation.accuracy" and images else 0.0
+
+
+def _decided(
+    lines: pd.DataFrame, test: TestOfRuns, statement: Statement, floor: float, published_seeds: int
+) -> Finding:
     match test:
         case Above() | Positive():
-            return _directed(Evidence.of(lines, test), test)
+            return _directed(Evidence.of(lines, test, floor), test)
         case Similar():
-            return _similar(Evidence.of(lines, test), test)
+            return _similar(Evidence.of(lines, test, floor), test)
         case Value():
-            return _value(Evidence.of(lines, test), test, statement)
+            return _value(Evidence.of(lines, test, floor), test, statement, published_seeds)
         case Fails():
             return _fails(lines, test)
 
 
 def _within(sheet: Sheet, test: Quantity, finding: Finding) -> Finding:
-    """What is found on a part of an item's runs leaves a claim about all of them undecided.
+    """Leave a claim about all runs of an item undecided if only a part of them was run.
 
-    Not so a claim about that part: one that names labels on an axis of which the item has these at least.
+    A claim about that part is decided: one that names labels which the item has.
     """
     missed = [str(one) for one in sheet.restricted if not _names_its_labels(test, sheet, one.axis)]
     if not missed:
         return finding
-    note = f"Undecided, as the runs are restricted to {', '.join(missed)}."
-    return replace(finding, verdict="undecided", evidence=f"{finding.evidence} {note}")
+    note = f"undecided, as the runs are restricted to {', '.join(missed)}"
+    decision = ". ".join(filter(None, (finding.decision, note.capitalize() if finding.decision else note)))
+    return replace(finding, verdict="undecided", decision=decision, p_contradicted=None)
 
 
 def _names_its_labels(test: Quantity, sheet: Sheet, axis: str | None) -> bool:
@@ -206,19 +274,23 @@ def _names_its_labels(test: Quantity, sheet: Sheet, axis: str | None) -> bool:
     return bool(named) and named <= set(sheet.axes[axis])
 
 
-def _conjunction(parts: Sequence[Finding]) -> Finding:
-    """What findings on all parts of a claim say about the whole."""
+def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
+    """Return the finding on a whole claim from those on its parts."""
+    if reduced:
+        judged = any(part.verdict in (*JUDGED, "reduced scale") for part in parts)
+        numbers = " ".join(f"({number}) {part.evidence}" for number, part in enumerate(parts, start=1))
+        return Finding("reduced scale" if judged else "not run", numbers)
     verdicts = {part.verdict for part in parts}
-    refuted = (
-        part.verdict == "contradicted" and (part.p is None or part.p * len(parts) < LEVEL) for part in parts
-    )
+    contrary = [part for part in parts if part.verdict == "contradicted"]
+    ps = [min(1.0, part.p_contradicted * len(parts)) for part in contrary if part.p_contradicted is not None]
     verdict: Verdict = "undecided"
     if len(verdicts) == 1 and verdicts <= {"supported", "not run"}:
         (verdict,) = verdicts
-    elif any(refuted):
+    elif len(ps) < len(contrary) or any(p < LEVEL for p in ps):
         verdict = "contradicted"
-    told = [f"({number}) {part.verdict}: {part.evidence}" for number, part in enumerate(parts, start=1)]
-    return Finding(verdict, " ".join(told))
+    texts = (f"({number}) {part.verdict}: {part.evidence}" for number, part in enumerate(parts, start=1))
+    p = min(ps, default=None) if len(ps) == len(contrary) else None
+    return Finding(verdict, " ".join(texts), p_contradicted=p)
 
 
 # ---------------------------------------------------------------- numbers
@@ -253,7 +325,9 @@ def _numbers(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> 
     else:
         frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
         never = np.isinf(frame["value"])
-        frame.loc[never, "value"] = [runs(run).summary["rounds"] + 1 for run in frame.loc[never, "run"]]
+        records = [runs(run) for run in frame.loc[never, "run"]]
+        # A run that diverged has done fewer rounds than it was to do.
+        frame.loc[never, "value"] = [1 + max(one.spec["rounds"], one.summary["rounds"]) for one in records]
         dimension = measure(test.measure).dimension
         if dimension and test.parts:
             named = frame[dimension].isin([*test.parts, UNKNOWN])
@@ -334,20 +408,21 @@ def _differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relati
 # ---------------------------------------------------------------- evidence
 @dataclass(frozen=True)
 class Evidence:
-    """Numbers of a claim: seeds down, places across (NaN where there is none), and how many were lost how."""
+    """Numbers of a claim: seeds down, places across (NaN for none); lost runs by state; least spread."""
 
     numbers: pd.DataFrame
     lost: dict[str, int]
     unit: str = ""
+    floor: float = 0.0
 
     @classmethod
-    def of(cls, lines: pd.DataFrame, test: Quantity) -> Evidence:
+    def of(cls, lines: pd.DataFrame, test: Quantity, floor: float) -> Evidence:
         """Arrange lines; a place is called by the labels that vary."""
         where = [axis for axis in places(lines) if lines[axis].nunique() > 1]
         names = lines[where].agg(", ".join, axis=1) if where else pd.Series("all", index=lines.index)
         numbers = lines.assign(place=names).pivot(index="seed", columns="place", values="value")
         lost = {state: int((lines["state"] == state).sum()) for state in LOST}
-        return cls(numbers[list(dict.fromkeys(names))], lost, " %" if test.relative else "")
+        return cls(numbers[list(dict.fromkeys(names))], lost, " %" if test.relative else "", floor)
 
     @cached_property
     def filled(self) -> dict[str, list[float]]:
@@ -373,13 +448,19 @@ class Evidence:
         return [float(value) for value in complete.mean(axis=1)] if self.filled else []
 
     def samples(self, judge: Literal["every", "average"]) -> dict[str, list[float]]:
-        """What a claim is tested on: each place, or their average alone."""
+        """Return the values of each place, or of their average alone."""
         return self.filled if judge == "every" else {AVERAGE: self.per_seed}
 
-    def finding(self, verdict: Verdict, words: str, p: float | None = None) -> Finding:
-        """The finding with this verdict: mean and interval, least and largest place, losses, the test."""
+    def floor_of(self, sample: str) -> float:
+        """Return the smallest believable spread of a place, or of the average of all places."""
+        return self.floor / math.sqrt(max(len(self.filled), 1)) if sample == AVERAGE else self.floor
+
+    def finding(
+        self, verdict: Verdict, decision: str, p: float | None = None, p_contradicted: float | None = None
+    ) -> Finding:
+        """Return the finding with this verdict: mean, interval, extreme places, losses, test."""
         statistic = Statistic.of(self.per_seed)
-        interval = statistic.interval if statistic else None
+        interval = mean_interval(self.per_seed, self.floor_of(AVERAGE)) if statistic else None
         parts = ["no seed has a number in all places"]
         if statistic:
             around = f" [{interval[0]:+.4g}, {interval[1]:+.4g}]" if interval else ""
@@ -392,12 +473,12 @@ class Evidence:
             parts.append(f"from {means[low]:+.4g} ({low}) to {means[high]:+.4g} ({high})")
         parts += self.losses
         mean = statistic.mean if statistic else None
-        return Finding(verdict, f"{', '.join(parts)}; {words}.", mean, interval, p)
+        return Finding(verdict, ", ".join(parts), decision, mean, interval, p, p_contradicted)
 
 
 AVERAGE = "the average"
-LOST = {DIVERGED: "lost to divergence", STALE: "stale", MISSING: "not run"}
-UNTESTABLE = "no test: it takes two seeds"
+LOST = {DIVERGED: "diverged", STALE: "stale", MISSING: "not run"}
+UNTESTABLE = "no test: it takes two seeds that differ"
 INCOMPLETE = "no test: an average takes a number at every place"
 
 
@@ -411,44 +492,48 @@ def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
     if test.judge == "average" and evidence.empty:
         return evidence.finding("undecided", INCOMPLETE)
 
-    def sides(values: Iterable[float]) -> Sides | None:
-        return one_sided(sign * value - test.by for value in values)
+    def sides(name: str, values: Iterable[float]) -> Sides | None:
+        return one_sided((sign * value - test.by for value in values), floor=evidence.floor_of(name))
 
     bound = f"{'below' if sign < 0 else 'above'} {sign * test.by:g}"
     is_so, is_not = (f"{bound}: ", f"not {bound}, ") if test.by else ("", "")
 
-    claimed = {name: sides(values) for name, values in evidence.samples(test.judge).items()}
-    opposite = {**claimed, AVERAGE: sides(evidence.per_seed)} if len(claimed) > 1 else claimed
+    claimed = {name: sides(name, values) for name, values in evidence.samples(test.judge).items()}
+    opposite = {**claimed, AVERAGE: sides(AVERAGE, evidence.per_seed)} if len(claimed) > 1 else claimed
     corrected = holm([found.below if found else None for found in opposite.values()])
     contrary = {name: p for name, p in zip(opposite, corrected, strict=True) if p is not None}
     worst = min(contrary, key=contrary.__getitem__, default=None)
-    if worst is not None and contrary[worst] < LEVEL:
+    least = contrary[worst] if worst is not None else None
+    if least is not None and least < LEVEL:
         where = f" at {worst}" if len(opposite) > 1 else ""
-        words = f"opposite{where}: {is_not}one-sided {p_text(contrary[worst])}{_holm(contrary)}"
-        return evidence.finding("contradicted", words, contrary[worst])
+        words = f"opposite{where}: {is_not}one-sided {p_text(least)}{_holm(contrary)}"
+        return evidence.finding("contradicted", words, least, least)
     ps = [found.above if found else None for found in claimed.values()]
-    return _all_of(evidence, ps, f"{is_so}one-sided")
+    return _all_of(evidence, ps, f"{is_so}one-sided", least)
 
 
 def _similar(evidence: Evidence, test: Similar) -> Finding:
     if test.judge == "average" and evidence.empty:
         return evidence.finding("undecided", INCOMPLETE)
-    samples = evidence.samples(test.judge).values()
-    low = [one_sided(values, -test.margin) for values in samples]
-    high = [one_sided(values, test.margin) for values in samples]
+    samples = evidence.samples(test.judge).items()
+    low = [one_sided(values, -test.margin, evidence.floor_of(name)) for name, values in samples]
+    high = [one_sided(values, test.margin, evidence.floor_of(name)) for name, values in samples]
     beyond = [side.above for side in high if side] + [side.below for side in low if side]
     corrected = [p for p in holm(beyond) if p is not None]
-    if corrected and min(corrected) < LEVEL:
-        words = f"beyond {test.margin:g}: one-sided {p_text(min(corrected))}{_holm(corrected)}"
-        return evidence.finding("contradicted", words, min(corrected))
+    least = min(corrected, default=None)
+    if least is not None and least < LEVEL:
+        words = f"beyond {test.margin:g}: one-sided {p_text(least)}{_holm(corrected)}"
+        return evidence.finding("contradicted", words, least, least)
     ps = [
         max(one.above, other.below) if one and other else None for one, other in zip(low, high, strict=True)
     ]
-    return _all_of(evidence, ps, f"within {test.margin:g}: two one-sided tests,")
+    return _all_of(evidence, ps, f"within {test.margin:g}: two one-sided tests,", least)
 
 
-def _all_of(evidence: Evidence, ps: Sequence[float | None], words: str) -> Finding:
-    """Supported if all tests are significant, which needs no correction, and no place is without a number."""
+def _all_of(
+    evidence: Evidence, ps: Sequence[float | None], words: str, p_contradicted: float | None
+) -> Finding:
+    """Support a claim if all tests are significant, which needs no correction, and no number is missing."""
     given = [p for p in ps if p is not None]
     if not given or len(given) < len(ps):
         return evidence.finding("undecided", UNTESTABLE)
@@ -456,7 +541,8 @@ def _all_of(evidence: Evidence, ps: Sequence[float | None], words: str) -> Findi
     holds = largest < LEVEL and not evidence.empty
     of_all = f", the largest of {len(given)} places" if len(given) > 1 else ""
     return evidence.finding(
-        "supported" if holds else "undecided", f"{words} {p_text(largest)}{of_all}", largest
+        *("supported" if holds else "undecided", f"{words} {p_text(largest)}{of_all}", largest),
+        p_contradicted=p_contradicted,
     )
 
 
@@ -464,39 +550,44 @@ def _holm(family: Collection[object]) -> str:
     return f" (Holm over {len(family)})" if len(family) > 1 else ""
 
 
-def _value(evidence: Evidence, test: Value, statement: Statement) -> Finding:
+def _value(evidence: Evidence, test: Value, statement: Statement, published_seeds: int) -> Finding:
+    """Compare our mean with a stated number, which varies over the paper's seeds as ours does over ours."""
     if statement.value is None:
         raise FltrainError("it states no number, so that 'value' cannot judge it")
     stated = 100 * statement.value if statement.unit == "fraction" else statement.value
-    values, where = evidence.per_seed, ""
+    values, where, places_tried = evidence.per_seed, AVERAGE, 1
     if test.extreme is not None and evidence.filled:
         choose = max if test.extreme == "largest" else min
         where = choose(evidence.filled, key=lambda place: float(np.mean(evidence.filled[place])))
-        values = evidence.filled[where]
+        values, places_tried = evidence.filled[where], len(evidence.filled)
     ours = Statistic.of(values)
     if ours is None:
         return evidence.finding("undecided", UNTESTABLE)
     margin = test.margin
     if margin is None:
         assert test.measure is not None  # a curve has a margin
-        margin = measure(test.measure).margin.around(stated)
-        if test.over:
-            margin = margin_of_gain(margin, stated)
-    p = against_point(values, stated).p
-    told = ""
-    if p is not None:
-        chosen_of = len(evidence.filled) if where else 1
-        p = min(1.0, p * chosen_of)
-        told = f", {p_text(p)}" + (f" (Bonferroni over {chosen_of} places)" if chosen_of > 1 else "")
+        margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
+    at = f" ({where})" if test.extreme and where != AVERAGE else ""
+    spread = max(ours.std or 0.0, evidence.floor_of(where))
+    losses = f", {', '.join(evidence.losses)}" if evidence.losses else ""
+    text = f"{ours.mean:.2f} over {_counted(ours.n, 'seed')}{at}{losses}"
+    compared = f"stated {stated:g}, margin {margin:g}"
+    if ours.n < 3 or spread == 0:
+        return Finding("undecided", text, f"{compared}; no interval: it takes three seeds", ours.mean)
+    error = spread * math.sqrt(1 / ours.n + 1 / published_seeds)
+    half = t_quantile(1 - LEVEL / places_tried, ours.n - 1) * error
+    difference = ours.mean - stated
+    p = min(1.0, places_tried * t_above((abs(difference) - margin) / error, ours.n - 1))
     verdict: Verdict = "undecided"
-    if not evidence.empty and agrees(ours.mean, stated, margin, of_gains=bool(test.over)):
+    if not evidence.empty and abs(difference) + half <= margin:
         verdict = "supported"
-    elif not evidence.empty and p is not None and p < LEVEL:
+    elif not evidence.empty and abs(difference) - half > margin:
         verdict = "contradicted"
-    interval = f" {interval_text(ours.interval, 2)}" if ours.interval else ""
-    parts = [f"{ours.mean:.2f}{interval} over {_counted(ours.n, 'seed')}{where and f' ({where})'}"]
-    text = f"{', '.join(parts + evidence.losses)}; stated {stated:g}, margin {margin:g}{told}."
-    return Finding(verdict, text, ours.mean, ours.interval, p)
+    tried = f", Bonferroni over {places_tried} places" if places_tried > 1 else ""
+    interval = interval_text((difference - half, difference + half), 2, "+")
+    decision = f"{compared}, ours minus stated {difference:+.2f} {interval}{tried}"
+    ends = ours.mean - half, ours.mean + half
+    return Finding(verdict, text, decision, ours.mean, ends, p, p)
 
 
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
@@ -520,18 +611,19 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     return Finding(
         verdict,
         f"failed: {int(failed.sum())} of {_counted(int(there.sum()), 'run')}, by divergence "
-        f"({int(diverged.sum())}) or with at most {test.at_most:g} at the end; {', '.join(parts)}.",
+        f"({int(diverged.sum())}) or with at most {test.at_most:g} at the end; {', '.join(parts)}",
     )
 
 
 # ---------------------------------------------------------------- output
 def to_frame(judged: Sequence[Judged]) -> pd.DataFrame:
-    """All claims: what the CSV file holds."""
-    columns = ["where", "claim", "verdict", "reduced", "item", "test", "stated"]
+    """Return all claims as a data frame: the content of the CSV file."""
+    columns = ["where", "claim", "verdict", "listed", "exploratory", "reduced", "item", "test", "stated"]
     columns += ["estimate", "low", "high", "p", "evidence"]
     lines = [
         (
-            *(one.where, one.claim, one.finding.verdict, one.reduced, one.item, one.kind, one.stated),
+            *(one.where, one.claim, one.finding.verdict, one.listed, one.exploratory, one.reduced),
+            *(one.item, one.kind, one.stated),
             *(one.finding.estimate, *(one.finding.interval or (None, None)), one.finding.p),
             one.finding.evidence,
         )
@@ -541,18 +633,25 @@ def to_frame(judged: Sequence[Judged]) -> pd.DataFrame:
 
 
 def to_markdown(title: str, scale_note: str, judged: Sequence[Judged]) -> str:
-    """Render the claims as a Markdown table."""
-    lines = [["where", "claim", "stated", "verdict", "evidence", "item"], ["---"] * 6]
-    for one in judged:
-        scale = " (reduced scale)" if one.reduced and one.finding.verdict in JUDGED else ""
-        verdict = one.finding.verdict + scale
-        lines.append([one.where, one.claim, one.stated, verdict, one.finding.evidence, one.item])
-    table = "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-    return f"**Claims of {title}. {scale_note}**\n\n{table}\n"
+    """Return the claims as a Markdown table."""
+    lines = [["where", "claim", "stated", "verdict", "evidence", "item"]]
+    lines += [
+        [one.where, one.claim, one.stated, one.verdict, one.finding.evidence, one.item] for one in judged
+    ]
+    notes = [LEGEND]
+    if any(not one.listed for one in judged):
+        notes.append(f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %).")
+    if any(one.exploratory for one in judged):
+        notes.append(EXPLORATORY)
+    table = markdown_table(lines, numbers=False)
+    return f"**Claims of {title}. {scale_note}**\n\n{table}\n\n{' '.join(notes)}\n"
+
+
+LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
 
 
 def scale_note(note: str, sheets: Iterable[Sheet]) -> str:
-    """What is said of the scale, and of items that were restricted to a part of their runs."""
+    """Return a sentence on the scale, and on items that were restricted to a part of their runs."""
     restricted: dict[str, list[str]] = {}
     for sheet in sheets:
         if sheet.restricted:
@@ -562,9 +661,3 @@ def scale_note(note: str, sheets: Iterable[Sheet]) -> str:
     parts = [f"restricted to {what}: {', '.join(items)}" for what, items in restricted.items()]
     undecided = "Claims about runs that these items lack are left undecided"
     return f"{note} {undecided}, {'; '.join(parts)}." if parts else note
-
-
-def count(judged: Iterable[Judged]) -> dict[Verdict, int]:
-    """How many claims have each verdict, without those that none has."""
-    found = [one.finding.verdict for one in judged]
-    return {verdict: found.count(verdict) for verdict in VERDICTS if verdict in found}

@@ -32,15 +32,20 @@ UNKNOWN = "—"
 
 
 def values_of(
-    sheet: Sheet, runs: Runs, read: Callable[[Record, Cell], Numbers | None], dimension: str | None = None
+    sheet: Sheet,
+    runs: Runs,
+    read: Callable[[Record, Cell], Numbers | None],
+    dimension: str | None = None,
+    diverged_as: Callable[[Record], float] = lambda _: math.nan,
 ) -> pd.DataFrame:
-    """Read numbers off all runs of a sheet. Those that diverged or are not there have none (NaN).
+    """Return the numbers of all runs of a sheet, one line for each run and place.
 
     Args:
         sheet: the cells.
-        runs: returns the record of a run id.
+        runs: returns the record of a run id; runs without a record have no number (NaN).
         read: returns the numbers of a complete record; None or nothing if it has none.
-        dimension: what their labels are labels of.
+        dimension: name of the axis whose labels the numbers have.
+        diverged_as: returns the number that stands for a run that diverged.
     """
     found: list[tuple[Cell, str, Numbers]] = []
     for cell in sheet.cells:
@@ -61,12 +66,14 @@ def values_of(
                 {key: text.format(**place) for key, text in cell.reported.items()} if place else cell.reported
             )
             line = {"seed": cell.seed, "run": cell.run, "state": state, "names": names}
-            lines.append({**cell.labels, **place, **line, "value": value if state == DONE else math.nan})
+            if state == DIVERGED:
+                value = diverged_as(runs(cell.run))
+            lines.append({**cell.labels, **place, **line, "value": value})
     return pd.DataFrame(lines)
 
 
 def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> pd.DataFrame:
-    """The numbers of a measure as a table shows it: as multiples if it says so, and with gains."""
+    """Return the numbers of a measure as a table shows them: as multiples if it says so, and with gains."""
     what = measure(measured.measure)
     targets = _targets(sheet, runs, measured, published) if what.targeted else {}
 
@@ -76,7 +83,7 @@ def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Pub
         target = targets.get(_key({**cell.labels, **measured.target_of}))
         return None if target is None else what.of(record, target)
 
-    frame = values_of(sheet, runs, read, what.dimension)
+    frame = values_of(sheet, runs, read, what.dimension, what.of_diverged)
     if measured.relative_to:
         frame["value"] = frame["value"] / at_labels(frame, measured.relative_to)
     frame["gain"] = math.nan

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from markupsafe import Markup
 
 from fltrain.core.files import read_json, write_text
-from fltrain.reporting.numbers.comparison import VERDICTS
 from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
+from fltrain.reporting.tables.cells import TableCell, read_csv, to_csv
 from fltrain.reporting.tables.html import TEMPLATES, Run, mixtures
+from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
 
 FORMS = ("html", "published.html", "pdf", "svg", "png", "csv", "md", "tex")
@@ -91,13 +94,38 @@ class ListedRun:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """Verdicts on published values and gains, beside the numbers that chance alone would give."""
+
+    verdicts: dict[str, int]
+    expected: dict[str, float]
+    gains: dict[str, int]
+    expected_gains: dict[str, float]
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any]) -> Counts:
+        """Read them off the summary of an item or paper; nothing is counted where none were judged."""
+        return cls(*(summary.get(name, {}) for name in ("verdicts", "expected", "gains", "expected_gains")))
+
+    @classmethod
+    def total(cls, counts: Sequence[Counts]) -> Counts:
+        """Add up counts."""
+        return cls(
+            _added(one.verdicts for one in counts),
+            _added(one.expected for one in counts),
+            _added(one.gains for one in counts),
+            _added(one.expected_gains for one in counts),
+        )
+
+
+@dataclass(frozen=True)
 class ItemEntry:
     """A table or figure with what was made of it.
 
     Attributes:
         files: addresses by form.
         picture: of a figure, as an address: where it is, or the picture itself; empty if there is none.
-        verdicts: how often each was given on its published values.
+        counts: of verdicts on published values and gains, and the counts that chance alone would give.
         rank_correlation: of our order with the published one: ``spearman``, ``kendall``, ``n`` groups; or {}.
     """
 
@@ -106,7 +134,7 @@ class ItemEntry:
     progress: Progress
     files: dict[str, str]
     picture: str
-    verdicts: dict[str, int]
+    counts: Counts
     rank_correlation: dict[str, float]
 
     @property
@@ -122,13 +150,15 @@ class ItemEntry:
 
 @dataclass(frozen=True)
 class PaperEntry:
-    """A paper with counts of verdicts on its published values and on its claims."""
+    """A paper with its items, claims, aggregates over cells and forest plots."""
 
     listed: ListedPaper
     progress: Progress
     items: list[ItemEntry]
-    verdicts: dict[str, int]
+    counts: Counts
     claims: list[dict[str, Any]]
+    aggregates: dict[str, dict[str, float]]
+    forests: list[Markup]
 
     @property
     def claim_verdicts(self) -> dict[str, int]:
@@ -136,8 +166,25 @@ class PaperEntry:
         return dict(Counter(claim["verdict"] for claim in self.claims))
 
 
+VERDICT_FILE = "verdicts.csv"
+"""Cells of all tables of a scale, in its folder."""
+
+
+def write_verdicts(listing: Listing, folder: Path) -> None:
+    """Write one tidy file with the cells of all tables of a scale that there are."""
+    names = [
+        f"{paper.name}/{item.name}"
+        for paper in listing.papers
+        for item in paper.items
+        if item.kind == "table"
+    ]
+    tables = [path for path in (folder / f"{name}.csv" for name in names) if path.exists()]
+    cells: list[TableCell] = [cell for path in tables for cell in read_csv(path)]
+    write_text(folder / VERDICT_FILE, to_csv(cells))
+
+
 def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
-    """Write the overview and the list of runs, next to the folders of the papers.
+    """Write the overview, the list of runs and the file of verdicts, next to the folders of the papers.
 
     Args:
         listing: what the scale consists of.
@@ -145,6 +192,7 @@ def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
         index: page of papers, items, claims and figures.
         runs: page of runs.
     """
+    write_verdicts(listing, index.parent)
     write_text(index, index_page(listing, results, index.parent, runs.name))
     write_text(runs, runs_page(listing, results, runs.parent, index.name))
 
@@ -168,8 +216,10 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
         ranked=any(item.rank_correlation for item in items),
         claims=[(paper, claim) for paper in papers for claim in paper.claims],
         progress=Progress.of(records, records),
-        verdicts=_added(paper.verdicts for paper in papers),
-        meanings=VERDICTS,
+        counts=Counts.total([paper.counts for paper in papers]),
+        exploratory=any(claim.get("exploratory") for paper in papers for claim in paper.claims),
+        meanings={**VERDICTS, **GAIN_VERDICTS},
+        verdict_file=VERDICT_FILE,
         claim_verdicts=_added(paper.claim_verdicts for paper in papers),
         mixtures=mixtures(Run.of(record, None, folder) for record in records.values()),
         runs=runs,
@@ -219,7 +269,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
             progress=Progress.of(item.runs, records),
             files=files,
             picture=_picture(folder, files["png"]) if "png" in files else "",
-            verdicts=found.get("verdicts", {}),
+            counts=Counts.of(found),
             # Like verdicts, it would compare what is not comparable.
             rank_correlation={} if reduced else found.get("rank_correlation") or {},
         )
@@ -229,8 +279,10 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
         listed=listed,
         progress=Progress.of((run for item in listed.items for run in item.runs), records),
         items=items,
-        verdicts=_added(item.verdicts for item in items),
+        counts=Counts.total([item.counts for item in items]),
         claims=summary["claims"],
+        aggregates=summary.get("aggregates", {}),
+        forests=[Markup(picture) for picture in summary.get("forest", ()) if picture],
     )
 
 
@@ -250,8 +302,12 @@ def _summary(path: Path) -> dict[str, Any]:
     return summary
 
 
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+Amount = TypeVar("Amount", int, float)
+
+
+def _added(counts: Iterable[Mapping[str, Amount]]) -> dict[str, Amount]:
+    total: dict[str, Amount] = {}
     for count in counts:
-        total.update(count)
-    return dict(total)
+        for name, number in count.items():
+            total[name] = total[name] + number if name in total else number
+    return total

@@ -1,12 +1,12 @@
-"""Tables as HTML pages: each one file that opens from disk, with nothing loaded from elsewhere. No torch.
+"""Tables as HTML pages: each is one file that opens from disk and loads nothing from elsewhere. No torch.
 
-From every cell a link leads to the runs behind it: seed, status, files of the record, code and machine.
+Every cell links to a section with its values per seed, its interval against the margin, its verdict and runs.
 """
 
 from __future__ import annotations
 
 import itertools
-import operator
+import math
 import os
 import string
 from collections import Counter
@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
+from fltrain.core.statistics import interval_text
 from fltrain.experiments.layout import Sheet
+from fltrain.reporting.pictures import difference_bar, forest, gain_bar
+from fltrain.reporting.tables.cells import TableCell
+from fltrain.reporting.tables.render import Entry, Grid, Notes, value_text
 from fltrain.runs.record import RECORD_FILES, Record
-
-if TYPE_CHECKING:
-    from fltrain.reporting.tables.write import Below, Grid, Shown
 
 TEMPLATES = Environment(
     loader=PackageLoader("fltrain.reporting"),
@@ -40,7 +42,7 @@ LINKED = (*RECORD_FILES, "train.log")
 
 @dataclass(frozen=True)
 class Code:
-    """Version of the code and numeric profile of a run: what its numbers may depend on besides the spec."""
+    """Version of the code and numeric profile of a run: numbers may depend on them beside the spec."""
 
     revision: str
     profile: str
@@ -72,7 +74,7 @@ class Run:
     def of(cls, record: Record, seed: int | None, folder: Path, stale: str = "") -> Run:
         """Look at a record, complete or not, for a page in ``folder``.
 
-        ``stale`` says, of one that is not, in what an older record of the run is stale, if there is one.
+        ``stale`` names the change that made an older record of the run stale, if there is one.
         """
         way = Path(os.path.relpath(record.folder, folder)).as_posix()
         files = {
@@ -90,32 +92,8 @@ class Run:
         return cls(record.run_id, seed, status, Code.of(record.provenance), files)
 
 
-@dataclass(frozen=True)
-class Behind:
-    """The runs behind one cell, or behind several cells that show parts of the same runs."""
-
-    anchor: str
-    cells: list[str]
-    runs: list[Run]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What stands in one place of a table.
-
-    ``kind`` says what kind of number it is, ``anchor`` where the runs behind it are listed; ``doubts`` and
-    ``notes`` are the marks of what stands below the table.
-    """
-
-    text: str
-    kind: str = ""
-    anchor: str = ""
-    doubts: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def mixtures(runs: Iterable[Run]) -> dict[str, dict[str, int]]:
-    """Runs by revision of the code and by numeric profile, as far as there are several of them."""
+    """Count runs by revision of the code and by numeric profile, if there are several of them."""
     codes = [code for code in {run.id: run.code for run in runs}.values() if code]
     counts = {
         "revisions of the code": Counter(code.revision for code in codes),
@@ -124,120 +102,176 @@ def mixtures(runs: Iterable[Run]) -> dict[str, dict[str, int]]:
     return {what: dict(count.most_common()) for what, count in counts.items() if len(count) > 1}
 
 
-PUBLISHED = "published", "published (full scale)"
-"""Headings of columns of published values."""
+# ---------------------------------------------------------------- cells
+@dataclass(frozen=True)
+class Measurement:
+    """One measure of a cell: sentences on it, pictures of its intervals, and numbers by seed."""
+
+    cell: TableCell
+    sentences: list[str]
+    pictures: list[Markup]
+    by_seed: Mapping[int, str]
+    gain_by_seed: Mapping[int, str]
+
+    @classmethod
+    def of(cls, cell: TableCell) -> Measurement:
+        """Collect them."""
+        difference, gain = difference_bar(cell), gain_bar(cell)
+        unit = " (points)" if cell.label.endswith("%") else ""
+        pictures = [
+            forest([difference], f"ours minus published{unit}; shaded: margin") if difference else "",
+            forest([gain], f"gain{unit}" + ("; line: published" if gain.margin else "")) if gain else "",
+        ]
+
+        def texts(seeds: Sequence[int], values: Sequence[float], sign: str = "") -> dict[int, str]:
+            return {
+                seed: "never" if math.isinf(value) else f"{value:{sign}.{cell.decimals}f}"
+                for seed, value in zip(seeds, values, strict=True)
+            }
+
+        return cls(
+            cell,
+            [*filter(None, (verdict_sentence(cell), gain_sentence(cell)))],
+            [Markup(picture) for picture in pictures if picture],
+            texts(cell.value_seeds, cell.values),
+            texts(cell.gain_seeds, cell.gains, "+"),
+        )
 
 
+def verdict_sentence(cell: TableCell) -> str:
+    """Return one sentence on our value beside the published one."""
+    ours = value_text(cell, as_interval=True)
+    if cell.verdict in (None, "not run") or cell.published is None:
+        start = f"Ours: {ours}" if ours else ""
+        return f"{start}; {cell.full_verdict}." if start and cell.verdict else f"{start}." if start else ""
+    digits, parts = cell.decimals, [f"{cell.full_verdict.capitalize()}: ours is {ours}"]
+    parts.append(f"published is {cell.published:.{digits}f}")
+    if cell.difference_low is not None and cell.difference_high is not None and cell.margin is not None:
+        interval = interval_text((cell.difference_low, cell.difference_high), digits, "+")
+        where = {"reproduced": "lies inside", "not reproduced": "lies outside"}.get(
+            cell.verdict, "reaches across"
+        )
+        parts.append(
+            f"the 90 % interval of the difference, {interval}, {where} the margin of ±{cell.margin:.3g}"
+        )
+    text = ", ".join(parts)
+    if cell.seeds_needed is not None:
+        text += (
+            "; no number of seeds of ours decides it, as the published value is too uncertain"
+            if math.isinf(cell.seeds_needed)
+            else f"; {cell.seeds_needed:g} seeds would decide it if the difference stays"
+        )
+    return text + (" (exploratory)." if cell.exploratory else ".")
+
+
+def gain_sentence(cell: TableCell) -> str:
+    """Return one sentence on our gain beside the published one."""
+    if cell.gain is None:
+        return ""
+    digits = cell.decimals
+    text = f"gain {cell.gain:+.{digits}f}"
+    if cell.gain_low is not None and cell.gain_high is not None:
+        text += f" {interval_text((cell.gain_low, cell.gain_high), digits, '+')}"
+    if cell.gain_verdict is None:
+        return f"{text[0].upper()}{text[1:]} over the base method, paired by seed."
+    published = "" if cell.published_gain is None else f"; published {cell.published_gain:+.{digits}f}"
+    return f"{cell.gain_verdict.capitalize()}: {text}{published}" + (
+        " (exploratory)." if cell.exploratory else "."
+    )
+
+
+@dataclass(frozen=True)
+class CellSection:
+    """The section of a page on one cell: all measures that are shown of it, and the runs behind it."""
+
+    anchor: str
+    name: str
+    measurements: list[Measurement]
+    runs: list[Run]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the numbers and of the runs, in order."""
+        numbers = [seed for one in self.measurements for seed in (*one.by_seed, *one.gain_by_seed)]
+        return sorted({*numbers, *(run.seed for run in self.runs if run.seed is not None)})
+
+    def run(self, seed: int) -> Run | None:
+        """Return the run of a seed; None if there are several, as for averages."""
+        runs = [run for run in self.runs if run.seed == seed]
+        return runs[0] if len(runs) == 1 else None
+
+
+def cell_sections(
+    sheet: Sheet, shown: Iterable[TableCell], runs: Callable[[str], Record], folder: Path
+) -> list[CellSection]:
+    """Return a section for each place of a table."""
+    planned = {cell.run: cell for cell in sheet.cells}
+    listed = {run: Run.of(runs(run), cell.seed, folder, cell.stale) for run, cell in planned.items()}
+    places: dict[tuple[str, str, str], list[TableCell]] = {}
+    for cell in shown:
+        places.setdefault((cell.panel, cell.row, cell.column), []).append(cell)
+    return [
+        CellSection(
+            anchor=f"cell-{number}",
+            name=cells[0].place,
+            measurements=[Measurement.of(cell) for cell in cells],
+            runs=[listed[run] for run in dict.fromkeys(run for cell in cells for run in cell.runs)],
+        )
+        for number, cells in enumerate(places.values(), start=1)
+    ]
+
+
+# ---------------------------------------------------------------- pages
 def table_page(
-    sheet: Sheet, grid: Grid, shown: list[Shown], below: Below, runs: Callable[[str], Record], folder: Path
+    sheet: Sheet,
+    grid: Grid,
+    shown: Sequence[TableCell],
+    notes: Notes,
+    runs: Callable[[str], Record],
+    folder: Path,
 ) -> str:
-    """Render a table with the runs behind each cell.
+    """Render a table with a section for each cell.
 
     Args:
         sheet: the table.
         grid: its cells arranged.
         shown: its cells.
-        below: what stands below it.
-        runs: returns the record of a run id, complete or not.
-        folder: where the page will stand: links are relative to it.
+        notes: texts below it.
+        runs: returns the record of a run ID, complete or not.
+        folder: of the page; links are relative to it.
     """
-    behind = _behind(sheet, shown, runs, folder)
-    anchors = {cell: group.anchor for group in behind for cell in group.cells}
-    notes = Notes.on(shown)
+    sections = cell_sections(sheet, shown, runs, folder)
+    anchors = {
+        id(measurement.cell): section.anchor for section in sections for measurement in section.measurements
+    }
     return TEMPLATES.get_template("table.html").render(
         sheet=sheet,
-        corner=grid.corner,
-        heading_rows=heading_rows(grid.columns),
-        rows=_entries(grid, shown, below, notes, anchors),
-        below=below,
+        grid=grid,
+        anchor=lambda entry: anchors.get(id(entry.cell), "") if entry.kind == "own" else "",
         notes=notes,
-        behind=behind,
-        mixtures=mixtures(run for group in behind for run in group.runs),
+        published=PublishedNotes.on(shown),
+        sections=sections,
+        mixtures=mixtures(run for section in sections for run in section.runs),
+        exploratory=any(cell.exploratory for cell in shown),
     )
 
 
-def published_page(sheet: Sheet, grid: Grid, shown: list[Shown], below: Below) -> str:
+def published_page(sheet: Sheet, grid: Grid, shown: Sequence[TableCell], notes: Notes) -> str:
     """Render the published values alone, arranged like ours."""
-    notes = Notes.on(shown)
-    kept = [index for index, place in enumerate(grid.places) if place[-1].startswith("published")]
-    rows = _entries(grid, shown, below, notes, {})
-    columns = [
-        (*grid.columns[index][:-1], place[0] if (place := grid.places[index])[-1] in PUBLISHED else "gain")
-        for index in kept
-    ]
     return TEMPLATES.get_template("published.html").render(
-        sheet=sheet,
-        corner=grid.corner,
-        heading_rows=heading_rows(columns),
-        rows={row: [entries[index] for index in kept] for row, entries in rows.items()},
-        below=below,
-        notes=notes,
+        sheet=sheet, grid=grid, notes=notes, published=PublishedNotes.on(shown), anchor=lambda entry: ""
     )
-
-
-def heading_rows(columns: Sequence[tuple[str, ...]]) -> list[list[tuple[str, int]]]:
-    """Per level, the headings with the number of columns that each spans; the last level has one for each."""
-    spanned = [
-        [tuple(same) for _, same in itertools.groupby(columns, operator.itemgetter(slice(level)))]
-        for level in range(1, len(columns[0]) if columns else 1)
-    ]
-    spans = [[(same[0][level], len(same)) for same in groups] for level, groups in enumerate(spanned)]
-    return [*spans, [(place[-1], 1) for place in columns]] if columns else []
-
-
-def _entries(
-    grid: Grid, shown: list[Shown], below: Below, notes: Notes, anchors: Mapping[str, str]
-) -> dict[str, list[Entry]]:
-    """What stands in each place of a table, by row."""
-    cells = {(cell.label, cell.panel, cell.column, cell.row): cell for cell in shown}
-
-    def entry(row: str, place: tuple[str, str, str, str], text: str) -> Entry:
-        *where, quantity = place
-        cell = cells.get((where[0], where[1], where[2], row))
-        if cell is None or not text:
-            return Entry(text)
-        if quantity == cell.label:
-            return Entry(text, "own", anchors.get(_name(cell), ""))
-        if quantity in PUBLISHED:
-            doubts = tuple(below.marks[reason] for reason in cell.anomalies)
-            bare = text.removesuffix("".join(f" [{mark}]" for mark in doubts))
-            return Entry(bare, "published", doubts=doubts, notes=notes.of(cell))
-        return Entry(text, quantity.split()[0])
-
-    return {
-        row: [entry(row, place, text) for place, text in zip(grid.places, texts, strict=True)]
-        for row, texts in grid.rows.items()
-    }
-
-
-def _name(cell: Shown) -> str:
-    return " / ".join(filter(None, (cell.panel, cell.row, cell.column)))
-
-
-def _behind(sheet: Sheet, shown: list[Shown], runs: Callable[[str], Record], folder: Path) -> list[Behind]:
-    """Group cells by the runs behind them; all measures of a cell have the same."""
-    cells = {cell.run: cell for cell in sheet.cells}
-    found = {run: Run.of(runs(run), cell.seed, folder, cell.stale) for run, cell in cells.items()}
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for cell in shown:
-        names = groups.setdefault(tuple(cell.runs), [])
-        if _name(cell) not in names:
-            names.append(_name(cell))
-    return [
-        Behind(f"runs-{number}", names, [found[run] for run in ids])
-        for number, (ids, names) in enumerate(groups.items(), start=1)
-    ]
 
 
 @dataclass(frozen=True)
-class Notes:
+class PublishedNotes:
     """Notes on published values: ``general`` ones concern them all, the others have marks."""
 
     general: list[str]
     marks: dict[str, str]
 
     @classmethod
-    def on(cls, shown: Iterable[Shown]) -> Notes:
+    def on(cls, shown: Iterable[TableCell]) -> PublishedNotes:
         """Collect them."""
         noted = [cell.published_notes for cell in shown if cell.published_notes]
         every = dict.fromkeys(note for notes in noted for note in notes)
@@ -245,12 +279,14 @@ class Notes:
         special = [note for note in every if note not in general]
         return cls(general, dict(zip(special, _letters(), strict=False)))
 
-    def of(self, cell: Shown) -> tuple[str, ...]:
-        """Marks of the notes on a cell that are not on all."""
-        return tuple(self.marks[note] for note in cell.published_notes if note in self.marks)
+    def of(self, entry: Entry) -> tuple[str, ...]:
+        """Return the marks of the notes on a published value that are not on all."""
+        if entry.cell is None or entry.kind != "published":
+            return ()
+        return tuple(self.marks[note] for note in entry.cell.published_notes if note in self.marks)
 
 
 def _letters() -> Iterator[str]:
-    """Infinitely many marks: a, b ... z, aa, ab ..."""
+    """Yield infinitely many marks: a, b ... z, aa, ab ..."""
     for length in itertools.count(1):
         yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))

@@ -1,0 +1,169 @@
+"""A paper at a scale in one file: verdicts beside those by chance, aggregates over cells, claims."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fltrain.core.statistics import Aggregate, Floats, aggregate, interquartile_mean, share_of_larger
+from fltrain.experiments.layout import Sheet
+from fltrain.reporting.claims.judge import VERDICTS as CLAIM_VERDICTS
+from fltrain.reporting.claims.judge import Judged
+from fltrain.reporting.numbers.published import METHOD
+from fltrain.reporting.pictures import paper_forest
+from fltrain.reporting.tables.cells import AVERAGE, TableCell
+from fltrain.reporting.tables.render import expected_counts, expected_gain_counts
+from fltrain.reporting.verdict import GAIN_VERDICTS, count_verdicts
+
+
+def summarise(
+    paper: Mapping[str, Any],
+    sheets: Iterable[Sheet],
+    judged: Sequence[Judged],
+    cells: Mapping[str, Sequence[TableCell]],
+) -> dict[str, Any]:
+    """Return a summary of a paper's items and claims, as plain data for ``summary.json``.
+
+    Args:
+        paper: heading of the file: paper, title, scale, reduced.
+        sheets: the paper's items at the scale.
+        judged: its claims.
+        cells: cells of each table by ID of its sheet.
+    """
+    every = [cell for shown in cells.values() for cell in shown]
+    claims = [
+        {
+            "where": one.where,
+            "claim": one.claim,
+            "verdict": one.finding.verdict,
+            "listed": one.listed,
+            "exploratory": one.exploratory,
+            "evidence": one.finding.evidence,
+            "item": one.item,
+            "value": one.stated,
+        }
+        for one in judged
+    ]
+    return {
+        **paper,
+        "items": [_item(sheet, cells.get(sheet.id, ())) for sheet in sheets],
+        "claims": claims,
+        "totals": {
+            **_counts(every),
+            "claims": count_verdicts((one.finding.verdict for one in judged), CLAIM_VERDICTS),
+        },
+        "aggregates": {name: asdict(one) for name, one in aggregates(every).items()},
+        "forest": paper_forest(every),
+    }
+
+
+def _item(sheet: Sheet, cells: Sequence[TableCell]) -> dict[str, Any]:
+    item = {"id": sheet.id, "name": sheet.id.partition("/")[2], "title": sheet.title}
+    if sheet.table is None:
+        places = {tuple(cell.labels.items()) for cell in sheet.cells}
+        return {**item, "kind": "figure", "cells": len(places), **_counts(()), "rank_correlation": None}
+    compared = [cell for cell in cells if cell.difference is not None and cell.row != AVERAGE]
+    ranked = rank_correlation([cell for cell in compared if cell.measure == compared[0].measure])
+    return {
+        **item,
+        "kind": "table",
+        "cells": len(cells),
+        **_counts(cells),
+        "rank_correlation": asdict(ranked) if ranked else None,
+    }
+
+
+def _counts(cells: Sequence[TableCell]) -> dict[str, dict[str, Any]]:
+    return {
+        "verdicts": count_verdicts(cell.verdict for cell in cells if cell.verdict),
+        "expected": expected_counts(cells),
+        "gains": count_verdicts((cell.gain_verdict for cell in cells if cell.gain_verdict), GAIN_VERDICTS),
+        "expected_gains": expected_gain_counts(cells),
+    }
+
+
+# ---------------------------------------------------------------- aggregates over cells
+def aggregates(cells: Iterable[TableCell]) -> dict[str, Aggregate]:
+    """Return aggregates over the cells of a paper, each run counted once, with 90 % bootstrap intervals.
+
+    ``difference``: interquartile mean of the differences to the published values, in standard errors;
+    ``gain``: the same of the gains, in points; ``improvement``: probability that a run with the plug-in is
+    better than one without, over all pairs of seeds. Averages over rows and cells with one seed do not count.
+    """
+    distinct: dict[tuple[str, ...], TableCell] = {}
+    for cell in cells:
+        if cell.row != AVERAGE and cell.over_seeds == "mean":
+            distinct.setdefault((cell.measure, *sorted(cell.runs)), cell)
+    compared = [cell for cell in distinct.values() if cell.p is not None and len(cell.values) > 1]
+    gained = [cell for cell in distinct.values() if len(cell.gains) > 1 and _finite(cell)]
+    first = Counter(cell.measure for cell in gained).most_common(1)
+    gained = [cell for cell in gained if first and cell.measure == first[0][0]]
+    found = {
+        "difference": aggregate(
+            [(cell.values,) for cell in compared],
+            lambda place, values: _standardised(compared[place], values),
+            interquartile_mean,
+        ),
+        "gain": aggregate(
+            [(cell.gains,) for cell in gained], lambda place, values: values, interquartile_mean
+        ),
+        "improvement": aggregate(
+            [(cell.values, cell.base_values) for cell in gained],
+            lambda place, values, base: share_of_larger(values, base),
+            np.mean,
+        ),
+    }
+    return {name: one for name, one in found.items() if one}
+
+
+def _finite(cell: TableCell) -> bool:
+    return bool(cell.base_values) and all(map(math.isfinite, (*cell.values, *cell.gains, *cell.base_values)))
+
+
+def _standardised(cell: TableCell, values: Floats) -> Floats:
+    assert cell.published is not None and cell.spread is not None
+    theirs = cell.spread if cell.published_std is None else cell.published_std
+    error = math.hypot(cell.spread / math.sqrt(cell.n), theirs / math.sqrt(cell.published_seeds or 1))
+    differences: Floats = np.asarray((values.mean(axis=-1) - cell.published) / error)
+    return differences
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Agreement of our order with the published one: the mean over ``n`` groups of three or more."""
+
+    spearman: float
+    kendall: float
+    n: int
+
+
+def rank_correlation(cells: Iterable[TableCell]) -> RankCorrelation | None:
+    """Correlate our order with the published one among cells that differ in method or plug-in only.
+
+    None without such a group: one in which neither all of our numbers nor all published ones are equal, and
+    in which some cell has two seeds, as ranks of single seeds carry no weight.
+    """
+    groups: dict[Hashable, list[TableCell]] = {}
+    for cell in cells:
+        setting = frozenset((key, name) for key, name in cell.names.items() if key not in METHOD)
+        groups.setdefault((cell.label, setting), []).append(cell)
+    found: list[tuple[float, float]] = []
+    for members in groups.values():
+        ours = [float(cell.mean or 0) for cell in members]
+        published = [float(cell.published or 0) for cell in members]
+        if len(members) < 3 or len(set(ours)) < 2 or len(set(published)) < 2:
+            continue
+        if all(cell.n < 2 for cell in members):
+            continue
+        spearman, kendall = stats.spearmanr(ours, published), stats.kendalltau(ours, published)
+        found.append((float(spearman.statistic), float(kendall.statistic)))
+    if not found:
+        return None
+    spearman, kendall = np.mean(found, axis=0)
+    return RankCorrelation(float(spearman), float(kendall), len(found))

@@ -1,0 +1,396 @@
+"""Cells of a table as people read them: one grid of texts, as Markdown and LaTeX, and the notes below it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from fltrain.core.statistics import interval_text
+from fltrain.experiments.layout import Sheet
+from fltrain.reporting.tables.cells import TableCell, checked
+from fltrain.reporting.verdict import RULE_DATE, count_verdicts
+from fltrain.runs.measures import measure
+
+PUBLISHED = "published"
+DROPPED = "†"
+"""Mark of a cell that drops out of the list of cells that are not reproduced."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Text in one place of a table; ``value`` sorts it, ``doubts`` are the marks of notes below."""
+
+    text: str
+    kind: str = ""
+    cell: TableCell | None = None
+    value: float | None = None
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def marked(self) -> str:
+        """The text with its marks."""
+        return self.text + "".join(f" [{mark}]" for mark in self.doubts)
+
+
+def value_text(cell: TableCell, as_interval: bool = False) -> str:
+    """Return our value with its spread or interval; runs that diverged are counted first."""
+    absent = {"not run": cell.missing, "stale": cell.stale}
+    lost = f"{cell.diverged} of {cell.seeds} diverged" if cell.diverged else ""
+    if cell.mean is None:
+        if cell.gains or (cell.gain is None and cell.published_gain is not None and cell.published is None):
+            return ""  # an average of gains has no value
+        return lost or next((name for name, count in absent.items() if count), "—")
+    if cell.diverged and cell.diverged + cell.missing + cell.stale == cell.seeds:
+        return lost
+    text = _number(cell.mean, cell.decimals)
+    if as_interval and cell.low is not None and cell.high is not None:
+        text += f" {interval_text((cell.low, cell.high), cell.decimals)}"
+    elif cell.std is not None:
+        text += f" ± {cell.std:.{cell.decimals}f}"
+    notes = [f"{count} of {cell.seeds} {name}" for name, count in absent.items() if count]
+    return (f"{lost}; " if lost else "") + text + (f" ({', '.join(notes)})" if notes else "")
+
+
+def gain_text(cell: TableCell, as_interval: bool = False) -> str:
+    """Return our gain with its spread or interval."""
+    if cell.gain is None:
+        return ""
+    text = _number(cell.gain, cell.decimals, "+")
+    if as_interval and cell.gain_low is not None and cell.gain_high is not None:
+        return f"{text} {interval_text((cell.gain_low, cell.gain_high), cell.decimals, '+')}"
+    return text if cell.gain_std is None else f"{text} ± {cell.gain_std:.{cell.decimals}f}"
+
+
+def published_text(cell: TableCell) -> str:
+    """Return the published value, or the reason why none is printed."""
+    text = _number(cell.published, cell.decimals)
+    if cell.published is None and cell.published_gain is None:
+        return next(iter(cell.published_notes), "")
+    return text if cell.published_std is None else f"{text} ± {cell.published_std:.{cell.decimals}f}"
+
+
+def difference_text(cell: TableCell) -> str:
+    """Return our value minus the published one, with its interval."""
+    text = _number(cell.difference, cell.decimals, "+")
+    if cell.difference_low is None or cell.difference_high is None:
+        return text
+    return f"{text} {interval_text((cell.difference_low, cell.difference_high), cell.decimals, '+')}"
+
+
+def verdict_text(cell: TableCell) -> str:
+    """Return the verdict on the value with its marks."""
+    return _marked(cell.full_verdict + ("" if cell.listed else DROPPED), cell)
+
+
+def _marked(text: str, cell: TableCell) -> str:
+    return f"{text}, exploratory" if text and cell.exploratory and text != "not run" else text
+
+
+def _number(value: float | None, decimals: int, sign: str = "") -> str:
+    if value is None:
+        return ""
+    return "never" if math.isinf(value) else f"{value:{sign}.{decimals}f}"
+
+
+def _entries(cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str]) -> dict[str, Entry]:
+    """Return the entries of a cell by the heading of their column; empty ones have no text."""
+    doubts = tuple(marks[reason] for reason in cell.anomalies)
+    return {
+        cell.label: Entry(value_text(cell, as_interval), "own", cell, cell.mean),
+        "gain": Entry(gain_text(cell, as_interval), "gain", cell, cell.gain),
+        PUBLISHED + (" (full scale)" if reduced else ""): Entry(
+            published_text(cell), "published", cell, cell.published, doubts
+        ),
+        "published gain": Entry(
+            _number(cell.published_gain, cell.decimals, "+"), "published-gain", cell, cell.published_gain
+        ),
+        "difference": Entry(difference_text(cell), "difference", cell, cell.difference),
+        "verdict": Entry(verdict_text(cell), "verdict", cell),
+        "verdict on the gain": Entry(_marked(cell.gain_verdict or "", cell), "verdict", cell),
+    }
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as people read it: column headings of one to three levels, and entries by row."""
+
+    corner: str
+    columns: list[tuple[str, ...]]
+    rows: dict[str, list[Entry]]
+
+    @classmethod
+    def of(
+        cls, sheet: Sheet, shown: Sequence[TableCell], marks: Mapping[str, str], published_only: bool = False
+    ) -> Grid:
+        """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ."""
+        intervals = {
+            (measured.measure, measured.label or measure(measured.measure).label): measured.interval
+            for measured in checked(sheet).measures
+        }
+        columns: dict[tuple[str, str, str, str], dict[str, Entry]] = {}
+        for cell in shown:
+            as_interval = intervals[cell.measure, cell.label]
+            for heading, entry in _entries(cell, as_interval, sheet.reduced, marks).items():
+                if published_only and not entry.kind.startswith("published"):
+                    continue
+                if published_only:
+                    heading = "gain" if heading == "published gain" else cell.label
+                columns.setdefault((cell.label, cell.panel, cell.column, heading), {})[cell.row] = entry
+        columns = {
+            place: entries
+            for place, entries in columns.items()
+            if any(entry.marked for entry in entries.values())
+        }
+        levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
+        return cls(
+            corner=checked(sheet).rows,
+            columns=[tuple(place[level] for level in levels) for place in columns],
+            rows={
+                row: [entries.get(row, Entry("")) for entries in columns.values()]
+                for row in dict.fromkeys(cell.row for cell in shown)
+            },
+        )
+
+    @property
+    def heading_rows(self) -> list[list[tuple[str, int]]]:
+        """Per level, the headings with the number of columns that each spans; one each on the last level."""
+        columns = self.columns
+        if not columns:
+            return []
+        spanned = [
+            [tuple(same) for _, same in itertools.groupby(columns, operator.itemgetter(slice(level)))]
+            for level in range(1, len(columns[0]))
+        ]
+        spans = [[(same[0][level], len(same)) for same in groups] for level, groups in enumerate(spanned)]
+        return [*spans, [(place[-1], 1) for place in columns]]
+
+
+# ---------------------------------------------------------------- notes
+ASSUMED = "Assumed where the paper's text leaves it open:"
+
+RULE = (
+    f"Verdicts follow the rule of {RULE_DATE:%Y-%m-%d} (docs/protocol.md). Differences are ours minus "
+    "published, with a 90 % interval that allows for the spread over seeds on both sides. Reproduced: the "
+    "interval lies inside the margin ({margins}). Not reproduced: it lies wholly outside. Inconclusive: "
+    "neither."
+)
+STALE_RUNS = (
+    "Stale: the run was trained before one of its components was revised, so its numbers are not shown. "
+    "Train it again."
+)
+DIVERGED_RUNS = "A diverged run counts as chance accuracy in means and gains."
+ONE_SEED = "One seed: no spread and no intervals; ranks carry no weight."
+EXPLORATORY = "Exploratory: the rule was decided after these runs had been seen."
+DROPPED_CELLS = (
+    f"{DROPPED} drops out of the list of cells that are not reproduced at a false discovery rate of 5 %."
+)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Texts below a table.
+
+    Attributes:
+        marks: mark of each reason to doubt published values.
+        seeds: summary over seeds, and the treatment of diverged runs.
+        comparison: rule, margins, counts by chance, detectable differences; empty at a reduced scale.
+        stale: meaning of stale runs, if there are any.
+        absent: number of published values without a cell, if there are any.
+        assumptions: settings that the paper's text leaves open.
+    """
+
+    marks: dict[str, str]
+    seeds: str
+    comparison: str
+    stale: str
+    absent: str
+    assumptions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sheet: Sheet, shown: Sequence[TableCell], missing: Sequence[TableCell]) -> Notes:
+        """Collect the notes of a table."""
+        reasons = dict.fromkeys(reason for cell in shown for reason in cell.anomalies)
+        diverged = DIVERGED_RUNS if any(cell.diverged and cell.n for cell in shown) else ""
+        return cls(
+            marks={reason: str(number) for number, reason in enumerate(reasons, start=1)},
+            seeds=" ".join(filter(None, (over_seeds(sheet), diverged))),
+            comparison=_comparison(shown),
+            stale=STALE_RUNS if any(cell.stale for cell in shown) else "",
+            absent=f"Published values without a run here: {len(missing)}." if missing else "",
+            assumptions=sheet.assumptions,
+        )
+
+    @property
+    def texts(self) -> list[str]:
+        """The notes, one text each, without the assumptions."""
+        doubts = [f"[{mark}] Doubtful as published: {reason}." for reason, mark in self.marks.items()]
+        return [*filter(None, (self.seeds, *doubts, self.comparison, self.stale, self.absent))]
+
+
+def _comparison(shown: Sequence[TableCell]) -> str:
+    judged = [cell for cell in shown if cell.verdict not in (None, "not run") or cell.gain_verdict]
+    if not judged:
+        return ""
+    margins: dict[str, list[float]] = {}
+    for cell in judged:
+        if cell.margin is not None:
+            margins.setdefault(cell.label, []).append(cell.margin)
+    ranges = [f"{label}: {_range(values)}" for label, values in margins.items()]
+    parts = [RULE.format(margins="; ".join(ranges) or "none declared")]
+    parts += [by_chance(judged)]
+    detectable: dict[str, list[float]] = {}
+    for cell in judged:
+        if cell.detectable is not None:
+            detectable.setdefault(cell.label, []).append(cell.detectable)
+    if detectable:
+        found = "; ".join(f"{label}: {_range(values)}" for label, values in detectable.items())
+        parts.append(f"Difference that would be found with a probability of 80 %: {found}.")
+    if any(cell.gain_verdict for cell in judged):
+        parts.append("Gains have verdicts of their own: on their size, else on their direction.")
+    parts += [DROPPED_CELLS] if any(not cell.listed for cell in judged) else []
+    parts += [EXPLORATORY] if any(cell.exploratory for cell in judged) else []
+    return " ".join(filter(None, parts))
+
+
+def _range(values: Sequence[float]) -> str:
+    low, middle, high = (f"{value:.2g}" for value in (min(values), median(values), max(values)))
+    return low if low == high else f"{low} to {high}, median {middle}"
+
+
+def expected_counts(cells: Iterable[TableCell]) -> dict[str, float]:
+    """Return the number of cells with each verdict if every published value were true.
+
+    Only cells with an interval count, as no probability is known for others.
+    """
+    expected = {"reproduced": 0.0, "not reproduced": 0.0, "inconclusive": 0.0}
+    for cell in cells:
+        if cell.expected_reproduced is not None and cell.expected_not_reproduced is not None:
+            expected["reproduced"] += cell.expected_reproduced
+            expected["not reproduced"] += cell.expected_not_reproduced
+            expected["inconclusive"] += 1 - cell.expected_reproduced - cell.expected_not_reproduced
+    return expected if sum(expected.values()) else {}
+
+
+def expected_gain_counts(cells: Iterable[TableCell]) -> dict[str, float]:
+    """Return the number of gains with each verdict if every published gain were true."""
+    known = [cell for cell in cells if cell.expected_size is not None]
+    expected = {
+        "size reproduced": sum(cell.expected_size or 0.0 for cell in known),
+        "direction reproduced": sum(cell.expected_direction or 0.0 for cell in known),
+        "opposite": sum(cell.expected_opposite or 0.0 for cell in known),
+    }
+    return {**expected, "inconclusive": len(known) - sum(expected.values())} if known else {}
+
+
+def by_chance(cells: Sequence[TableCell]) -> str:
+    """Return a sentence that sets the counts of verdicts beside those that chance alone would give."""
+    tested = [cell for cell in cells if cell.expected_reproduced is not None]
+    if not tested:
+        return ""
+    counts = count_verdicts(cell.verdict for cell in tested if cell.verdict)
+    parts = [
+        f"{name} {counts.get(name, 0)} (by chance {number:.1f})"
+        for name, number in expected_counts(tested).items()
+    ]
+    intro = "Cells with an interval, and the number expected if every published value were true"
+    return f"{intro}: {', '.join(parts)}."
+
+
+def over_seeds(sheet: Sheet) -> str:
+    """Return a sentence on the summary over seeds that a table shows."""
+    seeds = len({cell.seed for cell in sheet.cells})
+    if seeds < 2:
+        return ONE_SEED
+    summaries: dict[str, str] = {}
+    for measured in checked(sheet).measures:
+        what = measure(measured.measure)
+        mean = "mean with its 90 % interval" if measured.interval else "mean ± standard deviation"
+        summary = {"mean": mean, "median": "median", "max": "maximum"}[what.over_seeds]
+        summaries[measured.label or what.label] = summary
+    if len(set(summaries.values())) == 1:
+        return f"{summary.capitalize()} over {seeds} seeds."
+    return f"Over {seeds} seeds: {'; '.join(f'{label} ({what})' for label, what in summaries.items())}."
+
+
+def heading(sheet: Sheet) -> str:
+    """Return the title of an item with its scale."""
+    return f"{sheet.title}. {sheet.scale_note}"
+
+
+# ---------------------------------------------------------------- Markdown and LaTeX
+def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
+    """Return a Markdown table; the first line is its heading, columns after the first are ``numbers``."""
+    first, *rest = lines
+    rule = ["---", *(["---:" if numbers else "---"] * (len(first) - 1))]
+    return "\n".join(
+        "| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in (first, rule, *rest)
+    )
+
+
+def to_markdown(sheet: Sheet, grid: Grid, notes: Notes) -> str:
+    """Return a Markdown table with heading, caption and notes."""
+    lines = [[grid.corner, *(" · ".join(filter(None, column)) for column in grid.columns)]]
+    lines += [[row, *(entry.marked for entry in entries)] for row, entries in grid.rows.items()]
+    assumed = [ASSUMED, "\n".join(f"- {text}" for text in notes.assumptions)] if notes.assumptions else []
+    parts = [f"**{heading(sheet)}**", markdown_table(lines), sheet.caption, *notes.texts, *assumed]
+    return "\n\n".join(parts) + "\n"
+
+
+LATEX = str.maketrans(
+    {
+        **{character: "\\" + character for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "±": r"$\pm$",
+        "†": r"$\dagger$",
+        "—": "---",
+        "\N{MULTIPLICATION SIGN}": r"$\times$",
+        "·": r"$\cdot$",
+        "<": r"$<$",
+        ">": r"$>$",
+    }
+)
+
+
+def latex(text: str) -> str:
+    """Return a text with the characters that LaTeX would not print as they are replaced."""
+    return text.translate(LATEX)
+
+
+def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
+    """Return a LaTeX table (package booktabs) with its notes below."""
+
+    def line(texts: Iterable[str]) -> str:
+        return " & ".join(texts) + r" \\"
+
+    *spans, last = grid.heading_rows or [[]]
+    headings = [
+        line(["", *(rf"\multicolumn{{{span}}}{{c}}{{{latex(label)}}}" for label, span in level)])
+        for level in spans
+    ]
+    headings.append(line([latex(grid.corner), *(latex(label) for label, _ in last)]))
+    body = [
+        line([latex(row), *(latex(entry.marked) for entry in entries)]) for row, entries in grid.rows.items()
+    ]
+    assumed = [" ".join((ASSUMED, *notes.assumptions))] if notes.assumptions else []
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex(f'{heading(sheet)} {sheet.caption}')}}}",
+        rf"\label{{tab:{sheet.id.replace('/', '-')}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
+        r"\toprule",
+        *headings,
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\footnotesize {latex(text)}" for text in (*notes.texts, *assumed)),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
