@@ -190,7 +190,7 @@ class _BoundedDownloader:
 
             def write(chunk: bytes) -> None:
                 if out.tell() + len(chunk) > (limit := file.bytes or SIZE_LIMIT):
-                    raise _DownloadError(f"another file is sent: more than {limit:,} bytes")
+                    raise _DownloadError(f"the server sends more than {limit:,} bytes")
                 out.write(chunk)
                 bar.advance(task, len(chunk))
 
@@ -203,7 +203,7 @@ class _BoundedDownloader:
         if not length.isdecimal():
             response.headers.pop("Content-Length", None)
         elif response.status_code == 200 and self._file.bytes not in (None, int(length)):
-            raise _DownloadError(f"another file is sent: {int(length):,} bytes")
+            raise _DownloadError(f"the server sends {int(length):,} bytes, expected {self._file.bytes:,}")
 
 
 def _root_cause(error: BaseException) -> str:

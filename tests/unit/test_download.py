@@ -221,12 +221,12 @@ print(fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"
     ("body", "behaviour", "reason"),
     [
         (OTHER, {}, rf"known hash: expected .*{sha(BODY)[7:]} but got {sha(OTHER)[7:]}\)"),
-        (PAGE, {}, r"another file is sent: 37 bytes"),
+        (PAGE, {}, r"the server sends 37 bytes, expected 300,000"),
         (BODY, {"cuts": 99}, r"200000 bytes read, 100000 more expected|IncompleteRead"),
         (BODY, {"cuts": 99, "length": None}, r"does not match the known hash"),
         (BODY, {"stall": True}, r"timed out"),
-        (BODY + b"x", {"length": None}, r"another file is sent: more than 300,000 bytes"),
-        (BODY + b"x", {"length": "-1"}, r"another file is sent: more than 300,000 bytes"),
+        (BODY + b"x", {"length": None}, r"the server sends more than 300,000 bytes"),
+        (BODY + b"x", {"length": "-1"}, r"the server sends more than 300,000 bytes"),
     ],
     ids=["another file", "page", "cut", "cut without length", "stall", "too much", "negative length"],
 )
@@ -253,7 +253,7 @@ def test_a_download_without_end_is_stopped(
     """Before the checksum, which needs all of it: the largest size bounds files of unknown size."""
     monkeypatch.setattr(download, "SIZE_LIMIT", 100_000)
     message = refusal(lambda: fetch(wanted(server.url(), size=None), tmp_path))
-    assert "another file is sent: more than 100,000 bytes" in message and left(tmp_path) == set()
+    assert "the server sends more than 100,000 bytes" in message and left(tmp_path) == set()
 
 
 def test_every_address_is_named_with_its_reason(server: Server, tmp_path: Path) -> None:

@@ -234,8 +234,6 @@ def readable(path: Path, kind: str) -> Iterator[None]:
         yield
     except (FltrainError, MemoryError):
         raise
-    except FileNotFoundError:
-        raise FltrainError(f"{path}: no such file, expected {kind}") from None
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise FltrainError(f"{path}: not readable as {kind} ({reason})") from None
