@@ -17,7 +17,7 @@ from PIL import Image
 
 from fltrain.core.errors import FltrainError
 from fltrain.data import fetch as obtaining
-from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
+from fltrain.data.datasets import Dataset, registry
 from fltrain.data.download import OFFLINE
 from fltrain.data.fetch import obtain, whereabouts
 from fltrain.data.prepared import prepare
@@ -38,44 +38,19 @@ def one_round(name: str, root: Path, clients: int = 4, **changes: Any) -> Record
 
 
 # ------------------------------------------------------------------------------------ the registry in use
-def test_the_registry_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_registry_replaces_that_of_the_checkout(
+    tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     registry.cache_clear()
     assert registry() == load(CONFIG)
-    assert Dataset(name="lc25000").entry == load(CONFIG)["lc25000"]
-
-
-def test_another_registry_takes_its_place(register: Register) -> None:
-    assert "mine" not in registry()
     register("mine:\n  reader: npz\n  path: somewhere\n")
     assert list(registry()) == ["mine"]
     with pytest.raises(FltrainError, match=r"unknown dataset 'digits' \(known: mine\)$"):
         tiny()
-
-
-def test_the_registry_is_read_once(tmp_path: Path, register: Register) -> None:
-    """What a run is called must not change while it is prepared."""
-    register("mine:\n  reader: npz\n  path: somewhere\n")
-    first = registry()
+    # It is read once: the ID of a run must not change while it is prepared.
     (tmp_path / "datasets.yaml").write_text("yours:\n  reader: digits\n")
-    assert registry() is first
-    registry.cache_clear()
-    assert list(registry()) == ["yours"]
-
-
-@pytest.mark.parametrize("name", ["none.yaml", "half.yaml"])
-def test_a_registry_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    (tmp_path / "half.yaml").write_text("mine: {reader: ")
-    monkeypatch.setenv(REGISTRY_VARIABLE, str(tmp_path / name))
-    registry.cache_clear()
-    try:
-        with pytest.raises(FltrainError) as caught:
-            tiny()
-    finally:
-        registry.cache_clear()
-    assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
+    assert list(registry()) == ["mine"]
 
 
 @pytest.mark.parametrize("name", ["test", "local_test"])
@@ -86,25 +61,18 @@ def test_a_set_is_not_called_like_a_split(register: Register, name: str) -> None
         tiny(dataset="mine", evaluation={"extra": [name]})
 
 
-@pytest.mark.parametrize("key", ["run_id", "partition_id"])
-def test_the_revision_of_an_entry_changes_run_and_partition(register: Register, key: str) -> None:
+@pytest.mark.parametrize(("changed", "partitions"), [("mine", 2), ("extra", 1)])
+def test_the_revision_of_an_entry_changes_what_depends_on_it(
+    register: Register, changed: str, partitions: int
+) -> None:
+    """A further test set changes the run only."""
     entry: dict[str, Any] = {"reader": "npz", "path": "somewhere"}
     ids = set()
     for revision in (1, 2):
-        register({"mine": entry | {"revision": revision}, "extra": entry})
-        ids.add(getattr(tiny(dataset="mine", evaluation={"extra": ["extra"]}), key))
-    assert len(ids) == 2
-
-
-def test_the_revision_of_a_further_set_changes_the_run_only(register: Register) -> None:
-    entry: dict[str, Any] = {"reader": "npz", "path": "somewhere"}
-    runs, partitions = set(), set()
-    for revision in (1, 2):
-        register({"mine": entry, "extra": entry | {"revision": revision}})
+        register({"mine": entry, "extra": entry, changed: entry | {"revision": revision}})
         spec = tiny(dataset="mine", evaluation={"extra": ["extra"]})
-        runs.add(spec.run_id)
-        partitions.add(spec.partition_id)
-    assert (len(runs), len(partitions)) == (2, 1)
+        ids |= {spec.run_id, spec.partition_id}
+    assert len(ids) == 2 + partitions
 
 
 # ------------------------------------------------------------------------------------ the setting

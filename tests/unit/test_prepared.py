@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from fltrain.core import files
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import digest, read_json, replacing, write_json, write_text
+from fltrain.core.files import digest, replacing
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.partition import LocalTest
 from fltrain.data.partition.by_writer import ByWriter
@@ -231,37 +229,6 @@ def test_without_a_registered_mean_it_is_that_of_the_training_images(
     assert data.std == pytest.approx(values.std(axis=(0, 2, 3)).tolist())
     unit = load_prepared(Dataset(name="mine", normalisation="unit"), tmp_path / "mine.safetensors")
     assert (unit.mean, unit.std) == ((0.0,) * 3, (1.0,) * 3)
-
-
-# ------------------------------------------------------------------------------------ digests
-ARRAYS = {"a": np.arange(12, dtype=np.uint8).reshape(3, 4), "b": np.arange(3)}
-
-
-@given(array=st.sampled_from(["a", "b"]), position=st.integers(0, 10**6))
-def test_every_bit_counts(array: str, position: int) -> None:
-    flipped = {name: values.copy() for name, values in ARRAYS.items()}
-    content = flipped[array].reshape(-1).view(np.uint8)
-    content[position // 8 % len(content)] ^= 1 << position % 8
-    assert digest(flipped) != digest(ARRAYS)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"a": ARRAYS["a"].reshape(4, 3), "b": ARRAYS["b"]},
-        {"a": ARRAYS["a"].view(np.int8), "b": ARRAYS["b"]},
-        {"a": ARRAYS["a"], "c": ARRAYS["b"]},
-        {"a": ARRAYS["a"]},
-    ],
-    ids=["shape", "type", "name", "missing"],
-)
-def test_names_types_and_shapes_count(changed: dict[str, Any]) -> None:
-    assert digest(changed) != digest(ARRAYS)
-
-
-def test_order_and_memory_layout_do_not_count() -> None:
-    other = {"b": ARRAYS["b"], "a": np.asfortranarray(ARRAYS["a"])}
-    assert digest(other) == digest(ARRAYS)
 
 
 # ------------------------------------------------------------------------------------ damaged files
@@ -542,25 +509,6 @@ def test_writers_that_are_not_known_are_no_clients(tmp_path: Path, local_test: A
         trained(spec, tmp_path)
 
 
-# ------------------------------------------------------------------------------------ whole or absent
-def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "new") as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
-    write_text(tmp_path / "file", "old")
-    with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(tmp_path / "file", {"loss": float("nan")})
-    with pytest.raises(RuntimeError), replacing(tmp_path / "file") as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file").read_text() == "old"
-
-
 @pytest.mark.parametrize("made_before", [False, True])
 def test_a_failure_while_arrays_are_written_leaves_no_half_of_them(
     prepared: Path, monkeypatch: pytest.MonkeyPatch, made_before: bool
@@ -577,22 +525,3 @@ def test_a_failure_while_arrays_are_written_leaves_no_half_of_them(
         prepare(DIGITS, prepared, prepared.parent)
     left = {path.name: path.read_bytes() for path in prepared.parent.iterdir() if path.suffix != ".png"}
     assert left == ({prepared.name: before} if made_before else {})
-
-
-def test_written_files_are_for_everyone(tmp_path: Path) -> None:
-    (tmp_path / "plain").touch()
-    write_text(tmp_path / "sub" / "ours", "text")
-    assert (tmp_path / "sub" / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_json_is_read_back_or_refused(tmp_path: Path) -> None:
-    write_json(tmp_path / "file.json", {"name": "Nøkland", "values": [1, 2.5, None]})
-    assert read_json(tmp_path / "file.json") == {"name": "Nøkland", "values": [1, 2.5, None]}
-    assert json.loads((tmp_path / "file.json").read_bytes())
-    (tmp_path / "bad.json").write_text('{"half": ')
-    for name, reason in [
-        ("none.json", "no such file"),
-        ("bad.json", "cannot be read"),
-        (".", "cannot be read"),
-    ]:
-        assert reason in clear_refusal(lambda name=name: read_json(tmp_path / name), tmp_path / name)
