@@ -29,10 +29,10 @@ from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import OWN
 from fltrain.engine.simulation import Simulation
 from fltrain.experiments.plan import PlannedItem, plan
+from fltrain.experiments.published import read_anomalies
 from fltrain.experiments.schema import Paper, Register, read_yaml
 from fltrain.methods import METHODS
 from fltrain.methods.composition import Composition
-from fltrain.reporting.numbers.published import read_anomalies
 from fltrain.reporting.overview.coverage import Covered, cells, coverage, experiments, totals
 from fltrain.runs.spec import RunSpec
 

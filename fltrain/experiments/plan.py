@@ -33,7 +33,7 @@ from fltrain.experiments.layout import (
     curves_of,
     measures_of,
 )
-from fltrain.experiments.published_check import check_reported
+from fltrain.experiments.published import check_reported
 from fltrain.experiments.schema import (
     Axis,
     Item,

@@ -13,9 +13,9 @@ from scipy import stats
 
 from fltrain.core.statistics import Aggregate, Floats, aggregate, interquartile_mean, share_of_larger
 from fltrain.experiments.layout import Sheet
+from fltrain.experiments.published import METHOD
 from fltrain.reporting.claims.judge import VERDICTS as CLAIM_VERDICTS
 from fltrain.reporting.claims.judge import Judged
-from fltrain.reporting.numbers.published import METHOD
 from fltrain.reporting.pictures import paper_forest
 from fltrain.reporting.tables.cells import AVERAGE, TableCell
 from fltrain.reporting.tables.render import expected_counts, expected_gain_counts

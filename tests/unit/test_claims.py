@@ -18,9 +18,9 @@ from fltrain.experiments import claims as tests_of_claims
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.published import Published, Statement, read_claims
 from fltrain.reporting.claims import judge as judgement
 from fltrain.reporting.claims.judge import Finding
-from fltrain.reporting.numbers.published import Published, Statement, read_claims
 from fltrain.reporting.summary import summarise
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.runs.record import Record, Results, write_record

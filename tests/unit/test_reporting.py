@@ -17,8 +17,8 @@ from fltrain.core.files import write_arrays
 from fltrain.engine.train import ensure_data, ensure_partition
 from fltrain.experiments.layout import Bubbles, Curves, Points, Sheet
 from fltrain.experiments.plan import plan
+from fltrain.experiments.published import Published, read_anomalies
 from fltrain.reporting.figures import draw as figures
-from fltrain.reporting.numbers.published import Published, read_anomalies
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import TableCell, cells, read_csv
 from fltrain.reporting.tables.render import (

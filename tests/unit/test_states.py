@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.experiments.claims import Claim
+from fltrain.experiments.published import Published, Statement
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.flfa import Flfa
 from fltrain.reporting.claims import judge as judgement
 from fltrain.reporting.figures import draw as figures
-from fltrain.reporting.numbers.published import Published, Statement
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.reporting.tables.render import value_text

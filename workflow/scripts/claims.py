@@ -8,8 +8,8 @@ from fltrain.core.files import write_json, write_text
 from fltrain.core.job_log import job
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import Sheet
+from fltrain.experiments.published import Published, read_claims
 from fltrain.reporting.claims import judge as judgement
-from fltrain.reporting.numbers.published import Published, read_claims
 from fltrain.reporting.summary import summarise
 from fltrain.reporting.tables.cells import read_csv
 from fltrain.runs.record import Results

@@ -47,7 +47,7 @@ from fltrain.experiments.claims import (
     several,
 )
 from fltrain.experiments.layout import Measured, Sheet
-from fltrain.reporting.numbers.published import Published, Statement
+from fltrain.experiments.published import Published, Statement
 from fltrain.reporting.numbers.readings import Runs, curve
 from fltrain.reporting.numbers.values import (
     ABSENT,

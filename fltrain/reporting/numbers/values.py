@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet
-from fltrain.reporting.numbers.published import Names, Published
+from fltrain.experiments.published import Names, Published
 from fltrain.reporting.numbers.readings import Runs, diverged
 from fltrain.runs.measures import best_accuracy, measure
 from fltrain.runs.record import Record

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fltrain.experiments.plan import PlannedItem
-from fltrain.experiments.published_check import read_reported
+from fltrain.experiments.published import read_reported
 from fltrain.experiments.schema import Paper
 
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from fltrain.core.errors import FltrainError
 from fltrain.core.statistics import OverSeeds, Statistic
 from fltrain.experiments.layout import Average, Labels, Measured, Sheet, Table
-from fltrain.reporting.numbers.published import Names, Published, PublishedValue
+from fltrain.experiments.published import Names, Published, PublishedValue
 from fltrain.reporting.numbers.readings import Runs
 from fltrain.reporting.numbers.values import (
     ABSENT,

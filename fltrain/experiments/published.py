@@ -1,0 +1,305 @@
+"""Published values, known errors in them, and claims: read from ``config/reported`` and checked."""
+
+from __future__ import annotations
+
+import csv
+import re
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fltrain.core.config import suggest
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.schema import Item, Paper
+
+Names = Mapping[str, str]
+"""Columns of a file of published values -> their texts for a cell."""
+
+REQUIRED = "metric", "value", "note"
+"""Columns that every file of values has; the others say what the values belong to."""
+
+STATED = "where", "claim", "value", "unit"
+"""Columns of a file of claims."""
+
+FAILURES = "failed to converge", "not reached"
+"""Beginnings of the note on a value whose run failed in the paper."""
+
+METHOD = "method", "plugin", "variant"
+"""Columns that name what was run; the others name the setting."""
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class PublishedValue:
+    """A published value, in per cent if it was printed as a fraction; None if only a note is printed."""
+
+    value: float | None
+    std: float | None
+    notes: tuple[str, ...]
+    anomalies: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """True if the paper reports that its runs failed."""
+        return self.value is None and any(note.startswith(FAILURES) for note in self.notes)
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A row of a file of published values: its texts by column, and the value that they give."""
+
+    texts: Names
+    value: PublishedValue
+
+    def fits(self, names: Names) -> bool:
+        """Return whether the row has these texts; columns that the file does not have do not count."""
+        return all(self.texts.get(column, text) == text for column, text in names.items())
+
+
+@dataclass(frozen=True)
+class Published:
+    """The published values of one ``file`` (its name); none for an item without one."""
+
+    rows: Sequence[PublishedRow] = ()
+    columns: Sequence[str] = ()
+    file: str = ""
+
+    @classmethod
+    def read(cls, path: Path | None, anomalies: Path | None = None) -> Published:
+        """Read a file of published values and mark those that a file of anomalies names.
+
+        Raises:
+            FltrainError: if one of them cannot be read.
+        """
+        if path is None:
+            return cls()
+        columns, rows = read_reported(path, REQUIRED)
+        doubts = [one for one in read_anomalies(anomalies) if one.file == path.name] if anomalies else []
+        for doubt in doubts:
+            doubt.check(columns)
+        return cls([_row(texts, doubts) for texts in rows], columns, path.name)
+
+    @cached_property
+    def _by_metric(self) -> Mapping[str, list[PublishedRow]]:
+        """Rows by metric: a table looks up thousands of values."""
+        groups: dict[str, list[PublishedRow]] = {}
+        for row in self.rows:
+            groups.setdefault(row.texts["metric"], []).append(row)
+        return groups
+
+    def find(self, metric: str | None, names: Names, reduced: bool = False) -> PublishedValue | None:
+        """Return the one published value of a metric that the names of a cell fit; None if there is none.
+
+        A reduced scale can replace an axis by one without names, so that several values fit: then the cell
+        stands for none of them.
+
+        Raises:
+            FltrainError: if several values fit at full scale.
+        """
+        fitting = [row for row in self._by_metric.get(metric or "", []) if row.fits(names)]
+        if not fitting or (reduced and len(fitting) > 1):
+            return None
+        if len(fitting) > 1:
+            named = ", ".join(f"{key}={name}" for key, name in names.items()) or "a cell without names"
+            raise FltrainError(
+                f"{self.file}: {len(fitting)} published values of {metric!r} fit {named}; "
+                f"name more columns under 'reported' (columns: {', '.join(self.columns)})"
+            )
+        return fitting[0].value
+
+    def absent(
+        self, metric: str | None, declared: Iterable[Names], cells: Iterable[Names]
+    ) -> list[dict[str, str]]:
+        """Return the names of the published values of a metric that none of the cells stands for.
+
+        Values of another part of the table do not count: those that differ from all declared names in what
+        these have in common, or that leave empty what they name.
+
+        Args:
+            metric: of the values; None has none.
+            declared: names of the table's cells; any text stands for a ``{dimension}`` in them.
+            cells: names of the cells that are shown, with the labels of a dimension as the runs have them.
+        """
+        declared, cells = list(declared), list(cells)
+        named = dict.fromkeys(key for names in declared for key in names if key in self.columns)
+        patterns = {}
+        for column in named:
+            used = {names.get(column, "") for names in declared}
+            patterns[column] = "|".join(map(_pattern, used)) if len(used) == 1 or "" in used else ".+"
+        return [
+            {column: row.texts[column] for column in named}
+            for row in self._by_metric.get(metric or "", [])
+            if (row.value.value is not None or row.value.failed)
+            and all(re.fullmatch(pattern, row.texts[column]) for column, pattern in patterns.items())
+            and not any(row.fits(names) for names in cells)
+        ]
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """A reason to doubt the published values of a file in whose rows the columns have one of these texts."""
+
+    file: str
+    match: Mapping[str, list[str]]
+    reason: str
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Refuse columns that the file does not have."""
+        for column in self.match:
+            if column not in columns:
+                hint = f"{suggest(column, columns)} (columns: {', '.join(columns)})"
+                raise FltrainError(f"anomalies: {self.file} has no column {column!r}{hint}")
+
+    def concerns(self, texts: Names) -> bool:
+        """Return whether it concerns a row with these texts."""
+        return all(texts[column] in allowed for column, allowed in self.match.items())
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A row of a file of claims: the place, the claim, and the number that it states, if it states one."""
+
+    where: str
+    claim: str
+    value: float | None
+    unit: str
+
+    @property
+    def text(self) -> str:
+        """The stated number with its unit."""
+        unit = "point" if self.value == 1 and self.unit == "points" else self.unit
+        return "" if self.value is None else f"{self.value:g} {unit}".strip()
+
+
+def read_anomalies(path: Path) -> list[Anomaly]:
+    """Read the file of doubtful values: paper, item, match (``column=text|text; column=...``), reason.
+
+    Raises:
+        FltrainError: if it cannot be read.
+    """
+    anomalies: list[Anomaly] = []
+    for row in read_reported(path, ("paper", "item", "match", "reason"))[1]:
+        match: dict[str, list[str]] = {}
+        for part in filter(None, row["match"].split("; ")):
+            column, equals, texts = part.partition("=")
+            if not equals:
+                raise FltrainError(f"{path}: match {part!r}: write column=text, or column=text|text")
+            match[column] = texts.split("|")
+        anomalies.append(Anomaly(f"{row['paper']}_{row['item']}.csv", match, row["reason"]))
+    return anomalies
+
+
+def read_claims(path: Path) -> list[Statement]:
+    """Read a paper's file of claims.
+
+    Raises:
+        FltrainError: if it cannot be read.
+    """
+    rows = read_reported(path, STATED)[1]
+    return [Statement(row["where"], row["claim"], _float(row["value"]), row["unit"]) for row in rows]
+
+
+def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Read a file of published values or claims: its columns, and its rows as texts by column.
+
+    Raises:
+        FltrainError: if it cannot be read, lacks a column that is needed, has a line with too many cells, or
+            in the columns ``value`` and ``std`` something else than numbers and empty cells.
+    """
+    rows: list[dict[str, str]] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            for row in reader:
+                where = f"{path}: line {reader.line_num}"
+                if None in row:
+                    raise FltrainError(f"{where} has more cells than there are columns")
+                for column in {"value", "std"} & row.keys():
+                    if row[column] and not _NUMBER.fullmatch(row[column]):
+                        raise FltrainError(f"{where}: the {column} {row[column]!r} is no number")
+                rows.append(row)
+            columns = reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FltrainError(f"{path}: published values cannot be read ({reason})") from None
+    for column in needed:
+        if column not in columns:
+            known = f"{suggest(column, columns)} (columns: {', '.join(columns)})"
+            raise FltrainError(f"{path}: there is no column {column!r}{known}")
+    return columns, rows
+
+
+def _row(texts: Mapping[str, str], doubts: Iterable[Anomaly]) -> PublishedRow:
+    factor = 100 if texts.get("unit") == "fraction" else 1
+    value, std = (
+        None if number is None else factor * number
+        for number in (_float(texts["value"]), _float(texts.get("std", "")))
+    )
+    notes = tuple(note for note in texts["note"].split("; ") if note)
+    reasons = tuple(doubt.reason for doubt in doubts if doubt.concerns(texts))
+    return PublishedRow(texts, PublishedValue(value, std, notes, reasons))
+
+
+def _float(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _pattern(name: str) -> str:
+    """Return a regular expression for a declared name, in which anything stands for a ``{dimension}``."""
+    parts = string.Formatter().parse(name)
+    return "".join(re.escape(text) + (".+" if dimension else "") for text, dimension, _, _ in parts)
+
+
+# ---------------------------------------------------------------- declarations against files
+def check_reported(folder: Path, paper: Paper) -> None:
+    """Compare a paper's items and claims with the files of published values in a folder.
+
+    Items name a file of values, its columns and metrics; claims are rows of ``<paper>_claims.csv``.
+
+    Raises:
+        FltrainError: if a file cannot be read, or does not have what is named.
+    """
+    for name, item in paper.items.items():
+        if item.reported:
+            _check_item(f"{paper.paper}/{name}", item, folder / item.reported.file)
+    if paper.claims:
+        path = folder / f"{paper.paper}_claims.csv"
+        stated = {(one.where, one.claim) for one in read_claims(path)}
+        for claim in paper.claims:
+            if (claim.where, claim.claim) not in stated:
+                near = suggest(claim.claim, [text for _, text in stated])
+                raise FltrainError(f"{path}: has no claim {claim.claim!r} where {claim.where!r}{near}")
+
+
+def _check_item(item_id: str, item: Item, path: Path) -> None:
+    columns, rows = read_reported(path, REQUIRED)
+    names: dict[str, set[str]] = {}
+    points = [point for axis in item.axes.values() for point in axis.points.values()]
+    for reported in [*(point.reported for point in points), *(one.reported for one in item.exceptions)]:
+        for column, name in reported.items():
+            names.setdefault(column, set()).add(name)
+    for column, used in names.items():
+        # A single name tells no cells apart.
+        if len(used) > 1 and column not in columns:
+            raise FltrainError(
+                f"{item_id}: points are 'reported' under {column!r}, which is no column of "
+                f"{path}{suggest(column, columns)} (columns: {', '.join(columns)})"
+            )
+    metrics = {row["metric"] for row in rows}
+    for metric in _metrics(item):
+        if metric not in metrics:
+            raise FltrainError(
+                f"{item_id}: 'reported' names the metric {metric!r}, of which {path} has no "
+                f"row{suggest(metric, metrics)} (metrics: {', '.join(sorted(metrics))})"
+            )
+
+
+def _metrics(item: Item) -> Iterator[str]:
+    for measured in item.table.measures if item.table else ():
+        if measured.reported:
+            yield measured.reported
+        if measured.average and measured.average.reported:
+            yield measured.average.reported
