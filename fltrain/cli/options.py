@@ -37,9 +37,10 @@ def selection_of(
     datasets: str | None,
     methods: str | None,
     seeds: int | None,
+    where: list[str] | None,
 ) -> Selection:
     """Return the part of a scale that the options ask for; refuse wrong values."""
-    wanted = {"items": items, "datasets": datasets, "methods": methods, "seeds": seeds}
+    wanted = {"items": items, "datasets": datasets, "methods": methods, "seeds": seeds, "where": where}
     return Selection.parse(wanted, "command line")
 
 

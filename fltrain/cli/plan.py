@@ -17,6 +17,7 @@ from fltrain.cli.options import (
     ResultsOption,
     ScaleOption,
     SeedsOption,
+    WhereOption,
     selection_of,
 )
 from fltrain.cli.output import print_table
@@ -35,6 +36,7 @@ def show_plan(
     datasets: DatasetsOption = None,
     methods: MethodsOption = None,
     seeds: SeedsOption = None,
+    where: WhereOption = None,
     hours: Annotated[
         float | None, typer.Option(min=0, help="Show the items and seeds that fit into this many hours.")
     ] = None,
@@ -53,7 +55,7 @@ def show_plan(
     config: ConfigOption = Path("config"),
 ) -> None:
     """Show the runs behind each table and figure, with hours, traffic and disk space."""
-    wanted, folder = selection_of(items, datasets, methods, seeds), Results(results)
+    wanted, folder = selection_of(items, datasets, methods, seeds, where), Results(results)
     planned = plan(config, scale).restricted(wanted)
     if new_scale and (datasets or methods):
         raise FltrainError(

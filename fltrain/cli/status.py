@@ -16,6 +16,7 @@ from fltrain.cli.options import (
     ResultsOption,
     ScaleOption,
     SeedsOption,
+    WhereOption,
     selection_of,
 )
 from fltrain.cli.output import print_table
@@ -30,6 +31,7 @@ def status(
     datasets: DatasetsOption = None,
     methods: MethodsOption = None,
     seeds: SeedsOption = None,
+    where: WhereOption = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
@@ -38,7 +40,7 @@ def status(
     A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
     has to be retrained. A damaged record was changed after training; tables leave it out.
     """
-    wanted, where = selection_of(items, datasets, methods, seeds), Results(results)
+    wanted, folder = selection_of(items, datasets, methods, seeds, where), Results(results)
     planned = plan(config, scale).restricted(wanted)
     table = Table()
     table.add_column("run", no_wrap=True)
@@ -46,8 +48,8 @@ def status(
         table.add_column(name, no_wrap=True)
     for name in ("final accuracy, %", "seconds"):
         table.add_column(name, justify="right")
-    stale = stale_runs(planned.runs, where)
-    states = {run: State.of(run, where, stale.get(run), spec) for run, spec in planned.runs.items()}
+    stale = stale_runs(planned.runs, folder)
+    states = {run: State.of(run, folder, stale.get(run), spec) for run, spec in planned.runs.items()}
     for run, state in states.items():
         members = ", ".join(planned.memberships[run])
         final = "" if state.final is None else f"{100 * state.final:.2f}"

@@ -15,6 +15,7 @@ from fltrain.cli.options import (
     ResultsOption,
     ScaleOption,
     SeedsOption,
+    WhereOption,
     selection_of,
 )
 from fltrain.core.errors import Stopped
@@ -29,39 +30,40 @@ def track(
     datasets: DatasetsOption = None,
     methods: MethodsOption = None,
     seeds: SeedsOption = None,
+    where: WhereOption = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
     uri: Annotated[
         str | None,
         typer.Option(
-            envvar="MLFLOW_TRACKING_URI", help="MLflow store; sqlite:///RESULTS/mlflow.db if not given."
+            envvar="MLFLOW_TRACKING_URI", help="MLflow store (default: sqlite:///RESULTS/mlflow.db)."
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--every", help="Also the runs in RESULTS/runs that the scale does not have.")
+        bool, typer.Option("--every", help="Also export runs in RESULTS/runs that are not in the scale.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on exporting what appears, until Ctrl-C.")
+        bool, typer.Option("--follow", help="Keep exporting new records until Ctrl-C.")
     ] = False,
     interval: Annotated[
-        float, typer.Option(min=0.1, help="With --follow: seconds between two looks at the records.")
+        float, typer.Option(min=0.1, help="With --follow: seconds between looks at the records.")
     ] = 10.0,
 ) -> None:
     """Export the trained runs, tables and figures of a scale to MLflow; exporting again changes nothing.
 
-    A restriction chooses runs; they keep all the tables and figures that they are tagged with. A tracking
-    server is told what MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD, say.
+    Options that choose runs do not change the tables and figures that these are tagged with. For a tracking
+    server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
     """
     from fltrain.tracking import export as tracking
 
-    where = Results(results)
+    folder = Results(results)
     whole = plan(config, scale)
-    planned = whole.restricted(selection_of(items, datasets, methods, seeds))
+    planned = whole.restricted(selection_of(items, datasets, methods, seeds, where))
     runs = dict.fromkeys(planned.runs)
     if every:
-        runs |= dict.fromkeys(record.run_id for record in where.records())
-    wanted = tracking.Wanted(where, scale, whole.memberships, list(runs), tracking.pages_of(planned))
-    store = uri or f"sqlite:///{where.tracking}"
+        runs |= dict.fromkeys(record.run_id for record in folder.records())
+    wanted = tracking.Wanted(folder, scale, whole.memberships, list(runs), tracking.pages_of(planned))
+    store = uri or f"sqlite:///{folder.tracking}"
     if not follow:
         typer.echo(f"{store}: {tracking.export(wanted, store)}")
         return

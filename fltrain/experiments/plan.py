@@ -50,6 +50,7 @@ from fltrain.experiments.schema import (
 from fltrain.experiments.selection import Demand, Selection
 from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import choose, parse_where, settings_text
 
 MOST_RUNS = 100_000
 """Cells times seeds of an item: a plan holds all of them in memory."""
@@ -232,6 +233,7 @@ class Plan:
             FltrainError: if a name is unknown or nothing is left.
         """
         self._check_names(selection)
+        choose(list(self.runs.values()), parse_where(selection.where), settings_text)  # refuses unknown keys
         named = [item for item in self.items if selection.wants(item.names)]
         rest = self._reduced_to(named, *selection.named)
         for demand in selection.demands:

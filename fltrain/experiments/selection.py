@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
 from fltrain.core.config import FileName, Settings
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import Condition, begins, parse_where, settings_text, short_names
 
 
 def _names(value: Any) -> Any:
@@ -17,6 +19,10 @@ def _names(value: Any) -> Any:
     if isinstance(value, str):
         return [name.strip() for name in value.split(",") if name.strip()]
     return () if value is None else value
+
+
+def _texts(value: Any) -> Any:
+    return [value] if isinstance(value, str) else () if value is None else value
 
 
 Names = Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)]
@@ -49,6 +55,8 @@ class Selection(Settings):
         datasets: names of datasets.
         methods: names of base methods or plug-ins; a run needs one of them.
         seeds: maximum number of seeds.
+        where: conditions on settings, see ``fltrain.runs.where``; those on ``method`` or ``plugins`` keep
+            the cells of comparisons, too.
     """
 
     papers: Names = ()
@@ -56,6 +64,7 @@ class Selection(Settings):
     datasets: Names = ()
     methods: Names = ()
     seeds: int | None = Field(default=None, ge=1)
+    where: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_texts)] = ()
 
     def wants(self, names: Set[str]) -> bool:
         """Return whether an item with these names is selected."""
@@ -80,6 +89,14 @@ class Selection(Settings):
             )
         if (seeds := self.seeds) is not None:
             yield Demand(f"{seeds} seed{'s' if seeds > 1 else ''}", lambda spec: spec.seed < seeds)
+        for condition in parse_where(self.where):
+            compared = begins(condition.key, ("method", "plugins"))
+            yield Demand(str(condition), partial(_meets, condition), references=compared)
+
+
+def _meets(condition: Condition, spec: RunSpec) -> bool:
+    names = short_names(spec)
+    return condition.meets(names if condition.key in names else settings_text(spec))
 
 
 def _listed(what: str, names: Sequence[str]) -> str:

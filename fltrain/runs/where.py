@@ -118,7 +118,8 @@ def choose(
         FltrainError: if a key is unknown or stands for several settings, or no run is left; the message
             lists the keys or values that exist.
     """
-    every = [(run, settings_of(run)) for run in runs]
+    conditions = list(conditions)
+    every = [(run, settings_of(run)) for run in runs] if conditions else [(run, {}) for run in runs]
     left = every
     for condition in conditions:
         _check_key(condition, [settings for _, settings in every])

@@ -20,6 +20,7 @@ import fltrain
 from fltrain import cli
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
+from fltrain.experiments.selection import Selection
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking.compare import Comparison, compare, sketch
@@ -27,7 +28,7 @@ from fltrain.tracking.dataframes import find_runs
 from fltrain.tracking.export import Wanted, export
 from fltrain.tracking.run_view import RunView
 
-from .helpers import seal, tiny
+from .helpers import TINY, seal, tiny
 
 GUIDE = Path(__file__).parents[2] / "docs" / "compare.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -460,3 +461,48 @@ def test_the_example_of_the_guide_works(
     printed = capsys.readouterr().out
     assert re.search(r"^none +0\.4887\d* +0\.0095\d* +3$", printed, re.MULTILINE), printed
     assert re.search(r"^flfa +0\.5845\d* +0\.0095\d* +3$", printed, re.MULTILINE), printed
+
+
+# --------------------------------------------------------------------------------------- the same everywhere
+def test_python_trains_plans_and_loads(tmp_path: Path) -> None:
+    assert {"load_runs", "load_settings", "plan", "train"} <= set(dir(fltrain))
+    trained = fltrain.train(TINY, tmp_path, device="cpu")
+    assert trained.summary["status"] == "completed" and trained.run_id == tiny().run_id
+    log = (trained.folder / "train.log").stat().st_mtime_ns
+    assert fltrain.train(TINY, tmp_path, device="cpu").folder == trained.folder
+    assert (trained.folder / "train.log").stat().st_mtime_ns == log, "trained once"
+    runs = fltrain.load_runs(tmp_path, where="dataset=digits method=fedavg")
+    (final,) = runs[runs["metric"] == "final_accuracy"]["value"]
+    assert final == trained.summary["accuracy"]["final"]
+    planned = fltrain.plan("demo", CONFIG)
+    assert planned.runs == plan(CONFIG, "demo").runs and planned.items
+    with pytest.raises(FltrainError, match="unknown method 'fedavgg'"):
+        fltrain.train({**TINY, "method": "fedavgg"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("items=flfa/figure2", "unknown key 'items'"),
+        ("plugins=flfa dataset=digits", ""),
+        ("training.lr=7", r"no run is left with training.lr=7 \(there are: "),
+    ],
+)
+def test_plan_status_and_track_choose_runs_alike(tmp_path: Path, where: str, message: str) -> None:
+    for command in ("plan", "status", "track"):
+        arguments = [command, "--results", str(tmp_path), "--config", str(CONFIG), "--where", where]
+        result = CliRunner().invoke(cli.app, arguments)
+        if message:
+            assert re.search(message, str(result.exception)), command
+        else:
+            assert result.exit_code == 0, result.output
+
+
+def test_a_plan_keeps_what_chosen_plug_ins_are_compared_with() -> None:
+    whole = plan(CONFIG, "demo")
+    chosen_part = whole.restricted(Selection(items=("flfa/table1",), where=("plugins=flfa",)))
+    specs = [entry.spec for item in chosen_part.items for entry in item.entries]
+    bases = {spec.method.name for spec in specs if spec.plugins}
+    assert bases and bases == {spec.method.name for spec in specs if not spec.plugins}
+    by_setting = whole.restricted(Selection(where=("training.epochs=1 dataset=digits",)))
+    assert {spec.training.epochs for spec in by_setting.runs.values()} == {1}
