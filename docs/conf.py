@@ -28,7 +28,14 @@ LOG = getLogger(__name__)
 NAVIGATION = {
     "README": {
         "Start": ["docs/README"],
-        "Results": ["published/README", "docs/reproduce", "docs/compare", "docs/items", "docs/inversion"],
+        "Results": [
+            "published/README",
+            "docs/reproduce",
+            "docs/protocol",
+            "docs/compare",
+            "docs/items",
+            "docs/inversion",
+        ],
         "Your own": ["docs/add-a-method", "docs/add-a-dataset", "docs/add-an-experiment"],
         "Running": ["docs/cluster", "docs/gpus", "docs/interruptions", "docs/records", "docs/performance"],
         "Reference": [

@@ -539,12 +539,15 @@ def test_a_restricted_plan_lacks_nothing(toy: Toy, printed: Path) -> None:
 
 def test_files_keep_all_numbers(toy: Toy, printed: Path, tmp_path: Path) -> None:
     shown = list(cells(toy, toy.sheet(), printed).values())
-    strange = shown[0].model_copy(update={"row": "=1+1", "column": "+ FLFA", "values": (1e300, NEVER, -0.5)})
+    strange = shown[0].model_copy(
+        update={"row": "=1+1", "column": "+cmd", "panel": "+ FLFA", "values": (1e300, NEVER, -0.5)}
+    )
     path = tmp_path / "table.csv"
     path.write_text(to_csv([*shown, strange]), encoding="utf-8")
     assert read_csv(path) == [*shown, strange]
     text = path.read_text()
-    assert "'=1+1" in text and "'+ FLFA" in text, "no spreadsheet runs a formula"
+    assert "'=1+1" in text and "'+cmd" in text, "no spreadsheet runs a formula"
+    assert "'+ FLFA" not in text, "which is none"
     assert set(TableCell.model_json_schema()["properties"]) == set(text.splitlines()[0].split(","))
     path.write_text("row,mean\na,no number\n")
     with pytest.raises(FltrainError, match=r"table\.csv: cannot be read"):

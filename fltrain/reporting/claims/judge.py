@@ -231,7 +231,7 @@ def _floor(sheet: Sheet, test: Quantity, runs: Runs) -> float:
     if test.relative:
         return 0.0
     records = (runs(cell.run) for cell in sheet.cells)
-    images = next((record.test_images for record in records if record.complete), None)
+    images = next((record.test_images for record in records if record.usable), None)
     if test.measure is not None:
         what = measure(test.measure)
         return what.resolution(None if what.dimension else images)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -407,7 +408,7 @@ class _Assembly:
         part = group.iloc[0][what.dimension] if what.dimension and what.dimension in group else None
         for run in " ".join(group["run"]).split():
             record = self.runs(run)
-            if record.complete:
+            if record.usable:
                 images = None if what.dimension else record.test_images
                 return (record.spec["dataset"]["name"], part), what.resolution(images)
         return (None, part), what.resolution(None)
@@ -471,17 +472,12 @@ def to_csv(shown: Iterable[TableCell]) -> str:
     return file.getvalue()
 
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of texts that spreadsheets take for formulas."""
+FORMULA = re.compile(r"[=@\t\r]|[-+](?![ \d.])")
+"""Beginning of a text that a spreadsheet would run as a formula; labels such as ``+ FLFA`` are none."""
 
 
 def _harmless(value: object) -> object:
-    if isinstance(value, str) and value.startswith(FORMULA):
-        try:
-            float(value.split(" ")[0])
-        except ValueError:
-            return f"'{value}"
-    return value
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def read_csv(path: Path) -> list[TableCell]:
@@ -501,4 +497,4 @@ def read_csv(path: Path) -> list[TableCell]:
 
 
 def _plain(text: str) -> str:
-    return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
+    return text[1:] if text.startswith("'") and FORMULA.match(text[1:]) else text
