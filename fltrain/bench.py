@@ -31,7 +31,7 @@ from fltrain.engine.simulation import ExecutorFactory, Simulation
 from fltrain.engine.synthetic import rehearsal
 from fltrain.methods import METHODS
 from fltrain.models.build import build
-from fltrain.models.catalogue import MODELS
+from fltrain.models.networks import MODELS
 from fltrain.runs.spec import Precision, RunSpec
 from fltrain.runtime.determinism import Profile, determined
 from fltrain.runtime.devices import synchronize

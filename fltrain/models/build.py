@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fltrain.core.rng import Purpose, seeded_torch
-from fltrain.models.catalogue import Model
+from fltrain.models.base import Model
 from fltrain.models.network import Network
 
 

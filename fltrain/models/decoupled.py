@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
-from fltrain.models.mobilenetv2 import InvertedResidual
 from fltrain.models.network import Network
-from fltrain.models.parts import norm_layer
+from fltrain.models.parts import InvertedResidual, norm_layer
 
 Width = Literal["round_up", "round_down", "uneven"]
 Entry = Literal["grouped", "dense"]

@@ -1,10 +1,13 @@
-"""What several networks are made of: norm layers by name, mean pooling, He's initialisation."""
+"""Parts of several networks: blocks, norm layers by name, mean pooling, He's initialisation."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock as BasicBlock
+from torchvision.models.resnet import Bottleneck as Bottleneck
 
 from fltrain.models.network import Network
 
@@ -50,3 +53,53 @@ def initialised(network: Network, how: str) -> Network:
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
     return network
+
+
+class InvertedResidual(nn.Sequential):
+    """1x1 expansion, 3x3 depthwise, 1x1 linear projection; identity path if the shape does not change."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        expansion: int,
+        stride: int,
+        norm: NormLayer = nn.BatchNorm2d,
+        bias: bool = False,
+        expand: bool = True,
+    ) -> None:
+        """Make the block; without ``expand`` (for expansion 1) its first convolution is left out."""
+        hidden = inputs * expansion
+        expanding = OrderedDict[str, nn.Module](
+            expand=nn.Conv2d(inputs, hidden, 1, bias=bias),
+            expand_norm=norm(hidden),
+            expand_relu=nn.ReLU6(),
+        )
+        super().__init__(
+            OrderedDict(
+                **(expanding if expand else {}),
+                depthwise=nn.Conv2d(hidden, hidden, 3, stride, padding=1, groups=hidden, bias=bias),
+                depthwise_norm=norm(hidden),
+                depthwise_relu=nn.ReLU6(),
+                project=nn.Conv2d(hidden, outputs, 1, bias=bias),
+                project_norm=norm(outputs),
+            )
+        )
+        self.residual = stride == 1 and inputs == outputs
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+        return input + output if self.residual else output
+
+
+class Projected(nn.Module):
+    """A block that changes nothing but the width; its input is added through a 1x1 convolution."""
+
+    def __init__(self, block: nn.Module, inputs: int, outputs: int, norm: NormLayer) -> None:
+        super().__init__()
+        self.block = block
+        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), norm(outputs))
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.block(input) + self.shortcut(input)
+        return output

@@ -22,7 +22,8 @@ from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Training
-from fltrain.models.catalogue import MODELS, Model
+from fltrain.models.base import Model
+from fltrain.models.networks import MODELS
 
 ENGINE_REVISION = 1
 """Raised whenever the engine's numbers change for some spec."""

@@ -37,8 +37,9 @@ from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import LEARNING_RATES, LearningRate
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import MODELS, Model
+from fltrain.models.networks import MODELS
 from fltrain.runs.spec import ENGINE_REVISION, RunSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")

@@ -19,7 +19,9 @@ from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Constant, Training
 from fltrain.methods.types import Examples, Local, Task, Update
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.base import Model
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.spec import Evaluation, Participation, RunSpec
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from fltrain.engine.executors.loop import FrozenModels, LoopStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.types import Outputs, Update
-from fltrain.models.catalogue import Model
+from fltrain.models.base import Model
 from fltrain.models.network import Network
 
 from .helpers import local_of, rows_of, trained

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
-from fltrain.models.catalogue import Model
+from fltrain.models.base import Model
 from fltrain.models.network import Network
 
 from .helpers import simulation

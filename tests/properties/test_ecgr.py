@@ -19,7 +19,7 @@ from fltrain.methods.fedprox import FedProx
 from fltrain.methods.ops import vectors
 from fltrain.methods.ops.vectors import accumulated_steps, gram
 from fltrain.methods.scaffold import Scaffold
-from fltrain.models.catalogue import LeNet5
+from fltrain.models.networks.lenet5 import LeNet5
 
 from .helpers import (
     FULL_BATCH,

@@ -25,7 +25,9 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.feddyn import FedDyn
 from fltrain.methods.training import Exponential
 from fltrain.methods.types import Local, Outputs, State, Step
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.base import Model
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import (
     COMBINATIONS,

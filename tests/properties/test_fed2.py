@@ -16,20 +16,17 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods.fed2 import Fed2
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Update
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import (
-    MODELS,
-    FedAvgCnn,
-    LeNet5,
-    Mlp,
-    MobileNetTiny,
-    MobileNetV1,
-    Model,
-    Vgg9,
-    Vgg16,
-)
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup, decouple, depth
 from fltrain.models.network import Network
+from fltrain.models.networks import MODELS
+from fltrain.models.networks.fedavg_cnn import FedAvgCnn
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mlp import Mlp
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
+from fltrain.models.networks.mobilenetv1 import MobileNetV1
+from fltrain.models.networks.vgg import Vgg9, Vgg16
 
 from .helpers import (
     Tracing,

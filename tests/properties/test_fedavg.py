@@ -12,8 +12,10 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.training import Exponential, Training
 from fltrain.methods.types import Server, Update
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import FULL_BATCH, Tracing, by_name, simulation, trained, update_of
 from .quadratics import TWO_CLIENTS, weights_after

@@ -19,8 +19,10 @@ from fltrain.methods.fedfcd import FedFcd
 from fltrain.methods.local import LocalOnly
 from fltrain.methods.training import Exponential
 from fltrain.methods.types import Outputs, State
-from fltrain.models.catalogue import Mlp, MobileNetTiny, Model
+from fltrain.models.base import Model
 from fltrain.models.network import Network
+from fltrain.models.networks.mlp import Mlp
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.part import Part
 
 from .helpers import assert_same_model, digits, local_of, rows_of, simulation, skewed, trained

@@ -15,7 +15,7 @@ from fltrain.engine.clients import OWN
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedgh import FedGh
 from fltrain.methods.training import Training
-from fltrain.models.catalogue import LeNet5
+from fltrain.models.networks.lenet5 import LeNet5
 
 from .helpers import digits, simulation, skewed, trained, update_of, with_tests
 from .ordinary import features, flat, replica

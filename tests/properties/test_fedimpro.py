@@ -30,9 +30,13 @@ from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.training import Cosine
 from fltrain.methods.types import Server, Task, Update
 from fltrain.metrics.updates import gradient_variance
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model, ResNet18, ResNet50, Vgg9
 from fltrain.models.network import Network, map_shape
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
+from fltrain.models.networks.resnet import ResNet18, ResNet50
+from fltrain.models.networks.vgg import Vgg9
 from fltrain.runs.spec import RunSpec
 
 from .helpers import (

@@ -16,8 +16,12 @@ from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedma import FedMA
 from fltrain.methods.types import Update
-from fltrain.models.catalogue import LeNet5, Mlp, MobileNetTiny, Model, Vgg9
+from fltrain.models.base import Model
 from fltrain.models.network import Network
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mlp import Mlp
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
+from fltrain.models.networks.vgg import Vgg9
 from fltrain.runs.spec import RunSpec
 
 from .helpers import (

@@ -15,9 +15,11 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.base import Model
 from fltrain.models.feedback import feedback
 from fltrain.models.network import Network
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.parts import mean_pool
 
 from .helpers import FULL_BATCH, Tracing, assert_same_model, by_name, simulation, trained

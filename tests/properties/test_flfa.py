@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.base import Model
 from fltrain.models.feedback import feedback
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import (
     BASES,

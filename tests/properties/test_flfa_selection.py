@@ -15,9 +15,10 @@ from fltrain.core.errors import FltrainError
 from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Server, Task, Update
-from fltrain.models.catalogue import LeNet5, Model
+from fltrain.models.base import Model
 from fltrain.models.flat import Layout, slots
 from fltrain.models.network import Layer, Network
+from fltrain.models.networks.lenet5 import LeNet5
 
 from .helpers import (
     BASES,

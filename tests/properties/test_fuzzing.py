@@ -29,7 +29,7 @@ from fltrain.data.prepared import PreparedData, load_partition, load_prepared, p
 from fltrain.data.registry import load
 from fltrain.experiments.plan import plan
 from fltrain.methods import METHODS
-from fltrain.models.catalogue import MODELS
+from fltrain.models.networks import MODELS
 from fltrain.runs.spec import RunSpec
 
 from .helpers import COMBINATIONS, MODEL_FOR

@@ -9,7 +9,7 @@ from fltrain.core.hashing import canonical_json
 from fltrain.data.partition import SCHEMES
 from fltrain.methods import METHODS
 from fltrain.methods.training import LEARNING_RATES
-from fltrain.models.catalogue import MODELS
+from fltrain.models.networks import MODELS
 
 from ..golden import golden
 from ..golden.golden import Entry, Numbers

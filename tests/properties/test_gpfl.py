@@ -13,9 +13,13 @@ from torch.nn.utils import vector_to_parameters
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.gpfl import Gpfl
-from fltrain.models.catalogue import FedAvgCnn, LeNet5, Mlp, MobileNetTiny, Model
+from fltrain.models.base import Model
 from fltrain.models.flat import Slot
 from fltrain.models.network import Network
+from fltrain.models.networks.fedavg_cnn import FedAvgCnn
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mlp import Mlp
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import (
     Tracing,

@@ -16,7 +16,9 @@ from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.base import Model
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from ..guard import no_host_sync
 from .helpers import COMBINATIONS, assert_same_model, by_name, fit_together, trained

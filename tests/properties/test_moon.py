@@ -16,10 +16,13 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
 from fltrain.methods.types import Local, Outputs, State
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import EcgrCnn, LeNet5, MobileNetTiny, Model
 from fltrain.models.feedback import feedback
 from fltrain.models.network import Network
+from fltrain.models.networks.ecgr_cnn import EcgrCnn
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import Tracing, assert_same_model, by_name, rows_of, simulation, trained
 from .ordinary import check_round, elsewhere, features, gradient_of, replica, step_of

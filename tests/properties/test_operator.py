@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fltrain.models.build import build
-from fltrain.models.catalogue import MobileNetTiny
 from fltrain.models.feedback import direct_feedback, feedback
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import FORWARD_ORDER, LAYERS
 

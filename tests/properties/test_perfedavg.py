@@ -17,8 +17,8 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.perfedavg import PerFedAvg
 from fltrain.methods.training import Exponential
-from fltrain.models.catalogue import Mlp
 from fltrain.models.network import Network
+from fltrain.models.networks.mlp import Mlp
 
 from .helpers import Tracing, assert_same_model, local_of, rows_of, simulation, task_of, trained
 from .ordinary import check_round, gradient_of, replica, running

@@ -21,7 +21,8 @@ from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.training import Training
 from fltrain.methods.types import Local, Needs, Phase, Schedule, State
-from fltrain.models.catalogue import Mlp, MobileNetTiny
+from fltrain.models.networks.mlp import Mlp
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.part import Part
 from fltrain.runs.spec import RunSpec
 

@@ -17,8 +17,10 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.ops.vectors import clip_norm
 from fltrain.methods.scaffold import Scaffold
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.spec import RunSpec
 
 from .helpers import (

@@ -15,9 +15,11 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.scaffold import Scaffold
 from fltrain.metrics.updates import gradient_variance, weight_divergence
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.base import Model
 from fltrain.models.flat import Slot
 from fltrain.models.network import Network
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.spec import RunSpec, Statistic
 
 from .helpers import Tracing, assert_same_model, by_name, layer_names, rows_of, simulation, trained

@@ -14,7 +14,9 @@ from fltrain.methods.fedrs import FedRS
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
 from fltrain.methods.types import Outputs
-from fltrain.models.catalogue import LeNet5, MobileNetTiny, Model
+from fltrain.models.base import Model
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.part import Part
 
 from .helpers import FORWARD_ORDER, by_name, changed_parameters

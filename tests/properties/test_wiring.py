@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from fltrain.models.build import build
-from fltrain.models.catalogue import LeNet5, MobileNetTiny
 from fltrain.models.network import layers
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import LAYERS
 

@@ -19,8 +19,8 @@ from fltrain.engine.evaluation import test as evaluate
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import ensure_data
 from fltrain.models.build import build
-from fltrain.models.catalogue import MobileNetTiny
 from fltrain.models.network import Network
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.record import Results
 
 from .conftest import Register

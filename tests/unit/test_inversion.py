@@ -33,7 +33,7 @@ from fltrain.core.files import write_json
 from fltrain.data.partition import class_counts
 from fltrain.engine.data import FederatedData, Split
 from fltrain.experiments.layout import Attack, Inversion, Sheet
-from fltrain.models.catalogue import MODELS
+from fltrain.models.networks import MODELS
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures.inversion import attack, draw, measurements
 from fltrain.runs.record import Record, Results

@@ -11,23 +11,19 @@ from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
 from fltrain.methods.ops.neuron_matching import Pool, align, grow, match, row_weights
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import (
-    EcgrCnn,
-    FedAvgCnn,
-    LeNet5,
-    Mlp,
-    MobileNetTiny,
-    MobileNetV1,
-    Model,
-    ResNet18,
-    Vgg9,
-    Vgg11,
-    Vgg16,
-)
 from fltrain.models.chain import Chain, chained, widened
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network
+from fltrain.models.networks.ecgr_cnn import EcgrCnn
+from fltrain.models.networks.fedavg_cnn import FedAvgCnn
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mlp import Mlp
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
+from fltrain.models.networks.mobilenetv1 import MobileNetV1
+from fltrain.models.networks.resnet import ResNet18
+from fltrain.models.networks.vgg import Vgg9, Vgg11, Vgg16
 
 SIDE = 16
 """At this size maps are 2 x 2 where LeNet-5 and VGG-9 flatten them."""

@@ -1,6 +1,7 @@
 """The networks, how they are built, and the flat vectors that they are bound to."""
 
 import random
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -8,10 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.core.errors import FltrainError
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import MODELS, LeNet5, MobileNetTiny, Model
 from fltrain.models.flat import FlatModel, pack, slots
 from fltrain.models.network import Network, layers
+from fltrain.models.networks import MODELS
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mlp import Mlp
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 
 def images(count: int = 2, channels: int = 1, side: int = 8) -> Tensor:
@@ -72,6 +78,25 @@ def test_networks_take_images_from_their_smallest_size_on(name: str, channels: i
     assert (features.dim(), len(features)) == (2, 3)
     assert network(batch).shape == (3, 7)
     assert torch.equal(network.classifier(features), network(batch))
+    for split in network.splits:
+        assert torch.equal(network.upper(network.lower(batch, split), split), network(batch))
+    layout = FlatModel(network, batch[:1]).layout
+    assert layout.size == sum(parameter.numel() for parameter in network.parameters())
+    assert layout.size - layout.head == sum(tensor.numel() for tensor in network.classifier.parameters())
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"blocks": Mlp.blocks}, r"Custom: set 'min_side'"),
+        ({"min_side": 1}, r"Custom: define 'blocks'"),
+    ],
+)
+def test_an_incomplete_network_is_refused_in_one_line(members: dict[str, object], message: str) -> None:
+    name = {"__annotations__": {"name": Literal["custom"]}, "name": "custom", "__module__": __name__}
+    with pytest.raises(FltrainError, match=message) as refusal:
+        type("Custom", (Model,), {**name, **members})
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", MODELS)

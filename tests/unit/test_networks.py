@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
+from fltrain.models.base import Model
 from fltrain.models.build import build
-from fltrain.models.catalogue import MODELS, Model
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network, layers
+from fltrain.models.networks import MODELS
 
 from .helpers import tiny
 

@@ -21,9 +21,9 @@ from fltrain.data.partition.iid import Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.data import FederatedData, Split
 from fltrain.methods.fed2 import Fed2
-from fltrain.models.catalogue import MODELS
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup
 from fltrain.models.network import Network
+from fltrain.models.networks import MODELS
 
 from .helpers import CPU
 

@@ -16,7 +16,7 @@ from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition
 from fltrain.methods.training import Training
-from fltrain.models.catalogue import MODELS
+from fltrain.models.networks import MODELS
 from fltrain.runs.spec import Evaluation, RunSpec
 
 from .helpers import TINY, tiny

@@ -1,0 +1,83 @@
+"""What a file of ``fltrain/models/networks`` declares: a network's options and its blocks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from fltrain import models
+from fltrain.core.errors import FltrainError
+from fltrain.core.lazy import nn
+from fltrain.core.registry import Component
+
+
+class Model(Component):
+    """A network architecture and its options.
+
+    A subclass with a ``name`` defines ``min_side`` and ``blocks``.
+    """
+
+    channels_last: ClassVar[bool] = True
+    """True if images lie channels-last on a CPU, which is faster.
+
+    PyTorch's BatchNorm then sums in single precision, otherwise in double precision. Deep networks magnify
+    the difference, so they set this to False.
+    """
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse a network without its smallest image or without blocks."""
+        if not isinstance(cls.model_fields["name"].default, str):
+            return
+        where = f"{cls.__module__}.{cls.__name__}"
+        if cls.min_side is Model.min_side:
+            raise FltrainError(
+                f"{where}: set 'min_side', the smallest image height and width in pixels that it accepts"
+            )
+        if cls.blocks is Model.blocks and cls.network is Model.network:
+            raise FltrainError(f"{where}: define 'blocks', which returns the network's modules by name")
+
+    @property
+    def min_side(self) -> int:
+        """Smallest image height and width, in pixels, that the network accepts."""
+        raise NotImplementedError
+
+    def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
+        """Return new modules by name, in the order in which they run; the last one is ``classifier``.
+
+        Images are ``[n, channels, side, side]``; what lies before the classifier returns ``[n, d]``.
+        """
+        raise NotImplementedError
+
+    def network(self, channels: int, side: int, classes: int) -> models.network.Network:
+        """Return the network with new weights, for images ``[n, channels, side, side]``."""
+        return models.network.Network(**self.blocks(channels, side, classes))
+
+
+class NormedModel(Model):
+    """A network whose convolutions are followed by norm layers.
+
+    ``norm``: ``bn`` BatchNorm, ``gn`` GroupNorm, ``none`` nothing. ``norm_groups``: number of groups of each
+    GroupNorm; without it they hold about 16 channels each (the number of groups is the largest divisor of
+    the width that is at most a sixteenth of it).
+    """
+
+    norm: Literal["bn", "gn", "none"]
+    norm_groups: int | None = Field(default=None, ge=1)
+
+    width_step: ClassVar[int]
+    """Greatest common divisor of the widths of the norm layers."""
+
+    @field_validator("norm_groups")
+    @classmethod
+    def _groups_divide_widths(cls, groups: int | None) -> int | None:
+        if groups is not None and cls.width_step % groups:
+            raise ValueError(
+                f"must divide {cls.width_step}, of which the layers' widths are multiples, got {groups}"
+            )
+        return groups
+
+    def norm_layer(self, width: int) -> nn.Module:
+        """Return a new norm layer for a number of channels."""
+        return models.parts.norm_layer(self.norm, self.norm_groups)(width)

@@ -1,0 +1,105 @@
+"""MobileNetV2 for small images, in the variants found in federated-learning code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fltrain import models
+from fltrain.core.lazy import nn
+from fltrain.models.base import NormedModel
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the variants differ in.
+
+    Attributes:
+        stem: kernel size of the first convolution; its padding is 1.
+        strides: stride of the first block of each stage.
+        bias: whether convolutions have biases.
+        always_expand: whether blocks have a 1x1 expansion even where it expands by 1.
+        dropout: rate before the classifier.
+    """
+
+    stem: int
+    strides: tuple[int, ...]
+    bias: bool
+    always_expand: bool
+    dropout: float
+
+
+STAGES = ((1, 16, 1), (6, 24, 2), (6, 32, 3), (6, 64, 4), (6, 96, 3), (6, 160, 3), (6, 320, 1))
+"""Expansion, output channels and number of blocks of the stages."""
+
+VARIANTS = {
+    "a": Variant(stem=1, strides=(1, 2, 2, 2, 1, 1, 1), bias=True, always_expand=True, dropout=0.0),
+    "b": Variant(stem=3, strides=(1, 1, 2, 2, 1, 2, 1), bias=False, always_expand=True, dropout=0.0),
+    "t": Variant(stem=3, strides=(1, 2, 2, 2, 1, 2, 1), bias=False, always_expand=False, dropout=0.2),
+}
+
+
+class MobileNetV2(NormedModel):
+    """MobileNetV2 adapted to small images.
+
+    Variant ``a`` (54 layers, 2,254,090 parameters for 3 channels and 10 classes) is the network of the FLFA
+    paper's block names: 1x1 stem with padding 1, stage strides 1, 2, 2, 2, 1, 1, 1, biases. ``b`` (54 layers,
+    2,237,770 parameters): 3x3 stem, strides 1, 1, 2, 2, 1, 2, 1, no biases; with ``shortcut_projection`` 1x1
+    shortcuts where a block changes its width only (4 layers and 59,152 parameters more). ``t`` (53 layers,
+    2,236,682 parameters) is torchvision's network, with a dropout of 0.2 before the classifier, and with its
+    own stem at ``stem_stride`` 2. All variants keep PyTorch's initialisation, ``t`` too, whose torchvision
+    original has another. ``norm_groups`` is the 2 of the FedACG code.
+    """
+
+    name: Literal["mobilenetv2"] = "mobilenetv2"
+    citation: ClassVar[str] = "Sandler et al., MobileNetV2, CVPR 2018"
+    channels_last: ClassVar[bool] = False
+    min_side: ClassVar[int] = 8
+    width_step: ClassVar[int] = 8
+
+    variant: Literal["a", "b", "t"] = "a"
+    norm: Literal["bn", "gn"] = "bn"
+    norm_groups: int | None = Field(default=2, ge=1)
+    stem_stride: Literal[1, 2] = 1
+    shortcut_projection: bool = False
+
+    @model_validator(mode="after")
+    def _options_fit_variant(self) -> Self:
+        if self.stem_stride == 2 and self.variant != "t":
+            raise ValueError("'stem_stride' 2 is an option of variant 't' only")
+        if self.shortcut_projection and self.variant != "b":
+            raise ValueError("'shortcut_projection' is an option of variant 'b' only")
+        return self
+
+    def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
+        form = VARIANTS[self.variant]
+        blocks: dict[str, nn.Module] = {
+            "stem": self._convolution(channels, 32, form.stem, self.stem_stride, 1)
+        }
+        inputs = 32
+        for number, (expansion, outputs, count) in enumerate(STAGES, start=1):
+            first = self._block(inputs, outputs, expansion, form.strides[number - 1])
+            others = (self._block(outputs, outputs, expansion, stride=1) for _ in range(count - 1))
+            blocks[f"stage{number}"] = nn.Sequential(first, *others)
+            inputs = outputs
+        pool = models.parts.mean_pool()
+        if form.dropout:
+            pool.append(nn.Dropout(form.dropout))
+        head = self._convolution(inputs, 1280, 1, 1, 0)
+        return {**blocks, "head_conv1": head, "pool": pool, "classifier": nn.Linear(1280, classes)}
+
+    def _block(self, inputs: int, outputs: int, expansion: int, stride: int) -> nn.Module:
+        form = VARIANTS[self.variant]
+        expand = form.always_expand or expansion > 1
+        block = models.parts.InvertedResidual(
+            inputs, outputs, expansion, stride, self.norm_layer, form.bias, expand
+        )
+        if self.shortcut_projection and stride == 1 and inputs != outputs:
+            return models.parts.Projected(block, inputs, outputs, self.norm_layer)
+        return block
+
+    def _convolution(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> nn.Module:
+        layer = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=VARIANTS[self.variant].bias)
+        return nn.Sequential(layer, self.norm_layer(outputs), nn.ReLU6())

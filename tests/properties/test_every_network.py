@@ -1,0 +1,30 @@
+"""Properties of every network, also of those added later: every method trains on it, or refuses it."""
+
+import pytest
+
+from fltrain.core.errors import FltrainError
+from fltrain.models.networks import MODELS
+
+from .helpers import BASES, PLUGINS, digits, trained
+
+METHODS = [(base(),) for base in BASES] + [(plugin(),) for plugin in PLUGINS]
+SMALL = ("lenet5", "mlp", "mobilenet_tiny")
+"""Networks of every run of the tests; the others take minutes."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_every_method_trains_or_refuses(name: str) -> None:
+    model = MODELS[name]()
+    data = digits(max(model.min_side, 8))
+    refused = []
+    for methods in METHODS:
+        try:
+            federation = trained(*methods, model=model, data=data, rounds=1, fraction=0.34, batch_size=32)
+        except FltrainError as error:
+            assert "\n" not in str(error)
+            refused.append(methods[0].name)
+        else:
+            assert federation.server.weights.isfinite().all()
+    assert set(refused) <= {"fedma", "fed2", "fedimpro"}, "they need chains of layers, or a cut"
