@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
@@ -24,14 +26,47 @@ class Component(Settings):
 AnyComponent = TypeVar("AnyComponent", bound=Component)
 
 
-def catalogue(base: type[AnyComponent], package: str | None = None) -> dict[str, type[AnyComponent]]:
-    """Return the concrete components derived from ``base`` by name, after importing all of ``package``."""
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Within the context, any error becomes one that names the source, in one line."""
+    try:
+        yield
+    except FltrainError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise FltrainError(f"{source}: cannot be loaded ({reason})") from error
+
+
+def external(group: str) -> Iterator[tuple[str, Any]]:
+    """Yield source and object of every entry point of a group that other packages declare.
+
+    Raises:
+        FltrainError: if one cannot be loaded.
+    """
+    for point in entry_points(group=group):
+        source = f"entry point {point.name!r} of {group} ({point.value})"
+        with _loading(source):
+            loaded = point.load()
+        yield source, loaded
+
+
+def catalogue(
+    base: type[AnyComponent], package: str | None = None, group: str | None = None
+) -> dict[str, type[AnyComponent]]:
+    """Return the concrete components derived from ``base``, by name.
+
+    Args:
+        base: their base class.
+        package: imported with all its modules first.
+        group: entry points of other packages, each a class or a module with classes; loaded first.
+    """
     if package is not None:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            try:
+            with _loading(f"{package}.{module.name}"):
                 importlib.import_module(f"{package}.{module.name}")
-            except (SyntaxError, ImportError) as error:
-                raise FltrainError(f"{package}.{module.name}: cannot be loaded ({error})") from error
+    for _ in external(group) if group else ():
+        pass
     found: dict[str, type[AnyComponent]] = {}
     pending = list(base.__subclasses__())
     while pending:

@@ -15,7 +15,7 @@ from pydantic import Field, Strict, model_validator
 
 from fltrain.core.config import FileName, Settings, suggest
 from fltrain.core.errors import FltrainError
-from fltrain.core.registry import choice
+from fltrain.core.registry import choice, external
 from fltrain.core.strict_yaml import read_plain
 from fltrain.data.medmnist import medmnist_entry
 from fltrain.data.readers import READERS, Facts, Reader
@@ -181,26 +181,36 @@ class DatasetEntry(Settings):
 def load(path: Path) -> dict[str, DatasetEntry]:
     """Read and validate a registry: a mapping from names to entries.
 
+    Packages add entries with entry points ``fltrain.datasets``: mappings, or paths of YAML files.
+
     Raises:
         FltrainError: if an entry is wrong; the message names the entry, the value and what is allowed.
     """
-    data = read_plain(path)
-    if not isinstance(data, Mapping):
-        raise FltrainError(f"{path}: found no entries, expected a mapping from names to datasets")
     entries: dict[str, DatasetEntry] = {}
-    for name, entry in data.items():
-        if not NAME.fullmatch(name):
-            raise FltrainError(
-                f"{path}: dataset {name!r}: names consist of up to 100 lower-case letters, digits, '.', '_' "
-                "and '-'"
-            )
-        if name in ("test", "local_test"):
-            raise FltrainError(f"{path}: dataset {name!r}: this is the name of a split; choose another name")
-        entries[name] = DatasetEntry.parse(_completed(name, entry, f"{path}: {name}"), f"{path}: {name}")
+    for source, given in ((str(path), path), *external("fltrain.datasets")):
+        data = read_plain(Path(given)) if isinstance(given, str | Path) else given
+        if not isinstance(data, Mapping):
+            raise FltrainError(f"{source}: found no entries, expected a mapping from names to datasets")
+        for name, entry in data.items():
+            if name in entries:
+                raise FltrainError(f"{source}: dataset {name!r} is in {path}, too; choose another name")
+            entries[name] = _entry(name, entry, source)
     for name, one in entries.items():
         if one.of is not None:
             _check_relation(f"{path}: {name}: of", one, entries)
     return dict(sorted(entries.items()))
+
+
+def _entry(name: str, entry: Any, source: str) -> DatasetEntry:
+    """Return a validated entry of a registry."""
+    if not NAME.fullmatch(name):
+        raise FltrainError(
+            f"{source}: dataset {name!r}: names consist of up to 100 lower-case letters, digits, '.', '_' "
+            "and '-'"
+        )
+    if name in ("test", "local_test"):
+        raise FltrainError(f"{source}: dataset {name!r}: this is the name of a split; choose another name")
+    return DatasetEntry.parse(_completed(name, entry, f"{source}: {name}"), f"{source}: {name}")
 
 
 def _completed(name: str, entry: Any, where: str) -> Any:

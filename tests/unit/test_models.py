@@ -89,7 +89,7 @@ def test_networks_take_images_from_their_smallest_size_on(name: str, channels: i
     ("members", "message"),
     [
         ({"blocks": Mlp.blocks}, r"Custom: set 'min_side'"),
-        ({"min_side": 1}, r"Custom: define 'blocks'"),
+        ({"min_side": property(lambda self: 1)}, r"Custom: define 'blocks'"),
     ],
 )
 def test_an_incomplete_network_is_refused_in_one_line(members: dict[str, object], message: str) -> None:

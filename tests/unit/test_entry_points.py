@@ -1,0 +1,106 @@
+"""Methods, networks and datasets from other packages, found by their entry points."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+METHOD = """
+from typing import ClassVar, Literal
+from fltrain.methods.base import Method
+
+class Halved(Method):
+    name: Literal["halved"] = "halved"
+    citation: ClassVar[str] = "an example"
+
+    def correct(self, gradient, weights, local, step_state):
+        return gradient / 2
+"""
+MODEL = """
+from typing import ClassVar, Literal
+from fltrain.core.lazy import nn
+from fltrain.models.base import Model
+
+class Linear(Model):
+    name: Literal["linear"] = "linear"
+    min_side: ClassVar[int] = 1
+
+    def blocks(self, channels, side, classes):
+        return {"flatten": nn.Flatten(), "classifier": nn.Linear(channels * side**2, classes)}
+"""
+DATASETS = """
+DATASETS = {"more-digits": {"title": "Digits again", "reader": "digits"}}
+"""
+ENTRY_POINTS = """
+[fltrain.methods]
+halved = extra.method:Halved
+
+[fltrain.models]
+linear = extra.model
+
+[fltrain.datasets]
+extra = extra.datasets:DATASETS
+"""
+RUN = {
+    "dataset": "more-digits",
+    "partition": {"name": "iid", "clients": 4},
+    "model": "linear",
+    "method": "halved",
+    "rounds": 1,
+    "training": {"epochs": 1},
+}
+
+
+def install(folder: Path, **changes: str) -> dict[str, str]:
+    """Write a package with its metadata, and return the environment in which it is found."""
+    files = {"method": METHOD, "model": MODEL, "datasets": DATASETS, **changes}
+    for name, text in {"__init__": "", **files}.items():
+        file = folder / "extra" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    metadata = folder / "extra-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def fltrain(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fltrain", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_a_run_of_components_from_another_package(tmp_path: Path) -> None:
+    environment = install(tmp_path)
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(RUN))
+    done = fltrain(environment, "train", str(run), "--results", str(tmp_path / "results"))
+    assert done.returncode == 0, done.stderr
+    (record,) = (tmp_path / "results" / "runs").iterdir()
+    assert record.name.startswith("more-digits-halved-")
+    spec = json.loads((record / "spec.json").read_text())
+    assert (spec["model"]["name"], spec["method"]["name"]) == ("linear", "halved")
+
+
+def test_a_broken_package_ends_in_one_line(tmp_path: Path) -> None:
+    done = fltrain(install(tmp_path, method="raise OSError('no disk')"), "plan")
+    assert (done.returncode, done.stdout) == (2, "")
+    said = (
+        "entry point 'halved' of fltrain.methods (extra.method:Halved): cannot be loaded (OSError: no disk)"
+    )
+    assert done.stderr.strip().splitlines() == [f"error: {said}"]
+
+
+def test_an_unannotated_attribute_ends_in_one_line(tmp_path: Path) -> None:
+    done = fltrain(install(tmp_path, model=MODEL.replace("min_side: ClassVar[int]", "min_side")), "plan")
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "entry point 'linear' of fltrain.models" in line and "min_side" in line
+
+
+def test_a_dataset_of_a_known_name_is_refused(tmp_path: Path) -> None:
+    done = fltrain(install(tmp_path, datasets=DATASETS.replace("more-digits", "digits")), "plan")
+    assert done.returncode == 2
+    assert "dataset 'digits' is in" in done.stderr
