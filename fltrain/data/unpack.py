@@ -104,7 +104,9 @@ def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
 
 
 def _unpack_tar(archive: Path, folder: Path, limit: int) -> None:
-    ending = next(ending for ending in _TAR_OPENERS if archive.name.lower().endswith(ending))
+    ending = next((ending for ending in _TAR_OPENERS if archive.name.lower().endswith(ending)), None)
+    if ending is None:
+        raise FltrainError(f"unknown kind of archive (known: {', '.join(ARCHIVES)})")
     total = 0
     with _TAR_OPENERS[ending](archive, "rb") as content:
         stream: Any = _BoundedStream(content, limit)

@@ -565,6 +565,8 @@ def test_archives_that_expand_absurdly_are_refused(
 
 def test_archives_that_cannot_be_opened(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "none.zip", tmp_path)
+    (tmp_path / "x.rar").write_bytes(b"Rar!")
+    assert "unknown kind of archive (known: .zip, .tar, .tar.gz, " in refused(tmp_path / "x.rar", tmp_path)
     locked = bytearray(pack(tmp_path / "x.zip").read_bytes())
     for signature, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
         for found in re.finditer(signature, bytes(locked)):

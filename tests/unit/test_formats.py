@@ -593,7 +593,7 @@ def test_bad_femnist(tmp_path: Path) -> None:
         ('{"user_data": {"w": {"x": [[0, 0, 0]], "y": [1]}}}', r"w: found pixels of shape \(1, 3\)"),
         ('{"user_data": {"w": {"x": [[0], [0, 0]], "y": [1]}}}', r"not readable as images and labels"),
         ('{"user_data": {"w": {"x": [[2]], "y": [1]}}}', r"w: found pixels 2 to 2, expected floats"),
-        ('{"user_data": {"f09_01": {"x": [[1]], "y": [1]}}}', r"f09_01: found a writer who is in an earlier"),
+        ('{"user_data": {"f09_01": {"x": [[1]], "y": [1]}}}', r"f09_01: this writer is in an earlier"),
     ],
 )
 def test_bad_leaf(tmp_path: Path, content: str, message: str) -> None:

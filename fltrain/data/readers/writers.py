@@ -124,7 +124,7 @@ def _read_leaf(folder: Path, facts: Facts) -> ByWriter:
             if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
                 raise FltrainError(f"{path}, {writer}: found no x and y, expected images and labels")
             if writer in split:
-                raise FltrainError(f"{path}, {writer}: found a writer who is in an earlier file as well")
+                raise FltrainError(f"{path}, {writer}: this writer is in an earlier file as well")
             with readable(path, "images and labels of LEAF"):
                 pixels, labels = np.array(data["x"], np.float32), np.array(data["y"])
             _add(split, writer, _square(pixels, f"{path}, {writer}"), labels, path, facts)
