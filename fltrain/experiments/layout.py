@@ -10,7 +10,7 @@ from pydantic import Field, Strict, model_validator
 
 from fltrain.core.config import Settings, suggest
 from fltrain.core.errors import FltrainError
-from fltrain.runs.measures import measure
+from fltrain.runs.measures import Measure, measure
 
 Labels = dict[str, str]
 """Axis -> label of one of its points."""
@@ -39,6 +39,13 @@ def _check_labels(item: str, what: str, labels: Labels, axes: Axes) -> None:
             raise FltrainError(f"{item}: {what} names {label!r}, which is no label of {axis!r}{hint}")
 
 
+def _measure(item: str, name: str) -> Measure:
+    try:
+        return measure(name)
+    except FltrainError as error:
+        raise FltrainError(f"{item}: {error}") from None
+
+
 def _varied(axes: Axes) -> list[str]:
     return [axis for axis, labels in axes.items() if len(labels) > 1]
 
@@ -49,6 +56,18 @@ def _check_shown(item: str, axes: Iterable[str], shown: Collection[str]) -> None
             raise FltrainError(
                 f"{item}: the layout does not show the axis {axis!r}; its points would be mixed"
             )
+
+
+class Layout(Settings):
+    """Layout of a table or figure."""
+
+    def check(self, item: str, axes: Axes) -> None:
+        """Refuse a layout that names unknown axes or labels, or that would mix the points of an axis.
+
+        Raises:
+            FltrainError: with the ones that exist.
+        """
+        raise TypeError(f"{type(self).__name__} does not define its check")
 
 
 class Average(Settings):
@@ -93,7 +112,7 @@ class Measured(Settings):
     interval: bool = False
 
 
-class Table(Settings):
+class Table(Layout):
     """Layout of a table: which axis (or dimension of the measure) runs down and which across.
 
     ``order_by`` names one of its measures: rows then stand from the largest mean to the smallest.
@@ -106,11 +125,6 @@ class Table(Settings):
     order_by: str | None = None
 
     def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names what is not there, or that would mix the points of an axis.
-
-        Raises:
-            FltrainError: with what there is.
-        """
         places = [place for place in (self.rows, self.columns, self.panels) if place is not None]
         headings = [(measured.measure, measured.label) for measured in self.measures]
         for name, label in headings:
@@ -121,10 +135,7 @@ class Table(Settings):
             hint = f"{suggest(self.order_by, names)} (shown: {', '.join(names)})"
             raise FltrainError(f"{item}: order_by names {self.order_by!r}, which is not shown{hint}")
         for measured in self.measures:
-            try:
-                what = measure(measured.measure)
-            except FltrainError as error:
-                raise FltrainError(f"{item}: {error}") from None
+            what = _measure(item, measured.measure)
             if what.targeted != bool(measured.target_of):
                 raise FltrainError(
                     f"{item}: 'target_of' goes with the measure 'rounds_to_target', and only with it"
@@ -171,7 +182,7 @@ PARTS = ("layers", "blocks")
 """Fields of the rows that hold one number per layer or block of the network."""
 
 
-class Curves(Settings):
+class Curves(Layout):
     """Curves over rounds: panels side by side, one line per point of the axis ``series``.
 
     The panels are repeated across for each point of the axis ``columns`` and down for each of ``rows``.
@@ -191,11 +202,6 @@ class Curves(Settings):
     panels: Annotated[tuple[Panel, ...], Strict(False)]
 
     def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names what is not there, or that would mix the points of an axis.
-
-        Raises:
-            FltrainError: with what there is.
-        """
         if self.smoothing % 2 == 0:
             raise FltrainError(
                 f"{item}: smoothing: {self.smoothing} {self.over} have no middle; take an odd number"
@@ -216,7 +222,7 @@ class Curves(Settings):
                 )
 
 
-class Points(Settings):
+class Points(Layout):
     """One measure along an axis, for each point of ``series``: a line with a mark, or a bar, at each point.
 
     Attributes:
@@ -233,26 +239,18 @@ class Points(Settings):
     measure: str
 
     def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names what is not there, or that would mix the points of an axis.
-
-        Raises:
-            FltrainError: with what there is.
-        """
         places = [self.along, *filter(None, [self.series])]
         for place in places:
             _check_axis(item, "the figure's layout", place, axes)
         if self.along == self.series:
             raise FltrainError(f"{item}: the figure's layout names the axis {self.along!r} twice")
         _check_shown(item, _varied(axes), places)
-        try:
-            what = measure(self.measure)
-        except FltrainError as error:
-            raise FltrainError(f"{item}: {error}") from None
+        what = _measure(item, self.measure)
         if what.targeted or what.dimension or what.over_seeds == "max":
             raise FltrainError(f"{item}: the measure {self.measure!r} is not one number for each run")
 
 
-class Histogram(Settings):
+class Histogram(Layout):
     """How the numbers that a field holds, one per layer or block, are distributed in one round.
 
     Attributes:
@@ -269,11 +267,6 @@ class Histogram(Settings):
     columns: str | None = None
 
     def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names what is not there, or that would mix the points of an axis.
-
-        Raises:
-            FltrainError: with what there is.
-        """
         places = [self.columns] if self.columns else []
         for place in places:
             _check_axis(item, "columns", place, axes)
@@ -284,7 +277,7 @@ SEEDS = "seeds"
 """In place of an axis: the item's seeds."""
 
 
-class SelectedSteps(Settings):
+class SelectedSteps(Layout):
     """Which local steps ECGR selects: rounds across, steps from the first (below) to the last (above).
 
     Attributes:
@@ -299,28 +292,18 @@ class SelectedSteps(Settings):
     clients: Literal["together", "apart"] = "together"
 
     def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names what is not there, or that would mix the points of an axis.
-
-        Raises:
-            FltrainError: with what there is.
-        """
         places = [self.columns] if self.columns and self.columns != SEEDS else []
         for place in places:
             _check_axis(item, "columns", place, [*axes, SEEDS])
         _check_shown(item, _varied(axes), places)
 
 
-class SideBySide(Settings):
+class SideBySide(Layout):
     """A figure with a column for each point of the axis ``columns``; it shows the first seed of the grid."""
 
     columns: str
 
     def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names what is not there, or that would mix the points of an axis.
-
-        Raises:
-            FltrainError: with what there is.
-        """
         _check_axis(item, "columns", self.columns, axes)
         _check_shown(item, _varied(axes), [self.columns])
 
@@ -418,7 +401,7 @@ class Row(NamedTuple):
         return whole[self.target] + (f",\nnoise {self.noise:g}" if self.noise else "")
 
 
-class Inversion(Settings):
+class Inversion(Layout):
     """Images recovered from features of a run's global model, below the private ones.
 
     The run is the grid's only point, with its first seed; its record has to keep the model.
@@ -461,11 +444,6 @@ class Inversion(Settings):
         ]
 
     def check(self, item: str, axes: Axes) -> None:
-        """Refuse a grid with more than one point: only one run is attacked.
-
-        Raises:
-            FltrainError: with the axis that has several.
-        """
         for axis, labels in axes.items():
             if len(labels) > 1:
                 raise FltrainError(

@@ -267,18 +267,6 @@ def test_the_curves_that_items_may_show_are_those_of_records(tmp_path: Path) -> 
     assert fields == {kind: set(names) for kind, names in CURVES.items()}
 
 
-def test_figures_of_models_need_runs_that_keep_them(config: Config) -> None:
-    figure = {"kind": "preference", "columns": "plugin"}
-    assert "evaluation.keep" in config.error(put(figure, "items", "figure", "figure"))
-
-    def keeping(data: Yaml) -> None:
-        put(figure, "items", "figure", "figure")(data)
-        put("clients", "items", "figure", "settings", "evaluation", "keep")(data)
-
-    table, planned = config.plan(keeping).items
-    assert planned.looks_into_models and not table.looks_into_models
-
-
 def test_a_scale_can_patch_the_layout_of_a_figure(config: Config) -> None:
     def edit(data: Yaml) -> None:
         item("toy/figure", figure={"over": "epochs"})(data)
@@ -356,15 +344,6 @@ def test_labels_and_captions_decide_no_setting(config: Config) -> None:
         }
 
     assert [entry.spec.run_id for entry in config.plan(renamed).items[0].entries] == ids
-
-
-def test_yaml_numbers_without_a_point_are_numbers(config: Config) -> None:
-    config.plan()
-    paper = config.folder / "papers" / "toy.yaml"
-    written = paper.read_text().replace("settings:\n", "settings:\n  training: {lr: 1e-5}\n", 1)
-    paper.write_text(written)
-    assert yaml.safe_load(written)["settings"]["training"] == {"lr": "1e-5"}, "the trap: YAML reads a text"
-    assert {spec.training.lr for spec in plan(config.folder, "tiny").runs.values()} == {1e-5}
 
 
 def test_a_scale_can_name_a_paper_whole(config: Config) -> None:
@@ -642,45 +621,7 @@ def test_what_cells_are_compared_with_stays_with_them(config: Config, case: str)
     assert set(restricted.runs) == {entry.spec.run_id for entry in restricted.items[0].entries}
 
 
-def test_what_curves_are_compared_with_stays_with_them(config: Config) -> None:
-    figure = config.plan().restricted(select(methods="flfa", items="toy/figure")).items[0]
-    assert {entry.labels["plugin"] for entry in figure.entries} == {"BP", "FLFA"}
-    panel = put([{"curve": "updates.drift", "label": "Drift"}], "items", "figure", "figure", "panels")
-    figure = config.plan(panel).restricted(select(methods="flfa", items="toy/figure")).items[0]
-    assert {entry.labels["plugin"] for entry in figure.entries} == {"FLFA"}
-
-
 # What is wanted, and what a plan of the toy's table and figure then says that it was restricted to.
-RESTRICTIONS: list[tuple[Yaml, tuple[str, ...]]] = [
-    ({}, ()),
-    ({"papers": "toy", "items": "toy", "seeds": 2, "datasets": "digits"}, ()),
-    ({"items": "toy_table", "seeds": 1}, ("item toy_table", "1 seed")),
-    ({"methods": "fedprox,scaffold"}, ("methods fedprox, scaffold",)),
-]
-
-
-@pytest.mark.parametrize(("wanted", "said"), RESTRICTIONS, ids=str)
-def test_a_plan_says_what_it_was_restricted_to(config: Config, wanted: Yaml, said: tuple[str, ...]) -> None:
-    whole = config.plan()
-    restricted = whole.restricted(select(**wanted))
-    assert restricted.restrictions == said
-
-
-def test_cells_fit_by_data_set(config: Config) -> None:
-    datasets = put({"dataset": ["digits", "mnist"], "plugin": PLUGIN_AXIS}, "items", "figure", "axes")
-    curves = put("dataset", "items", "figure", "figure", "columns")
-
-    def edit(data: Yaml) -> None:
-        datasets(data)
-        curves(data)
-
-    whole = config.plan(edit)
-    restricted = whole.restricted(select(datasets="mnist"))
-    assert [item.id for item in restricted.items] == ["toy/figure"]
-    (figure,) = restricted.items
-    assert {entry.spec.dataset.name for entry in figure.entries} == {"mnist"}
-    assert figure.axes == {"dataset": ["mnist"], "plugin": ["BP", "FLFA"]}, "no empty panels"
-    assert figure.sheet.scale == "a trial, restricted to data set mnist"
 
 
 def test_sheets_say_what_they_were_restricted_to(config: Config) -> None:
@@ -788,7 +729,6 @@ def claim(**changes: Any) -> list[Yaml]:
 
 PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "key of the paper": ({}, ("setings",), ["toy.yaml", "'setings'", "'settings'"]),
-    "key of an item": ({}, (*TABLE, "setings"), ["items.table", "'setings'", "'settings'"]),
     "key of a point": (
         {"BP": {"set": {"plugins": []}, "reportd": {}}},
         (*AXES, "plugin"),
@@ -800,21 +740,11 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "claim about no item": (claim(item="tabel"), ("claims",), ["claim 'c'", "no item 'tabel'", "'table'"]),
     "claim about no axis": (claim(at={"methd": "fedavg"}), ("claims",), ["on an axis 'methd'", "'method'"]),
     "claim averaged over no axis": (claim(mean_over=["methd"]), ("claims",), ["no axis 'methd'", "'method'"]),
-    "claim about no label": (
-        claim(over={"plugin": "BQ"}),
-        ("claims",),
-        ["table has no 'BQ' on an axis 'plugin'"],
-    ),
     "axis like a column": (["iid"], (*AXES, "value"), ["items.table.axes", "'value' is taken by a column"]),
     "axis that is no setting": (["iid"], (*AXES, "partitions"), ["'partitions'", "'partition'"]),
     "axis that is a text": ("fedavg", (*AXES, "method"), ["items.table", "'method'", "list"]),
     "axis without points": ([], (*AXES, "method"), ["table", "method"]),
     "axis that is not shown": (None, (*TABLE, "table", "columns"), ["toy/table", "'plugin'"]),
-    "axis that a figure does not show": (
-        ["fedavg", "fedprox"],
-        ("items", "figure", "axes", "method"),
-        ["toy/figure", "'method'"],
-    ),
     "measure": ("final_acc", (*MEASURE, "measure"), ["toy/table", "'final_acc'", "'final_accuracy'"]),
     "both layouts": (
         {"kind": "bubbles", "columns": "method"},
@@ -822,35 +752,16 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
         ["'table'", "'figure'"],
     ),
     "gain over no axis": ({"plugn": "BP"}, (*MEASURE, "gain_over"), ["toy/table", "'plugn'", "'plugin'"]),
-    "gain over no label": ({"plugin": "BQ"}, (*MEASURE, "gain_over"), ["toy/table", "'BQ'", "BP"]),
-    "relative to no axis": ({"plugn": "BP"}, (*MEASURE, "relative_to"), ["toy/table", "'plugn'", "'plugin'"]),
-    "relative to no label": ({"method": "x"}, (*MEASURE, "relative_to"), ["toy/table", "'x'", "fedavg"]),
     "rows that are no axis": ("methd", (*TABLE, "table", "rows"), ["toy/table", "'methd'", "'method'"]),
-    "series that is no axis": (
-        "plugn",
-        ("items", "figure", "figure", "series"),
-        ["toy/figure", "'plugn'", "'plugin'"],
-    ),
     "reduction from no axis": (
         {"plugn": "BP"},
         (*PANEL, "reduction_from"),
         ["toy/figure", "'plugn'", "'plugin'"],
     ),
-    "reduction from no label": ({"plugin": "x"}, (*PANEL, "reduction_from"), ["toy/figure", "'x'", "BP"]),
     "figure of no kind": (
         {"series": "plugin", "panels": []},
         ("items", "figure", "figure"),
         ["items.figure.figure", "'kind'"],
-    ),
-    "kind of a figure": (
-        "curve",
-        ("items", "figure", "figure", "kind"),
-        ["items.figure.figure", "'curve'", "'curves'", "'bubbles'"],
-    ),
-    "panels that are no axis": (
-        {"kind": "bubbles", "columns": "plugn"},
-        ("items", "figure", "figure"),
-        ["toy/figure", "'plugn'", "'plugin'"],
     ),
     "axis that bubbles do not show": (
         {
@@ -905,18 +816,7 @@ REPORTED_MISTAKES: dict[str, tuple[str, str, Any, tuple[Any, ...], list[str]]] =
         (),
         ["values.csv: line 2: the value '5O' is no number"],
     ),
-    "deviation": (
-        VALUES.replace("note", "note,std").replace("50,", "50,,1.x"),
-        CLAIMS,
-        None,
-        (),
-        ["line 2: the std '1.x' is no number"],
-    ),
-    "number for Python": (VALUES.replace("50", "5_0"), CLAIMS, None, (), ["'5_0' is no number"]),
     "cells": (VALUES.replace("50,", "50,,,"), CLAIMS, None, (), ["line 2 has more cells than"]),
-    "stated number": (VALUES, CLAIMS.replace("c,,", "c,1O,"), None, (), ["'1O' is no number"]),
-    "unit": (VALUES, CLAIMS.replace("unit", "units"), None, (), ["there is no column 'unit'"]),
-    "short row": (VALUES + "fedavg\n", CLAIMS, "x", (*MEASURE, "reported"), ["metric 'x'"]),
     "required column": (
         VALUES.replace("note", "nota"),
         CLAIMS,
@@ -963,17 +863,13 @@ SCALE_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "key": ({}, ("setings",), ["tiny.yaml", "'setings'", "'settings'"]),
     "paper": (["tou/table"], ("items",), ["unknown paper 'tou'", "'toy'"]),
     "item": (["toy/tabel"], ("items",), ["unknown item 'toy/tabel'", "'table'", "toy/figure"]),
-    "item of a paper that is named whole": (["toy", "toy/tabel"], ("items",), ["unknown item 'toy/tabel'"]),
     "item twice": (["toy/table", "toy/table"], ("items",), ["tiny", "toy/table"]),
-    "two items in one": ([{"toy/table": {}, "toy/figure": {}}], ("items",), ["tiny.yaml", "toy/table"]),
     "items as a mapping": ({"toy/table": {}}, ("items",), ["tiny.yaml", "items", "list"]),
-    "key of an item's reduction": ([{"toy/table": {"seed": 1}}], ("items",), ["'seed'", "'seeds'"]),
     "axis of an item's reduction": (
         [{"toy/table": {"axes": {"plugins": ["flfa"]}}}],
         ("items",),
         ["tiny", "'toy/table'", "'plugins'", "'plugin'"],
     ),
-    "no items": ([], ("items",), ["tiny.yaml", "items"]),
     "axis that no item has": ({"methd": ["fedavg"]}, ("axes",), ["'methd'", "'method'"]),
     "label that goes away": ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, ("axes",), ["'BP'"]),
 }
@@ -989,16 +885,6 @@ def test_mistakes_in_a_scale(config: Config, mistake: str) -> None:
 def test_an_unknown_scale_names_the_known_ones(config: Config) -> None:
     message = config.error(name="tinny")
     assert "unknown scale 'tinny'; did you mean 'tiny'?" in message
-
-
-@pytest.mark.parametrize(
-    "text", ["a: b: c", "scale: [", "", "- a list"], ids=["colon", "open", "empty", "list"]
-)
-def test_a_scale_that_is_no_mapping(config: Config, text: str) -> None:
-    config.plan()
-    (config.folder / "scales" / "tiny.yaml").write_text(text)
-    with pytest.raises(FltrainError, match=r"^\S*tiny\.yaml: [^\n]+$"):
-        plan(config.folder, "tiny")
 
 
 # ---------------------------------------------------------------- the files of this repository

@@ -1,22 +1,16 @@
 """Schedules of the learning rate: factors by round, how they are written, and what clients train with."""
 
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-import yaml
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import PreparedData
 from fltrain.engine.executors.loop import LoopExecutor, Round
-from fltrain.experiments.plan import plan
 from fltrain.methods.training import LEARNING_RATES, Constant, Exponential, LearningRate, Steps
-from fltrain.runs.spec import RunSpec
 
-from .helpers import TINY, federation, tiny
-
-Yaml = dict[str, Any]
+from .helpers import federation, tiny
 
 
 def rates(schedule: LearningRate, rounds: int = 100) -> list[float]:
@@ -75,39 +69,6 @@ def test_cosine_falls_from_one_to_zero() -> None:
 
 
 # ---------------------------------------------------------------- in a spec
-def written(text: str) -> RunSpec:
-    """The small run with a ``training`` section as a user writes it."""
-    return RunSpec.parse({**TINY, **yaml.safe_load(text)}, "test")
-
-
-def test_a_schedule_is_written_in_yaml() -> None:
-    short = written("training: {lr: 0.01, lr_schedule: {name: step, every: 10}}")
-    assert short.training.lr_schedule == Steps(every=10, decay=0.5)
-    check_halving_every_ten_rounds(short.training.lr_schedule)
-    long = written("training: {lr: 0.01, lr_schedule: {name: step, every: 10, decay: 0.5}}")
-    assert long.run_id == short.run_id
-    assert written("training: {lr_schedule: step}").training.lr_schedule == Steps()
-    assert written("training: {lr_schedule: constant}").training.lr_schedule == Constant()
-    faded = written("training: {lr_schedule: {name: exponential, decay: 9.9e-1}}")
-    assert faded.training.lr_schedule == Exponential(decay=0.99)
-    assert written("rounds: 1").training.lr_schedule == Constant()
-
-
-def test_every_schedule_makes_another_run_and_is_read_back() -> None:
-    parameters = [{"decay": 0.1}, {"decay": 0.7}, {"every": 3}, {"rounds": 7}]
-    schedules = [
-        {"name": name, **chosen}
-        for name, schedule in LEARNING_RATES.items()
-        for chosen in parameters
-        if chosen.keys() <= schedule.model_fields.keys()
-    ]
-    schedules.append({"name": "constant"})
-    assert {schedule["name"] for schedule in schedules} == set(LEARNING_RATES)
-    specs = [tiny(training={"lr_schedule": schedule}) for schedule in schedules]
-    assert len({spec.run_id for spec in specs}) == len(schedules) > 5
-    for spec in specs:
-        again = RunSpec.model_validate_json(spec.to_json())
-        assert again.training.lr_schedule == spec.training.lr_schedule
 
 
 @pytest.mark.parametrize(
@@ -162,94 +123,3 @@ def test_clients_train_with_the_rate_of_their_round(digits: PreparedData) -> Non
     assert len(told) > 10
     assert told == [(number, expected[number]) for number, _ in told]
     assert {number for number, _ in told} == set(expected)
-
-
-# ---------------------------------------------------------------- rates of single methods in a grid
-PAPER = """
-paper: toy
-title: A toy
-citation: none
-settings:
-  dataset: digits
-  partition: {name: dirichlet, clients: 10}
-  model: mobilenet_tiny
-  training: {lr: 0.01, momentum: 0.5, lr_schedule: {name: step, every: 10}}
-seeds: 1
-items:
-  table:
-    title: Methods with a rate of their own
-    axes:
-      method:
-        FedAvg: {set: {method: fedavg}}
-        FedNova: {set: {method: {name: fednova, normaliser: tau}, training: {lr: 0.002}}}
-        SCAFFOLD: {set: {method: scaffold, training: {lr: 1.0e-3, lr_schedule: constant}}}
-        MOON:
-          set: {method: moon, training: {lr_schedule: {decay: 0.1}}}
-      plugin:
-        none: {set: {plugins: []}}
-        ECGR: {set: {plugins: [ecgr]}}
-    table: {rows: method, columns: plugin, measures: [{measure: final_accuracy}]}
-"""
-SCALE = "{scale: small, title: a trial, reduced: true, items: [toy/table]}"
-
-
-@pytest.fixture
-def grid(tmp_path: Path) -> dict[tuple[str, str], RunSpec]:
-    """The runs of a table by the labels of their method and plug-in."""
-    for name, text in (("papers/toy", PAPER), ("scales/small", SCALE)):
-        path = tmp_path / f"{name}.yaml"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    (item,) = plan(tmp_path, "small").items
-    return {(entry.labels["method"], entry.labels["plugin"]): entry.spec for entry in item.entries}
-
-
-def test_a_point_of_an_axis_can_set_a_method_and_its_rate(grid: dict[tuple[str, str], RunSpec]) -> None:
-    halving = Steps(every=10, decay=0.5)
-    expected: dict[str, tuple[str, float, LearningRate]] = {
-        "FedAvg": ("fedavg", 0.01, halving),
-        "FedNova": ("fednova", 0.002, halving),
-        "SCAFFOLD": ("scaffold", 0.001, Constant()),
-        "MOON": ("moon", 0.01, Steps(every=10, decay=0.1)),
-    }
-    assert len(grid) == 2 * len(expected)
-    for (label, plugin), spec in grid.items():
-        training = spec.training
-        assert (spec.method.name, training.lr, training.lr_schedule) == expected[label]
-        assert training.momentum == 0.5, "what a point does not name stays"
-        assert [method.name for method in spec.plugins] == ([] if plugin == "none" else ["ecgr"])
-
-
-def test_another_rate_makes_another_run(grid: dict[tuple[str, str], RunSpec]) -> None:
-    spec = grid["FedNova", "none"]
-    data = spec.model_dump(mode="json")
-    same = RunSpec.parse(data, "test")
-    other = RunSpec.parse({**data, "training": {**data["training"], "lr": 0.01}}, "test")
-    assert same.run_id == spec.run_id != other.run_id
-    assert len({spec.run_id for spec in grid.values()}) == len(grid)
-    assert len({spec.partition_id for spec in grid.values()}) == 1
-
-
-# ---------------------------------------------------------------- mutations
-class CountingFromZero(Steps):
-    """Halves one round too late."""
-
-    name: Literal["counting_from_zero"] = "counting_from_zero"
-
-    def factor(self, round: int) -> float:
-        return super().factor(round - 1)
-
-
-class OncePerRound(Steps):
-    """Decays in every round."""
-
-    name: Literal["once_per_round"] = "once_per_round"
-
-    def factor(self, round: int) -> float:
-        return self.decay**round
-
-
-@pytest.mark.parametrize("mutant", [CountingFromZero(), OncePerRound()], ids=lambda schedule: schedule.name)
-def test_wrong_schedules_are_noticed(mutant: Steps) -> None:
-    with pytest.raises(AssertionError):
-        check_halving_every_ten_rounds(mutant)

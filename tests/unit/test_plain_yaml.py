@@ -8,15 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import Strict
 from typer.testing import CliRunner
 
 from fltrain.cli import app
-from fltrain.core.config import MOST_FAULTS, Settings, file_name
+from fltrain.core.config import MOST_FAULTS, file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import DEEPEST, MOST_VALUES, parse_plain, read_plain, read_settings
 from fltrain.data.datasets import Dataset
@@ -308,15 +307,6 @@ def test_a_number_is_short_for_a_fraction(key: str) -> None:
     for wrong in (True, "0.4", 1.5):
         with pytest.raises(FltrainError, match=f"^x: {key}"):
             RunSpec.parse({**TINY, key: wrong}, "x")
-
-
-def test_texts_that_look_like_numbers_stay_texts() -> None:
-    class Titled(Settings):
-        title: str | None = None
-        several: Annotated[tuple[str, ...], Strict(False)] = ()
-
-    titled = Titled.parse(parse_plain("{title: '1e5', several: ['1e5', \"no\"]}", "x"), "x")
-    assert (titled.title, titled.several) == ("1e5", ("1e5", "no"))
 
 
 def test_data_that_go_too_deep_are_refused() -> None:
