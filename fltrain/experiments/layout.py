@@ -97,7 +97,7 @@ class Measured(Settings):
         margin: how far the mean may be from the published value and match it, in the unit of the measure, or
             as a share of it for measures of time, rounds and traffic; the measure's own if not given.
         average: adds a row of averages.
-        interval: shows the 95 % interval of the mean in place of the deviation, and p values of gains.
+        interval: shows the 90 % intervals of means and gains in place of their deviations.
     """
 
     measure: str

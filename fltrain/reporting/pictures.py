@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import median
 
 from fltrain.reporting.tables.cells import TableCell
 
@@ -134,13 +135,18 @@ LIMIT = 6.0
 """Largest difference that the forest plot of a paper shows, in margins."""
 
 
+def _typical(bars: Sequence[Bar]) -> float:
+    """Return four times the usual reach of the bars, so that few large ones do not flatten the others."""
+    return max(1.0, 4 * median(max(abs(bar.low), abs(bar.high)) for bar in bars)) if bars else 1.0
+
+
 def paper_forest(cells: Iterable[TableCell]) -> tuple[str, str]:
     """Return the forest plots of a paper: differences in units of their margins, and gains in points."""
     cells = list(cells)
     places = {id(cell): f"{cell.item}: {cell.place}" for cell in cells}
     differences = [difference_bar(cell, True, places[id(cell)]) for cell in cells]
-    gains = [gain_bar(cell, places[id(cell)]) for cell in cells]
+    gains = [bar for cell in cells if (bar := gain_bar(cell, places[id(cell)]))]
     return (
         forest([bar for bar in differences if bar], "difference to the published value, in margins", LIMIT),
-        forest([bar for bar in gains if bar], "gain over the base method, points", 5 * LIMIT),
+        forest(gains, "gain over the base method, points", _typical(gains)),
     )
