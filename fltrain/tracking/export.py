@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
+import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -106,7 +107,11 @@ class Wanted:
         """Yield the records to export; each is read anew at every call."""
         current = (self.results.record(run) for run in self.runs)
         stale = stale_records(set(self.runs), {*self.runs, *self.memberships}, self.results)
-        return itertools.chain((record for record in current if record.complete), stale)
+        for record in itertools.chain(current, stale):
+            if record.usable:
+                yield record
+            elif record.complete:
+                logging.getLogger(__name__).warning("left out: %s", record.damage)
 
     def files(self, page: Page) -> list[Path]:
         """Return the existing files of a table or figure."""
@@ -375,7 +380,7 @@ class _Exporter:
         if run not in self.names:
             record = self.wanted.results.record(run)
             try:
-                spec = record.run_spec if record.complete else None
+                spec = record.run_spec if record.usable else None
             except FltrainError:  # damaged
                 spec = None
             self.names[run] = short_names(spec) if spec else {}

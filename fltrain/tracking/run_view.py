@@ -18,6 +18,7 @@ from typing import Any
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import BROKEN, Record, Results, reason
+from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import Stale, revised, slug
 from fltrain.runs.where import NONE, Condition, choose, flat_settings, short_names
@@ -134,6 +135,8 @@ def view_record(record: Record, spec: RunSpec, memberships: Memberships) -> RunV
         }
         if stale:
             fields["stale"] = f"{revised(record.spec, spec.canonical)}, now {spec.run_id}"
+        if change := changed_code(record.provenance, spec):
+            fields["code"] = change
         settings, finals = dict(flat_settings(record.spec)), _finals(record)
     return RunView(record.run_id, fields, settings, finals, spec.rounds, lambda: _curves(record, spec))
 

@@ -337,6 +337,33 @@ def test_figures_name_the_stale_runs(filled: Fill) -> None:
     assert "Not run: missing." in said and "Stale: stale." in said
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["today", "older"])
+def test_edited_records_are_left_out_of_tables_and_figures_and_named(
+    older: bool, filled: Fill, tmp_path: Path
+) -> None:
+    cells = filled(kept=[0.5, 0.6], edited=[0.5], emptied=[0.5])
+    edited, emptied = (cells.results.run(f"{name}-0") for name in ("edited", "emptied"))
+    summary = json.loads((edited / "summary.json").read_text())
+    if older:
+        summary["digests"] = {"metrics": summary["digests"]["metrics"]}
+    (edited / "summary.json").write_text(json.dumps({**summary, "accuracy": {"final": 0.9999}}))
+    (emptied / "metrics.jsonl").write_text("\n")
+    outputs = {form: tmp_path / f"table.{form}" for form in ("csv", "md", "tex", "html")}
+    sheet = cells.sheet(table={"rows": "method", "measures": [{"measure": "final_accuracy"}]})
+    tables.write(sheet, cells.results.record, None, outputs)
+    shown = rows(outputs["md"].read_text())
+    assert shown["kept"].startswith("55.00") and shown["edited"] == shown["emptied"] == "not run"
+    for form, path in outputs.items():
+        assert "99.99" not in path.read_text()
+        assert ("Damaged and left out: " in path.read_text()) == (form != "csv")
+    assert f"Damaged and left out: {edited / 'summary.json'}" in outputs["md"].read_text()
+    assert "damaged</td>" in outputs["html"].read_text()
+    figure = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
+    canvas, _ = figures.draw(cells.sheet(figure=figure), cells.results)
+    notes = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
+    assert "Damaged: edited; emptied." in notes
+
+
 def test_claims_count_stale_runs_as_lost(filled: Fill) -> None:
     cells = filled(a=[0.8, 0.8, WHY], b=[0.5, 0.6, 0.5], c=[WHY, None, WHY])
     sheet = cells.sheet(table={"rows": "method", "measures": [{"measure": "final_accuracy"}]})

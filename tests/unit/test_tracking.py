@@ -402,6 +402,18 @@ def test_a_description_that_was_edited_stays(store: Exports) -> None:
     assert (tags["mlflow.note.content"], tags["items"]) == ("mine", "ecgr/table1, ecgr/figure3,")
 
 
+def test_code_that_changed_since_the_run_is_a_tag(store: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.export()
+    assert "code" not in store.tags(store.plain)
+    monkeypatch.setattr(
+        "fltrain.tracking.run_view.changed_code",
+        lambda facts, spec: f"the code of {spec.method.name} changed",
+    )
+    store.export()
+    assert store.tags(store.plain)["code"] == "the code of fedavg changed"
+    assert store.tags(store.measured)["code"] == "the code of fedprox changed"
+
+
 def test_a_stale_record_is_marked(store: Exports) -> None:
     """A stale record is exported along with the run of its settings, which may have no record yet."""
     old = store.plain

@@ -133,7 +133,9 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
     ended = {run for run, record in records.items() if diverged(record)}
     missing = {cell.run for cell in sheet.cells} - set(records)
     stale = {cell.run for cell in sheet.cells if cell.stale} & missing
-    for what, left_out in (("Not run", missing - stale), ("Stale", stale), ("Diverged", ended)):
+    damaged = {run for run in missing if results.record(run).complete}
+    notes_on = {"Not run": missing - stale - damaged, "Stale": stale, "Damaged": damaged, "Diverged": ended}
+    for what, left_out in notes_on.items():
         if left_out:
             notes.append(f"{what}: {_named(sheet, left_out)}.")
     if ended and seeds > 1 and isinstance(sheet.figure, Curves):

@@ -201,6 +201,7 @@ class Notes:
         stale: meaning of stale runs, if there are any.
         absent: number of published values without a cell, if there are any.
         assumptions: settings that the paper's text leaves open.
+        remarks: damaged records, mixed conditions and changed code, see ``fltrain.runs.remarks``.
     """
 
     marks: dict[str, str]
@@ -209,9 +210,16 @@ class Notes:
     stale: str
     absent: str
     assumptions: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, sheet: Sheet, shown: Sequence[TableCell], missing: Sequence[TableCell]) -> Notes:
+    def of(
+        cls,
+        sheet: Sheet,
+        shown: Sequence[TableCell],
+        missing: Sequence[TableCell],
+        remarks: Sequence[str] = (),
+    ) -> Notes:
         """Collect the notes of a table."""
         reasons = dict.fromkeys(reason for cell in shown for reason in cell.anomalies)
         diverged = DIVERGED_RUNS if any(cell.diverged and cell.n for cell in shown) else ""
@@ -222,13 +230,14 @@ class Notes:
             stale=STALE_RUNS if any(cell.stale for cell in shown) else "",
             absent=f"Published values without a run here: {len(missing)}." if missing else "",
             assumptions=sheet.assumptions,
+            remarks=tuple(remarks),
         )
 
     @property
     def texts(self) -> list[str]:
         """The notes, one text each, without the assumptions."""
         doubts = [f"[{mark}] Doubtful as published: {reason}." for reason, mark in self.marks.items()]
-        return [*filter(None, (self.seeds, *doubts, self.comparison, self.stale, self.absent))]
+        return [*filter(None, (self.seeds, *doubts, self.comparison, self.stale, self.absent)), *self.remarks]
 
 
 def _comparison(shown: Sequence[TableCell]) -> str:

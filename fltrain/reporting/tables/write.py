@@ -13,6 +13,7 @@ from fltrain.reporting.numbers.readings import Runs
 from fltrain.reporting.tables.cells import absent, cells, to_csv
 from fltrain.reporting.tables.html import published_page, table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown
+from fltrain.runs.remarks import remarks
 
 
 def write(
@@ -36,7 +37,7 @@ def write(
     runs = cache(runs)  # all measures look into the same records
     shown = cells(sheet, runs, printed)
     missing = absent(sheet, printed, shown)
-    notes = Notes.of(sheet, shown, missing)
+    notes = Notes.of(sheet, shown, missing, remarks(runs(cell.run) for cell in sheet.cells))
     grid = Grid.of(sheet, shown, notes.marks)
     render: dict[str, Callable[[], str]] = {
         "csv": lambda: to_csv([*shown, *missing]),
