@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean
 from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
+VARIANTS: dict[str, dict[str, str]] = {
+    "paper": {},
+    "ecgr": {"correction": "after_step", "normaliser": "plain", "weighting": "data"},
+    "fedimpro": {"correction": "after_step", "normaliser": "plain", "weighting": "weights"},
+}
+"""Settings of the published algorithm, and of the code of ECGR and FedImpro."""
+
+
+def _with_variant(schema: dict[str, Any]) -> None:
+    """Add ``variant`` to the JSON schema of the settings."""
+    schema["properties"]["variant"] = {"enum": list(VARIANTS), "default": "paper"}
+
 
 class Scaffold(Method):
     """Each local gradient is corrected by c - c_k, the server's control minus the client's.
+
+    ``variant`` sets several options at once: ``paper`` (default), ``ecgr`` or ``fedimpro`` as in the code of
+    these papers. A spec holds the options that it stands for, so both ways of writing give the same run ID.
 
     Attributes:
         option: how c_k is renewed: from the client's displacement (``II``), or as its mean gradient at the
@@ -46,6 +61,21 @@ class Scaffold(Method):
     displacement: Literal["raw", "uploaded"] = "raw"
     weighting: Literal["uniform", "weights", "scaled", "data"] = "uniform"
     server_lr: float = Field(default=1.0, gt=0)
+
+    model_config = ConfigDict(json_schema_extra=_with_variant)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _options_of_the_variant(cls, settings: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(settings, Mapping) or "variant" not in settings:
+            return handler(settings)
+        variant, options = settings["variant"], {**settings}
+        del options["variant"]
+        if not isinstance(variant, str) or variant not in VARIANTS:
+            raise ValueError(f"unknown variant {variant!r}; write {', '.join(VARIANTS)}, or leave it out")
+        for name in VARIANTS[variant].keys() & options.keys():
+            raise ValueError(f"variant {variant!r} sets {name!r}; leave one of the two out")
+        return handler({**options, **VARIANTS[variant]})
 
     @model_validator(mode="after")
     def _the_normaliser_fits(self) -> Self:

@@ -8,7 +8,7 @@ so that coordinates do not mix and everything has a closed form.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -41,6 +41,7 @@ class LinearNetwork(Network):
 
 class LinearModel(Model):
     name: Literal["linear"] = "linear"
+    min_side: ClassVar[int] = 1
 
     def network(self, channels: int, side: int, classes: int) -> Network:
         return LinearNetwork()

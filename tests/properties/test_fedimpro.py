@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -989,6 +989,7 @@ class LinearTop(Model):
     """A convolution below the cut, a linear classifier above it."""
 
     name: Literal["linear_top"] = "linear_top"
+    min_side: ClassVar[int] = 1
 
     def network(self, channels: int, side: int, classes: int) -> Network:
         stem = nn.Sequential(nn.Conv2d(channels, 4, 3, stride=2), nn.ReLU(), nn.Flatten())
@@ -1122,6 +1123,7 @@ def test_unknown_cuts_are_refused() -> None:
 
     class Flat(Model):
         name: Literal["flat"] = "flat"
+        min_side: ClassVar[int] = 1
 
         def network(self, channels: int, side: int, classes: int) -> Network:
             return Network(flatten=nn.Flatten(), classifier=nn.Linear(channels * side**2, classes))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -46,6 +46,7 @@ class Small(Model):
     """Four layers; 8 x 8 images are maps of 2 x 2 where they are flattened."""
 
     name: Literal["small"] = "small"
+    min_side: ClassVar[int] = 1
 
     def network(self, channels: int, side: int, classes: int) -> Network:
         first, second, third = WIDTHS

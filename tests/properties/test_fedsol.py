@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -45,6 +45,7 @@ class SmoothModel(Model):
     """Two convolutions and hyperbolic tangents: without kinks, rounding errors stay what they are."""
 
     name: Literal["smooth"] = "smooth"
+    min_side: ClassVar[int] = 1
     normed: bool = True
 
     def network(self, channels: int, side: int, classes: int) -> Network:

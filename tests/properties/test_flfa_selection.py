@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -156,6 +156,7 @@ class NormalisingModel(Model):
     """Normalises the images, with trainable scale and shift, before its first layer."""
 
     name: Literal["normalising"] = "normalising"
+    min_side: ClassVar[int] = 1
 
     def network(self, channels: int, side: int, classes: int) -> Network:
         return Network(

@@ -302,6 +302,17 @@ def test_scaled_objectives_correct_by_the_servers_control_over_the_relative_size
     torch.testing.assert_close(sent, 3 * (expected - own), rtol=1e-5, atol=1e-5)
 
 
+def test_a_variant_stands_for_its_options() -> None:
+    written = Scaffold.parse({"name": "scaffold", "variant": "ecgr", "server_lr": 0.5}, "method")
+    options = {"correction": "after_step", "normaliser": "plain", "weighting": "data"}
+    assert written == Scaffold(**options, server_lr=0.5)
+    assert Scaffold.parse({"name": "scaffold", "variant": "paper"}, "method") == Scaffold()
+    with pytest.raises(FltrainError, match="variant 'ecgr' sets 'weighting'; leave one of the two out"):
+        Scaffold.parse({"name": "scaffold", "variant": "ecgr", "weighting": "data"}, "method")
+    with pytest.raises(FltrainError, match="unknown variant 'egcr'; write paper, ecgr, fedimpro"):
+        Scaffold.parse({"name": "scaffold", "variant": "egcr"}, "method")
+
+
 # ------------------------------------------------------------------------------------ option I
 @pytest.mark.parametrize("model", [LeNet5(), MobileNetTiny()], ids=by_name)
 def test_control_is_the_full_gradient(model: Model) -> None:

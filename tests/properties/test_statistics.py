@@ -1,7 +1,7 @@
 """What is measured of a round: distance of the clients' weights, dissimilarity of their gradients."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -208,6 +208,7 @@ def test_measuring_changes_nothing(model: Model, method: FedAvg | Scaffold) -> N
 
 class DroppingModel(Model):
     name: Literal["dropping"] = "dropping"
+    min_side: ClassVar[int] = 1
 
     def network(self, channels: int, side: int, classes: int) -> Network:
         return Network(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise, permutations
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ class Unbiased(Model):
     """Convolutions and classifier without biases, 8 x 8 pixels per channel before the classifier."""
 
     name: Literal["unbiased"] = "unbiased"
+    min_side: ClassVar[int] = 1
 
     def network(self, channels: int, side: int, classes: int) -> Network:
         return Network(
