@@ -142,7 +142,7 @@ class Checkout:
     def snakemake(
         self, *arguments: str, scale: str = "tiny", settings: tuple[str, ...] = ()
     ) -> tuple[int, str]:
-        """Run Snakemake with the default profile and more configuration; return exit code and all it said."""
+        """Run Snakemake with the default profile; return exit code, and output with the log that it names."""
         foreign = ("SNAKEMAKE", "FLTRAIN")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
@@ -155,7 +155,8 @@ class Checkout:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        return done.returncode, done.stdout
+        logs = re.findall(r"^Complete log\(s\): (.+)$", done.stdout, re.MULTILINE)
+        return done.returncode, "\n".join([done.stdout, *(Path(log).read_text() for log in logs)])
 
     def jobs(self, *arguments: str, settings: tuple[str, ...] = ()) -> dict[str, str]:
         """What a dry run would do, with the reasons; a job is known by its message."""
@@ -295,6 +296,25 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
         assert item.item.title in plain and item.item.caption in plain
     for text in ("Reduced scale", '"toy"', '"tables"', '"figures"', '"ours"', '"published"'):
         assert text in report
+
+
+def test_the_terminal_shows_a_line_for_each_run(changed: Checkout) -> None:
+    """With its accuracy; and next to nothing if there is nothing to do."""
+    (run,) = changed.plan.items[1].run_ids
+    shutil.rmtree(changed.results.run(run))
+    code, said = changed.snakemake("toy_drift")
+    assert code == 0, said
+    terminal, _, log = said.partition("Complete log(s): ")
+    assert "1 run to train, 2 other jobs\n" in terminal
+    (line,) = re.findall(
+        r"^\[1/1\] (\S+): ([\d.]+) %, [\d.]+ s; all runs are trained$", terminal, re.MULTILINE
+    )
+    final = changed.results.record(run).summary["accuracy"]["final"]
+    assert line == (run, f"{100 * final:.2f}")
+    assert "Reason: " not in terminal and "Reason: " in log
+    code, said = changed.snakemake("toy_drift")
+    assert (code, len(said.strip().splitlines())) == (0, 2), said
+    assert "Nothing to be done" in said
 
 
 # ---------------------------------------------------------------- what is done again, and what is not
@@ -506,7 +526,8 @@ def test_data_that_are_made_anew_are_no_reason_to_train_again(changed: Checkout)
     before = dates(changed.results.run(kept.run_id))
     code, said = changed.snakemake("toy_accuracy")
     assert code == 0, said
-    assert f"{kept.run_id}: already trained" in said
+    log = changed.results.run(kept.run_id) / "train.log"
+    assert f"{kept.run_id}: already trained" in log.read_text()
     after = dates(changed.results.run(kept.run_id))
     metrics = changed.results.run(kept.run_id) / "metrics.jsonl"
     assert after[metrics] == before[metrics]

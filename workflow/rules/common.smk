@@ -1,5 +1,7 @@
 # Look-ups for the rules. Configuration is read here only: jobs get what they need through `params`, so that a change
 # reruns exactly the jobs that it affects. Nothing here writes a file.
+import gc
+
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.jobs import Jobs, put_python_on_path
 from fltrain.experiments.layout import Sheet
@@ -8,6 +10,9 @@ try:
     JOBS = Jobs.of(config)
 except FltrainError as error:
     raise WorkflowError(str(error)) from None
+
+# The plan is needed until the end; looking for garbage in it would take a quarter of the time.
+gc.freeze()
 
 SCALE, OUT = JOBS.scale, JOBS.folder
 

@@ -27,4 +27,4 @@ rule train:
         "training {wildcards.run}"
     # `exec` replaces the shell: a signal would end the shell while the run saves its state.
     shell:
-        "exec python -m fltrain train - --quiet --threads {threads} <<< {params.spec:q} 2>> {log:q}"
+        "exec python -m fltrain train - --quiet --threads {threads} <<< {params.spec:q} >> {log:q} 2>&1"

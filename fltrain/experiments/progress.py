@@ -1,0 +1,69 @@
+"""Progress of a workflow in words: one line per finished run. Imports no torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fltrain.core.errors import FltrainError
+from fltrain.runs.record import Results
+
+
+@dataclass
+class Progress:
+    """Counts of the runs of a workflow.
+
+    Attributes:
+        results: the results folder.
+        clock: returns seconds.
+        total: runs to train.
+        done: finished runs.
+        start: when the first run started, in seconds.
+    """
+
+    results: Results
+    clock: Callable[[], float] = time.monotonic
+    total: int = 0
+    done: int = 0
+    start: float | None = field(default=None)
+
+    def planned(self, jobs: Mapping[str, int]) -> str:
+        """Return the size of the workflow in words, from the number of jobs of each rule."""
+        self.total = jobs.get("train", 0)
+        others = sum(number for rule, number in jobs.items() if rule not in ("train", "all", "total"))
+        return f"{self.total} run{'s' * (self.total != 1)} to train, {others} other jobs"
+
+    def started(self) -> None:
+        """Note that a run starts."""
+        if self.start is None:
+            self.start = self.clock()
+
+    def finished(self, run: str) -> str:
+        """Return a line for a finished run: number, run ID, final accuracy, seconds, and the time left."""
+        self.done += 1
+        self.started()
+        width = len(str(self.total))
+        return f"[{self.done:{width}}/{self.total}] {run}: {self._outcome(run)}{self._left()}"
+
+    def _outcome(self, run: str) -> str:
+        try:
+            record = self.results.record(run)
+            seconds, accuracy = record.costs["seconds"]["total"], record.summary["accuracy"]["final"]
+            text = "diverged" if accuracy is None else f"{100 * accuracy:.2f} %"
+            return f"{text}, {seconds:,.1f} s"
+        except (FltrainError, KeyError):
+            return "finished"
+
+    def _left(self) -> str:
+        missing = self.total - self.done
+        if missing <= 0:
+            return "; all runs are trained"
+        seconds = (self.clock() - (self.start or 0.0)) / self.done * missing
+        if seconds < 90:
+            return f"; about {seconds:.0f} s left"
+        return (
+            f"; about {seconds / 60:.0f} min left"
+            if seconds < 5400
+            else f"; about {seconds / 3600:.1f} h left"
+        )
