@@ -6,7 +6,6 @@ Both have float pixels from 0 to 1, and white paper is 1. They become bytes and 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json
 from fltrain.data.readers.base import (
     Facts,
+    Images,
     Labels,
     RawSplits,
     Reader,
@@ -71,27 +71,21 @@ def assemble(source: Path, train: ByWriter, test: ByWriter) -> RawSplits:
     everyone = count(len(train.keys() | test.keys()), "writer")
     if not kept:
         raise FltrainError(f"{source}: found {everyone}, but none with both training and test images")
-    splits = RawSplits(
-        *_joined(train, kept),
-        *_joined(test, kept),
-        writers=_authors(train, kept),
-        test_writers=_authors(test, kept),
-    )
+
+    def joined(split: ByWriter) -> tuple[Images, Labels, Labels]:
+        images, labels = zip(*(split[writer] for writer in kept), strict=True)
+        writers = np.repeat(np.arange(len(kept)), [len(part) for part in labels])
+        return np.concatenate(images), np.concatenate(labels), writers
+
+    train_images, train_labels, writers = joined(train)
+    test_images, test_labels, test_writers = joined(test)
     note = (
         f"{len(kept):,} of {everyone} have both training and test images: "
-        f"{len(splits.train_labels):,} and {len(splits.test_labels):,} in all"
+        f"{len(train_labels):,} and {len(test_labels):,} in all"
     )
-    return replace(splits, notes=(note,))
-
-
-def _joined(split: ByWriter, writers: list[str]) -> Split:
-    images, labels = zip(*(split[writer] for writer in writers), strict=True)
-    return np.concatenate(images), np.concatenate(labels)
-
-
-def _authors(split: ByWriter, writers: list[str]) -> Labels:
-    """Return the position in ``writers`` of each image's writer, in the order of ``_joined``."""
-    return np.repeat(np.arange(len(writers)), [len(split[writer][1]) for writer in writers])
+    return RawSplits(
+        train_images, train_labels, test_images, test_labels, writers, test_writers, notes=(note,)
+    )
 
 
 def _read_hdf5(path: Path, facts: Facts) -> ByWriter:
