@@ -1,8 +1,7 @@
-"""Settings, components and their catalogues: how everything that has a name in a config is declared.
+"""Settings: the base class of everything that a user can write in a configuration file.
 
-A *setting* is a frozen, strict pydantic model. A *component* is a setting that is chosen by name (a data
-set, a partition scheme, a network, a method ...) and carries a revision. A *catalogue* is made of the
-components found in the modules of one package, so that adding one takes one file and no registration.
+A *setting* is a field of a frozen, strict pydantic model. Components (a dataset, a partition scheme, a
+network, a method ...) are settings chosen by name; see ``fltrain.core.registry``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _WANTED = {
 
 
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
-    """Say which of the known words was probably meant: ``"; did you mean 'lr'?"`` or nothing."""
+    """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=closeness)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -149,14 +148,14 @@ class Settings(BaseModel):
         if found[0][1].startswith("invalid JSON"):  # only its depth can be at fault
             raise FltrainError(f"{where}: {_TOO_DEEP}")
         if line_of is None:
-            told = [_told(keys, what) for keys, what in found]
+            lines = [_line(keys, what) for keys, what in found]
         else:
-            numbered = sorted((line_of(keys), _told(keys, what)) for keys, what in found)
-            told = [f"line {number}: {what}" for number, what in numbered]
-        if len(told) == 1:
-            raise FltrainError(f"{where}: {told[0]}")
-        more = [f"and {len(told) - MOST_FAULTS} more"] if len(told) > MOST_FAULTS else []
-        raise FltrainError(f"{where}: {len(told)} problems:", [*told[:MOST_FAULTS], *more])
+            numbered = sorted((line_of(keys), _line(keys, what)) for keys, what in found)
+            lines = [f"line {number}: {what}" for number, what in numbered]
+        if len(lines) == 1:
+            raise FltrainError(f"{where}: {lines[0]}")
+        more = [f"and {len(lines) - MOST_FAULTS} more"] if len(lines) > MOST_FAULTS else []
+        raise FltrainError(f"{where}: {len(lines)} problems:", [*lines[:MOST_FAULTS], *more])
 
 
 def nested(annotation: Any) -> Iterator[type[Settings]]:
@@ -176,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def _size_fault(value: Any) -> str:
-    """Say of a number, or of one in a list, that the engine cannot work with it; empty for other values."""
+    """Return a message if a number, or one in a list, is too large for the engine, else an empty text."""
     if isinstance(value, list):
         return next(filter(None, map(_size_fault, value)), "")
     if isinstance(value, int) and abs(value) >= 2**63:
@@ -215,14 +214,14 @@ def faults(error: ValidationError, data: Any) -> list[tuple[list[str], str]]:
     return found
 
 
-def _told(keys: Sequence[str], message: str) -> str:
+def _line(keys: Sequence[str], message: str) -> str:
     return f"{'.'.join(keys)}: {message}" if keys else message
 
 
 def explain(error: ValidationError, data: Any) -> str:
     """Return one line on the faults that pydantic found in ``data``: the first, and the number of others."""
     first, *others = faults(error, data)
-    return _told(*first) + (f" (and {len(others)} more)" if others else "")
+    return _line(*first) + (f" (and {len(others)} more)" if others else "")
 
 
 def _at(data: Any, part: int | str) -> Any:

@@ -16,7 +16,7 @@ from fltrain.core.errors import FltrainError
 
 
 class Component(Settings):
-    """A setting chosen by name; ``revision`` is raised whenever its numbers change."""
+    """A setting chosen by name. Raise ``revision`` whenever its numbers change."""
 
     name: str
     revision: ClassVar[int] = 1
@@ -86,7 +86,7 @@ def choice(
 ) -> Any:
     """Annotation of a field that holds one component of a catalogue, written as a name or a mapping.
 
-    ``elsewhere`` says of names that belong to other fields where to write them.
+    ``elsewhere`` maps names that belong to another field to a hint at that field.
     """
 
     def spelled_out(value: Any) -> Any:

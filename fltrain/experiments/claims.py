@@ -26,7 +26,7 @@ def several(names: OneOrSeveral) -> tuple[str, ...]:
 
 
 class Quantity(Settings):
-    """A number of every run of an item that a claim speaks of.
+    """A number of every run of an item, about which a claim is made.
 
     Attributes:
         item: name of the paper's item whose runs are looked at, for example ``table1``.
@@ -134,7 +134,7 @@ class Above(Directed):
 
 
 class Positive(Directed):
-    """The number (most often a gain ``over`` other cells) is positive; or negative, if so said.
+    """The number (most often a gain ``over`` other cells) is positive, or negative for that ``kind``.
 
     What has to exceed ``by`` is the number itself, or with ``negative``, the number with the other sign.
     """
@@ -202,7 +202,7 @@ class Tested(Settings):
 
 
 class NotJudged(Settings):
-    """The claim cannot be judged from runs, and why."""
+    """The claim cannot be judged from runs, for the reason ``why``."""
 
     kind: Literal["not_judged"]
     why: str
@@ -228,7 +228,7 @@ Test = Annotated[
 
 
 def quantities(test: Test) -> Iterator[Quantity]:
-    """All numbers of runs that a test looks at."""
+    """Yield all numbers of runs that a test needs."""
     if isinstance(test, Quantity):
         yield test
     elif isinstance(test, All):

@@ -1,4 +1,4 @@
-"""How tables and figures are laid out, and what is handed to their assembler. Plain data, no torch."""
+"""Layouts of tables and figures, and the plain data from which jobs make them. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Axes = Mapping[str, Sequence[str]]
 """Axis -> labels of its points."""
 
 COLUMNS = ("seed", "run", "state", "value", "gain", "names")
-"""What a frame of numbers has beside the axes (``fltrain.reporting.numbers.values``)."""
+"""Columns of a frame of numbers in addition to the axes (``fltrain.reporting.numbers.values``)."""
 
 NO_AXES = (*COLUMNS, "rows", "series")
 """Names of columns that an axis cannot have."""
@@ -83,7 +83,7 @@ class Average(Settings):
 
 
 class Measured(Settings):
-    """A number shown in a table: what is measured, and against what.
+    """A number shown in a table, and its references.
 
     Attributes:
         measure: name of a measure (see ``fltrain.runs.measures``).
@@ -189,8 +189,7 @@ class Curves(Layout):
     Instead of an axis, ``series`` can name a field that holds several numbers: ``layers`` or ``blocks``. The
     curves run over rounds, or over local ``epochs`` (rounds times the local epochs of a round).
 
-    ``smoothing`` shows centred means over so many of them (an odd number), and what was measured as pale
-    lines.
+    ``smoothing`` shows centred means over this number of points (odd), and the measured values as pale lines.
     """
 
     kind: Literal["curves"]
@@ -251,7 +250,7 @@ class Points(Layout):
 
 
 class Histogram(Layout):
-    """How the numbers that a field holds, one per layer or block, are distributed in one round.
+    """Distribution in one round of the numbers that a field holds, one per layer or block.
 
     Attributes:
         curve: ``kind.field`` of the rows in ``metrics.jsonl``.
@@ -278,7 +277,7 @@ SEEDS = "seeds"
 
 
 class SelectedSteps(Layout):
-    """Which local steps ECGR selects: rounds across, steps from the first (below) to the last (above).
+    """Local steps that ECGR selects: rounds across, steps from the first (below) to the last (above).
 
     Attributes:
         columns: axis with a panel for each point, of which the first seed is shown; or ``seeds``, each in a
@@ -328,7 +327,7 @@ class Preference(SideBySide):
 
 
 class Variance(SideBySide):
-    """How much the neurons of each layer differ in the class they prefer; runs have to keep their model.
+    """Spread of the classes that the neurons of each layer prefer; runs have to keep their model.
 
     ``images`` of each class are taken from the test images.
     """
@@ -341,7 +340,7 @@ Target = Literal["raw", "class_mean", "mean"]
 
 
 class Attack(Settings):
-    """How images are sought whose features are the given ones.
+    """Search for images with given features.
 
     Attributes:
         kind: what is optimised, the weights of an untrained network that makes the image (``prior``: deep
@@ -385,14 +384,14 @@ class Attack(Settings):
 
 
 class Row(NamedTuple):
-    """A row of recovered images: what they are recovered from."""
+    """A row of recovered images: the target features and their noise."""
 
     target: Target
     noise: float
 
     @property
     def label(self) -> str:
-        """What stands before the row."""
+        """Text in front of the row."""
         whole = {
             "raw": "from raw features",
             "class_mean": "from class means",
@@ -436,7 +435,7 @@ class Inversion(Layout):
 
     @property
     def rows(self) -> list[Row]:
-        """What images are recovered from, row by row."""
+        """The rows of recovered images."""
         return [
             Row(target, noise)
             for target in self.targets
@@ -492,7 +491,7 @@ class Cell(Settings):
 
 
 class Restriction(Settings):
-    """What the runs of an item were restricted to, in words; ``axis`` if it is some labels of one axis."""
+    """A restriction of the runs of an item, in words; ``axis`` if it leaves some labels of one axis."""
 
     to: str
     axis: str | None = None
@@ -502,14 +501,14 @@ class Restriction(Settings):
 
 
 def scale_sentence(title: str, reduced: bool) -> str:
-    """One sentence that says at what scale something was made."""
+    """Return one sentence about a scale."""
     return f"{'Reduced scale' if reduced else 'Scale'}: {title}."
 
 
 class Sheet(Settings):
     """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
 
-    ``restricted`` says what the runs were restricted to, by a full scale or beyond any (as does ``scale``).
+    ``restricted`` lists restrictions by a full scale's axes or by the user's selection; ``scale`` names them.
     ``seen`` is the day by which the runs had been seen: a rule of that day or later was not made before them.
     """
 
@@ -531,5 +530,5 @@ class Sheet(Settings):
 
     @property
     def scale_note(self) -> str:
-        """One sentence that says at what scale the item was made."""
+        """One sentence about the scale of the item."""
         return scale_sentence(self.scale, self.reduced)

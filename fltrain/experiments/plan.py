@@ -60,7 +60,7 @@ AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell's run with one seed: where it stands in the item's grid, and its spec."""
+    """One cell's run with one seed: its place in the item's grid, and its spec."""
 
     labels: Labels
     reported: dict[str, str]
@@ -70,12 +70,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class PlannedItem:
-    """An item at a scale: what is shown and the runs behind it.
+    """An item at a scale, with the runs behind it.
 
     Attributes:
         applied: the exceptions that match a cell.
-        restricted: what the item was restricted to, if anything, by a full scale's axes or beyond the scale.
-        stale: of runs without a record (by id) that have a stale one, in what it is.
+        restricted: restrictions of the item, by a full scale's axes or by the user's selection.
+        stale: for runs (by ID) with a stale record only, what has changed since.
     """
 
     paper: Paper
@@ -102,24 +102,24 @@ class PlannedItem:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that it can be asked for by."""
+        """Names by which the user can select the item."""
         return frozenset((self.paper.paper, self.id, self.target))
 
     @property
     def layout(self) -> Table | Figure:
-        """How the item is laid out."""
+        """Layout of the item."""
         layout = self.item.table or self.item.figure
         assert layout is not None  # Item has made sure
         return layout
 
     @property
     def trains(self) -> bool:
-        """Whether the item is made from run records; else partitions are enough."""
+        """True if the item needs run records, false if it needs only partitions."""
         return not isinstance(self.layout, Bubbles)
 
     @property
     def looks_into_models(self) -> bool:
-        """Whether the item needs the models that records keep, and the data behind them."""
+        """True if the item needs the models in the records, and the dataset."""
         return isinstance(self.layout, Preference | Variance | Inversion)
 
     @cached_property
@@ -138,7 +138,7 @@ class PlannedItem:
         return self.reduction.title or self.scale.title
 
     def keeping(self, demand: Demand) -> Self:
-        """The item with the cells that meet a demand, whose words are what its sheet says of the others."""
+        """Return the item with the cells that meet a demand; its sheet says why others are absent."""
         references = list(_references(self.layout))
         wanted = [entry for entry in self.entries if demand.met(entry.spec)]
         compared = {
@@ -159,12 +159,12 @@ class PlannedItem:
         return replace(self, axes=axes, entries=kept, restricted=restricted)
 
     def showing(self, stale: Mapping[str, str]) -> Self:
-        """The item with cells that say of these runs (by id) in what they are stale."""
+        """Return the item with cells that show why these runs (by ID) are stale."""
         return replace(self, stale=stale)
 
     @cached_property
     def sheet(self) -> Sheet:
-        """What the assembler needs to make the table or figure from run records."""
+        """Plain data from which a job makes the table or figure."""
         part = f", restricted to {', '.join(map(str, self.restricted))}" if self.restricted else ""
         return Sheet(
             id=self.id,
@@ -200,7 +200,7 @@ class PlannedItem:
 class Plan:
     """All items of a scale. Runs that items share are one run.
 
-    ``restrictions`` say what it was restricted to, if anything was left out.
+    ``restrictions`` lists the restrictions that left something out.
     """
 
     scale: Scale
@@ -214,12 +214,12 @@ class Plan:
 
     @cached_property
     def specs(self) -> list[RunSpec]:
-        """All specs, also those whose partition alone is shown."""
+        """All specs, including those that only show their partition."""
         return [entry.spec for item in self.items for entry in item.entries]
 
     @cached_property
     def memberships(self) -> dict[str, list[str]]:
-        """The items that each run belongs to, by run id."""
+        """The items of each run, by run ID."""
         found: dict[str, list[str]] = {}
         for item in self.items:
             for run_id in item.run_ids:
@@ -269,7 +269,7 @@ class Plan:
                     )
 
     def _reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
-        """The plan with these items as far as they have cells; ``why`` is noted if anything is left out."""
+        """Return the plan with those items that have cells; note ``why`` if anything is left out."""
         kept = [item for item in items if item.entries]
         same = [id(item) for item in kept] == [id(item) for item in self.items]
         return self if same else Plan(self.scale, kept, (*self.restrictions, *why))
@@ -277,14 +277,14 @@ class Plan:
     def recorded(
         self, complete: Collection[str], stale: Mapping[str, str], there: Callable[[PlannedItem], bool]
     ) -> Plan:
-        """The items that can be made without training: of those with runs, the ones with a complete record.
+        """Return the items that can be made without training, because some run has a complete record.
 
         They keep all their cells; tables say then which were not run, and which are stale.
 
         Args:
-            complete: runs (by id) that have a complete record.
-            stale: of the others, those that have a stale one, and in what it is.
-            there: whether what else an item is made from exists.
+            complete: runs (by ID) that have a complete record.
+            stale: for other runs with a stale record, what has changed since.
+            there: returns whether all else that an item is made from exists.
 
         Raises:
             FltrainError: if nothing can be made.
@@ -479,7 +479,7 @@ def _check_needs(item: PlannedItem) -> None:
 
 
 def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[Restriction, ...]:
-    """The axes that lack some of the labels that the item declares, each with those that it shows."""
+    """Return a restriction for each axis that lacks some of the labels that the item declares."""
     return tuple(
         Restriction(to=f"{axis} {'; '.join(labels)}", axis=axis)
         for axis, labels in shown.items()
@@ -488,7 +488,7 @@ def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]
 
 
 def table_rows(items: Iterable[PlannedItem]) -> list[dict[str, Any]]:
-    """The run table: a row per trained item, cell and seed, for people to read before spending anything."""
+    """Return the run table, to read before training: a row per trained item, cell and seed."""
     return [
         {
             "item": item.id,

@@ -1,8 +1,8 @@
-"""What is declared: papers with their tables and figures, scales, and the register of assumptions. No torch.
+"""Schema of the declarations: papers with their items, scales, the register of assumptions. No torch.
 
 A paper file declares its tables and figures (*items*) as grids: named axes, each a few labelled points, each
-point a patch on the settings. A scale file says how far the papers' protocol is reduced, for all items or for
-one. What follows from both is in ``fltrain.experiments.plan``.
+point a patch on the settings. A scale file reduces the papers' protocol, for all items or for one.
+``fltrain.experiments.plan`` expands both into runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ AxisName = Annotated[str, _none_of(*NO_AXES, by="by a column of the tables")]
 
 
 class Point(Settings):
-    """One value of an axis: the settings that it patches, and how the published table calls it."""
+    """One value of an axis: a patch of the settings, and its names in the published table."""
 
     set: Patch
     reported: dict[str, str] = {}
@@ -85,7 +85,7 @@ class Axis(Settings):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema of what is written, for editors: the short forms."""
+        """Return the JSON schema of the short forms, for editors."""
         reference = handler(schema)
         axis = handler.resolve_ref_schema(reference)
         point = axis.pop("properties")["points"]["additionalProperties"]
@@ -196,13 +196,13 @@ class Ambiguity(Settings):
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The entry as a sentence."""
         others = f" (alternatives: {self.alternatives})" if self.alternatives else ""
         return f"{self.question}: {self.assumed}{others}."
 
 
 class Reported(Settings):
-    """The file of published values behind an item, and how many seeds the paper averaged, if it says so."""
+    """File of published values behind an item, and the number of seeds that the paper averaged, if known."""
 
     file: FileName
     seeds: int | None = Field(default=None, ge=1)
@@ -213,12 +213,12 @@ def _file(value: Any) -> Any:
 
 
 class Item(Settings):
-    """A table or figure of a paper: the grid of runs behind it, and how it is laid out.
+    """A table or figure of a paper: the grid of runs behind it, and its layout.
 
     Attributes:
         covers: the tables and figures of the paper that it stands for, as ``config/reported/experiments.csv``
             calls them; none if it is our own.
-        counted: why its cells are not as many as that file counts, if so.
+        counted: reason why the number of cells differs from that in the file, if it does.
         assumptions: entries of ``config/register.yaml`` for settings that the text lost, beyond the paper's.
     """
 
@@ -260,10 +260,10 @@ class Item(Settings):
 
 
 class Paper(Settings):
-    """A paper: its protocol, its items, and how its claims are judged.
+    """A paper: its protocol, its items, and the tests of its claims.
 
-    ``assumptions`` are entries of ``config/register.yaml`` that concern all items; ``untrained`` says of its
-    other tables and figures why there is nothing to train for them.
+    ``assumptions`` are entries of ``config/register.yaml`` that concern all items; ``untrained`` gives
+    the reason why its other tables and figures need no training.
     """
 
     paper: FileName
@@ -304,7 +304,7 @@ class Register(Settings):
     entries: dict[str, Ambiguity] = {}
 
     def texts(self, names: Iterable[str], where: str) -> tuple[str, ...]:
-        """The named entries as people read them.
+        """Return the named entries as sentences.
 
         Raises:
             FltrainError: if there is none of that name.
@@ -356,11 +356,11 @@ FOLDERS = (
     *("benchmarks", "checkpoints", "data", "downloads", "executors"),
     *("logs", "mlflow-artifacts", "partitions", "runs"),
 )
-"""What lies in the results folder beside the scales."""
+"""Folders in the results folder that belong to no scale."""
 
 
 class Scale(Reduction):
-    """How far the papers' protocol is reduced, and which items run, each possibly reduced further.
+    """Reduction of the papers' protocol, and the items that run, each possibly reduced further.
 
     ``seen`` is the day by which all runs of the scale had been seen. A verdict is exploratory if its rule or
     test was decided on that day or later.

@@ -24,7 +24,7 @@ WARM_UP_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Margin:
-    """How far our number may be from a published one and still match it; a share of it if ``relative``."""
+    """Largest distance from a published number that is still a match; a share of it if ``relative``."""
 
     size: float
     relative: bool = False
@@ -119,7 +119,7 @@ def _rounds_to_settle(record: Record) -> Mapping[str, float] | None:
 
 
 def _fall(record: Record) -> Mapping[str, float] | None:
-    """By how much the last accuracy is below the best one, in percentage points."""
+    """Return the fall from the best accuracy to the last one, in percentage points."""
     best, last = _percent("best")(record), _percent("last")(record)
     return {"": best[""] - last[""]} if best and last else None
 

@@ -26,7 +26,7 @@ from fltrain.models.base import Model
 from fltrain.models.networks import MODELS
 
 ENGINE_REVISION = 1
-"""Raised whenever the engine's numbers change for some spec."""
+"""Raise it whenever the engine computes other numbers for some run."""
 
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ else:
 
 
 class Participation(Settings):
-    """Which clients train in a round: a share of all, drawn uniformly without replacement."""
+    """Share of the clients that trains in a round, drawn uniformly without replacement."""
 
     fraction: float = Field(default=0.1, gt=0, le=1)
 
@@ -75,14 +75,14 @@ else:
     ]
 
 Precision = Literal["fp32", "tf32", "bf16"]
-"""How layers multiply: in single precision, the reference; with ten bits of each factor, where the device has
+"""Precision of the products in layers: single, the reference; ten bits of each factor, if the device has
 TF32 (CUDA); or with eight, in bfloat16. Weights, sums over clients and statistics are in single precision."""
 
 Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separability"]
 
 
 class Evaluation(Settings):
-    """When models are tested, and what is measured beside.
+    """Tests and further measurements.
 
     Models are tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
     final accuracy. On local test images (``local_test``) all clients are tested, sampled or not, at a
@@ -214,13 +214,13 @@ class RunSpec(Settings):
 
     @property
     def personal(self) -> bool:
-        """Whether each client is tested with a model of its own."""
+        """True if each client is tested with its own model."""
         own = self.batchnorm == "local" or self.evaluation.point == "after_local"
         return own or self.composition.personal
 
     @property
     def view(self) -> Literal["global", "personal"]:
-        """Whose tests count: those of the global model, or those of each client's own."""
+        """The models whose tests count: the global one, or each client's own."""
         return "personal" if self.personal else "global"
 
     @property
@@ -277,7 +277,7 @@ class RunSpec(Settings):
         return range(self.rounds - math.ceil(self.rounds / 10) + 1, self.rounds + 1)
 
     def evaluates(self, round: int) -> bool:
-        """Whether models are tested after the given round (counted from 1)."""
+        """Return whether models are tested after the given round (counted from 1)."""
         return round % self.evaluation.every == 0 or round in self.final_rounds
 
     def to_json(self) -> str:
