@@ -61,11 +61,6 @@ def test_files_are_those_that_are_documented(measured: Record, diverged: Record)
         assert f"* ``{name}``" in records.__doc__
 
 
-def test_the_folder_is_named_after_the_run(measured: Record, root: Path) -> None:
-    assert measured.folder == root / "runs" / MEASURED.run_id
-    assert measured.run_id == measured.summary["run_id"] == MEASURED.run_id
-
-
 def test_the_spec_is_the_canonical_one(measured: Record) -> None:
     assert measured.spec == json.loads(json.dumps(MEASURED.canonical))
     assert measured.spec["revisions"]["engine"] == MEASURED.engine
@@ -332,10 +327,6 @@ def test_only_the_split_that_counts_is_summarised() -> None:
         assert summary["extra"] == {"mnist": 0.125}
 
 
-def test_further_facts_are_kept() -> None:
-    assert summary_of({1: 0.5})["parameters"] == 1
-
-
 def test_summary_of_a_real_run_is_that_of_its_rows(measured: Record) -> None:
     accuracies = {row["round"]: row["accuracy"] for row in measured.rows("evaluation")}
     assert measured.summary["accuracy"]["final"] == accuracies[3]
@@ -379,10 +370,6 @@ def test_weights_that_overflow_in_the_last_step_are_a_divergence(tmp_path: Path)
     record = trained(tiny(rounds=9, training=one_step, evaluation=evaluation), tmp_path)
     assert record.summary["diverged"] == {"round": 1, "what": "a global weight"}
     assert record.metrics == []
-
-
-def test_a_completed_run_has_not_diverged(measured: Record) -> None:
-    assert (measured.summary["status"], measured.summary["diverged"]) == ("completed", None)
 
 
 def test_a_run_that_diverges_at_once_keeps_a_record(tmp_path: Path) -> None:

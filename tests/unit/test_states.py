@@ -25,7 +25,7 @@ from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.reporting.tables.render import value_text
 from fltrain.runs.record import Record, Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import Stale, State, revised, stale_runs
+from fltrain.runs.status import Stale, State, stale_runs
 
 from .helpers import TINY, Cells, tiny
 
@@ -95,24 +95,6 @@ def test_of_several_stale_records_the_last_one_counts(
     assert stale.revised == "methods 2 -> 4"
 
 
-def test_only_records_whose_names_begin_alike_are_read(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record(tiny(method="fedprox"), results)
-    record(tiny(), results)
-    monkeypatch.setattr(FedAvg, "revision", 2)
-    opened: list[Path] = []
-    read_text = Path.read_text
-
-    def watched(path: Path, *arguments: Any, **options: Any) -> str:
-        opened.append(path)
-        return read_text(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "read_text", watched)
-    assert len(stale_runs(planned(tiny()), results)) == 1
-    assert [path.parent.name.rpartition("-")[0] for path in opened] == ["digits-fedavg"]
-
-
 @pytest.mark.parametrize("content", ["{", "[]", '{"dataset": "digits"}', '{"revisions": 3, "rounds": {}}'])
 def test_records_that_tell_no_settings_are_passed_over(
     content: str, results: Results, monkeypatch: pytest.MonkeyPatch
@@ -131,12 +113,6 @@ def test_settings_that_were_added_since_make_a_record_stale(results: Results) ->
     (older / "spec.json").write_text(json.dumps(data))
     (stale,) = stale_runs(planned(spec), results).values()
     assert (stale.run, stale.revised) == (spec.run_id, "settings")
-
-
-@pytest.mark.parametrize("old", [{}, {"revisions": None}, {"revisions": {"engine": 1}}])
-def test_revisions_that_are_not_told(old: dict[str, Any]) -> None:
-    new = {"revisions": {"engine": 1, "methods": [2, 1]}}
-    assert "methods None -> 2, 1" in revised(old, new)
 
 
 # ---------------------------------------------------------------- the state of a run
