@@ -1,0 +1,48 @@
+"""Refuse wording that is hard to read: run by `make lint` over code comments, messages and documentation."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REMEDY = {
+    r'"""(What|Who|Whether|How|Where|Whose)\b': "begin a docstring with a noun phrase or an imperative",
+    r"^#+ (What|Who|Whether) \w+ (?!.*\?)": "use a task or a noun phrase as heading",
+    r"\b[Ww]hoever\b": "address the reader: 'if you ...'",
+    r"\bof (one|its)'s own\b|\bof one's own\b": "write 'custom' or 'your own'",
+    r"\bof before\b": "write 'earlier' or 'previous'",
+    r"\b(so|as) many (as )?(bytes|steps|rounds|clients|seeds|images|runs|times)\b": "name the number",
+    r"\bbut for\b": "write 'except'",
+    r"\bbeside (the|its|them|it|weights)\b": "write 'in addition to' or 'next to'",
+    r"\bprocessor (seconds|time)\b": "write 'CPU time'",
+    r"\bon the clock\b": "write 'wall time'",
+    r"\b(is|are|be) asked for\b": "name the actor: 'the user requests ...'",
+    r"\b[Ww]ho (trains|waits|has)\b": "code is not a person",
+    r"\b[Ww]hat (clients|runs|methods|was|they|it|is) \w+": "replace the noun clause by a noun",
+    r"\b(is|are|be) told\b": "code is not a person",
+    r"\b[Tt]hose who\b": "address the reader: 'if you ...'",
+    r"\bto be looked\b|\blooked into\b": "write 'searched' or 'analysed'",
+}
+"""Pattern -> remedy."""
+
+CHECKED = ("*.py", "*.md", "*.smk", "*.yaml", "Makefile", "Snakefile", ".ci/run")
+
+
+def main() -> int:
+    """Print each hit as ``file:line: remedy`` and return the exit code."""
+    listed = subprocess.run(["git", "ls-files", *CHECKED], capture_output=True, text=True, check=True)
+    hits = 0
+    for name in listed.stdout.splitlines():
+        path = Path(name)
+        if not path.is_file() or path.is_symlink() or path == Path("docs/prose.py"):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            for pattern, remedy in REMEDY.items():
+                if found := re.search(pattern, line):
+                    hits += 1
+                    print(f"{name}:{number}: {found.group(0).strip()!r}: {remedy}")
+    return hits > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
