@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
@@ -35,6 +35,7 @@ SIZE = {"width": 1280, "height": 720}
 SECONDS = 60
 PAPER, TABLE, FIGURE, ABLATION = "flfa", "flfa/table1", "flfa/figure2", "flfa/table4"
 COLUMNS = ("Dataset", "Source", "Models", "final_accuracy", "method", "plugins", "seed")
+CELLS, CELL_COLUMNS = "cells", ("Dataset", "Source", "Models", "mean", "gain", "item", "verdict")
 # So that pages show what they are about, and no assistant beside it.
 PREFERENCES = {
     "mlflow.workflowType_v1": '"machine_learning"',
@@ -81,10 +82,10 @@ class Tour:
 
     def __init__(self, page: Page, address: str, client: MlflowClient) -> None:
         self.page, self.address, self.client = page, address, client
-        found = {one.name: one.experiment_id for one in client.search_experiments()}
-        if PAPER not in found:
-            raise SystemExit(f"error: no experiment {PAPER!r}; `make reproduce` makes it")
-        self.experiment = found[PAPER]
+        self.experiments = {one.name: one.experiment_id for one in client.search_experiments()}
+        if not {PAPER, CELLS} <= self.experiments.keys():
+            raise SystemExit(f"error: no experiment {PAPER!r} or {CELLS!r}; `make reproduce` makes them")
+        self.experiment = self.experiments[PAPER]
 
     def open(self, place: str) -> None:
         """Load a page as somebody who comes for the first time: the interface keeps settings otherwise."""
@@ -119,14 +120,27 @@ class Tour:
         condition = f"tags.items LIKE '%{TABLE},%'"
         self.open(self.listed(condition))
         self.expect_count(condition)
+        self.toggle(COLUMNS)
+        expect(self.page.get_by_role("columnheader", name="final_accuracy").first).to_be_visible()
+
+    def toggle(self, columns: Sequence[str]) -> None:
+        """Show hidden columns of the list, and hide those that are shown."""
         self.page.get_by_role("button", name="Columns").click()
         search = self.page.get_by_placeholder("Search columns")
-        for column in COLUMNS:
+        for column in columns:
             search.fill(column)
             named = self.page.locator("[class*=tree-treenode]", has_text=re.compile(f"^{column}$"))
             named.last.locator("[class*=tree-checkbox]").first.click()
         self.page.keyboard.press("Escape")
-        expect(self.page.get_by_role("columnheader", name="final_accuracy").first).to_be_visible()
+
+    def cells(self) -> None:
+        """The cells of all tables with a plug-in, by gain."""
+        condition = quote("tags.plugins = 'flfa'")
+        order = f"orderByKey={quote('metrics.`gain`')}&orderByAsc=false"
+        self.open(f"experiments/{self.experiments[CELLS]}/runs?searchFilter={condition}&{order}")
+        expect(self.page.get_by_role("link", name=f"{TABLE}: ").first).to_be_visible()
+        self.toggle(CELL_COLUMNS)
+        expect(self.page.get_by_role("columnheader", name="gain").first).to_be_visible()
 
     def curves(self) -> None:
         """Curves of two methods, means over seeds."""
@@ -140,6 +154,7 @@ class Tour:
         expect(self.page.locator(".scatterlayer .trace").first).to_be_visible()
         # The button that enlarges the one chart is beside its menu.
         menu = self.page.get_by_test_id("experiment-view-compare-runs-card-menu")
+        expect(menu).to_have_count(1)  # the search has ended
         menu.locator("xpath=preceding::button[1]").click()
         expect(self.page.get_by_role("dialog").locator(".scatterlayer .trace").nth(1)).to_be_visible()
 
@@ -170,7 +185,7 @@ class Tour:
         expect(frame.locator("#values tbody tr").first).to_be_visible()
 
 
-STATIONS = (Tour.find, Tour.filter, Tour.curves, Tour.ablation, Tour.run, Tour.table)
+STATIONS = (Tour.find, Tour.filter, Tour.curves, Tour.ablation, Tour.run, Tour.table, Tour.cells)
 
 
 def main() -> None:
