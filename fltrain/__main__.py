@@ -1,4 +1,4 @@
-"""The program: the command line, once everything that it knows by name could be loaded."""
+"""Entry point of the command line; it reports errors that occur while custom components are loaded."""
 
 import sys
 
@@ -6,7 +6,7 @@ from fltrain.core.errors import FltrainError
 
 
 def main() -> None:
-    """Run the command line. A file of one's own that cannot be loaded ends in one line, too."""
+    """Run the command line; a custom component that cannot be loaded ends in one line and exit code 2."""
     try:
         from fltrain import cli
     except FltrainError as error:

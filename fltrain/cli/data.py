@@ -1,4 +1,4 @@
-"""The commands `fltrain data ...`."""
+"""The commands `fltrain data`: list, fetch and show datasets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fltrain.runs.record import Results
 
 app = typer.Typer(help="List, fetch and show datasets.", no_args_is_help=True, rich_markup_mode=None)
 DataArgument = Annotated[str, typer.Argument(help="A name in config/datasets.yaml.")]
-SizeOption = Annotated[int | None, typer.Option(help="Bring images to this many pixels on each side.")]
+SizeOption = Annotated[int | None, typer.Option(help="Resize images to this many pixels per side.")]
 
 
 @app.command("list")
@@ -47,20 +47,20 @@ def _count(number: int | None) -> str:
 
 @app.command("fetch")
 def fetch_data(
-    name: DataArgument,
+    names: Annotated[list[str], typer.Argument(help="Names in config/datasets.yaml.")],
     image_size: SizeOption = None,
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Download a dataset (or take it from the folder in FLTRAIN_DATA) and prepare it."""
+    """Download datasets (or take them from the folder in FLTRAIN_DATA) and prepare them."""
     from fltrain.data.datasets import Dataset
     from fltrain.data.prepared import load_or_prepare
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    dataset = Dataset.parse({"name": name, "image_size": image_size}, "dataset")
-    where = Results(results)
-    path = where.data(dataset)
-    load_or_prepare(dataset, path, where.downloads)
-    typer.echo(f"{path}, {path.with_suffix('.png')}")
+    folder = Results(results)
+    for dataset in [Dataset.parse({"name": name, "image_size": image_size}, "dataset") for name in names]:
+        path = folder.data(dataset)
+        load_or_prepare(dataset, path, folder.downloads)
+        typer.echo(f"{path}, {path.with_suffix('.png')}")
 
 
 @app.command("show")

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import typer
 
 from fltrain.experiments.selection import Selection
 
-ResultsOption = Annotated[Path, typer.Option("--results", help="Folder for everything that is written.")]
-ScaleOption = Annotated[str, typer.Option(help="A file in config/scales, for example demo.")]
-ConfigOption = Annotated[Path, typer.Option(help="Folder with papers/ and scales/.")]
+ResultsOption = Annotated[Path, typer.Option("--results", help="Folder for data, runs and tables.")]
+ScaleOption = Annotated[str, typer.Option(help="Name of a file in config/scales.")]
+ConfigOption = Annotated[Path, typer.Option(help="Folder that contains papers/ and scales/.")]
 ItemsArgument = Annotated[
-    list[str] | None, typer.Argument(help="Papers (flfa) or items (flfa/table1); everything if none.")
+    list[str] | None, typer.Argument(help="Papers (flfa) or items (flfa/table1) (default: all).")
 ]
-DatasetsOption = Annotated[str | None, typer.Option(help="Only runs on these data sets: cifar10,mnist.")]
+DatasetsOption = Annotated[
+    str | None, typer.Option(help="Only runs on these datasets, for example cifar10,mnist.")
+]
 MethodsOption = Annotated[
     str | None,
-    typer.Option(
-        help="Only runs of these methods or plug-ins, and what they are compared with: fedavg,flfa."
-    ),
+    typer.Option(help="Only these methods or plug-ins and their baselines, for example fedavg,flfa."),
 ]
-SeedsOption = Annotated[int | None, typer.Option(help="At most so many seeds.")]
+SeedsOption = Annotated[int | None, typer.Option(help="Maximum number of seeds (default: the item's own).")]
 WhereOption = Annotated[
     list[str] | None,
     typer.Option(

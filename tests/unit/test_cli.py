@@ -399,6 +399,7 @@ def test_data_are_fetched_once_and_shown(size: int | None) -> None:
     date = path.stat().st_mtime_ns
     assert invoke("data", "fetch", "digits", *option).stdout == told
     assert path.stat().st_mtime_ns == date
+    assert invoke("data", "fetch", "digits", "digits", *option).stdout == 2 * told
 
     lines = invoke("data", "show", "digits", *option).stdout.splitlines()
     facts = {key: value.strip() for key, _, value in (line.partition(":") for line in lines) if value}
@@ -417,6 +418,7 @@ def test_data_are_fetched_once_and_shown(size: int | None) -> None:
 DATA_MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "unknown": (["fetch", "digit"], ["unknown dataset 'digit'; did you mean 'digits'?", "by-hand"]),
     "unknown to show": (["show", "digit"], ["unknown dataset 'digit'; did you mean 'digits'?"]),
+    "one of two": (["fetch", "digits", "digit"], ["unknown dataset 'digit'; did you mean 'digits'?"]),
     "by hand": (["fetch", "by-hand"], ["'by-hand'", "Ask its owner.", OFFLINE, "by-hand.zip"]),
     "path": (["fetch", "lost"], ["nowhere.npz"]),
     "not prepared": (["show", "digits"], ["digits", "fltrain data fetch digits"]),
