@@ -397,13 +397,6 @@ def test_a_gap_of_one_seed_is_bridged(runs: Runs) -> None:
     assert left.get_ydata() == pytest.approx([math.nan, 0.3, 0.3, 0.5], nan_ok=True)
 
 
-def test_unsmoothed_curves_say_nothing_of_means_over_rounds(runs: Runs) -> None:
-    runs.add({"method": "A"}, accuracies(0.0, 0.3))
-    canvas, numbers = figures.draw(runs.curves(), runs.results)
-    assert note(canvas) == "Reduced scale: on toy data."
-    assert "smoothed" not in numbers
-
-
 def test_lines_with_points_at_different_places_are_whole(runs: Runs) -> None:
     """Matplotlib breaks a line where a value is missing; other lines' places are no such."""
     runs.add({"method": "often"}, accuracies(*[0.5] * 10))
@@ -675,18 +668,6 @@ def test_notes_and_legends_do_not_squeeze_panels(runs: Runs) -> None:
         return float(canvas.axes[0].get_window_extent(agg.get_renderer()).height / canvas.dpi * 25.4)
 
     assert height(8, 4 * LONG) == pytest.approx(height(1, "short"), abs=4)
-
-
-def test_figures_drawn_again_are_equal_files(runs: Runs, crowded: Sheet, tmp_path: Path) -> None:
-    def drawn(folder: str) -> dict[str, bytes]:
-        paths = [tmp_path / folder / f"figure.{form}" for form in ("pdf", "svg", "png", "csv")]
-        figures.write(crowded, runs.results, paths)
-        return {path.suffix: path.read_bytes() for path in paths}
-
-    first, second = drawn("first"), drawn("second")
-    for form, content in first.items():
-        assert content == second[form], form
-    assert b"<dc:date>" not in first[".svg"]
 
 
 # ---------------------------------------------------------------- real runs
