@@ -38,17 +38,18 @@ HERE = Path(__file__).parent
 BENCHES = (("fp32", "exact"), ("tf32", "exact"), ("bf16", "exact"), ("fp32", "fast"), ("bf16", "fast"))
 """Precisions and profiles of determinism."""
 CASES = {
-    "reference": ("loop", "fp32", "exact"),
-    "again": ("loop", "fp32", "exact"),
-    "graph": ("graph", "fp32", "exact"),
-    "stack": ("stack", "fp32", "fast"),
-    "fast": ("loop", "fp32", "fast"),
-    "tf32": ("loop", "tf32", "exact"),
-    "bf16": ("loop", "bf16", "exact"),
+    "reference": ("sequential", "fp32", "exact"),
+    "again": ("sequential", "fp32", "exact"),
+    "cuda_graph": ("cuda_graph", "fp32", "exact"),
+    "vectorized": ("vectorized", "fp32", "fast"),
+    "fast": ("sequential", "fp32", "fast"),
+    "tf32": ("sequential", "tf32", "exact"),
+    "bf16": ("sequential", "bf16", "exact"),
 }
 """Executor, precision and profile whose accuracy is compared with the first one's."""
-SAME_BYTES = ("again", "graph")
-GPU_ONLY = ("tf32",)
+SAME_BYTES = ("again", "cuda_graph")
+GPU_ONLY = ("tf32", "cuda_graph")
+"""Precisions and executors that the CPU does not have."""
 BATCHES = {"digits": 10, "cifar10": 50}
 """Images in a batch of the runs whose accuracy is compared."""
 
@@ -123,7 +124,7 @@ def parts(machine: Machine, amount: Amount, cifar10: Path | None) -> dict[str, C
             options = ["--model", model, "--precision", precision, "--determinism", determinism]
             command = ["-m", "fltrain", "bench", *amount.bench.split(), *options]
             todo[name] = partial(machine.run, name, [*command, "--out", out / f"{name}.json"])
-    for executor in ("loop", "graph"):
+    for executor in ("sequential", "cuda_graph") if machine.on_gpu else ("sequential",):
         name = f"scaling-{executor}"
         options = ["--executor", executor, "--csv", out / f"{name}.csv", "--folder", out / "state"]
         command = [HERE / "scaling.py", *amount.scaling.split(), *options]
@@ -169,7 +170,7 @@ def compare_accuracy(machine: Machine, amount: Amount, dataset: str, file: Path 
     accuracies: dict[str, list[float]] = {}
     metrics: dict[str, list[bytes]] = {}
     for case, (executor, precision, determinism) in CASES.items():
-        if precision in GPU_ONLY and not machine.on_gpu:
+        if not machine.on_gpu and {executor, precision} & set(GPU_ONLY):
             continue
         specs = [spec_of(dataset, precision, amount, seed) for seed in range(amount.seeds)]
         files = [machine.out / "specs" / f"{spec.run_id}.json" for spec in specs]
@@ -184,7 +185,9 @@ def compare_accuracy(machine: Machine, amount: Amount, dataset: str, file: Path 
     table = "\n".join(accuracy_lines(accuracies, metrics))
     write_text(machine.out / f"{name}.txt", table + "\n")
     print(table, flush=True)
-    different = [case for case in SAME_BYTES if metrics[case] != metrics["reference"]]
+    different = [
+        case for case in SAME_BYTES if metrics.get(case, metrics["reference"]) != metrics["reference"]
+    ]
     if different:
         raise FltrainError(f"{name}: metrics of {', '.join(different)} are not the bytes of the reference")
 

@@ -29,7 +29,7 @@ from fltrain.bench import Bench
 from fltrain.core.errors import FltrainError
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.executors.choose import EXECUTORS
-from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.synthetic import rehearsal
 from fltrain.runs.spec import RunSpec
@@ -212,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds of each point")
-    parser.add_argument("--executor", choices=EXECUTORS, default=LoopExecutor.name)
+    parser.add_argument("--executor", choices=EXECUTORS, default=SequentialExecutor.name)
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--folder", type=Path, default=Path("results"), help="for client state")
     parser.add_argument("--csv", type=Path, help="write every timed round to this file")

@@ -49,10 +49,10 @@ def begin(started: float, arguments: Sequence[str]) -> None:
     importlib.import_module("fltrain.engine.train")  # as the command does next
     import torch
 
-    from fltrain.engine.executors.loop import LoopExecutor
+    from fltrain.engine.executors.sequential import SequentialExecutor
 
     note(STAGES[2])
-    executor: Any = LoopExecutor
+    executor: Any = SequentialExecutor
     step = executor._step
 
     def first_step(*arguments: Any) -> Any:

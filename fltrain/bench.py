@@ -26,7 +26,7 @@ from fltrain.core.errors import FltrainError, MethodError
 from fltrain.data.datasets import registry
 from fltrain.engine.clients import Round
 from fltrain.engine.executors.choose import EXECUTORS
-from fltrain.engine.executors.loop import LoopExecutor, batch_orders
+from fltrain.engine.executors.sequential import SequentialExecutor, batch_orders
 from fltrain.engine.simulation import ExecutorFactory, Simulation
 from fltrain.engine.synthetic import rehearsal
 from fltrain.methods import METHODS
@@ -80,7 +80,7 @@ class Bench:
         _check_names("method", self.method.split("+"), METHODS)
         _check_names("executors", self.executors, EXECUTORS)
 
-    def simulation(self, method: str, executor: ExecutorFactory = LoopExecutor) -> Simulation:
+    def simulation(self, method: str, executor: ExecutorFactory = SequentialExecutor) -> Simulation:
         """Return clients with random images, all of which train in every round; nothing is tested.
 
         Raises:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from task import Task, accuracy
 from watch import Watch
 
-from fltrain.engine import ExecutorName
+from fltrain.engine.executors.choose import EXECUTORS
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".venvs"
@@ -283,7 +283,7 @@ def main() -> None:
         "--peers", nargs="*", choices=PEERS, default=PEERS, help="beside ours and the bare loop"
     )
     parser.add_argument("--cores", type=int, nargs="+", choices=(1, 2), default=(1, 2), help="1, 2 or both")
-    parser.add_argument("--executor", choices=get_args(ExecutorName), default="auto", help="of our engine")
+    parser.add_argument("--executor", choices=EXECUTORS, default="sequential", help="of this engine")
     parser.add_argument("--csv", type=Path, help="where to write every measurement")
     options = parser.parse_args()
     files: dict[str, Any] = {name: getattr(options, name) for name in CASES if getattr(options, name)}

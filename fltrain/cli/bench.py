@@ -40,17 +40,19 @@ def run_bench(
     from fltrain import bench as benching
     from fltrain.engine.executors.choose import EXECUTORS
 
+    chosen = pick_device(device, runs=1)  # another process on the device would disturb the times
+    usable = [name for name in EXECUTORS if name != "cuda_graph" or chosen.type == "cuda"]
     settings = benching.Bench(
         model=model,
         dataset=dataset,
         method=method,
-        executors=list(EXECUTORS) if executors is None else comma_separated(executors),
+        executors=usable if executors is None else comma_separated(executors),
         batch_size=batch_size,
         clients=clients,
         steps=steps,
         repeats=repeats,
         threads=threads,
-        device=pick_device(device, runs=1),  # another process on the device would disturb the times
+        device=chosen,
         determinism=determinism,
         precision=precision,
     )

@@ -69,7 +69,7 @@ def train(
         ExecutorName,
         typer.Option(
             envvar="FLTRAIN_EXECUTOR",
-            help="How local steps are run: loop; graph, recorded and replayed; or by a trial.",
+            help="How local steps run: sequential (auto), vectorized (clients side by side) or cuda_graph.",
         ),
     ] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Train runs even if they have a record.")] = False,

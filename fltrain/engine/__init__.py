@@ -2,5 +2,5 @@
 
 from typing import Literal
 
-ExecutorName = Literal["auto", "loop", "graph", "stack"]
-"""How local steps run, see ``fltrain.engine.executors``. It stands here so that planning needs no torch."""
+ExecutorName = Literal["auto", "sequential", "vectorized", "cuda_graph"]
+"""Names of executors, see ``fltrain.engine.executors``; here, so that planning needs no torch."""

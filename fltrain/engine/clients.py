@@ -19,6 +19,7 @@ from fltrain.methods.training import Training
 from fltrain.methods.types import Local, Server, State, Task, Update
 from fltrain.models.flat import FlatModel, Layout
 from fltrain.models.part import Part
+from fltrain.runtime.determinism import tf32_products
 
 OWN, TRAINED = "own model", "trained model"
 """Beside the states of the methods, by their names, a client keeps parts of its model under these."""
@@ -168,7 +169,8 @@ class ClientExamples:
             for part in parts:
                 inputs, labels = self.split.batch(part)
                 loss = functional.cross_entropy(model.network(inputs), labels, reduction="sum")
-                (loss / len(indices)).backward()
+                with tf32_products(model.network.tf32):
+                    (loss / len(indices)).backward()
         model.network.train(training)
         model.weights.copy_(here)
         return model.gradient.clone()

@@ -22,7 +22,7 @@ from fltrain.engine.client_store import ClientStore
 from fltrain.engine.clients import Clients, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
-from fltrain.engine.executors.loop import Executor, LoopExecutor, Trained
+from fltrain.engine.executors.sequential import Executor, SequentialExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, measure
 from fltrain.methods.types import Server, State, Task
 from fltrain.metrics.separability import separability
@@ -75,7 +75,7 @@ class Simulation:
         data: PreparedData,
         partition: Partition,
         device: torch.device,
-        executor: ExecutorFactory = LoopExecutor,
+        executor: ExecutorFactory = SequentialExecutor,
         extra: Mapping[str, PreparedData] | None = None,
         store: ClientStore | None = None,
         interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -150,6 +150,7 @@ class Simulation:
         with seeded_torch(spec.seed, Purpose.INITIALISATION, round=1, client=drawn):
             network = self.composition.adapt(network, self.data.classes)
         network.products = torch.bfloat16 if spec.precision == "bf16" else None
+        network.tf32 = spec.precision == "tf32"
         return network
 
     def _initialise(self, client: int | None = None) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import ExecutorFactory, Simulation
 from fltrain.runs.spec import RunSpec
 
@@ -17,7 +17,7 @@ def rehearsal(
     images: int,
     tests: int,
     device: torch.device,
-    executor: ExecutorFactory = LoopExecutor,
+    executor: ExecutorFactory = SequentialExecutor,
 ) -> Simulation:
     """A simulation of a run whose clients have so many random images each.
 

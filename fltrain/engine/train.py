@@ -30,8 +30,8 @@ from fltrain.data.prepared import Partition, PreparedData, load_or_prepare, load
 from fltrain.engine import ExecutorName, memory
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.client_store import ClientStore
-from fltrain.engine.executors.choose import EXECUTORS, AutoExecutor
-from fltrain.engine.simulation import Diverged, ExecutorFactory, Simulation
+from fltrain.engine.executors.choose import EXECUTORS, executor_for
+from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.methods.types import Place
 from fltrain.runs.record import Record, Results, checkpoint_files, summarise, write_record
@@ -69,7 +69,7 @@ class Execution:
         client_memory: GiB that client state may take on the device; the rest goes into a file.
         checkpoints: when they are due.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
-        executor: of local steps, see ``fltrain.engine.executors.choose``.
+        executor: name of the executor, see ``fltrain.engine.executors.choose``.
     """
 
     device: torch.device
@@ -244,7 +244,7 @@ def _prepare(
         data,
         divided,
         execution.device,
-        _executor(spec, results, execution),
+        partial(executor_for(execution.executor, execution.device), recordings=execution.recordings),
         extra,
         ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
         stopping.interruptible,
@@ -255,30 +255,6 @@ def _prepare(
         simulation,
         digests,
         {"settings or revisions": spec.canonical, "data or partition": [digests, others]},
-    )
-
-
-def _executor(spec: RunSpec, results: Results, execution: Execution) -> ExecutorFactory:
-    """What makes the executor, once the run's clients are there."""
-    if execution.executor != "auto":
-        return partial(EXECUTORS[execution.executor], recordings=execution.recordings)
-    here = gather(execution.device, execution.threads)
-    kind = {
-        **{fact: here[fact] for fact in ("gpu", "processor", "threads")},
-        "torch": here["packages"]["torch"],
-        "determinism": execution.determinism,
-        "precision": spec.precision,
-        "dataset": spec.dataset.id,
-        "batch_size": spec.training.batch_size,
-        "model": [spec.model.model_dump(mode="json"), spec.model.revision],
-        "methods": [[one.model_dump(mode="json"), one.revision] for one in spec.composition.methods],
-    }
-    return partial(
-        AutoExecutor,
-        recordings=execution.recordings,
-        kind=kind,
-        found=results.executors,
-        determinism=execution.determinism,
     )
 
 

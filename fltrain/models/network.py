@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fltrain.core.errors import FltrainError
+from fltrain.runtime.determinism import tf32_products
 
 SHORTCUTS = frozenset({"shortcut", "downsample"})
 """What modules beside the main path are called (the second name is torchvision's)."""
@@ -24,10 +25,12 @@ class Network(nn.Module):
     Attributes:
         products: type in which the layers of the feature extractor multiply (PyTorch's autocast); None for
             that of their weights, which the representation and the classifier have in any case.
+        tf32: true if these layers may multiply in TF32 (CUDA).
     """
 
     classifier: nn.Module
     products: torch.dtype | None = None
+    tf32: bool = False
 
     def __init__(self, **blocks: nn.Module) -> None:
         super().__init__()
@@ -46,8 +49,9 @@ class Network(nn.Module):
             return self._through(blocks, maps).float()
 
     def _through(self, blocks: Iterable[nn.Module], maps: Tensor) -> Tensor:
-        for block in blocks:
-            maps = block(maps)
+        with tf32_products(self.tf32):
+            for block in blocks:
+                maps = block(maps)
         return maps
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
-"""How exactly a run can be repeated: two levels, and the profiles of CUDA that lead to them.
+"""Two levels of determinism, and the profiles of CUDA that lead to them.
 
 ``bitwise``: the same run on the same kind of machine, with the same packages and the same number of threads,
 gives the same bytes. ``statistical``: it gives numbers that differ by rounding, which training magnifies.
 
-On the CPU a run is bitwise, but for clients that are trained side by side (``stack``, which ``fast`` allows).
-The number of threads counts, as it decides in which order numbers are added
-up: with two threads in place of one, the gradients of every network and the weights after a few rounds of
-every method that was tried had other last digits. With two threads twice, they had the same.
+On the CPU a run is bitwise, unless the executor is ``vectorized``. The number of threads counts, because it
+decides the order in which numbers are added up: with two threads instead of one, the gradients of every
+network and the weights after a few rounds of every method that was tried had other last digits.
 
 On CUDA the profile ``exact`` has PyTorch choose deterministic algorithms; the level is bitwise unless PyTorch
-says of an operation that it has none. ``fast`` leaves the choice to PyTorch and is statistical. Neither uses
-TF32, whose products have ten bits, unless the run's precision is that.
+reports an operation that has none. ``fast`` lets PyTorch choose the fastest, and is statistical. Neither uses
+TF32, whose products have ten bits, outside the layers of a run with that precision.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _ADMITTED = re.compile(r"(.+?) does not have a deterministic implementation|.*be
 
 @dataclass(frozen=True)
 class Determinism:
-    """What can be promised of a run on a device.
+    """Determinism of a run on a device.
 
-    ``operations`` are those that PyTorch has no deterministic algorithm for, as far as the run has used them,
-    and whatever else was not done as it would be the next time.
+    ``operations`` are the operations so far for which PyTorch has no deterministic algorithm, and other
+    reasons why the next run may differ.
     """
 
     device: torch.device
@@ -55,24 +54,24 @@ class Determinism:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the record of a run says of it."""
+        """Facts for the record of a run."""
         return {"determinism": self.level, "nondeterministic_operations": sorted(self.operations)}
 
 
 @contextmanager
 def determined(profile: Profile, device: torch.device, tf32: bool = False) -> Iterator[Determinism]:
-    """Compute within the context as the profile says; afterwards PyTorch's settings are as they were.
+    """Apply a profile within the context; restore PyTorch's settings afterwards.
 
-    It has to be entered before CUDA computes anything, as cuBLAS chooses its workspace then, once for all.
-    On the CPU it has no effect.
+    Enter it before CUDA computes anything, because cuBLAS chooses its workspace only once. It has no effect
+    on the CPU.
 
     Args:
-        profile: what to promise.
-        device: that computes.
-        tf32: whether products may have ten bits.
+        profile: profile of CUDA.
+        device: device of the run.
+        tf32: true if convolutions may use TF32; for matrix products see ``tf32_products``.
 
     Raises:
-        FltrainError: if they may, and the device has no such products.
+        FltrainError: if TF32 is wanted on a device without it.
     """
     import torch  # here, as the command line names the profiles without waiting for PyTorch
 
@@ -85,23 +84,48 @@ def determined(profile: Profile, device: torch.device, tf32: bool = False) -> It
     exact = profile == "exact"
     if exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    mode, before = torch.get_deterministic_debug_mode(), torch.backends.cuda.matmul.allow_tf32
+    settings: Any = torch.utils.deterministic
+    mode, fill = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    matmul = torch.backends.cuda.matmul.allow_tf32
     cudnn = torch.backends.cudnn.flags(
-        enabled=torch.backends.cudnn.enabled, benchmark=False, deterministic=exact, allow_tf32=tf32
+        enabled=torch.backends.cudnn.enabled, benchmark=not exact, deterministic=exact, allow_tf32=tf32
     )
     with cudnn, _noting(determinism.operations):
         try:
-            torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.backends.cuda.matmul.allow_tf32 = False
             torch.set_deterministic_debug_mode("warn" if exact else "default")
+            # A kernel per new tensor, for memory that nothing here reads before it is written.
+            settings.fill_uninitialized_memory = False
             yield determinism
         finally:
             torch.set_deterministic_debug_mode(mode)
-            torch.backends.cuda.matmul.allow_tf32 = before
+            settings.fill_uninitialized_memory = fill
+            torch.backends.cuda.matmul.allow_tf32 = matmul
+
+
+@contextmanager
+def tf32_products(allowed: bool) -> Iterator[None]:
+    """Within the context, matrix products on CUDA may use TF32.
+
+    It encloses the passes of a network only, so that products of methods and statistics stay in single
+    precision: PyTorch's flag holds for the whole process.
+    """
+    if not allowed:
+        yield
+        return
+    import torch
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager
 def _noting(operations: set[str]) -> Iterator[None]:
-    """Take the names of operations out of PyTorch's warnings, and show all other warnings as usual."""
+    """Collect the names of operations from PyTorch's warnings; show all other warnings as usual."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=_ADMITTED.pattern)
         show = warnings.showwarning

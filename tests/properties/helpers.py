@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import TRAINED
-from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.methods import METHODS
@@ -118,7 +118,7 @@ def simulation(
     partition: Partition | None = None,
     fraction: float = 0.5,
     statistics: Sequence[str] = (),
-    executor: type = LoopExecutor,
+    executor: type = SequentialExecutor,
     seed: int = 0,
     rounds: int = 100,
     evaluate_every: int = 1,
@@ -209,7 +209,7 @@ class Step:
     step_states: dict[str, dict[str, Tensor]]
 
 
-class Tracing(LoopExecutor):
+class Tracing(SequentialExecutor):
     """The reference loop; keeps every local step, and the updates of the last round."""
 
     def __init__(self, *args: object) -> None:
@@ -239,7 +239,7 @@ class Tracing(LoopExecutor):
         return [step for step in self.steps if (step.client, step.round) == (client, round)]
 
 
-class Reversing(LoopExecutor):
+class Reversing(SequentialExecutor):
     """Trains the clients in reversed order."""
 
     def train(self, round, clients, kept):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from fltrain.engine.executors.loop import FrozenModels, LoopStep
+from fltrain.engine.executors.sequential import FrozenModels, InPlaceStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.types import Outputs, Update
@@ -120,12 +120,12 @@ def federation_of(*methods: Method, model: Model | None = None) -> Simulation:
 def step_of(
     federation: Simulation,
     *,
-    kind: type[LoopStep] = LoopStep,
+    kind: type[InPlaceStep] = InPlaceStep,
     twins: type[FrozenModels] = FrozenModels,
     frozen: int = 2,
     client: int = 0,
     weights: Tensor | None = None,
-) -> LoopStep:
+) -> InPlaceStep:
     """A step of a client, who has received the global model and is at ``weights`` by now."""
     composition, server, data = federation.composition, federation.server, federation.data
     local = local_of(server.weights, task=federation.task, counts=data.class_counts[client])
@@ -149,7 +149,7 @@ def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> 
     return weights + distance * torch.randn(len(weights), generator=random), buffers * factors
 
 
-def cross_entropy(network: Network, step: LoopStep) -> Tensor:
+def cross_entropy(network: Network, step: InPlaceStep) -> Tensor:
     return functional.cross_entropy(network(step.images), step.labels)
 
 

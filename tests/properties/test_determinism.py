@@ -227,7 +227,9 @@ def test_profiles_switch_and_switch_back() -> None:
         profiles: dict[Profile, dict[str, bool]] = {"exact": exact, "fast": fast}
         for profile, expected in profiles.items():
             with determined(profile, CUDA):
-                assert switches() == {**expected, "benchmark": False, "tf32": (False, False)}
+                benchmark = profile == "fast"
+                assert switches() == {**expected, "benchmark": benchmark, "tf32": (False, False)}
+                assert not torch.utils.deterministic.fill_uninitialized_memory, "a kernel per new tensor"
             assert switches() == before
         with pytest.raises(KeyError), determined("exact", CUDA):
             raise KeyError

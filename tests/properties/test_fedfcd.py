@@ -13,7 +13,7 @@ from torch.nn.utils import vector_to_parameters
 
 from fltrain.data.prepared import Partition
 from fltrain.engine.clients import OWN
-from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedfcd import FedFcd
 from fltrain.methods.local import LocalOnly
@@ -78,7 +78,7 @@ class Seen:
     after: Values
 
 
-class Watching(LoopExecutor):
+class Watching(SequentialExecutor):
     """The reference loop; keeps the server's messages, and every step and upload by round and client."""
 
     def __init__(self, *args: object) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.data.prepared import Partition
-from fltrain.engine.executors.loop import LoopStep
+from fltrain.engine.executors.sequential import InPlaceStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedrs import FedRS
@@ -50,7 +50,7 @@ def check_local_training(method: FedRS) -> None:
         check_round(federation, number, loss)
 
 
-def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, LoopStep, Simulation]:
+def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, InPlaceStep, Simulation]:
     """Gradient of the classifier's weight and bias in a step of the client that lacks classes."""
     federation = trained(method, rounds=1)
     step = step_of(federation, client=POOR)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from fltrain.engine.executors.loop import LoopStep
+from fltrain.engine.executors.sequential import InPlaceStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedsol import FedSOL
@@ -122,7 +122,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Watched(LoopStep):
+class Watched(InPlaceStep):
     """A step that keeps what it is asked."""
 
     asked: list[Asked] = field(default_factory=list)
@@ -350,7 +350,7 @@ def test_the_frozen_model_is_the_received_one_and_does_not_change() -> None:
 
 
 # ------------------------------------------------------------------------------------ feedback alignment
-def rerouted(federation: Simulation, step: LoopStep, network: Network) -> dict[Network, Tensor]:
+def rerouted(federation: Simulation, step: InPlaceStep, network: Network) -> dict[Network, Tensor]:
     """Feedback tensors of FLFA by module of another network."""
     names = [layer.name for layer in federation.model.layout.layers]
     return {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
@@ -24,7 +24,7 @@ from ..guard import no_host_sync
 from .helpers import COMBINATIONS, assert_same_model, by_name, fit_together, trained
 
 
-class Guarded(LoopExecutor):
+class Guarded(SequentialExecutor):
     """The reference loop whose local steps run under the guard; what begins and finishes them does not."""
 
     def _step(self, images, chosen, how, hooks, optimiser):

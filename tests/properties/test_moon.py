@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.engine.executors.loop import LoopStep
+from fltrain.engine.executors.sequential import InPlaceStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
@@ -155,7 +155,7 @@ class Setting:
     """A client at other weights than it received, who has a previous model of yet other weights."""
 
     federation: Simulation
-    step: LoopStep
+    step: InPlaceStep
     local: Local
     previous: Weights
 

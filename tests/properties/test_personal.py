@@ -13,13 +13,13 @@ from torch.nn.utils import vector_to_parameters
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.engine.executors.loop import Sgd
+from fltrain.engine.executors.sequential import Sgd
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.training import Training
+from fltrain.methods.training import Exponential, Training
 from fltrain.methods.types import Local, Needs, Phase, Schedule, State
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
@@ -489,10 +489,12 @@ def test_phases_train_their_parameters_and_leave_all_else_alone(method: Phased) 
 
 
 def test_rates_of_phases_follow_the_schedule_of_the_run() -> None:
-    model = simulation().model
-    training = Training(lr=0.2)
-    assert Sgd(training, 0.5, Phase("head", 0.04), model).lr == pytest.approx(0.02)
-    assert Sgd(training, 0.5, Phase("body"), model).lr == pytest.approx(0.1)
+    federation = simulation()
+    round = replace(federation._at(1), training=Training(lr=0.2, lr_schedule=Exponential(decay=0.5)))
+    for phase, rate in ((Phase("head", 0.04), 0.02), (Phase("body"), 0.1)):
+        optimiser = Sgd(phase, federation.model)
+        optimiser.reset(round)
+        assert optimiser.rate == pytest.approx(rate)
 
 
 # ------------------------------------------------------------------------------------ before the first round

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.engine.executors.loop import FrozenModels, LoopStep
+from fltrain.engine.executors.sequential import FrozenModels, InPlaceStep
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedrs import FedRS
 from fltrain.methods.flfa import Flfa
@@ -57,7 +57,7 @@ def test_gradients_are_copies() -> None:
 
 
 # ------------------------------------------------------------------------------------ checks of a step
-def check_gradient(kind: type[LoopStep], model: Model) -> None:
+def check_gradient(kind: type[InPlaceStep], model: Model) -> None:
     """It is that of the client's own loss, or of the one given, on the batch, twice in a row."""
     federation = federation_of(model=model)
     step, server = step_of(federation, kind=kind), federation.server
@@ -74,7 +74,7 @@ def check_gradient(kind: type[LoopStep], model: Model) -> None:
             assert gradient.norm() > 1e-3
 
 
-def check_gradient_at_other_weights(kind: type[LoopStep]) -> None:
+def check_gradient_at_other_weights(kind: type[InPlaceStep]) -> None:
     """It is taken there, and the weights are what they were, to the last bit."""
     federation = federation_of()
     step, server = step_of(federation, kind=kind), federation.server
@@ -96,7 +96,7 @@ def check_gradient_at_other_weights(kind: type[LoopStep]) -> None:
     assert torch.equal(again, untouched)
 
 
-def check_gradient_in_a_part(kind: type[LoopStep], model: Model) -> None:
+def check_gradient_in_a_part(kind: type[InPlaceStep], model: Model) -> None:
     """Bit for bit the whole gradient in the part, zero in all other parameters; statistics alike."""
     federation = federation_of(model=model)
     slots = federation.model.layout.parameters
@@ -116,7 +116,7 @@ def check_gradient_in_a_part(kind: type[LoopStep], model: Model) -> None:
         assert torch.equal(statistics, tracked)
 
 
-def check_tracking(kind: type[LoopStep]) -> None:
+def check_tracking(kind: type[InPlaceStep]) -> None:
     """With ``track`` a pass is one batch to the running statistics, without it is none."""
     federation = federation_of()
     step, server, model = step_of(federation, kind=kind), federation.server, federation.model
@@ -133,7 +133,7 @@ def check_tracking(kind: type[LoopStep]) -> None:
         step.differentiate(at=elsewhere(federation)[0], track=False)
 
 
-def check_routing(kind: type[LoopStep], flfa: Flfa) -> None:
+def check_routing(kind: type[InPlaceStep], flfa: Flfa) -> None:
     """Without ``route`` errors travel as in a network that no plug-in has changed."""
     federation, plain = federation_of(flfa), federation_of()
     plain.server = replace(plain.server, weights=federation.server.weights, buffers=federation.server.buffers)
@@ -147,7 +147,7 @@ def check_routing(kind: type[LoopStep], flfa: Flfa) -> None:
     assert torch.equal(step.differentiate(route=False)[0], ordinary)
 
 
-def check_frozen(kind: type[LoopStep], model: Model, twins: type[FrozenModels] = FrozenModels) -> None:
+def check_frozen(kind: type[InPlaceStep], model: Model, twins: type[FrozenModels] = FrozenModels) -> None:
     """Frozen models say what a network with their weights says; neither they nor the trained one change."""
     federation = federation_of(model=model)
     step, trained_model = step_of(federation, kind=kind, twins=twins), federation.model
@@ -225,16 +225,16 @@ def check_plugins_leave_frozen_models_alone(twins: type[FrozenModels], flfa: Flf
 # ------------------------------------------------------------------------------------ tests
 @models
 def test_gradient_is_that_of_an_ordinary_network(model: Model) -> None:
-    check_gradient(LoopStep, model)
+    check_gradient(InPlaceStep, model)
 
 
 def test_gradient_at_other_weights_leaves_the_weights_as_they_were() -> None:
-    check_gradient_at_other_weights(LoopStep)
+    check_gradient_at_other_weights(InPlaceStep)
 
 
 @models
 def test_gradient_in_a_part_of_the_parameters(model: Model) -> None:
-    check_gradient_in_a_part(LoopStep, model)
+    check_gradient_in_a_part(InPlaceStep, model)
 
 
 def test_options_act_together() -> None:
@@ -251,12 +251,12 @@ def test_options_act_together() -> None:
 
 
 def test_one_pass_is_one_batch_to_the_running_statistics() -> None:
-    check_tracking(LoopStep)
+    check_tracking(InPlaceStep)
 
 
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
 def test_plugins_change_how_errors_travel_only_where_asked(flfa: Flfa) -> None:
-    check_routing(LoopStep, flfa)
+    check_routing(InPlaceStep, flfa)
 
 
 def test_the_clients_own_loss_is_that_of_its_methods() -> None:
@@ -307,7 +307,7 @@ def test_a_methods_own_forward_pass_is_that_of_the_trained_network_only() -> Non
 
 @models
 def test_frozen_models_say_what_their_weights_say_and_never_change(model: Model) -> None:
-    check_frozen(LoopStep, model)
+    check_frozen(InPlaceStep, model)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -349,3 +349,14 @@ def test_frozen_models_share_no_memory_with_the_trained_one() -> None:
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
 def test_plugins_leave_frozen_models_alone(flfa: Flfa) -> None:
     check_plugins_leave_frozen_models_alone(FrozenModels, flfa)
+
+
+def test_the_statistics_of_frozen_models_are_those_given() -> None:
+    """Clients may have the same weights and different statistics, as with local BatchNorm."""
+    federation = federation_of()
+    weights, buffers = federation.server.weights, federation.server.buffers
+    others = 3 * buffers + 1
+    step = step_of(federation)
+    outputs = [step.frozen(weights, statistics).features.clone() for statistics in (buffers, others, buffers)]
+    assert torch.equal(outputs[0], outputs[2])
+    assert not torch.allclose(outputs[0], outputs[1])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fltrain.core.files import read_json, write_json
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.layout import Sheet
@@ -80,7 +80,7 @@ def trained(spec: RunSpec, root: Path) -> Record:
 def federation(
     spec: RunSpec,
     data: PreparedData,
-    executor: type[LoopExecutor] = LoopExecutor,
+    executor: type[SequentialExecutor] = SequentialExecutor,
     extra: Mapping[str, PreparedData] | None = None,
 ) -> Simulation:
     """A run in memory, its images divided as the spec says."""
@@ -102,7 +102,7 @@ def seal(folder: Path) -> None:
     write_json(folder / "summary.json", summary)
 
 
-class Reversing(LoopExecutor):
+class Reversing(SequentialExecutor):
     """Trains the clients in reversed order."""
 
     def train(self, round: Any, clients: Any, kept: Any) -> list[Trained]:

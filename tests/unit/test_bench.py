@@ -16,7 +16,7 @@ from fltrain import cli
 from fltrain.bench import BARE, Bare, Bench, computes, kernel_seconds, measure, model_of
 from fltrain.core.errors import FltrainError, MethodError
 from fltrain.engine.executors.choose import EXECUTORS
-from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.executors.sequential import SequentialExecutor
 
 from .conftest import Register
 from .helpers import CPU
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "model": "mobilenet_tiny",
     "dataset": "digits",
     "method": "fedavg",
-    "executors": ["loop"],
+    "executors": ["sequential"],
     "device": CPU,
     "batch_size": 4,
     "clients": 2,
@@ -54,7 +54,7 @@ def test_the_bare_loop_is_federated_averaging(precision: str) -> None:
         assert not torch.allclose(model_of(bare), before, rtol=0, atol=1e-4)
 
 
-class Careless(LoopExecutor):
+class Careless(SequentialExecutor):
     """Forgets the last client's training."""
 
     def train(self, round: Any, clients: Any, kept: Any) -> Any:
@@ -73,7 +73,7 @@ def test_rows_agree_with_each_other(method: str) -> None:
     threads = torch.get_num_threads()
     bare, loop = measure(small(method=method, threads=threads + 1))
     assert torch.get_num_threads() == threads
-    assert (bare.executor, loop.executor, bare.ratio) == (BARE, "loop", 1.0)
+    assert (bare.executor, loop.executor, bare.ratio) == (BARE, "sequential", 1.0)
     for row in (bare, loop):
         assert row.ratio_low <= row.ratio <= row.ratio_high
         assert row.outside_kernels < 1
@@ -115,7 +115,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path: Path) -> None:
         ("--dataset mnits", r"--dataset: unknown 'mnits'; did you mean 'mnist'\? \(known: .*cifar10"),
         ("--method fedavg+fedprx", r"--method: unknown 'fedprx'; did you mean 'fedprox'\?"),
         ("--method flfa", r"flfa"),
-        ("--executors ,", r"--executors: no name given; .*loop"),
+        ("--executors ,", r"--executors: no name given; .*sequential"),
         ("--model lenet5 --dataset digits", r"needs images of at least 12 pixels"),
         ("--precision tf32", r"'tf32' needs a GPU"),
     ],

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.executors.sequential import SequentialExecutor
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def test_the_bare_loop_and_the_engine_end_at_the_same_weights(
 
     # As the engine lays images out: other layouts round otherwise, which BatchNorm magnifies.
     bare, bare_report = peers["run_bare"].run(task, "channels_last")
-    simulation, report = peers["run_ours"].run(task, LoopExecutor)
+    simulation, report = peers["run_ours"].run(task, SequentialExecutor)
 
     assert len(bare_report.ends) == len(report.ends) == case.rounds
     ours = torch.cat([simulation.server.weights, simulation.server.buffers])
@@ -120,7 +120,7 @@ def test_a_peer_that_fails_is_left_out_and_the_rest_is_kept(
     small = peers["describe"].Case("lenet5", 50, 3, {"epochs": 1, "batch_size": 10, "lr": 0.05})
     monkeypatch.setitem(compare.CASES, "mnist", small)
     np.savez(tmp_path / "digits.npz", **grey_digits())
-    ours = compare.Entry("ours", "one thread", 1, arguments=("loop",))
+    ours = compare.Entry("ours", "one thread", 1, arguments=("sequential",))
     bare = compare.Entry("bare", "one thread", 1, arguments=("channels_last",))
     broken = compare.Entry("pfl", "broken", 1, launcher=("-c", "raise SystemExit('as a peer does')"))
 

@@ -36,7 +36,7 @@ def test_a_curve_is_measured(script: ModuleType, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(script, "METHODS", ("scaffold",))
     monkeypatch.setattr(script, "LIMIT_MB", 0)
     monkeypatch.setitem(script.CURVES, "per_round", ((1, 4), base))
-    points = script.measure("per_round", script.Where(CPU, "loop", tmp_path), repeats=2)
+    points = script.measure("per_round", script.Where(CPU, "sequential", tmp_path), repeats=2)
     assert [(point.setting.steps, len(point.seconds)) for point in points] == [(2, 2), (8, 2)]
     for point in points:
         assert point.in_file and point.kept == pytest.approx(4 * 4 * point.parameters / 1e6)
@@ -90,7 +90,11 @@ def test_without_a_gpu_there_is_one_line(
 def test_the_cpu_is_not_asked_for_products_of_ten_bits(script: ModuleType, tmp_path: Path) -> None:
     on_cpu = script.parts(script.Machine("cpu", tmp_path), script.REHEARSAL, None)
     on_gpu = script.parts(script.Machine("cuda:0", tmp_path), script.REHEARSAL, tmp_path / "c.npz")
-    assert set(on_gpu) - set(on_cpu) == {"bench-mobilenet_tiny-tf32-exact", "accuracy-cifar10"}
+    assert set(on_gpu) - set(on_cpu) == {
+        "bench-mobilenet_tiny-tf32-exact",
+        "scaling-cuda_graph",
+        "accuracy-cifar10",
+    }
     assert set(on_cpu) < set(on_gpu)
 
 

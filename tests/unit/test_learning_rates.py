@@ -7,7 +7,7 @@ import pytest
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import PreparedData
-from fltrain.engine.executors.loop import LoopExecutor, Round
+from fltrain.engine.executors.sequential import Round, SequentialExecutor
 from fltrain.methods.training import LEARNING_RATES, Constant, Exponential, LearningRate, Steps
 
 from .helpers import federation, tiny
@@ -94,7 +94,7 @@ def test_mistakes_are_told(schedule: object, message: str) -> None:
 
 
 # ---------------------------------------------------------------- in training
-class Telling(LoopExecutor):
+class Telling(SequentialExecutor):
     """Keeps the rates that clients train with, by round."""
 
     def __init__(self, *args: Any) -> None:

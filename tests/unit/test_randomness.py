@@ -15,7 +15,7 @@ from torch import nn
 
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.data.prepared import PreparedData
-from fltrain.engine.executors.loop import LoopExecutor, Trained
+from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.simulation import Simulation
 
 from .helpers import Reversing, federation, tiny, trained
@@ -176,7 +176,7 @@ DROPOUT = tiny(
 """Two rounds of two clients with 36 images each."""
 
 
-class Watching(LoopExecutor):
+class Watching(SequentialExecutor):
     """Notes how PyTorch is seeded when a client trains in a round."""
 
     def __init__(self, *args: Any) -> None:
@@ -189,7 +189,7 @@ class Watching(LoopExecutor):
 
 
 def dropout_run(
-    digits: PreparedData, executor: type[LoopExecutor] = LoopExecutor, seed: int = 0
+    digits: PreparedData, executor: type[SequentialExecutor] = SequentialExecutor, seed: int = 0
 ) -> Simulation:
     """The run with dropout, from another state of the global generator; its rows are in ``rows``."""
     torch.manual_seed(seed)
@@ -267,6 +267,6 @@ def test_augmentation_changes_the_images_and_nothing_else(
 
 def test_augmentation_does_not_depend_on_the_order_of_clients(digits: PreparedData) -> None:
     spec = augmented(crop_padding=1, cutout=2)
-    forwards, backwards = (federation(spec, digits, executor) for executor in (LoopExecutor, Reversing))
+    forwards, backwards = (federation(spec, digits, executor) for executor in (SequentialExecutor, Reversing))
     assert forwards.round(0) == backwards.round(0)
     assert torch.equal(forwards.server.weights, backwards.server.weights)

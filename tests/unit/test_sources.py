@@ -121,7 +121,7 @@ def test_the_code_that_decides_numbers_is_covered() -> None:
     names = source_digests(tiny())
     assert {name.removeprefix("fltrain.") for name in sources.ENTRY} <= {*names}
     assert {*names} >= {
-        "engine.executors.loop",
+        "engine.executors.sequential",
         "core.rng",
         "methods.base",
         "models.flat",

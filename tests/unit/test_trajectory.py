@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fltrain.cli import app, main
 from fltrain.data.prepared import PreparedData
 from fltrain.engine.executors import choose as executors
-from fltrain.engine.executors.loop import LoopExecutor
+from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method
@@ -117,7 +117,7 @@ class Keeping(Method):
         return replace(update, statistics={self.name: {"rows": update.trajectory}}), {}
 
 
-class Watching(LoopExecutor):
+class Watching(SequentialExecutor):
     """Keeps the weights before and after every step, the images in it, and what clients send."""
 
     def train(self, round: Any, clients: Any, kept: Any) -> Any:
@@ -239,12 +239,12 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
     """Where the executors of the command line are told to put recordings, as they are made."""
     told: list[Place] = []
 
-    class Telling(LoopExecutor):
+    class Telling(SequentialExecutor):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             told.append(self.recordings)
 
-    monkeypatch.setattr(executors, "LoopExecutor", Telling)
+    monkeypatch.setattr(executors, "SequentialExecutor", Telling)
     return told
 
 

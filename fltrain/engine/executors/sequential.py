@@ -1,11 +1,11 @@
-"""Local training: what one client does in one round, and the executors that run clients."""
+"""The local step, and the ``sequential`` executor: one client after the other, one step after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,15 +17,18 @@ from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
-from fltrain.methods.training import Training
-from fltrain.methods.types import Local, Outputs, Phase, Place, State, Update
+from fltrain.methods.types import Local, Outputs, Phase, Place, Update
 from fltrain.models.flat import FlatModel
 from fltrain.models.part import Part
+from fltrain.runtime.determinism import tf32_products
+
+if TYPE_CHECKING:
+    from fltrain.engine.executors.vectorized import FunctionalStep
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A client's update, and what the client keeps."""
+    """A client's update, and its new client state."""
 
     update: Update
     kept: Kept
@@ -34,48 +37,71 @@ class Trained:
 class Executor(Protocol):
     """Runs the local training of clients; results come in the order of ``clients``.
 
-    Executors differ in how they run the steps, never in what they compute.
+    Executors run the steps in different ways and compute the same.
     """
 
     @property
     def name(self) -> str:
-        """What the record of a run says of who has trained it."""
+        """Name in the record of a run."""
 
     def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
-        """Train the clients from what the round sends and what each kept, if it is not new."""
+        """Train clients, given the state of those that have taken part before."""
 
     def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
-        """Gradients ``[m, P]`` of the clients' mean losses at the weights that they start the round from."""
+        """Return gradients ``[m, P]`` of the clients' mean losses at their start weights of the round."""
 
 
-class LoopExecutor:
+class SequentialExecutor:
     """The reference: one client after the other, one step after the other.
 
     Attributes:
-        name: what the executor is called.
-        exact: whether it computes the same bits as this one.
+        name: name of the executor.
+        exact: true if it computes the same bits as this one.
     """
 
-    name: ClassVar[str] = "loop"
+    name: ClassVar[str] = "sequential"
     exact: ClassVar[bool] = True
 
     def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
+        """Prepare for the clients of a run.
+
+        Raises:
+            FltrainError: if their device or network cannot be trained so.
+        """
         self.clients = clients
         self.model = clients.model
+        self.check(self.model.weights.device)
         self.composition = clients.composition
         self.recordings = recordings
         self.frozen = FrozenModels(self.model, self.composition.frozen_models)
+        self.optimisers = [Sgd(phase, self.model) for phase in self.composition.schedule.phases]
+        self._images: Augmented | None = None
+
+    @classmethod
+    def check(cls, device: torch.device) -> None:
+        """Refuse a device that the executor does not work on.
+
+        Raises:
+            FltrainError: if it does not.
+        """
+
+    def images(self, round: Round) -> Augmented:
+        """Return the training images, augmented as the run has it."""
+        split, augmentation = self.clients.data.train, round.training.augmentation
+        images = self._images
+        if images is None or images.split is not split or images.augmentation != augmentation:
+            images = self._images = Augmented(split, augmentation)
+        return images
 
     def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
-        images = Augmented(self.clients.data.train, round.training.augmentation)
         trained: list[Trained] = []
         for client in clients:
-            # Dropout is the one thing in a local step that may be random; it has a stream like all else.
+            # Only dropout is random in a local step; it has its own stream.
             with (
                 noting(self._inputs(round, client)),
                 seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client),
             ):
-                trained.append(self._train(round, images, client, kept.get(client)))
+                trained.append(self._train(round, client, kept.get(client)))
         return trained
 
     def _inputs(self, round: Round, client: int) -> str:
@@ -92,23 +118,29 @@ class LoopExecutor:
                 rows.append(local.examples.mean_gradient(local.start))
         return torch.stack(rows)
 
-    def _train(self, round: Round, images: Augmented, client: int, kept: Kept | None) -> Trained:
-        arrived = self.clients.arrive(round, client, kept)
-        local = arrived.local
-        self.model.network.train()
-        hooks = self._begin(local, round.payloads, arrived.kept)
-        optimisers = self._optimisers(round)
+    def _train(self, round: Round, client: int, kept: Kept | None) -> Trained:
+        local, hooks = self._arrive(round, client, kept)
+        images = self.images(round)
         trajectory = self._trajectory(local)
         loss_sum = self.model.weights.new_zeros(())
-        for phase, chosen, how in self._visits(round, images, client):
-            loss, gradient = self._step(images, chosen, how, hooks, optimisers[phase])
+        for phase, chosen, changes in self._visits(round, images, client):
+            loss, gradient = self._step(images, chosen, changes, hooks, self.optimisers[phase])
             loss_sum += loss
             if trajectory:
                 trajectory.record(gradient, self.model.weights)
         return self._trained(local, self._finished(hooks), loss_sum, trajectory)
 
+    def _arrive(self, round: Round, client: int, kept: Kept | None) -> tuple[Local, LocalHooks]:
+        """Load a client's model, reset the optimisers; return the client and the hooks for its steps."""
+        arrived = self.clients.arrive(round, client, kept)
+        self.model.network.train()
+        hooks = self.composition.client_init(arrived.local, round.payloads, arrived.kept)
+        for optimiser in self.optimisers:
+            optimiser.reset(round)
+        return arrived.local, hooks
+
     def _visits(self, round: Round, images: Augmented, client: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Phase, images, and parameters of their augmentation, of every local step of a client."""
+        """Yield phase, image indices and augmentation parameters of every local step of a client."""
         schedule = self.composition.schedule
         indices = self.clients.data.clients[client]
         sizes = round.training.batch_sizes(len(indices), schedule.batches)
@@ -122,7 +154,7 @@ class LoopExecutor:
                 yield phase, chosen, how
 
     def _trajectory(self, local: Local) -> Trajectory | None:
-        """Where a client's steps are recorded, if a method wants it."""
+        """Return the recording of a client's steps, if a method needs one."""
         recording = self.composition.recording
         if recording is None:
             return None
@@ -131,7 +163,7 @@ class LoopExecutor:
     def _trained(
         self, local: Local, hooks: LocalHooks, loss_sum: Tensor, trajectory: Trajectory | None
     ) -> Trained:
-        """What comes of a client, whose model is the one in place."""
+        """Return the result of the client whose model is loaded."""
         model = self.model
         weights = model.weights.clone()
         update = Update(
@@ -151,47 +183,57 @@ class LoopExecutor:
         kept = {**states, **ownership.kept(update, model.layout)}
         return Trained(ownership.sent(update, model.layout), kept)
 
-    def _begin(self, local: Local, payloads: Mapping[str, State], kept: Kept) -> LocalHooks:
-        """The hooks that a client's local steps shall use."""
-        return self.composition.client_init(local, payloads, kept)
-
-    def _optimisers(self, round: Round) -> list[Sgd]:
-        """An optimiser for each phase of a client's local training, which nothing has moved yet."""
-        phases = self.composition.schedule.phases
-        return [Sgd(round.training, round.lr_factor, phase, self.model) for phase in phases]
-
     def _finished(self, hooks: LocalHooks) -> LocalHooks:
-        """The client's own hooks as they are after its last step, given those that its steps used."""
+        """Return the client's own hooks after its last step, given those of its steps."""
         return hooks
 
     def _step(
-        self, images: Augmented, chosen: Tensor, how: Tensor, hooks: LocalHooks, optimiser: Sgd
+        self, images: Augmented, chosen: Tensor, changes: Tensor, hooks: LocalHooks, optimiser: Sgd
     ) -> tuple[Tensor, Tensor]:
-        """One local step on the chosen images, augmented as ``how`` says; returns loss and gradient."""
-        weights = self.model.weights
-        step = LoopStep(self.model, self.frozen, hooks, *images.batch(chosen, how), optimiser.part)
-        gradient, loss = hooks.gradient(step, weights)
-        gradient = hooks.correct(gradient, weights)
-        optimiser.step(gradient)
-        recording = self.composition.recording
-        if recording and recording.what == "gradient":
-            gradient = gradient.clone()  # a pass in next_state would overwrite it
-        hooks.post_step(weights)
-        hooks.next_state(step.outputs, weights)
-        step.outputs.clear()  # they refer to the step, and this circle would keep its tensors alive
-        return loss, gradient
+        """Take a local step on some images with their augmentation; return loss and gradient ``[P]``."""
+        batch = images.batch(chosen, changes)
+        step = InPlaceStep(self.model, self.frozen, hooks, *batch, optimiser.part)
+        return local_step(step, self.model.weights, optimiser, optimiser.velocity)
+
+
+def local_step(
+    step: InPlaceStep | FunctionalStep, weights: Tensor, optimiser: Sgd, velocity: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Take a local step: move ``weights`` and ``velocity`` in place, renew the step state of the hooks.
+
+    All executors run this function: ``sequential`` calls it, ``cuda_graph`` captures it, ``vectorized`` maps
+    it over clients. Only differentiation has two forms, see ``InPlaceStep`` and ``FunctionalStep``.
+
+    Returns:
+        loss and gradient ``[P]`` of the step.
+    """
+    hooks = step.hooks
+    gradient, loss = hooks.gradient(step, weights)
+    gradient = hooks.correct(gradient, weights)
+    optimiser.step(gradient, weights, velocity)
+    recording = hooks.composition.recording
+    if recording and recording.what == "gradient":
+        gradient = gradient.clone()  # a pass in next_state would overwrite it
+    hooks.post_step(weights)
+    hooks.next_state(step.outputs, weights)
+    step.outputs.clear()  # they refer to the step, and this circle would keep its tensors alive
+    return loss, gradient
 
 
 def divided(images: Tensor, labels: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
-    """So many parts of a batch in turn; each is all of it if BatchNorm could not train on less."""
+    """Split a batch into ``count`` parts; each is the whole batch if BatchNorm could not train on less."""
     if len(labels) < 2 * count:
         return [(images, labels)] * count
     return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
 
 
 @dataclass(frozen=True)
-class LoopStep:
-    """A local step on the model as it stands; see ``fltrain.methods.base.Step``."""
+class InPlaceStep:
+    """A local step on the loaded model; see ``fltrain.methods.types.Step``.
+
+    ``backward`` adds to one flat gradient. On the CPU this takes DOC_RATIO of the time of ``FunctionalStep``
+    for a single client.
+    """
 
     model: FlatModel
     others: FrozenModels
@@ -199,9 +241,9 @@ class LoopStep:
     images: Tensor
     labels: Tensor
     part: Part = "all"
-    outputs: list[tuple[Outputs, LoopStep]] = field(default_factory=list)
+    outputs: list[tuple[Outputs, InPlaceStep]] = field(default_factory=list)
 
-    def split(self, count: int) -> list[LoopStep]:
+    def split(self, count: int) -> list[InPlaceStep]:
         parts = divided(self.images, self.labels, count)
         return [replace(self, images=images, labels=labels) for images, labels in parts]
 
@@ -231,22 +273,23 @@ class LoopStep:
         model, network = self.model, self.model.network
         # Written through `data`, which leaves the version of the weights as it is: hooks may not write.
         if at is not None:
-            here = model.weights.clone()
+            current = model.weights.clone()
             model.weights.data.copy_(at)
         model.gradient.zero_()
         with (
-            # Training the classifier alone leaves all else as it is, the running statistics, too.
+            # Training the classifier alone does not change the running statistics.
             nullcontext() if track and self.part != "head" else model.untracked(),
             model.only(part or self.part),
             self.hooks.route(network) if route else nullcontext(),
         ):
             outputs = self.hooks.forward(network, self)
             value = loss(outputs) if loss else self.hooks.loss(outputs, self)
-            value.backward()
+            with tf32_products(network.tf32):
+                value.backward()
         if observe and not loss:
             self.outputs.append((outputs, self))
         if at is not None:
-            model.weights.data.copy_(here)
+            model.weights.data.copy_(current)
         return model.gradient, value.detach()
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
@@ -260,36 +303,40 @@ class LoopStep:
 
 
 class FrozenModels:
-    """Twins of the trained network for methods that ask what other weights say of a batch.
+    """Copies of the trained network for methods that evaluate other weights on a batch.
 
-    A twin keeps what it holds, so that asking again in the next step copies nothing.
+    A copy keeps its weights and buffers, so that using them again in the next step copies nothing.
     """
 
     def __init__(self, model: FlatModel, count: int) -> None:
         self.model = model
-        # Made before any plug-in changes how the network computes. The least recently used comes first.
+        # Made before any plug-in changes the network's computation. The least recently used comes first.
         self.twins: list[tuple[tuple[Tensor, Tensor] | None, FlatModel]] = [
             (None, model.twin()) for _ in range(count)
         ]
 
     def holding(self, weights: Tensor, buffers: Tensor) -> FlatModel:
-        """Return a twin with these weights and buffers; the weights' identity tells whether it has them."""
-        known = (place for place, (held, _) in enumerate(self.twins) if held and held[0] is weights)
+        """Return a copy with these tensors, which must not change as long as they are used here."""
+
+        def same(held: tuple[Tensor, Tensor] | None) -> bool:
+            return held is not None and held[0] is weights and held[1] is buffers
+
+        known = (place for place, (held, _) in enumerate(self.twins) if same(held))
         held, twin = self.twins.pop(next(known, 0))
-        if not held or held[0] is not weights:
+        if not same(held):
             twin.load(weights, buffers, self.model.counters)
         self.twins.append(((weights, buffers), twin))
         return twin
 
     def renew(self) -> None:
-        """Copy again what the twins hold, after it has been written to."""
+        """Copy weights and buffers again after they have changed."""
         for held, twin in self.twins:
             if held:
                 twin.load(*held, self.model.counters)
 
 
 def batch_orders(round: Round, client: int, epochs: int, samples: int, device: torch.device) -> Tensor:
-    """Order in which the client visits its images, ``[epochs, samples]``."""
+    """Return the order in which the client visits its images, ``[epochs, samples]``."""
     seed = round.task.seed
     orders = [
         torch.from_numpy(
@@ -305,31 +352,42 @@ def batch_orders(round: Round, client: int, epochs: int, samples: int, device: t
 class Sgd:
     """SGD with momentum and weight decay on flat vectors, step for step as ``torch.optim.SGD``.
 
-    It moves the parameters that a phase of local training trains, and no others.
+    It moves the parameters of one phase of local training.
+
+    Attributes:
+        part: these parameters.
+        rate: learning rate of the round; on CUDA a tensor of no dimension, so that captured steps read it.
+        velocity: momentum of the current client.
     """
 
-    def __init__(self, training: Training, lr_factor: float, phase: Phase, model: FlatModel) -> None:
-        self.training = training
-        self.lr = lr_factor * (training.lr if phase.lr is None else phase.lr)
+    def __init__(self, phase: Phase, model: FlatModel) -> None:
+        self.phase = phase
         self.part = phase.part
         self.where = model.layout.part(phase.part)
-        self.weights = model.weights[self.where]
-        # Starting from zero, the first step's velocity is the gradient itself, as PyTorch has it.
-        self.velocity = torch.zeros_like(self.weights) if training.momentum else None
-        self.scratch = torch.empty_like(self.weights)
+        self.velocity = torch.zeros_like(model.weights[self.where])
+        self.rate: float | Tensor = torch.zeros_like(model.weights[0]) if model.weights.is_cuda else 0.0
 
-    def reset(self) -> None:
-        """Forget the steps so far."""
-        if self.velocity is not None:
-            self.velocity.zero_()
+    def reset(self, round: Round) -> None:
+        """Take the learning rate of a round, and forget all steps."""
+        self.training = round.training
+        rate = round.lr_factor * (round.training.lr if self.phase.lr is None else self.phase.lr)
+        if isinstance(self.rate, Tensor):
+            self.rate.fill_(rate)
+        else:
+            self.rate = rate
+        # After a step from zero, the velocity is the gradient itself, as in PyTorch.
+        self.velocity.zero_()
 
-    def step(self, gradient: Tensor) -> None:
-        """Clip, add weight decay, accumulate momentum, and move the weights, given the gradient ``[P]``."""
-        gradient = gradient[self.where]
+    def step(self, gradient: Tensor, weights: Tensor, velocity: Tensor) -> None:
+        """Clip, add weight decay, accumulate momentum, and move the weights ``[P]``, given the gradient."""
+        gradient, weights = gradient[self.where], weights[self.where]
         if self.training.clip_norm is not None:
             gradient = clip_norm(gradient, self.training.clip_norm)
         if self.training.weight_decay:
-            gradient = torch.add(gradient, self.weights, alpha=self.training.weight_decay, out=self.scratch)
-        if self.velocity is not None:
-            gradient = self.velocity.mul_(self.training.momentum).add_(gradient)
-        self.weights.add_(gradient, alpha=-self.lr)
+            gradient = torch.add(gradient, weights, alpha=self.training.weight_decay)
+        if self.training.momentum:
+            gradient = velocity.mul_(self.training.momentum).add_(gradient)
+        if isinstance(self.rate, Tensor):
+            weights.addcmul_(gradient, self.rate, value=-1)
+        else:
+            weights.add_(gradient, alpha=-self.rate)

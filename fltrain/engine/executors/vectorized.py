@@ -1,0 +1,315 @@
+"""The ``vectorized`` executor: clients side by side, in one step on stacked weights, statistics and images.
+
+``torch.vmap`` maps the local step over clients: convolutions become grouped ones, matrix products batched
+ones. Numbers are added up in another order than one client after the other, so results agree up to rounding.
+
+In a step, the clients whose batches have the same number of images go together. Nothing is padded, so
+BatchNorm computes the same statistics; clients that have fewer steps finish earlier.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# torch.func.functional_call does the same for a single call of a module.
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_map
+
+from fltrain.core.errors import FltrainError
+from fltrain.engine.clients import Clients, Kept, Round
+from fltrain.engine.executors.sequential import SequentialExecutor, Sgd, Trained, divided, local_step
+from fltrain.engine.executors.views import PER_CLIENT, signature, tensors_of, with_tensors
+from fltrain.engine.trajectory import Trajectory
+from fltrain.methods.composition import LocalHooks
+from fltrain.methods.types import Local, Outputs, Place, State
+from fltrain.models.flat import FlatModel, Slot
+from fltrain.models.part import Part
+from fltrain.runtime.determinism import tf32_products
+
+Moving = dict[str, Any]
+"""Tensors that steps change: weights, buffers, counters, a velocity for each phase, and step states."""
+
+
+@dataclass
+class _Client:
+    """A client with the steps that it still has to take."""
+
+    local: Local
+    hooks: LocalHooks
+    visits: Iterator[tuple[int, Tensor, Tensor]]
+    trajectory: Trajectory | None
+    moving: Moving
+    losses: Tensor
+
+    def held(self) -> list[Tensor]:
+        """Return the tensors that steps only read."""
+        return [tensor for local in self.hooks.locals_.values() for tensor in tensors_of(local, PER_CLIENT)]
+
+
+class VectorizedExecutor(SequentialExecutor):
+    """All clients of a round side by side."""
+
+    name = "vectorized"
+    exact = False
+
+    def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
+        super().__init__(clients, recordings)
+        drawing = (nn.modules.dropout._DropoutNd, nn.RReLU)
+        if any(isinstance(module, drawing) for module in self.model.network.modules()):
+            raise _refusal("the network draws random numbers in its forward pass (dropout)")
+
+    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
+        cohort = [self._client(round, client, kept.get(client)) for client in clients]
+        alike: dict[Any, list[_Client]] = defaultdict(list)
+        for client in cohort:
+            alike[signature(client.hooks)].append(client)
+        for members in alike.values():
+            self._steps(round, members)
+        trained: list[Trained] = []
+        for client in cohort:
+            self.model.load(*(client.moving[part] for part in ("weights", "buffers", "counters")))
+            client.hooks.step_states = client.moving["step_states"]
+            trained.append(self._trained(client.local, client.hooks, client.losses, client.trajectory))
+        return trained
+
+    def _client(self, round: Round, client: int, kept: Kept | None) -> _Client:
+        local, hooks = self._arrive(round, client, kept)
+        model = self.model
+        moving = {
+            "weights": model.weights.clone(),
+            "buffers": model.buffers.clone(),
+            "counters": model.counters.clone(),
+            "velocities": [torch.zeros_like(optimiser.velocity) for optimiser in self.optimisers],
+            "step_states": hooks.step_states,
+        }
+        visits = self._visits(round, self.images(round), client)
+        losses = model.weights.new_zeros(())
+        return _Client(local, hooks, visits, self._trajectory(local), moving, losses)
+
+    def _steps(self, round: Round, members: Sequence[_Client]) -> None:
+        """Take all steps of clients that hold tensors of the same names and shapes."""
+        stack = _Stack(members)
+        while True:
+            groups: dict[Any, list[tuple[int, Tensor, Tensor]]] = defaultdict(list)
+            for place, client in enumerate(members):
+                visit = next(client.visits, None)
+                if visit is not None:
+                    phase, chosen, changes = visit
+                    groups[phase, len(chosen)].append((place, chosen, changes))
+            if not groups:
+                break
+            for (phase, _), batches in groups.items():
+                self._step_together(round, stack, phase, batches)
+        stack.hand_out()
+
+    def _step_together(
+        self, round: Round, stack: _Stack, phase: int, batches: Sequence[tuple[int, Tensor, Tensor]]
+    ) -> None:
+        """Take a step of some clients, whose batches have the same number of images.
+
+        Raises:
+            FltrainError: if PyTorch cannot map the step over clients.
+        """
+        places = [place for place, _, _ in batches]
+        chosen = torch.cat([batch[1] for batch in batches])
+        changes = torch.cat([batch[2] for batch in batches])
+        images = self.images(round).batch(chosen, changes)
+        inputs, labels = (tensor.unflatten(0, (len(batches), -1)) for tensor in images)
+        moving, held, dims = stack.rows(places)
+        hooks, optimiser = stack.members[places[0]].hooks, self.optimisers[phase]
+
+        def step(
+            moving: Moving, held: list[Tensor], inputs: Tensor, labels: Tensor
+        ) -> tuple[Moving, Tensor, Tensor]:
+            return _step_of_one(self.model, hooks, optimiser, phase, moving, held, inputs, labels)
+
+        try:
+            with torch.no_grad():
+                moved, loss, gradient = torch.vmap(step, in_dims=(0, dims, 0, 0))(
+                    moving, held, inputs, labels
+                )
+        except RuntimeError as error:
+            message = " ".join(str(error).split())
+            if any(word in message for word in ("vmap", "functorch")):
+                raise _refusal(f"PyTorch cannot map the step over clients ({message})") from None
+            raise
+        stack.write(places, moved)
+        for place, row in enumerate(places):
+            client = stack.members[row]
+            client.losses += loss[place]
+            if client.trajectory:
+                client.trajectory.record(gradient[place], moved["weights"][place])
+
+
+def _refusal(reason: str) -> FltrainError:
+    return FltrainError(f"executor 'vectorized': {reason}; use --executor sequential")
+
+
+def _step_of_one(
+    model: FlatModel,
+    hooks: LocalHooks,
+    optimiser: Sgd,
+    phase: int,
+    moving: Moving,
+    held: Sequence[Tensor],
+    images: Tensor,
+    labels: Tensor,
+) -> tuple[Moving, Tensor, Tensor]:
+    """Take a step of one client; return its tensors afterwards, loss and gradient."""
+    left = iter(held)
+    views = {name: with_tensors(local, left, PER_CLIENT) for name, local in hooks.locals_.items()}
+    states = {name: dict(state) for name, state in moving["step_states"].items()}
+    statistics = {"buffers": moving["buffers"], "counters": moving["counters"]}
+    weights, velocities = moving["weights"].clone(), [one.clone() for one in moving["velocities"]]
+    bound = LocalHooks(hooks.composition, views, states)
+    step = FunctionalStep(model, bound, images, labels, optimiser.part, weights, statistics)
+    loss, gradient = local_step(step, weights, optimiser, velocities[phase])
+    moved = {"weights": weights, **statistics, "velocities": velocities, "step_states": bound.step_states}
+    return moved, loss, gradient
+
+
+class _Stack:
+    """Tensors of clients as rows of stacked tensors; a tensor that they have in common is there once."""
+
+    def __init__(self, members: Sequence[_Client]) -> None:
+        self.members = members
+        self.moving: Moving = tree_map(lambda *rows: torch.stack(rows), *(one.moving for one in members))
+        columns = list(zip(*(client.held() for client in members), strict=True))
+        known: dict[tuple[int, ...], Tensor] = {}
+        self.held: list[Tensor] = []
+        self.dims: list[int | None] = []
+        for column in columns:
+            ids = tuple(map(id, column))
+            common = len(set(ids)) == 1
+            if ids not in known:
+                known[ids] = column[0] if common else torch.stack(column)
+            self.held.append(known[ids])
+            self.dims.append(None if common else 0)
+
+    def rows(self, places: Sequence[int]) -> tuple[Moving, list[Tensor], list[int | None]]:
+        """Return the tensors of some clients, and the dimension of those that are only read."""
+        if len(places) == len(self.members):
+            return self.moving, self.held, self.dims
+        index = torch.tensor(places, device=self.moving["weights"].device)
+        held = [
+            tensor if dim is None else tensor.index_select(0, index)
+            for tensor, dim in zip(self.held, self.dims, strict=True)
+        ]
+        return tree_map(lambda tensor: tensor.index_select(0, index), self.moving), held, self.dims
+
+    def write(self, places: Sequence[int], moved: Moving) -> None:
+        """Store the tensors of some clients after a step."""
+        if len(places) == len(self.members):
+            self.moving = moved
+            return
+        index = torch.tensor(places, device=self.moving["weights"].device)
+        tree_map(lambda tensor, rows: tensor.index_copy_(0, index, rows), self.moving, moved)
+
+    def hand_out(self) -> None:
+        """Give every client its rows."""
+        for place, client in enumerate(self.members):
+            client.moving = tree_map(lambda tensor, place=place: tensor[place].clone(), self.moving)
+
+
+@dataclass
+class FunctionalStep:
+    """A local step as a function of weights and statistics; see ``fltrain.methods.types.Step``.
+
+    ``statistics`` (buffers and counters) and ``outputs`` change with it, and with all its parts.
+    """
+
+    model: FlatModel
+    hooks: LocalHooks
+    images: Tensor
+    labels: Tensor
+    part: Part
+    weights: Tensor
+    statistics: State
+    outputs: list[tuple[Outputs, FunctionalStep]] = field(default_factory=list)
+
+    def split(self, count: int) -> list[FunctionalStep]:
+        parts = divided(self.images, self.labels, count)
+        return [replace(self, images=images, labels=labels) for images, labels in parts]
+
+    def differentiate(
+        self,
+        loss: Callable[[Outputs], Tensor] | None = None,
+        *,
+        at: Tensor | None = None,
+        part: Part | None = None,
+        track: bool = True,
+        route: bool = True,
+        observe: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        model, network = self.model, self.model.network
+        where = model.layout.part(part or self.part)
+        tracked = track and self.part != "head"
+
+        def value_of(weights: Tensor, statistics: State) -> tuple[Tensor, tuple[Any, ...]]:
+            with (
+                nullcontext() if tracked else model.untracked(),
+                self._holding(weights, statistics),
+                self.hooks.route(network) if route else nullcontext(),
+            ):
+                outputs = self.hooks.forward(network, self)
+                value = loss(outputs) if loss else self.hooks.loss(outputs, self)
+            return value, (value, outputs.features, outputs.logits, outputs.extras, statistics)
+
+        with torch.enable_grad(), tf32_products(network.tf32):
+            whole, (value, features, logits, extras, statistics) = torch.func.grad(value_of, has_aux=True)(
+                self.weights if at is None else at, self._named_statistics(**self.statistics)
+            )
+        if tracked:
+            for kind, slots in (("buffers", model.layout.buffers), ("counters", model.layout.counters)):
+                if slots:
+                    self.statistics[kind] = torch.cat([statistics[slot.name].flatten() for slot in slots])
+        if observe and not loss:
+            self.outputs.append((Outputs(features, logits, extras), self))
+        gradient = torch.zeros_like(whole)
+        gradient[where] = whole[where]
+        return gradient, value
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        return self.differentiate()
+
+    def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
+        network = self.model.network
+        before = network.training
+        statistics = self._named_statistics(buffers, self.statistics["counters"])
+        with torch.no_grad(), self.model.untracked(), self._holding(weights, statistics):
+            network.train(training)
+            features = network.features(self.images)
+            outputs = Outputs(features, network.classifier(features))
+        network.train(before)
+        return outputs
+
+    def _holding(self, weights: Tensor, statistics: State) -> AbstractContextManager[None]:
+        """Return a context in which the network has these parameters and buffers."""
+        tensors = {**_named(self.model.layout.parameters, weights), **statistics}
+        context: AbstractContextManager[None] = _reparametrize_module(self.model.network, tensors)
+        return context
+
+    def _named_statistics(self, buffers: Tensor, counters: Tensor) -> State:
+        """Return buffers and counters by name, each in its own memory.
+
+        BatchNorm writes to them in place. Under ``vmap``, writes to a part of a larger tensor are lost.
+        """
+        layout = self.model.layout
+        named = {**_named(layout.buffers, buffers), **_named(layout.counters, counters)}
+        return {name: tensor.clone() for name, tensor in named.items()}
+
+
+def _named(slots: Sequence[Slot], vector: Tensor) -> State:
+    """Return the tensors of a flat vector by name.
+
+    One split makes them all: separate slices would each have a gradient of the vector's length.
+    """
+    parts = vector.split([slot.shape.numel() for slot in slots])
+    return {slot.name: part.view(slot.shape) for slot, part in zip(slots, parts, strict=True)}
