@@ -231,8 +231,8 @@ def divided(images: Tensor, labels: Tensor, count: int) -> list[tuple[Tensor, Te
 class InPlaceStep:
     """A local step on the loaded model; see ``fltrain.methods.types.Step``.
 
-    ``backward`` adds to one flat gradient. For a single client on the CPU (batches of 32, CPU time) this takes
-    0.78 of the time of ``FunctionalStep`` with LeNet-5, 0.97 with ECGR's CNN.
+    ``backward`` adds to one flat gradient. For a single client on the CPU (batches of 32, CPU time) this
+    takes 0.78 of the time of ``FunctionalStep`` with LeNet-5, 0.97 with ECGR's CNN.
     """
 
     model: FlatModel
