@@ -389,6 +389,12 @@ CHANGES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         lambda summary: {**summary, "status": "diverged", "diverged": None},
         "'status' does not follow",
     ),
+    "absurd time": ("costs.json", lambda costs: {**costs, "seconds": {"total": 1e300}}, "seconds.total"),
+    "time that runs backwards": (
+        "costs.json",
+        lambda costs: {**costs, "round_seconds": [-1.0]},
+        "round_seconds",
+    ),
     "text for a number": ("costs.json", lambda costs: {**costs, "seconds": {"total": "1"}}, "seconds.total"),
     "no place of divergence": (
         "summary.json",
