@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
-import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -107,11 +106,7 @@ class Wanted:
         """Yield the records to export; each is read anew at every call."""
         current = (self.results.record(run) for run in self.runs)
         stale = stale_records(set(self.runs), {*self.runs, *self.memberships}, self.results)
-        for record in itertools.chain(current, stale):
-            if record.usable:
-                yield record
-            elif record.complete:
-                logging.getLogger(__name__).warning("left out: %s", record.damage)
+        return itertools.chain((record for record in current if record.complete), stale)
 
     def files(self, page: Page) -> list[Path]:
         """Return the existing files of a table or figure."""
