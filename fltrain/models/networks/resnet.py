@@ -29,12 +29,14 @@ class ResNet(NormedModel):
     initialisation: Literal["pytorch", "he"] = "pytorch"
 
     def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
-        blocks: dict[str, nn.Module] = {"stem": self._stem(channels)}
+        stages: dict[str, nn.Module] = {}
         inputs = 64
         for number, count in enumerate(self.counts):
             width, stride = 64 * 2**number, min(number, 1) + 1
-            blocks[f"stage{number + 1}"], inputs = self._stage(inputs, width, count, stride)
-        return {**blocks, "pool": models.parts.mean_pool(), "classifier": nn.Linear(inputs, classes)}
+            stages[f"stage{number + 1}"], inputs = self._stage(inputs, width, count, stride)
+        # The stages draw their weights before the stem: recorded runs depend on the order.
+        pool, stem = models.parts.mean_pool(), self._stem(channels)
+        return {"stem": stem, **stages, "pool": pool, "classifier": nn.Linear(inputs, classes)}
 
     def network(self, channels: int, side: int, classes: int) -> models.network.Network:
         return models.parts.initialised(super().network(channels, side, classes), self.initialisation)

@@ -104,9 +104,11 @@ class Vgg16(Vgg):
     initialisation: Literal["pytorch", "he"] = "he"
 
     def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
-        blocks: dict[str, nn.Module] = {**self._convolutions(channels), "flatten": nn.Flatten()}
+        # The hidden layers draw their weights before the convolutions: recorded runs depend on the order.
+        hidden: dict[str, nn.Module] = {}
         width = 512 * (side // 32) ** 2
         for number in range(1, self.fc_layers):
-            blocks[f"fc{number}"] = nn.Sequential(nn.Linear(width, 512), nn.ReLU())
+            hidden[f"fc{number}"] = nn.Sequential(nn.Linear(width, 512), nn.ReLU())
             width = 512
-        return {**blocks, "classifier": nn.Linear(width, classes)}
+        convolutions, classifier = self._convolutions(channels), nn.Linear(width, classes)
+        return {**convolutions, "flatten": nn.Flatten(), **hidden, "classifier": classifier}
