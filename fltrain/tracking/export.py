@@ -62,6 +62,7 @@ CELL_METRICS = {
 """Metrics of a cell, by column of the table's CSV file."""
 
 _CELL_NAMES = ("panel", "row", "column", "label")
+_CELL_TAGS = ("row", "column", "panel", "measure", "gain_verdict", "side")
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 _ITEMS = "fltrain.items."  # tags with the items of a run, by scale
 # MLflow marks these, so that nobody takes them for usable results.
@@ -347,7 +348,7 @@ class _Exporter:
                 "kind": "cell",
                 **self._page_tags(page),
                 "cell": cell,
-                **{name: row[name] for name in ("row", "column", "panel", "measure") if row.get(name)},
+                **{name: row[name] for name in _CELL_TAGS if row.get(name)},
                 **self._common_names(runs),
                 "verdict": row.get("verdict") or NONE,
                 "runs": " ".join(runs),

@@ -508,7 +508,19 @@ def write_table(store: Exports, cells: Sequence[dict[str, Any]] = ()) -> None:
     folder = store.results.root / "demo" / "ecgr"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table1.html").write_text(f"<p>{len(cells)}</p>")
-    columns = ["row", "column", "panel", "label", "mean", "std", "n", "gain", "gain_low", "published"]
+    columns = [
+        "row",
+        "column",
+        "panel",
+        "label",
+        "mean",
+        "std",
+        "n",
+        "gain",
+        "gain_low",
+        "published",
+        "gain_verdict",
+    ]
     with (folder / "table1.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [*columns, "verdict", "runs"], restval="")
         writer.writeheader()
@@ -520,7 +532,14 @@ def table_cells(store: Exports) -> list[dict[str, Any]]:
     ours = {"mean": 61.5, "std": 0.25, "n": 3, "gain": 1.5, "gain_low": -0.5, "published": 64.0}
     return [
         {**base, "row": "FedAvg", "mean": 60.0, "n": 1, "runs": store.plain.run_id},
-        {**base, **ours, "row": "FedProx", "verdict": "reproduced", "runs": store.measured.run_id},
+        {
+            **base,
+            **ours,
+            "row": "FedProx",
+            "verdict": "reproduced",
+            "gain_verdict": "opposite",
+            "runs": store.measured.run_id,
+        },
     ]
 
 
@@ -559,6 +578,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
         "item": "ecgr/table1",
         "cell": "Digits, FedProx, BP, accuracy, %",
         "verdict": "reproduced",
+        "gain_verdict": "opposite",
         "method": "fedprox",
         "dataset": "digits",
         "runs": store.measured.run_id,
