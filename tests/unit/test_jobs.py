@@ -28,7 +28,7 @@ PAPER: dict[str, Any] = {
     "paper": "toy",
     "title": "A toy",
     "citation": "none",
-    "settings": {**TINY, "evaluation": {"keep": "model"}},
+    "settings": {**TINY, "evaluation": {"keep": "clients"}},
     "seeds": 1,
     "items": {
         "table1": {
