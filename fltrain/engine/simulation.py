@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -78,12 +78,11 @@ class Simulation:
         executor: ExecutorFactory = SequentialExecutor,
         extra: Mapping[str, PreparedData] | None = None,
         store: ClientStore | None = None,
-        interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
+        poll: Callable[[], None] | None = None,
     ) -> None:
         """Build network, server and data on ``device``; what clients keep goes into ``store``.
 
-        While clients are trained, in the context ``interruptible``, a round may be ended by an exception: the
-        simulation is then as it was before the round.
+        ``poll`` is called before each client is trained. If it raises, the simulation is as before the round.
 
         Raises:
             FltrainError: if the spec does not fit the network or the data.
@@ -138,7 +137,8 @@ class Simulation:
             self.clients = ClientStore() if store is None else store
             self.last_models: State = {}
             self.executor = executor(self.everyone)
-        self.interruptible = interruptible
+        if poll is not None:
+            self.executor.poll = poll
         self.finished = self.bytes_down = self.bytes_up = 0
 
     def _network(self, client: int | None = None) -> Network:
@@ -186,7 +186,7 @@ class Simulation:
                 self._initial_upload()
         before, task, sampled = self.server, self._at(number), self.sample(number)
         spent = self.costs.of_rounds
-        with self.interruptible(), self.costs.phase("train", self.device):
+        with self.costs.phase("train", self.device):
             trained = self.executor.train(task, sampled, self.clients)
         updates = [result.update for result in trained]
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")

@@ -247,7 +247,7 @@ def _prepare(
         partial(executor_for(execution.executor, execution.device), recordings=execution.recordings),
         extra,
         ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
-        stopping.interruptible,
+        stopping.poll,
     )
     digests = {"data": data.digest, "partition": divided.digest}
     others = {name: more.digest for name, more in extra.items()}

@@ -17,14 +17,14 @@ ENDINGS: dict[signal.Signals, type[Stopped]] = {
 }
 
 SAME_SECONDS = 1.0
-"""Signals that come within so many seconds of the first one were sent with it."""
+"""Signals within this time after the first one in seconds count as sent with it."""
 
 
 class Stopping:
-    """Turns a signal into an exception, but only where nothing is left half done by it.
+    """Handles signals by setting a flag, which training polls between clients.
 
-    Work is interruptible if it is said to be. A signal that comes at another time waits until such work
-    begins; if none does any more, all has been done anyway. Who presses Ctrl-C again does not want to wait.
+    A signal raises at once only while the process waits or prepares, in ``interruptible``. A second Ctrl-C
+    always ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Stopping:
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
-        """Handle the signals as long as the enclosed work runs (in the main thread)."""
+        """Handle the signals within the context (in the main thread)."""
         before = {number: signal.signal(number, self._handle) for number in ENDINGS}
         try:
             yield
@@ -42,23 +42,31 @@ class Stopping:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def poll(self) -> None:
+        """Raise if a signal has come.
+
+        Raises:
+            Stopped: the kind that belongs to the first signal.
+        """
+        if self._asked:
+            raise self._asked
+
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Enclose work whose results do not count before it is done.
+        """Enclose waiting, or preparation that leaves nothing half done when it is cut short.
 
         Raises:
             Stopped: as soon as a signal comes, or at once if one has come.
         """
         self._interruptible = True
         try:
-            if self._asked:
-                raise self._asked
+            self.poll()
             yield
         finally:
             self._interruptible = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # The first signal decides how the program ends; whoever stops a group of processes may send several.
+        # The first signal decides the exit code; a group of processes may get several.
         if self._asked is None:
             name = signal.Signals(number)
             self._asked, self._since = ENDINGS[name](f"stopped by {name.name}"), time.monotonic()

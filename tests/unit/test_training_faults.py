@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 
 from fltrain.cli import main
-from fltrain.core.errors import FltrainError, Interrupted, MethodError
+from fltrain.core.errors import FltrainError, Interrupted, MethodError, Stopped
 from fltrain.engine.checkpoint import Interval
 from fltrain.engine.train import Execution, train
 from fltrain.methods.scaffold import Scaffold
@@ -206,6 +206,25 @@ def test_who_presses_the_keys_again_does_not_wait(monkeypatch: pytest.MonkeyPatc
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(Interrupted, match="stopped by SIGINT"), stopping.interruptible():
             raise AssertionError("not reached")
+
+
+def test_a_signal_ends_the_round_between_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not inside the code that it meets, which may be capturing, or hold a lock."""
+    told: list[str] = []
+    begin = Scaffold.client_init
+
+    def met(self: Scaffold, local: Any) -> Any:
+        if local.round == 1 and not told:
+            told.append("signal")
+            signal.raise_signal(signal.SIGTERM)
+            told.append("went on")
+        return begin(self, local)
+
+    monkeypatch.setattr(Scaffold, "client_init", met)
+    stopping = Stopping()
+    with stopping.heeded(), pytest.raises(Stopped, match="stopped by SIGTERM after round 1 of 4"):
+        train(SPEC, Results(tmp_path), Execution(CPU), stopping=stopping)
+    assert told == ["signal", "went on"]
 
 
 def test_less_memory_than_usual_is_no_bitwise_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

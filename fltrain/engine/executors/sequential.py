@@ -38,7 +38,12 @@ class Executor(Protocol):
     """Runs the local training of clients; results come in the order of ``clients``.
 
     Executors run the steps in different ways and compute the same.
+
+    Attributes:
+        poll: called before each client is trained; it may raise to end the round.
     """
+
+    poll: Callable[[], None]
 
     @property
     def name(self) -> str:
@@ -75,6 +80,7 @@ class SequentialExecutor:
         self.recordings = recordings
         self.frozen = FrozenModels(self.model, self.composition.frozen_models)
         self.optimisers = [Sgd(phase, self.model) for phase in self.composition.schedule.phases]
+        self.poll: Callable[[], None] = _never
         self._images: Augmented | None = None
 
     @classmethod
@@ -96,6 +102,7 @@ class SequentialExecutor:
     def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         trained: list[Trained] = []
         for client in clients:
+            self.poll()
             # Only dropout is random in a local step; it has its own stream.
             with (
                 noting(self._inputs(round, client)),
@@ -194,6 +201,10 @@ class SequentialExecutor:
         batch = images.batch(chosen, changes)
         step = InPlaceStep(self.model, self.frozen, hooks, *batch, optimiser.part)
         return local_step(step, self.model.weights, optimiser, optimiser.velocity)
+
+
+def _never() -> None:
+    """Never end a round."""
 
 
 def local_step(

@@ -80,6 +80,7 @@ class VectorizedExecutor(SequentialExecutor):
         return trained
 
     def _client(self, round: Round, client: int, kept: Kept | None) -> _Client:
+        self.poll()
         local, hooks = self._arrive(round, client, kept)
         model = self.model
         moving = {
