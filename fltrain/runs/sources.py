@@ -23,6 +23,9 @@ from fltrain.runs.spec import RunSpec
 PARTS = ("data", "engine", "methods", "metrics", "models", "core.rng", "runtime.determinism")
 """Packages and modules of fltrain whose code decides numbers."""
 
+CHECKED = ("data.download", "data.fetch", "data.unpack")
+"""Modules among them that do not: checksums cover the files that they make."""
+
 ENTRY = ("fltrain.engine.simulation", "fltrain.engine.executors.choose", "fltrain.data.prepared")
 """Modules from which the imports are followed, beside those of the run's components."""
 
@@ -34,7 +37,7 @@ def source_digests(spec: RunSpec) -> dict[str, str]:
 
     These are the modules of its components (``methods.fedprox``), the engine and the preparation of data, and
     all that they import from fltrain or, for a component from outside, from its own package. Of a module
-    with several components, only those of the run count: ``models.catalogue (lenet5)``.
+    with several components, only those of the run count: ``data.partition.dirichlet (dirichlet)``.
     """
     return dict(_digests(frozenset(map(type, components(spec)))))
 
@@ -115,7 +118,12 @@ def _decides(name: str, outside: set[str]) -> bool:
     """Return True if a module can decide numbers."""
     if name.partition(".")[0] in outside:
         return True
-    return any(f"{name}.".startswith(f"fltrain.{part}.") for part in PARTS)
+    module = f"{name.removeprefix('fltrain.')}."
+    return name.startswith("fltrain.") and not _below(module, CHECKED) and _below(module, PARTS)
+
+
+def _below(module: str, packages: Sequence[str]) -> bool:
+    return any(module.startswith(f"{package}.") for package in packages)
 
 
 def _file(name: str) -> Path | None:

@@ -113,8 +113,8 @@ def test_a_run_depends_on_its_own_components_only() -> None:
     assert {*average} - {*prox} == {"methods.fedavg"}
     assert all(average[name] == prox[name] for name in {*average} & {*prox})
     perceptron = source_digests(tiny(model="mlp"))
-    assert {*perceptron} - {*average} >= {"models.catalogue (mlp)", "models.mlp"}
-    assert "models.mlp" not in average and "models.mobilenet_tiny" not in perceptron
+    assert {*perceptron} - {*average} == {"models.networks.mlp"}
+    assert {*average} - {*perceptron} == {"models.networks.mobilenet_tiny"}
 
 
 def test_the_code_that_decides_numbers_is_covered() -> None:
@@ -128,6 +128,7 @@ def test_the_code_that_decides_numbers_is_covered() -> None:
         "data.readers.digits",
     }
     assert not {name for name in names if name.startswith(("runs.", "reporting.", "core.errors"))}
+    assert not {"data.download", "data.fetch", "data.unpack"} & {*names}, "checksums cover what they make"
 
 
 @pytest.mark.parametrize("name", METHODS)
