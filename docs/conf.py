@@ -27,7 +27,7 @@ LOG = getLogger(__name__)
 # The navigation: below a page, captions with the pages under them. Sphinx asks for every page to be in it.
 NAVIGATION = {
     "README": {
-        "Start": ["docs/README"],
+        "Start": ["docs/README", "docs/tutorial"],
         "Results": [
             "published/README",
             "docs/reproduce",

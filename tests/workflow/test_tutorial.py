@@ -1,0 +1,40 @@
+"""The tutorial runs as it is written, in a copy of the project."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"(?:Write `([^`]+)`:\n\n)?```(bash|yaml|python)\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.slow
+def test_tutorial(tmp_path: Path) -> None:
+    for name in ("Snakefile", "environment.yml", "config", "workflow", "fltrain"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(tmp_path)}
+    outputs = []
+    for target, language, text in BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text()):
+        if language != "bash":
+            (tmp_path / target).write_text(text)
+        elif not text.startswith("make env"):
+            ran = subprocess.run(
+                ["bash", "-ec", text], cwd=tmp_path, env=environment, capture_output=True, text=True
+            )
+            assert ran.returncode == 0, f"{text}\n{ran.stdout}\n{ran.stderr}"
+            outputs.append(ran.stdout + ran.stderr)
+    planned, _, compared, changed, final = outputs
+    assert re.search(r"\b12\b", planned)
+    assert "fedprox+ecgr" in compared
+    assert re.search(r"^train +6$", changed, re.MULTILINE), changed
+    assert "clip" in final
