@@ -39,7 +39,7 @@ _WANTED = {
     "tuple_type": " ([a, b], or [a] for a single one)",
     "list_type": " ([a, b], or [a] for a single one)",
 }
-"""What to write instead, by the type of a fault."""
+"""Remedy by type of fault."""
 
 
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
@@ -49,10 +49,14 @@ def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
 
 
 def file_name(name: str, what: str = "name") -> str:
-    """Return a name that becomes a part of a path, if it can be one.
+    """Return a name that becomes part of a path.
+
+    Args:
+        name: the text to check.
+        what: its description in the error message.
 
     Raises:
-        FltrainError: if it could lead elsewhere; ``what`` is what the message calls it.
+        FltrainError: if the name could lead to another folder.
     """
     if not _FILE_NAME.fullmatch(name):
         raise FltrainError(
@@ -65,13 +69,13 @@ def file_name(name: str, what: str = "name") -> str:
 FileName = Annotated[
     str, AfterValidator(file_name), Field(json_schema_extra={"pattern": f"^{_FILE_NAME.pattern}$"})
 ]
-"""A text that becomes a part of a path."""
+"""A text that becomes part of a path."""
 
 
 def added(default: Any, **constraints: Any) -> Any:
-    """Field of a setting that was added after runs had been recorded.
+    """Field of a setting that was added after runs were recorded.
 
-    Dumps omit the setting at its default, so the IDs of runs that do not use it stay as they were. Keyword
+    Dumps omit the setting at its default, so the IDs of runs that do not use it do not change. Keyword
     arguments are those of ``pydantic.Field``.
     """
 
@@ -128,14 +132,14 @@ class Settings(BaseModel):
     def parse(cls, data: Any, where: str, line_of: Callable[[Sequence[str]], int] | None = None) -> Self:
         """Validate plain data (as read from YAML or JSON).
 
-        Validation runs in JSON mode, so lists become tuples while numbers, texts and truth values are never
-        turned into one another. ``line_of`` gives the line of a file in which a path of keys stands.
+        Validation runs in JSON mode: lists become tuples, but numbers, texts and truth values are never
+        converted into one another. ``line_of`` returns the line of a path of keys in the file.
 
         Raises:
-            FltrainError: with all faults, each with its path of keys, and what is allowed.
+            FltrainError: with all faults; each has its path of keys and the allowed values.
         """
         try:
-            # Numbers that are not finite are refused below, by their key; texts without an encoding here.
+            # Here json refuses texts that UTF-8 cannot encode; numbers that are not finite are refused below.
             text = json.dumps(data, ensure_ascii=False).encode()
         except RecursionError:
             raise FltrainError(f"{where}: {_TOO_DEEP}") from None
@@ -145,7 +149,7 @@ class Settings(BaseModel):
             return cls.model_validate_json(text)
         except ValidationError as error:
             found = faults(error, data)
-        if found[0][1].startswith("invalid JSON"):  # only its depth can be at fault
+        if found[0][1].startswith("invalid JSON"):  # JSON from `json.dumps` can only be too deep
             raise FltrainError(f"{where}: {_TOO_DEEP}")
         if line_of is None:
             lines = [_line(keys, what) for keys, what in found]
@@ -175,7 +179,7 @@ def _plain(value: Any) -> Any:
 
 
 def _size_fault(value: Any) -> str:
-    """Return a message if a number, or one in a list, is too large for the engine, else an empty text."""
+    """Return a message if a number (or one in a list) is too large for the engine; else an empty text."""
     if isinstance(value, list):
         return next(filter(None, map(_size_fault, value)), "")
     if isinstance(value, int) and abs(value) >= 2**63:
@@ -186,7 +190,7 @@ def _size_fault(value: Any) -> str:
 
 
 def _fault(keys: tuple[int | str, ...], kind: str, message: str, value: Any) -> InitErrorDetails:
-    # Messages of custom errors are templates, but braces stay as they are without a context.
+    # Messages of custom errors are templates; without a context, pydantic leaves their braces unchanged.
     return InitErrorDetails(type=PydanticCustomError(kind, message), loc=keys, input=value)
 
 
@@ -197,7 +201,7 @@ def faults(error: ValidationError, data: Any) -> list[tuple[list[str], str]]:
         keys: list[str] = []
         place = data
         for part in fault["loc"]:
-            # Discriminated unions put the chosen name into the location; it is no key of the user's.
+            # Discriminated unions add the chosen name to the location; it is not a key of the file.
             chosen = isinstance(place, Mapping) and part not in place and place.get("name") == part
             if chosen or part == place or str(part).startswith("function-"):
                 continue
@@ -219,13 +223,13 @@ def _line(keys: Sequence[str], message: str) -> str:
 
 
 def explain(error: ValidationError, data: Any) -> str:
-    """Return one line on the faults that pydantic found in ``data``: the first, and the number of others."""
+    """Return the first fault that pydantic found in ``data`` and the number of other faults, in one line."""
     first, *others = faults(error, data)
     return _line(*first) + (f" (and {len(others)} more)" if others else "")
 
 
 def _at(data: Any, part: int | str) -> Any:
-    """Return the value at a key or position of plain data; None if short forms have no such place."""
+    """Return the value at a key or position of plain data; None if a short form has no such position."""
     if isinstance(data, Mapping):
         return data.get(part)
     if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):

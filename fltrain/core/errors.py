@@ -13,8 +13,8 @@ _LONGEST = 1000
 class FltrainError(ValueError):
     """A mistake in configuration, data or environment.
 
-    The message names the setting, its value, what is allowed and what to do in one line; ``problems`` follow
-    in a line each. (A ValueError, so that pydantic reports it like its own findings during validation.)
+    The message is one line with the setting, its value, the allowed values and a remedy. ``problems`` follow
+    in a line each. (A ValueError, so that pydantic reports it like its own faults during validation.)
     """
 
     exit_code: ClassVar[int] = 2
@@ -45,7 +45,7 @@ class Interrupted(Stopped):
 
 
 def as_mistake(error: FltrainError | OSError) -> FltrainError:
-    """Return the error, or for one of the system a message with the file and the reason."""
+    """Return an ``FltrainError`` unchanged, or turn an ``OSError`` into one with file and reason."""
     if isinstance(error, FltrainError):
         return error
     reason = error.strerror or str(error) or type(error).__name__

@@ -27,7 +27,7 @@ _METADATA = "fltrain"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` at the end, unless there is an error.
+    """Yield a temporary path next to ``path``; rename it to ``path`` at the end, unless there is an error.
 
     It deletes temporary files of processes that were killed while they wrote the same file.
 
@@ -54,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
         where = "" if temporary else f"{path.parent}: "
         raise FltrainError(
             f"{path}: cannot be written ({where}{error.strerror or error}); make room or choose another "
-            "place, then run the same command again; what was there is unchanged"
+            "place, then run the same command again; the old file is unchanged"
         ) from None
     finally:
         if temporary:
@@ -68,7 +68,7 @@ def _flush(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path, pattern: str = ".*.part") -> None:
-    """Delete temporary files whose process was killed: nobody holds their lock."""
+    """Delete temporary files whose process was killed: no process holds their lock."""
     for leftover in folder.glob(pattern):
         with suppress(OSError), leftover.open("rb") as file:
             if _lock(file.fileno()):

@@ -16,7 +16,7 @@ from fltrain.core.errors import FltrainError
 
 
 class Component(Settings):
-    """A setting chosen by name. Raise ``revision`` whenever its numbers change."""
+    """A setting chosen by name. If you change its numbers, increase ``revision``."""
 
     name: str
     revision: ClassVar[int] = 1
@@ -28,7 +28,7 @@ AnyComponent = TypeVar("AnyComponent", bound=Component)
 
 @contextmanager
 def _loading(source: str) -> Iterator[None]:
-    """Within the context, any error becomes one that names the source, in one line."""
+    """Turn any error within the context into a one-line error that names the source."""
     try:
         yield
     except FltrainError:
@@ -39,10 +39,10 @@ def _loading(source: str) -> Iterator[None]:
 
 
 def external(group: str) -> Iterator[tuple[str, Any]]:
-    """Yield source and object of every entry point of a group that other packages declare.
+    """Yield source and object of each entry point that other packages declare in a group.
 
     Raises:
-        FltrainError: if one cannot be loaded.
+        FltrainError: if an entry point cannot be loaded.
     """
     for point in entry_points(group=group):
         source = f"entry point {point.name!r} of {group} ({point.value})"

@@ -1,9 +1,9 @@
 """Counter-based random streams: the only source of random numbers.
 
-A stream is Philox keyed by (seed, purpose) whose counter starts at (round, client, epoch). Nothing has to
-be stored or advanced: whoever knows the coordinates can draw the same numbers again, in any order. Hence
-results do not depend on the order of clients, resuming needs no generator state, and a method that draws
-more numbers cannot disturb another's data order.
+A stream is Philox keyed by (seed, purpose); its counter starts at (round, client, epoch). No generator state
+is stored or advanced: the same coordinates give the same numbers, in any order. Therefore results do not
+depend on the order of clients, resuming needs no generator state, and a method that draws more numbers cannot
+change another method's data order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What numbers are drawn for. The values are part of every result: never change or reuse one."""
+    """Use of the random numbers. The values are part of every result: never change or reuse them."""
 
     PARTITION = 1
     INITIALISATION = 2
@@ -42,18 +42,17 @@ def stream(
 
 @contextmanager
 def seeded_torch(seed: int, purpose: Purpose, *, round: int = 0, client: int = 0) -> Iterator[None]:
-    """Within the context, PyTorch's global generators are seeded from the stream at these coordinates.
+    """Seed PyTorch's global generators from the stream at these coordinates, within the context.
 
-    For what PyTorch draws from no other generator: the initialisation of layers, and dropout. Afterwards the
-    generators are as they were.
+    PyTorch draws the initialisation of layers and dropout from no other generator. Afterwards the context
+    restores the generators.
     """
     import torch
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     drawn = int(stream(seed, purpose, round=round, client=client).integers(2**63))
     with torch.random.fork_rng(devices):
-        # Not `torch.manual_seed`: for devices that are not in use it writes down the whole stack, which takes
-        # up to half a millisecond for every client.
+        # Not `torch.manual_seed`: for devices that are not in use it records the whole stack, which takes
         torch.default_generator.manual_seed(drawn)
         if devices:
             torch.cuda.manual_seed(drawn)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 LEVEL = 0.05
-"""Tests reject, and intervals leave out, at this level."""
+"""Level at which tests reject; intervals match the tests."""
 
 OverSeeds = Literal["mean", "median", "max"]
-"""What sums up the values of several seeds."""
+"""Summary of the values of several seeds."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Statistic:
 
     @classmethod
     def of(cls, values: Iterable[float], over_seeds: OverSeeds = "mean") -> Statistic | None:
-        """Summarise the values that are there; None if there are none."""
+        """Summarise the present values; None if there are none."""
         present = known(values)
         if not present:
             return None
@@ -42,7 +42,7 @@ class Statistic:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the mean over seeds, if there are two."""
+        """95 % interval of the mean over seeds; None with fewer than two seeds."""
         if self.std is None:
             return None
         return _t_test("", self.mean, self.std / math.sqrt(self.n), self.n - 1).interval
@@ -59,7 +59,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a test of a difference against zero found: its two-sided p and the 95 % interval."""
+    """Result of a test of a difference against zero: two-sided p and 95 % interval."""
 
     test: str
     interval: tuple[float, float] | None = None
@@ -76,7 +76,7 @@ def variance(values: Sequence[float]) -> float:
 
 
 def known(values: Iterable[float]) -> list[float]:
-    """The values without those that are missing (NaN)."""
+    """Return the values that are not missing (NaN)."""
     return [float(value) for value in values if not math.isnan(value)]
 
 
@@ -92,7 +92,7 @@ def p_text(p: float) -> str:
 
 
 def against_point(values: Iterable[float], point: float, test: str = "one-sample t") -> Outcome:
-    """Test whether the values' mean is a given number; differences of pairs against 0 are a paired t test."""
+    """Test if the values' mean is ``point``; for differences of pairs and 0 this is a paired t test."""
     present = known(values)
     if len(present) < 2 or not all(map(math.isfinite, present)):
         return UNTESTED
@@ -101,7 +101,7 @@ def against_point(values: Iterable[float], point: float, test: str = "one-sample
 
 
 def _t_test(test: str, difference: float, error: float, freedom: float) -> Outcome:
-    """The t test behind all others; seeds without any spread leave no doubt."""
+    """Return the result of a t test; without any spread over seeds, p is 0 or 1."""
     if error == 0:
         return Outcome(test, (difference, difference), float(difference == 0))
     half = error * float(stats.t.isf(LEVEL / 2, freedom))
@@ -121,7 +121,7 @@ def t_above(value: float, df: float) -> float:
 
 @dataclass(frozen=True)
 class Sides:
-    """One-sided p values of a t test: that the mean is ``above``, and that it is ``below``, a number."""
+    """One-sided p values of a t test: the mean is ``above``, or ``below``, the given number."""
 
     above: float
     below: float
@@ -131,7 +131,7 @@ def one_sided(values: Iterable[float], point: float = 0.0, floor: float = 0.0) -
     """Test on which side of a number the mean lies.
 
     Args:
-        values: one per seed.
+        values: one value per seed.
         point: the number.
         floor: smallest believable standard deviation of the values.
 
@@ -159,7 +159,7 @@ def mean_interval(values: Sequence[float], floor: float = 0.0) -> tuple[float, f
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Correct the p values that are there for their number (Holm 1979)."""
+    """Correct the present p values for their number (Holm 1979); None stays None."""
     order = sorted((p, place) for place, p in enumerate(ps) if p is not None)
     corrected: list[float | None] = [None] * len(ps)
     least = 0.0
@@ -192,7 +192,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviation over seeds with its degrees of freedom, pooled over so many ``cells``."""
+    """Standard deviation over seeds with its degrees of freedom, pooled over a number of ``cells``."""
 
     std: float
     df: int
@@ -210,9 +210,9 @@ OUTLIER_LEVEL = 0.01
 def pooled_spreads(samples: Sequence[Sample]) -> list[Spread]:
     """Return the spread of each cell, pooled over the cells of its group.
 
-    ``s^2 = sum (n_i - 1) s_i^2 / sum (n_i - 1)``, never below a cell's floor. Cells whose variance is larger
-    than that of the rest keep their own spread (one-sided F test at 1 %, Bonferroni over the cells of the
-    group, the largest first, as in Cochran's test of ISO 5725-2), and so do cells that are not shared.
+    ``s^2 = sum (n_i - 1) s_i^2 / sum (n_i - 1)``, never below a cell's floor. Cells that are not shared keep
+    their own spread. So do cells whose variance is larger than that of the rest (one-sided F test at 1 %,
+    Bonferroni over the cells of the group, the largest first, as in Cochran's test of ISO 5725-2).
     """
     pools: dict[Hashable, list[int]] = {}
     for place, sample in enumerate(samples):
@@ -262,7 +262,7 @@ def interquartile_mean(values: Floats, axis: int | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A number over many cells with its 90 % bootstrap interval; seeds were resampled within each cell."""
+    """A number over many cells with its 90 % bootstrap interval, from resampled seeds within each cell."""
 
     estimate: float
     low: float
@@ -291,9 +291,9 @@ def aggregate(
     """Aggregate over cells, with an interval from a bootstrap stratified by cell (Agarwal et al. 2021).
 
     Args:
-        cells: of each cell its samples, which are resampled independently.
-        of_cell: number (or numbers) of one cell from arrays of its samples, along their last axis.
-        over: aggregate of the numbers of all cells, along the last axis.
+        cells: samples of each cell; each sample is resampled independently.
+        of_cell: returns the number (or numbers) of a cell from arrays of its samples, along their last axis.
+        over: aggregates the numbers of all cells, along the last axis.
     """
     if not cells:
         return None

@@ -20,7 +20,7 @@ DEEPEST = 100
 MOST_VALUES = 1_000_000
 """Maximum number of values, with aliases written out."""
 
-_NOT_UTF_8 = "not YAML: not a text in UTF-8; save it as one"
+_NOT_UTF_8 = "not YAML: not a text in UTF-8; save it as UTF-8"
 _TAG = "tag:yaml.org,2002:"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -50,7 +50,7 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
                 continue
             raise ConstructorError(problem=what, problem_mark=key.start_mark)
         super().flatten_mapping(node)
-        # A key that several merged mappings have would stay several times.
+        # Remove duplicates: a key that several merged mappings have occurs several times.
         node.value = list({key.value: (key, value) for key, value in node.value}.values())
 
     def number(self, node: yaml.ScalarNode) -> int | float:
@@ -152,7 +152,7 @@ def parse_plain(text: str, where: str) -> Any:
         raise FltrainError(f"{where}: line {line + 1}: not YAML: {error.problem}{hint}") from None
     except RecursionError:
         raise FltrainError(
-            f"{where}: an alias within what it stands for, or too many in one another"
+            f"{where}: an alias refers to itself, or aliases are nested too deeply; use fewer"
         ) from None
     except UnicodeEncodeError:
         raise FltrainError(f"{where}: {_NOT_UTF_8}") from None
@@ -170,7 +170,7 @@ def _check_depth(text: str, where: str) -> None:
 
 
 def _size(data: Any, sizes: dict[int, int]) -> int:
-    """Return the number of values; ``sizes`` has those of lists and mappings seen before, by identity."""
+    """Return the number of values; ``sizes`` caches those of lists and mappings by identity."""
     if not isinstance(data, list | dict):
         return 1
     if id(data) not in sizes:

@@ -1,8 +1,8 @@
-"""Augmentation of training images: its settings and random numbers. Free of torch.
+"""Augmentation of training images: its settings and random numbers. Does not import torch.
 
 The order is that of the original codes: random padding and crop, random flip, normalisation, cutout. Padding
-with zeros is therefore black, as in torchvision's ``RandomCrop``. The cutout is filled with zeros after
-normalisation, which is the mean colour of the dataset.
+with zeros is therefore black, as in torchvision's ``RandomCrop``. After normalisation, the zeros of the
+cutout are the mean colour of the dataset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dataset of a run, by its name in the registry. Free of torch, because planning uses it."""
+"""The dataset of a run, by its name in the registry. Does not import torch, because planning uses it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Dataset(Settings):
 
     @property
     def side(self) -> int | None:
-        """Height and width of the prepared images in pixels; None if only the files can tell."""
+        """Height and width of the prepared images in pixels; None if they depend on the files."""
         return self.image_size or self.entry.side_read
 
     def normalise(self, channels: int) -> Normalisation | None:

@@ -77,7 +77,7 @@ class PreparedData:
 
 
 def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
-    """Fetch, read and resize a dataset; write it to ``path``, with a contact sheet beside it; return it.
+    """Fetch, read and resize a dataset; write it and a contact sheet to ``path``'s folder; return it.
 
     Raises:
         FltrainError: if its files cannot be obtained or contradict the registry.
@@ -165,7 +165,7 @@ def _checked(
 def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
     """Return the difference between a prepared file and its registry entry, with a remedy; empty if none.
 
-    Run IDs contain the revision of the entry. A change of the numbers without a new revision is found here.
+    Run IDs contain the revision of the entry. This check finds changed numbers without a new revision.
     """
     remedy = "increase its 'revision' in the registry, which separates new runs from old ones"
     if about.get("normalisations") != _normalisations(entry):

@@ -1,7 +1,7 @@
 """The registry of datasets (``config/datasets.yaml``): sources, checksums, facts, normalisations, licences.
 
-An entry needs three lines: a name, a reader and a path. Facts that it omits are read off the data. Free of
-torch, because planning uses it.
+An entry needs three lines: a name, a reader and a path. Omitted facts are derived from the data. This module
+does not import torch, because planning uses it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class DatasetEntry(Settings):
 
     @property
     def side_read(self) -> int | None:
-        """Height and width of the images before resizing; None if only the files can tell."""
+        """Height and width of the images before resizing; None if they depend on the files."""
         return self.reader.side_read(self.facts)
 
     def normalisation(self, name: str = "default", channels: int | None = None) -> Normalisation | None:
@@ -184,7 +184,7 @@ def load(path: Path) -> dict[str, DatasetEntry]:
     Packages add entries with entry points ``fltrain.datasets``: mappings, or paths of YAML files.
 
     Raises:
-        FltrainError: if an entry is wrong; the message names the entry, the value and what is allowed.
+            FltrainError: if an entry is wrong; the message names the entry, the value and allowed values.
     """
     entries: dict[str, DatasetEntry] = {}
     for source, given in ((str(path), path), *external("fltrain.datasets")):

@@ -1,4 +1,4 @@
-"""Federated methods, one per module. A module dropped in here is a method that configs can name."""
+"""Federated methods, one per module. Add a module to this package to add a method."""
 
 from fltrain.core.registry import catalogue
 from fltrain.methods.base import Method

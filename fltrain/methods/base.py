@@ -21,7 +21,7 @@ The engine calls the hooks of one round in this order::
               predict(network, images, local)  logits of a client's test images (exclusive)
 
 Before the first round, ``adapt`` changes the network and ``server_init`` returns the server state. ``needs``
-declares what else a method wants from the engine, for example which parameters stay with the clients.
+declares all other requirements on the engine, for example the parameters that stay with the clients.
 
 Several methods run as a base method and plug-ins. An exclusive hook belongs to one of them: two methods that
 both define it cannot be combined. All other hooks are chained: base method first, then the plug-ins in the
@@ -74,7 +74,7 @@ class Method(Component):
     """True for plug-ins (setting ``plugins``), False for base methods (setting ``method``)."""
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    """Hyper-parameters that make the method equal to its base bit for bit; None if there are none."""
+    """Hyper-parameters that make the method equal to its base bit for bit; None if it has none."""
 
     footprint: ClassVar[Footprint] = Footprint()
 
@@ -92,7 +92,7 @@ class Method(Component):
 
     @property
     def needs(self) -> Needs:
-        """What the method asks of the engine beside its hooks."""
+        """Requirements on the engine in addition to the hooks."""
         return Needs()
 
     # ---------------------------------------------------------------- before the first round
@@ -106,18 +106,18 @@ class Method(Component):
 
     # ---------------------------------------------------------------- server, before the round
     def payload(self, state: State) -> State:
-        """Return the tensors that the server sends to every client beside weights and buffers."""
+        """Return the tensors that the server sends to every client in addition to weights and buffers."""
         return {}
 
     # ---------------------------------------------------------------- client
     def start_weights(self, weights: Tensor, state: State, local: Local) -> Tensor:
         """Return the weights ``[P]`` that the client has before local training.
 
-        Tests of a client's model start from them, too, with ``local.testing`` true.
+        Tests of a client's model also start from these weights, with ``local.testing`` true.
 
         Args:
             weights: the global weights, with the client's values of private parameters.
-            state: the method's state on the server, for weights that the server prepares per client.
+            state: the method's state on the server, for methods whose server prepares weights per client.
             local: the client, with its payload and its state.
         """
         return weights
@@ -160,7 +160,7 @@ class Method(Component):
     ) -> State:
         """Return the step state for the next step, given the ``weights`` ``[P]`` after this one.
 
-        ``outputs`` are those of the pass that the gradient came from, ``step`` holds its batch.
+        ``outputs`` belong to the pass that gave the gradient, ``step`` holds its batch.
         """
         return step_state
 
@@ -170,9 +170,10 @@ class Method(Component):
 
     # ---------------------------------------------------------------- server, after the round
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        """Return the new global weights ``[P]`` and the method's state: the mean by data size, the old state.
+        """Return the new global weights ``[P]`` and the method's state.
 
-        ``before`` is the server at the beginning of the round, ``state`` this method's part of it.
+        By default these are the mean by data size and the old state. ``before`` is the server at the
+        beginning of the round, ``state`` this method's part of it.
         """
         return Aggregate(data_weighted_mean(updates, [update.weights for update in updates]), state)
 

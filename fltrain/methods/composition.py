@@ -34,7 +34,7 @@ EXCLUSIVE_NEEDS = ("private", "recording", "schedule")
 
 @contextmanager
 def _read_only(method: Method, hook: str, *tensors: Tensor | State) -> Iterator[None]:
-    """Within the context, a hook may read tensors and the tensors of states, but not write into them.
+    """Refuse a hook that writes into the given tensors, or into the tensors of the given states.
 
     Raises:
         FltrainError: if it does.
@@ -87,16 +87,16 @@ class Composition:
         return "+".join(method.name for method in self.methods)
 
     def _with(self, hook: str) -> tuple[Method, ...]:
-        """The methods that define a hook."""
+        """Return the methods that define a hook."""
         default = getattr(Method, hook)
         return tuple(method for method in self.methods if getattr(type(method), hook) is not default)
 
     def _owner(self, hook: str) -> Method:
-        """The method that defines an exclusive hook, else the base method, which inherits the default."""
+        """Return the method that defines an exclusive hook; else the base method with its default."""
         return next(iter(self._with(hook)), self.methods[0])
 
     def _claiming(self, need: str) -> tuple[Method, ...]:
-        """The methods that set an exclusive need."""
+        """Return the methods that set an exclusive need."""
         return tuple(method for method in self.methods if getattr(method.needs, need) is not None)
 
     # ---------------------------------------------------------------- needs
@@ -129,7 +129,7 @@ class Composition:
 
     @property
     def personal(self) -> bool:
-        """True if clients have models or predictions of their own, to be tested on their own images."""
+        """True if clients have custom models or predictions, to be tested on their own images."""
         return bool(self._with("test_weights") or self._with("predict")) or self.private is not None
 
     # ---------------------------------------------------------------- server
@@ -178,7 +178,7 @@ class Composition:
     # ---------------------------------------------------------------- initial uploads
     @property
     def initial_upload(self) -> bool:
-        """True if clients upload something before the first round."""
+        """True if clients upload before the first round."""
         return any(method.needs.initial_upload for method in self.methods)
 
     def initial_client(self, update: Update, views: Mapping[str, Local]) -> Update:
@@ -246,7 +246,7 @@ class Composition:
 
 
 def _tensors(local: Local) -> list[Tensor | State]:
-    """The tensors of a client that its methods share."""
+    """Return the tensors of a client that its methods share."""
     return [local.start, local.buffers, local.class_counts, local.payload, local.state]
 
 
@@ -323,7 +323,7 @@ class LocalHooks:
         """Renew the step states after a step, given the passes that its gradient came from.
 
         Raises:
-            FltrainError: if a method has a step state to renew, but there was no such pass.
+            FltrainError: if a method renews a step state, but no pass was observed.
         """
         renewed: dict[str, State] = {}
         for method in self._chain["next_state"]:

@@ -1,4 +1,4 @@
-"""ECGR: of a client's local steps, those that lead astray are damped before the update goes up."""
+"""ECGR: divergent local steps of a client are damped before the upload."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Vector = NDArray[np.float64]
 class Ecgr(Method):
     """Gradient re-aggregation, as a plug-in on any base method that uploads weights.
 
-    Of the T local displacements m_t (weights before minus after a step), a share is selected as convergent.
-    What goes up is alpha (sum of the selected + beta times the sum of the others), where alpha restores the
-    norm of the whole displacement. BatchNorm buffers are left as they are.
+    A share of the T local displacements m_t (weights before minus after a step) is selected as convergent.
+    The client uploads alpha (sum of the selected + beta times the sum of the others); alpha restores the norm
+    of the whole displacement. BatchNorm buffers do not change.
 
     Attributes:
         kappa: share of the steps that are selected (rounded down, at least one).
-        beta: what the other steps count; 1 is the base method.
-        rule: how steps are selected. ``herd``: greedily, so that their running sum stays shortest (order of
+        beta: weight of the other steps; 1 is the base method.
+        rule: selection of the steps. ``herd``: greedily, so that their running sum stays shortest (order of
             ties: earlier first). ``closest``: to the mean displacement in distance; ``aligned``: in cosine.
             ``last``: the last ones. ``random``: drawn without replacement.
         centred: whether herding subtracts the mean displacement first, as GraB and BHerd do.
-        vector: what a step is: its ``displacement``, with learning rate, momentum and corrections in it; or
-            the raw ``gradient`` that the base method hands to the optimiser.
+        vector: representation of a step: its ``displacement``, with learning rate, momentum and corrections;
+            or the raw ``gradient`` that the base method hands to the optimiser.
         storage: precision of the recorded steps; ``bfloat16`` halves the memory.
     """
 
@@ -59,7 +59,7 @@ class Ecgr(Method):
         return Needs(recording=Recording(self.vector, self.storage), uploads=True)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        """Replace the weights that go up by those that the re-aggregated displacement leads to."""
+        """Replace the uploaded weights by those of the re-aggregated displacement."""
         steps = update.trajectory
         assert steps is not None  # the engine records it
         count = max(1, math.floor(self.kappa * local.steps + 1e-9))  # 0.29 of 100 steps are 29
@@ -71,7 +71,7 @@ class Ecgr(Method):
         return update, local.state
 
     def _select(self, steps: Tensor, count: int, local: Local) -> list[int]:
-        """Indices of the selected steps, in the order in which they were picked."""
+        """Return the indices of the selected steps, in the order of selection."""
         total = len(steps)
         if self.rule == "last":
             return list(range(total - count, total))
@@ -85,7 +85,7 @@ class Ecgr(Method):
         return _smallest(_DISTANCES[self.rule](products), count)
 
     def _reaggregated(self, steps: Tensor, picked: list[int], update: Update, local: Local) -> Tensor:
-        """The picked and beta times the others, added up and scaled to the length of all of them ``[P]``."""
+        """Return picked steps plus beta times the others, scaled to the norm of the whole sum ``[P]``."""
         whole = update.start - update.weights
         if self.vector == "gradient":
             base = local.lr * _total(steps, range(len(steps)), whole)
@@ -94,12 +94,12 @@ class Ecgr(Method):
             base, selected = whole, _total(steps, picked, whole)
         combined = self.beta * base + (1 - self.beta) * selected
         length = combined.norm()
-        # Steps that cancel out have no direction to go: the base method's displacement is kept.
+        # Steps that cancel out have no direction: keep the base method's displacement.
         scaled: Tensor = base.norm() / length * combined
         return scaled.where(length >= 1e-12, base)
 
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Selected steps (counted from 0) and number of steps of each client, and how late the former are.
+        """Return selected steps (counted from 0), number of steps and lateness of the selection.
 
         ``lateness`` is the mean position of a client's selected steps, from -1/2 for the first step to 1/2
         for the last, averaged over the clients with several steps: 0 on average under random selection.
@@ -119,7 +119,7 @@ class Ecgr(Method):
 
 
 def _total(steps: Tensor, chosen: Sequence[int], like: Tensor) -> Tensor:
-    """Sum of the chosen rows ``[P]``, in single precision on the device of ``like``."""
+    """Return the sum of the chosen rows ``[P]``, in single precision on the device of ``like``."""
     total = like.new_zeros(like.shape)
     for step in sorted(chosen):
         total += steps[step].to(like)
@@ -127,14 +127,14 @@ def _total(steps: Tensor, chosen: Sequence[int], like: Tensor) -> Tensor:
 
 
 def centre(products: Vector) -> Vector:
-    """Inner products of the steps minus their mean."""
+    """Return the inner products of the steps minus their mean."""
     means = products.mean(0, keepdims=True)
     centred: Vector = products - means - means.T + products.mean()
     return centred
 
 
 def herd(products: Vector, count: int) -> list[int]:
-    """Pick steps one by one, each time the one that keeps the norm of the sum smallest, from inner products.
+    """Pick steps one by one from inner products; each minimises the norm of the sum so far.
 
     ||s + x_j||^2 = ||s||^2 + 2 <s, x_j> + ||x_j||^2, where the first term is the same for all j.
     """
@@ -151,13 +151,13 @@ def herd(products: Vector, count: int) -> list[int]:
 
 
 def _distance_to_mean(products: Vector) -> Vector:
-    """Squared distance of each step from the mean, up to a constant."""
+    """Return the squared distance of each step from the mean, up to a constant."""
     distance: Vector = products.diagonal() - 2 * products.mean(0)
     return distance
 
 
 def _angle_to_mean(products: Vector) -> Vector:
-    """Cosine of each step with the mean, negative and up to a positive factor; 0 for steps of length 0."""
+    """Return the negative cosine of each step with the mean, up to a factor; 0 for steps of length 0."""
     import numpy as np
 
     lengths = np.sqrt(products.diagonal())
@@ -172,7 +172,7 @@ _DISTANCES: dict[str, Callable[[Vector], Vector]] = {
 
 
 def _smallest(values: Vector, count: int) -> list[int]:
-    """Positions of the smallest values, the first ones of equal values."""
+    """Return the positions of the smallest values; among equal values the first ones."""
     import numpy as np
 
     return list(map(int, np.argsort(values, kind="stable")[:count]))

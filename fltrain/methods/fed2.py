@@ -1,4 +1,4 @@
-"""Fed2: a network in groups, one for each group of classes, and an average of the clients that hold them."""
+"""Fed2: a network in groups, each for some classes and averaged over the clients that hold these classes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fltrain.methods.types import Aggregate, Local, Network, Server, State, Task
 
 
 class Fed2(Method):
-    """The last layers are cut into groups, each with classes of its own; a group is averaged by its holders.
+    """The last layers are cut into groups for disjoint sets of classes; its holders average a group.
 
     Attributes:
-        groups: number of groups G; as many as there are classes if that is less.
+        groups: number of groups G; at most the number of classes.
         decoupled: number of last layers that are cut into groups (all, if the network has fewer).
-        class_map: which classes belong together: ``contiguous`` blocks, or the same of a ``random`` order
-            that is drawn once per run.
-        width: what becomes of decoupled widths that G does not divide: the next multiple (``round_up``,
+        class_map: classes of a group: ``contiguous`` blocks, or blocks of a ``random`` order that is drawn
+            once per run.
+        width: rule for decoupled widths that G does not divide: the next multiple (``round_up``,
             ``round_down``), or ``uneven`` groups.
-        entry: whether in the first decoupled layer each group reads its share of the shared maps
-            (``grouped``) or all of them (``dense``).
-        count: whether a depthwise-separable block is one layer (``blocks``) or as many as it has weights.
+        entry: input of each group in the first decoupled layer: its share of the shared maps (``grouped``) or
+            all of them (``dense``).
+        count: a depthwise-separable block counts as one layer (``blocks``) or as its number of weights.
         norm: behind every convolution: GroupNorm, which in decoupled layers has the groups of the structure,
-            BatchNorm, nothing, or what the network has (``keep``).
-        pair: who holds a group: clients with images of ``any`` or of ``all`` of its classes; ``off``:
-            everybody.
-        weighting: clients count by data ``size`` or alike (``uniform``, the formulas of the paper).
+            BatchNorm, nothing, or the network's norm (``keep``).
+        pair: holders of a group: clients with images of ``any`` or of ``all`` of its classes; ``off``: all
+            clients.
+        weighting: weights of the clients: data ``size``, or ``uniform`` (the formulas of the paper).
         mask_absent: leave logits of classes that the client lacks out of its training loss.
     """
 
@@ -75,7 +75,7 @@ class Fed2(Method):
         return super().criterion(logits, labels, local, step_state)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        """Say which groups the client holds, in a byte for each."""
+        """Upload the groups that the client holds, one byte per group."""
         class_groups = getattr(local.task.network, "class_groups", ())
         if self.pair == "off" or not class_groups:
             return update, local.state
@@ -85,14 +85,14 @@ class Fed2(Method):
         return replace(update, extras={**update.extras, self.name: {"held": held}}), local.state
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        """Average each group over the clients that hold it, and keep it if there are none."""
+        """Average each group over the clients that hold it; keep a group without holders."""
         weights = [update.weights for update in updates]
         shares = data_shares(updates) if self.weighting == "size" else [1 / len(updates)] * len(updates)
         structure = getattr(task.network, "structure_groups", {})
         if self.pair == "off" or not structure:
             return Aggregate(mean(weights, shares), state)
 
-        # Group of each weight. Those in none find, at -1, the last column below: everybody holds them.
+        # Group of each weight. Weights without a group use -1, the last column below: all clients hold it.
         index = torch.full_like(before.weights, -1, dtype=torch.int64)
         for slot in task.layout.parameters:
             if slot.name in structure:

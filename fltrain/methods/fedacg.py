@@ -16,10 +16,10 @@ from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Ta
 class FedACG(Method):
     """Clients receive w + lam m and stay near it; m collects their mean displacement from there.
 
-    What is tested is w, not the lookahead.
+    Tests use w, not the lookahead.
 
     Attributes:
-        lam: how far the server looks ahead along its momentum m, and what m keeps per round (lambda).
+        lam: distance of the lookahead along the server's momentum m, and decay of m per round (lambda).
         beta: weight of the clients' penalty beta ||w - r||^2, without the half that FedProx has.
         mean: of the clients' displacements, by ``data`` size or ``uniform`` (the authors' code).
     """

@@ -14,20 +14,20 @@ from fltrain.methods.types import Aggregate, Footprint, Local, Needs, Server, St
 
 
 class FedAmp(Method):
-    """The server mixes a cloud model u_i for each client, more of those whose weights resemble its own.
+    """The server mixes a cloud model u_i for each client, with larger shares of similar weights.
 
-    The client trains from it, pulled towards it by (lambda / alpha) (w - u_i).
+    The client trains from the cloud model, pulled towards it by (lambda / alpha) (w - u_i).
 
     Attributes:
         variant: ``heuristic`` mixes by a softmax over cosines (HeurFedAMP), ``kernel`` by
-            alpha exp(-||w_i - w_j||^2 / sigma) / sigma. ``pfllib`` does what PFLlib's code amounts to: models
-            start from their own weights and are not pulled, which is local-only training.
-        scale: s, what cosines are multiplied by (``heuristic``).
-        self_weight: share of a client's own weights (``heuristic``); one over the number of clients that take
-            part if None.
+            alpha exp(-||w_i - w_j||^2 / sigma) / sigma. ``pfllib`` reproduces the effect of PFLlib's code:
+            models start from their own weights without a pull, which is local-only training.
+        scale: s, factor of the cosines (``heuristic``).
+        self_weight: share of a client's own weights (``heuristic``); one over the size of the cohort if None.
         sigma: width (``kernel``).
         alpha: step size of the cloud model; 1e4 (``heuristic``) or 1 (``kernel``) if None.
-        alpha_decay, decay_every: alpha is multiplied by this after every so many rounds (``heuristic``).
+        alpha_decay, decay_every: alpha is multiplied by ``alpha_decay`` after every ``decay_every`` rounds
+            (``heuristic``).
         weight: lambda.
     """
 
@@ -47,7 +47,7 @@ class FedAmp(Method):
 
     # ---------------------------------------------------------------- client
     def start_weights(self, weights: Tensor, state: State, local: Local) -> Tensor:
-        """Return the client's cloud model; the initial weights until it has taken part."""
+        """Return the client's cloud model; before its first participation, the initial weights."""
         if self.variant == "pfllib":
             return local.state.get("weights", weights)
         return state.get(str(local.client), weights)
@@ -58,7 +58,7 @@ class FedAmp(Method):
         return gradient + self._pull(local) * (weights - local.start)
 
     def _pull(self, local: Local) -> float:
-        """Lambda / alpha, at most one over the learning rate: that undoes a step, more would overshoot."""
+        """Return lambda / alpha, at most one over the learning rate: a larger pull would overshoot."""
         if self.variant == "kernel":
             alpha = self.alpha or 1.0
         else:
@@ -69,12 +69,12 @@ class FedAmp(Method):
         return update, {"weights": update.trained}
 
     def test_weights(self, weights: Tensor, local: Local) -> Tensor:
-        """The client's own weights, as it last trained them."""
+        """Return the client's own weights after its last training."""
         return local.state.get("weights", weights)
 
     # ---------------------------------------------------------------- server
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        """Mix a cloud model for each of the clients that took part; global weights stay the initial ones."""
+        """Mix a cloud model for each client of the cohort; global weights stay the initial ones."""
         if self.variant == "pfllib":
             return Aggregate(before.weights, state)
         weights = [update.weights for update in updates]
@@ -86,8 +86,8 @@ class FedAmp(Method):
         return Aggregate(before.weights, {**state, **clouds})
 
     def shares(self, weights: Sequence[Tensor]) -> Tensor:
-        """Share of every client's weights in each cloud model, xi ``[m, m]``: rows sum to one."""
-        # Distances are far shorter than the weights: taken from where clients are, they are not rounded away.
+        """Return the share of every client's weights in each cloud model, xi ``[m, m]``: rows sum to one."""
+        # Distances are far shorter than the weights: subtract a client's weights first to avoid rounding.
         kernel = self.variant == "kernel"
         products = gram([vector - weights[0] for vector in weights] if kernel else weights)
         lengths = products.diagonal()
@@ -98,7 +98,7 @@ class FedAmp(Method):
             distances = (lengths[:, None] + lengths - 2 * products).clamp(min=0)
             alpha = self.alpha or 1.0
             others = (alpha * torch.exp(-distances / self.sigma) / self.sigma).masked_fill(alone, 0)
-            # The others' shares cannot exceed one, or the client's own would be negative.
+            # Limit the others' shares to one in total, else the client's own share would be negative.
             others = others / others.sum(1, keepdim=True).clamp(min=1)
             return others + torch.diag(1 - others.sum(1))
         own = 1 / len(weights) if self.self_weight is None else self.self_weight

@@ -8,7 +8,7 @@ from fltrain.methods.base import Method
 
 
 class FedAvg(Method):
-    """Local SGD, then the mean of the clients' weights by data size: what the base class does."""
+    """Local SGD, then the mean of the clients' weights by data size; the default of the base class."""
 
     name: Literal["fedavg"] = "fedavg"
     citation: ClassVar[str] = (

@@ -14,12 +14,12 @@ from fltrain.methods.types import Aggregate, Footprint, Server, State, Task, Upd
 
 
 class FedAvgM(Method):
-    """The clients' mean displacement is a gradient to the server, which takes a step with momentum.
+    """The server uses the clients' mean displacement as a gradient and takes a step with momentum.
 
     Attributes:
         beta: momentum.
         server_lr: learning rate of the server.
-        form: ``heavy_ball`` adds displacements up undamped, as published; ``dampened`` weights them by
+        form: ``heavy_ball`` adds displacements up undamped, as published; ``dampened`` multiplies them by
             1 - beta; ``nesterov`` looks ahead.
     """
 

@@ -1,4 +1,4 @@
-"""FedDyn: each client's objective is regularised anew in every round, so that optima agree."""
+"""FedDyn: each client's objective gets a new regulariser in every round, so that the optima agree."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Ta
 
 
 class FedDyn(Method):
-    """Clients minimise f_k(w) - <dual_k, w> + (alpha_k / 2) ||w - r||^2; duals follow their displacements.
+    """Clients minimise f_k(w) - <dual_k, w> + (alpha_k / 2) ||w - r||^2; displacements update the duals.
 
-    The server adds to the clients' mean the mean, over all clients, of the displacements that each has
-    collected. (In the paper's letters this is -h / alpha; kept in this form, alpha may be 0.)
+    The server adds to the clients' mean the mean, over all clients, of their accumulated displacements. (In
+    the paper's letters this is -h / alpha; this form allows alpha = 0.)
 
     Attributes:
         alpha: weight of the regulariser.
-        alpha_mode: ``uniform`` weighs all clients alike; ``data`` (the authors' code) divides alpha by the
-            client's relative size, which targets the objective that is weighted by data.
-        server_correction: whether the server adds the collected displacements.
+        alpha_mode: ``uniform``: the same alpha for all clients; ``data`` (the authors' code) divides alpha by
+            the client's relative size, which targets the objective weighted by data.
+        server_correction: the server adds the accumulated displacements.
         clip: limit for the norm of a local gradient, or null for none.
     """
 

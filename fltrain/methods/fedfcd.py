@@ -28,26 +28,26 @@ from fltrain.methods.types import (
 
 
 class FedFcd(Method):
-    """Class means of features go up; the server averages them, and trains a global classifier on them.
+    """Clients upload class means of features; the server averages them and trains a classifier on them.
 
     Extractor and classifier stay with the client. Feature alignment (FA): features are drawn to the global
     mean of their class. Fusion of decisions (FD): the logits of the client's and the global classifier are
-    added. Hierarchical optimisation (HO): the extractor trains while the classifier rests, then the other way
-    round.
+    added. Hierarchical optimisation (HO): extractor and classifier train in turn, each while the other is
+    fixed.
 
     Attributes:
         weight: lambda of the alignment; the paper has 1 on Fashion-MNIST and 5 on CIFAR.
-        distance: squared distance from the mean of a class, averaged over the dimensions (``mse``), or added
-            up (``sum``), which acts d times as strongly.
+        distance: squared distance from the mean of a class, averaged over the dimensions (``mse``), or summed
+            (``sum``), which is d times as strong.
         server_lr: learning rate of the global classifier.
         server_epochs: epochs of SGD over the class means received in a round.
-        server_batch: class means in a step of it: the clients' batch size, or ``all``.
+        server_batch: class means per step of the server: the clients' batch size, or ``all``.
         head_lr: initial learning rate of the clients' classifiers; ``training.lr`` if None.
         alternate: extractor and classifier take turns after every ``epoch`` or every ``batch``.
-        extractor_loss: of the ``fused`` decision, or of the ``local`` classifier's.
-        averaging: of the class means; see ``fltrain.methods.ops.prototypes``.
-        cache: the server uses the last class means of all clients, not this round's alone.
-        without_fa, without_fd, without_ho: leave out one of the three parts.
+        extractor_loss: loss of the extractor: of the ``fused`` logits, or of the ``local`` classifier's.
+        averaging: mean of the class means; see ``fltrain.methods.ops.prototypes``.
+        cache: the server uses the last class means of all clients, not only those of this round.
+        without_fa, without_fd, without_ho: omit this part.
     """
 
     name: Literal["fedfcd"] = "fedfcd"
@@ -75,7 +75,7 @@ class FedFcd(Method):
 
     # ---------------------------------------------------------------- client
     def client_init(self, local: Local) -> State:
-        """The parameters of the global classifier."""
+        """Return the parameters of the global classifier."""
         return classifier_head.parameters(local.task.layout, local.payload["head"])
 
     def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
@@ -85,7 +85,7 @@ class FedFcd(Method):
         return Outputs(features, self._decide(network, features, step_state))
 
     def _decide(self, network: Network, features: Tensor, head: State) -> Tensor:
-        """The fused logits, given the global classifier."""
+        """Return the fused logits, given the global classifier."""
         own: Tensor = network.classifier(features)
         return own if self.without_fd else own + classifier_head.logits(network.classifier, head, features)
 
@@ -98,7 +98,7 @@ class FedFcd(Method):
         return loss + self.weight * distance / dimensions
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        """Upload the mean features of every class that the client has (LFR), also before the first round."""
+        """Upload the mean features of every class of the client (LFR), also before the first round."""
         return replace(update, extras={**update.extras, self.name: prototypes.of_client(local)}), {}
 
     # ---------------------------------------------------------------- server
@@ -106,11 +106,11 @@ class FedFcd(Method):
         return classifier_head.on_server(task, start)
 
     def payload(self, state: State) -> State:
-        """The global classifier and the global class means (GFR), once there are any."""
+        """Return the global classifier and the global class means (GFR), once they exist."""
         return {name: state[name] for name in ("head", "means", "known") if name in state}
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        """Train the global classifier on the class means received, and average them."""
+        """Train the global classifier on the received class means, and average the means."""
         counts, means = prototypes.table([update.extras[self.name] for update in updates], task.classes)
         if self.cache:
             clients = [update.client for update in updates]

@@ -15,7 +15,7 @@ from fltrain.methods.types import Footprint, Local, Needs, Server, State, Task, 
 
 
 class FedGh(Method):
-    """Clients train a feature extractor of their own with a classifier that the server overwrites.
+    """Clients train their own feature extractor with a classifier that the server overwrites.
 
     Attributes:
         server_lr: learning rate of the server's SGD.

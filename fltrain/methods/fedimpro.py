@@ -1,4 +1,4 @@
-"""FedImpro: the upper part also trains on features sampled from distributions that all clients share."""
+"""FedImpro: the upper part also trains on features sampled from distributions shared by all clients."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class FedImpro(Method):
     the next round clients feed samples of them, with their labels, to the part above the cut.
 
     Attributes:
-        split: the cut, as the number of the last convolution below it; null is the middle one of those that
-            the network has (after stage 2 of a ResNet).
+        split: the cut, as the number of the last convolution below it; null is the network's middle cut
+            (after stage 2 of a ResNet).
         shape: Gaussians per feature map ``element`` or per ``channel``.
-        labels: of the samples: ``balanced`` over the classes with an estimate; those of the ``batch``; or
-            ``tiled``, C (B // C + 1) samples of all classes in turn (the authors' code).
-        n_hat: samples per step; null is as many as the batch has images, 0 is the base method.
+        labels: labels of the samples: ``balanced`` over the classes with an estimate; those of the ``batch``;
+            or ``tiled``, C (B // C + 1) samples of all classes in turn (the authors' code).
+        n_hat: samples per step; null is the number of images in the batch, 0 is the base method.
         source: samples come from the received ``global`` estimates, or from the client's ``running`` ones
             (the authors' code).
         beta_client: weight of the old estimate when a batch's is added; ``count`` gives the batch the share
             of the client's images of the class that it holds.
         beta_server: weight of the old global estimate.
-        aggregation: mean of the uploads over the sampled clients, where those without images of a class
-            return what they received (``uniform_carry``); over those that have some (``holders_only``); or
-            by their number of images, with the pooled variance (``label_size``).
-        moment: what is tracked beside the mean, standard deviation ``std`` or variance ``var``.
-        sigma_cap: upper limit of what is tracked, or null.
+        aggregation: mean of the uploads over the cohort, in which clients without images of a class return
+            the received estimate (``uniform_carry``); mean over the clients with images of the class
+            (``holders_only``); or mean by number of images, with the pooled variance (``label_size``).
+        moment: measure of spread, standard deviation ``std`` or variance ``var``.
+        sigma_cap: upper limit of the spread, or null.
         initial: classes without an estimate yield no samples (``masked``), or start from a mean drawn from
             U(0, 1) and spread 0.1 (``uniform``, the authors' code).
         weight: w of the samples' loss in round r (from 0): ``ramp`` is min(1, r / ramp_rounds);
@@ -79,11 +79,11 @@ class FedImpro(Method):
 
     # ---------------------------------------------------------------- the cut
     def _maps(self, task: Task) -> tuple[int, ...]:
-        """Shape of an image's maps at the cut."""
+        """Return the shape of an image's maps at the cut."""
         return task.map_shape(task.network.cut(self.split))
 
     # ---------------------------------------------------------------- estimates
-    # Per class: "mean" and "spread" [C, *shape], and whether there are such, "seen" and "spread_seen" [C].
+    # Per class: "mean" and "spread" [C, *shape], and flags for known ones, "seen" and "spread_seen" [C].
     # The shape is that of the maps, or [channels, 1, 1] for estimates per channel.
     def server_init(self, task: Task, start: Tensor) -> State:
         maps = self._maps(task)
@@ -115,21 +115,21 @@ class FedImpro(Method):
     def _draw_labels(
         self, seen: NDArray[np.int64], local: Local, random: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Labels of the samples of every step ``[steps, n]``."""
+        """Return the labels of the samples of every step ``[steps, n]``."""
         classes, batch = local.task.classes, local.task.training.batch_size
         if self.labels == "tiled":
             return np.tile(seen, (local.steps, batch // classes + 1))
         count = batch if self.n_hat is None else self.n_hat
         rows = np.empty((local.steps, count), np.int64)
         for row in rows:
-            # Class after class in a new order each time: batches that are not full are balanced, too.
+            # Class after class in a new order each time: incomplete batches are balanced, too.
             turns = [random.permutation(seen) for _ in range(-(-count // len(seen)))]
             row[:] = np.concatenate(turns)[:count]
         return rows
 
     # ---------------------------------------------------------------- local steps
     def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
-        """One joint pass of the upper part on real and sampled maps."""
+        """Run one joint pass of the upper part on real and sampled maps."""
         cut, count = network.cut(self.split), len(step.images)
         maps = network.lower(step.images, cut)
         extras: State = {"maps": maps.detach()}
@@ -143,7 +143,7 @@ class FedImpro(Method):
         return Outputs(features[:count], logits[:count], extras)
 
     def _sample(self, maps: Tensor, labels: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
-        """Labels and maps of this step's samples."""
+        """Return labels and maps of this step's samples."""
         source = local.payload if self.source == "global" else step_state
         chosen = step_state["labels"].index_select(0, step_state["step"].view(1))[0]
         if self.labels == "tiled":
@@ -168,7 +168,7 @@ class FedImpro(Method):
         )
 
     def _weights(self, local: Local, images: int, samples: int) -> tuple[float, float]:
-        """Weights of the losses on images and on samples."""
+        """Return the weights of the losses on images and on samples."""
         if self.weight == "constant":
             return 1.0, 1.0
         if self.weight == "mean_concat":
@@ -207,7 +207,7 @@ class FedImpro(Method):
         return spread.clamp(0, self.sigma_cap)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        """Upload the estimates, with noise, and which classes the client has."""
+        """Upload the estimates, with noise, and the classes of the client."""
         sent = {name: step_state[name] for name in ("mean", "spread", "seen", "spread_seen")}
         if self.noise:
             random = self.random(local.task, round=local.round, client=local.client, use="noise")
@@ -222,7 +222,7 @@ class FedImpro(Method):
 
     # ---------------------------------------------------------------- server
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        """Average the estimates (equation 7); classes that nobody has an estimate of stay as they were."""
+        """Average the estimates (equation 7); keep classes without uploads."""
         sent = [update.extras[self.name] for update in updates]
         means, spreads = (torch.stack([one[name] for one in sent]) for name in ("mean", "spread"))
         spreads = self._capped(spreads)
@@ -248,16 +248,16 @@ class FedImpro(Method):
         return renewed
 
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Number of classes of which there was an estimate."""
+        """Return the number of classes with an estimate."""
         return {"known_classes": int(state["seen"].sum())}
 
 
 def class_moments(
     maps: Tensor, labels: Tensor, classes: int, shape: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images of each class ``[C]``, mean and unbiased variance of their maps ``[C, *shape]``.
+    """Return images of each class ``[C]``, mean and unbiased variance of their maps ``[C, *shape]``.
 
-    Where ``shape`` is 1 and the maps are not, pixels are pooled. Zero where there are too few images.
+    If ``shape`` is 1 and the maps are larger, pixels are pooled. Zero for classes with too few images.
     """
     import torch
 
@@ -276,11 +276,11 @@ def class_moments(
 
 
 def _per_class(values: Tensor, like: Tensor) -> Tensor:
-    """Numbers ``[C]``, shaped so that they apply to ``[C, ...]``."""
+    """Return numbers ``[C]``, reshaped to multiply ``[C, ...]``."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def _mean(stacked: Tensor, weights: Tensor) -> Tensor:
-    """Mean over clients of ``[m, C, ...]`` with weights ``[m, C]``; zero where they are all zero."""
+    """Return the mean over clients of ``[m, C, ...]`` with weights ``[m, C]``; zero if all weights are."""
     weights = weights.view(*weights.shape, *[1] * (stacked.dim() - 2))
     return (stacked * weights).sum(0).div(weights.sum(0).clamp(min=1e-12))

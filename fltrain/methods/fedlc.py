@@ -1,4 +1,4 @@
-"""FedLC: logits are calibrated by how often the client has seen each class."""
+"""FedLC: calibrates logits by the client's number of images of each class."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fltrain.methods.types import Local, State
 
 
 class FedLC(Method):
-    """In the training loss, tau n_c^(-1/4) is taken off the logit of each class c.
+    """The training loss subtracts tau n_c^(-1/4) from the logit of each class c.
 
     Attributes:
         tau: size of the calibration; at 0 the loss is plain cross entropy.
-        missing: a class without training images leaves the softmax (``mask``), counts as if it had one image
-            (``clamp``) or 1e-8 (``eps``).
+        missing: a class without training images is left out of the softmax (``mask``), or n_c is replaced by
+            1 (``clamp``) or 1e-8 (``eps``).
         denominator: the softmax runs over the ``full`` set of classes, or, as printed in the paper,
             ``exclusive`` of the image's own.
     """

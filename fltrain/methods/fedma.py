@@ -17,21 +17,21 @@ from fltrain.methods.types import Aggregate, Local, Needs, Network, Server, Stat
 
 
 class FedMA(Method):
-    """Hidden neurons may stand in any order: clients' networks are put in one before they are averaged.
+    """Clients' hidden neurons are put in a common order before the networks are averaged.
 
-    For plain chains of convolutions and linear layers. The row of a class in the last layer is averaged by
-    the clients' numbers of images of the class.
+    For plain chains of convolutions and linear layers. The row of a class in the last layer is averaged with
+    the clients' numbers of images of the class as weights.
 
     Attributes:
         mode: ``hungarian_fixed`` assigns neurons by least squared distance to the previous global model's (in
-            the first round to the largest client's), and widths stay. ``bbp_map`` (the authors') may open
-            new neurons, and fixes one layer per round: clients train what lies above. N layers take N
-            rounds, for which all clients must take part.
-        sweeps: how many times neurons are reassigned; ``hungarian_fixed`` stops when assignments repeat.
+            the first round to the largest client's); widths are constant. ``bbp_map`` (the authors') may
+            open new neurons, and fixes one layer per round; clients train the layers above it. N layers take
+            N rounds, in which all clients must take part.
+        sweeps: maximum number of assignments; ``hungarian_fixed`` stops when assignments repeat.
         sigma: variance of clients' neurons around the global ones; this and the following for ``bbp_map``.
         sigma0: variance of global neurons around the prior mean, which is 0 (0.1 for biases).
-        gamma: how readily new neurons are opened.
-        growth: how much wider hidden layers may become.
+        gamma: mass parameter of the Beta process; larger values open more new neurons.
+        growth: maximum growth of the widths of hidden layers, as a fraction.
     """
 
     name: Literal["fedma"] = "fedma"
@@ -53,10 +53,10 @@ class FedMA(Method):
         return models.chain.widened(network, self.growth) if self._grows else network
 
     def server_init(self, task: Task, start: Tensor) -> State:
-        """The number of rounds; for ``bbp_map``, also who has which neurons.
+        """Return the number of rounds; for ``bbp_map``, also the origin of the neurons.
 
-        ``sources`` ``[clients, neurons]`` says of every neuron of the global model, all hidden layers in a
-        row, which of a client's neurons it was made from, -1 for none.
+        ``sources`` ``[clients, neurons]`` has, for every neuron of the global model (all hidden layers in a
+        row), the client's neuron that is part of it; -1 for none.
         """
         state = {"rounds": torch.zeros((), dtype=torch.int64)}
         if self._grows:
@@ -77,7 +77,7 @@ class FedMA(Method):
         return state if self._grows else {}
 
     def start_weights(self, weights: Tensor, state: State, local: Local) -> Tensor:
-        """With growth: the layers that are fixed from the server, those above the client's own."""
+        """With growth, return the fixed layers from the server and the other layers from the client."""
         if not self._grows:
             return weights
         chain = _chain(local.task)
@@ -91,7 +91,7 @@ class FedMA(Method):
         return own
 
     def client_init(self, local: Local) -> State:
-        """Which weights are trained, if not all are."""
+        """Return the mask of the trained weights; an empty state if all are trained."""
         chain = _chain(local.task)
         fixed = int(local.payload["rounds"]) % len(chain) if self._grows else 0
         if not fixed:
@@ -103,12 +103,12 @@ class FedMA(Method):
         return gradient * step_state["trained"] if step_state else gradient
 
     def post_step(self, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        """Undo what weight decay, which is added after ``correct``, did to fixed layers."""
+        """Undo weight decay in fixed layers; the optimiser adds it after ``correct``."""
         return weights.where(step_state["trained"], local.start) if step_state else weights
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         extras = {**update.extras, self.name: {"classes": local.class_counts}}
-        # A client goes on from what it sent, which is what others' neurons were matched with.
+        # A client continues from its upload, because others' neurons were matched with it.
         return replace(update, extras=extras), {"weights": update.weights} if self._grows else {}
 
     # ---------------------------------------------------------------- server
@@ -124,7 +124,7 @@ class FedMA(Method):
     def _merge(
         self, chain: models.chain.Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[list[Tensor], Tensor, State]:
-        """Clients' networks in one order, and their mean."""
+        """Return the clients' networks in a common order, and their mean."""
         sizes = [update.samples for update in updates]
         reference = before.weights if state["rounds"] else sizes.index(max(sizes))
         vectors = [update.weights for update in updates]
@@ -134,10 +134,10 @@ class FedMA(Method):
     def _merge_and_grow(
         self, chain: models.chain.Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
     ) -> tuple[list[Tensor], Tensor, State]:
-        """Clients' networks in one order, and the global model made of them.
+        """Return the clients' networks in a common order, and the global model.
 
-        The lowest layer that is not fixed is from now on. The layers above it are matched as well, to have a
-        global model to test, but every client keeps its own.
+        This fixes the lowest layer that is not yet fixed. The layers above it are also matched, so that a
+        global model can be tested, but every client keeps its own.
         """
         fixed = int(state["rounds"]) % len(chain)
         random = self.random(task, round=int(state["rounds"]))
@@ -162,7 +162,7 @@ class FedMA(Method):
         return vectors, merged, {**state, "sources": sources}
 
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """With growth: how many layers were fixed in the round, and how wide hidden layers were before."""
+        """With growth, return the number of layers fixed in the round and the earlier hidden widths."""
         if not self._grows:
             return None
         chain = _chain(task)
@@ -171,5 +171,5 @@ class FedMA(Method):
 
 
 def _chain(task: Task) -> models.chain.Chain:
-    """The structure of the network that is trained."""
+    """Return the structure of the trained network."""
     return models.chain.Chain.of(task.network, task.layout)

@@ -1,4 +1,4 @@
-"""FedNova: displacements are divided by the steps behind them before they are averaged."""
+"""FedNova: divides displacements by their number of steps before averaging."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fltrain.methods.types import Aggregate, Local, Server, State, Task, Update
 
 
 class FedNova(Method):
-    """Clients that take more steps do not pull the mean towards themselves.
+    """Clients that take more steps do not pull the mean towards their optimum.
 
     Attributes:
-        normaliser: a_k, by which a client's displacement is divided: ``momentum`` counts the steps that
-            momentum and the proximal term add, ``tau`` is the plain number of steps.
-        tau_eff: number of steps that the mean direction is multiplied by: the mean by data size of the
+        normaliser: a_k, the divisor of a client's displacement: ``momentum`` is the accumulated steps of
+            momentum and proximal term, ``tau`` is the plain number of steps.
+        tau_eff: number of steps that multiplies the mean direction: the mean by data size of the
             ``normalisers`` or of the plain ``steps`` (the authors' code with a proximal term).
         mu: weight of the proximal term (mu/2) ||w - r||^2 of the clients.
         server_momentum: heavy-ball momentum of the server.
-        buffers: running statistics are ``averaged``; or ``normalised``, pushed through the same update as
-            the weights, which can make variances negative: for comparison with code that does so.
+        buffers: running statistics are ``averaged``; or ``normalised`` with the same update as the weights,
+            which can make variances negative (for comparison with such code).
     """
 
     name: Literal["fednova"] = "fednova"
@@ -53,7 +53,7 @@ class FedNova(Method):
         return {"velocity": start.new_zeros(start.shape)} if self.server_momentum else {}
 
     def _shares(self, updates: Sequence[Update]) -> list[float]:
-        """p_k tau_eff / a_k: what each displacement counts; their sum is at least one."""
+        """Return p_k tau_eff / a_k, the factor of each displacement; their sum is at least one."""
         shares = data_shares(updates)
         normalisers = [float(update.extras[self.name]["normaliser"]) for update in updates]
         counted = normalisers if self.tau_eff == "normalisers" else [update.steps for update in updates]

@@ -1,4 +1,4 @@
-"""FedProto: clients share class means of features, and nothing else."""
+"""FedProto: clients share only the class means of their features."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fltrain.methods.types import Footprint, Local, Needs, Network, Outputs, Ser
 
 
 class FedProto(Method):
-    """Features are drawn to the global mean of their class; models stay with the clients.
+    """Features are drawn to the global mean of their class; clients keep their models.
 
     Attributes:
         weight: lambda, weight of the mean squared distance (over images and dimensions) from these means.
-        averaging: of the clients' means; see ``fltrain.methods.ops.prototypes``.
-        source: features that a client's means are made of: those of the trained model (``post``), or those
-            seen during local training (``running``) or its last epoch (``last_epoch``).
+        averaging: mean of the clients' means; see ``fltrain.methods.ops.prototypes``.
+        source: features for a client's means: those of the trained model (``post``), or those of local
+            training (``running``) or of its last epoch (``last_epoch``).
         inference: by the ``nearest`` global mean, or by the client's classifier (``head``).
     """
 
@@ -87,14 +87,14 @@ class FedProto(Method):
 
     # ---------------------------------------------------------------- tests
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
-        """Negative distances to the global means; before there are any, what the classifier says."""
+        """Return negative distances to the global means; before they exist, the classifier's logits."""
         features = network.features(images)
         if self.inference == "head" or not local.payload:
             logits: Tensor = network.classifier(features)
             return logits
-        # By differences: products would cancel where features lie far from the origin.
+        # Subtract first: products would cancel if features lie far from the origin.
         mode = "donot_use_mm_for_euclid_dist"
         distances = torch.cdist(features, local.payload["means"], compute_mode=mode)
-        # An unknown class is farther away than any other, by a finite distance: losses stay finite.
+        # An unknown class gets a larger distance than all others, but a finite one: losses stay finite.
         farthest = distances.amax(1, keepdim=True) + 1
         return -distances.where(local.payload["known"], farthest)

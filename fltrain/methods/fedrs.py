@@ -12,12 +12,12 @@ from fltrain.methods.types import Local, State
 
 
 class FedRS(Method):
-    """In the training loss, the whole logit of a class (bias included) is multiplied by a factor.
+    """The training loss multiplies the whole logit of a class (bias included) by a factor.
 
     Attributes:
-        alpha: factor of the classes that the client has no training images of.
+        alpha: factor of the classes without training images on the client.
         mode: ``binary``: the others have factor 1, as published; ``frequency`` (the authors' code): they have
-            alpha + (1 - alpha) n_c / max n, so that rare classes are restricted, too.
+            alpha + (1 - alpha) n_c / max n, which also restricts rare classes.
     """
 
     name: Literal["fedrs"] = "fedrs"
@@ -33,7 +33,7 @@ class FedRS(Method):
     def client_init(self, local: Local) -> State:
         counts = local.class_counts
         share = counts / counts.max() if self.mode == "frequency" else (counts > 0).to(counts)
-        # In this form the factor of a class at share 1 is exactly 1.
+        # This form gives exactly 1 for the factor of a class at share 1.
         return {"factor": share + self.alpha * (1 - share)}
 
     def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedSOL: the gradient is taken where the proximal loss, not the local one, is worse."""
+"""FedSOL: takes the local gradient at weights perturbed along the gradient of a proximal loss."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fltrain.methods.types import Footprint, Local, Needs, Outputs, State, Step
 from fltrain.models.part import Part
 
 NEGLIGIBLE = 1e-5
-"""Norm below which a proximal gradient is rounding noise, which must not be scaled up."""
+"""Norm below which a proximal gradient is rounding noise; it is not scaled up."""
 
 
 class FedSOL(Method):
-    """Weights are moved up the gradient of a proximal loss; the step uses the local gradient found there.
+    """Weights move up the gradient of a proximal loss; the step uses the local gradient at that point.
 
     Attributes:
         rho: length of the move.
-        perturbation: ``adaptive`` scales the move of each parameter by how far it is from the received one,
+        perturbation: ``adaptive`` scales the move of each parameter by its distance from the received one,
             normalised over the output channels of its tensor; ``fixed`` does not.
         part: parameters that are moved.
         proximal: the divergence ``kl`` of the model's softened predictions from the received model's, or half
             the squared distance ``l2`` of the weights.
         temperature: of the softened predictions.
         teacher: mode in which the received model predicts.
-        feedback: whether plug-ins that change how errors travel act in ``both`` gradients or in that of the
-            local ``loss`` alone.
+        feedback: plug-ins that change how errors travel act in ``both`` gradients or only in that of the
+            local ``loss``.
     """
 
     name: Literal["fedsol"] = "fedsol"
@@ -55,11 +55,11 @@ class FedSOL(Method):
             move = self._scale(weights, local) * move
         else:
             move = move * (norm >= NEGLIGIBLE)
-        # The pass behind the divergence has already shown this batch to the running statistics.
+        # The pass behind the divergence has already updated the running statistics with this batch.
         return step.differentiate(at=weights + move, track=self.proximal == "l2")
 
     def _uphill(self, step: Step, weights: Tensor, local: Local) -> Tensor:
-        """The gradient of the proximal loss ``[P]``."""
+        """Return the gradient of the proximal loss ``[P]``."""
         if self.proximal == "l2":
             distance, head = weights - local.start, local.task.layout.head
             if self.part != "all":
@@ -75,7 +75,7 @@ class FedSOL(Method):
         return step.differentiate(divergence, part=self.part, route=self.feedback == "both")[0]
 
     def _scale(self, weights: Tensor, local: Local) -> Tensor:
-        """|w - r| ``[P]``, each tensor with unit norm along its first dimension; what is zero stays zero."""
+        """Return |w - r| ``[P]``; each tensor has unit norm along its first dimension, or is zero."""
         distance = (weights - local.start).abs()
         scales = []
         for slot in local.task.layout.parameters:

@@ -1,4 +1,4 @@
-"""FLFA: local training with the received global weights as feedback weights of a few layers."""
+"""FLFA: local training with the received global weights as feedback weights of some layers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from fltrain.metrics.updates import layer_similarity, skewness
 class Flfa(Method):
     """Feedback alignment with the global weights, as a plug-in on any base method.
 
-    In the selected layers, the error that travels to the input goes through B instead of the layer's own
-    weight W. B is the received weight, rescaled after every local step to the norm of W.
+    In the selected layers, B replaces the layer's weight W in the error that travels to the input. B is the
+    received weight, rescaled after every local step to the norm of W.
 
     Attributes:
-        strategy: which layers: those whose clients' updates were least (``lowest``) or most (``highest``)
-            alike in the previous round; ``skew`` decides between the two once, by the skewness of the
+        strategy: selection of layers: those with the least (``lowest``) or most (``highest``) similar client
+            updates in the previous round; ``skew`` decides between the two once, by the skewness of the
             first round's similarities; ``fixed`` takes ``layers`` in every round.
         n_fa: number of selected layers; 0 is the base method.
         layers: names of the layers for ``fixed``; ``all`` for every layer.
         feedback: B is the received ``global`` weight; or ``random``, drawn once per run; or ``local``, the
             current weight itself (ordinary backpropagation, a check); or ``direct``: the input error is a
             random projection of the logits' error (direct feedback alignment).
-        scale: ``frobenius`` rescales B to the norm of W after every step, ``none`` leaves B as it was.
-        candidates: ``all`` layers may be selected, also those that see only the images and have no error to
-            send on; ``effective`` leaves these out.
+        scale: ``frobenius`` rescales B to the norm of W after every step, ``none`` keeps B.
+        candidates: ``all`` layers, also those that read only images and send no error back; or ``effective``
+            ones only.
         target: the selected layer's ``own`` feedback, or that of the ``next`` layers, which read its output.
         mean: similarity to the ``unweighted`` or data-``weighted`` mean update.
         skew_sign: +1 reads positive skewness as "most layers diverge" (``lowest``), -1 the other way round.
@@ -67,7 +67,7 @@ class Flfa(Method):
 
     # ---------------------------------------------------------------- which layers
     def server_init(self, task: Task, start: Tensor) -> State:
-        """Nothing is selected before the first round has shown how alike the clients' updates are."""
+        """Select no layers: updates to compare exist only after the first round."""
         names = [layer.name for layer in task.layout.layers]
         if self.strategy != "fixed" and self.n_fa > len(names):
             raise FltrainError(
@@ -110,14 +110,14 @@ class Flfa(Method):
         }
 
     def _routed(self, task: Task, selected: Tensor) -> list[int]:
-        """Indices of the layers whose feedback is replaced when ``selected`` are."""
+        """Return the indices of the layers whose feedback is replaced if ``selected`` are."""
         chosen: list[int] = selected.tolist()
         if self.target == "own":
             return chosen
         return sorted({consumer for index in chosen for consumer in task.layout.layers[index].consumers})
 
     def _takes_effect(self, task: Task, index: int) -> bool:
-        """Whether selecting the layer changes anything: an error must pass through what is replaced."""
+        """Return True if selecting the layer has an effect: an error passes through the replaced weights."""
         layers = task.layout.layers
         routed = [index] if self.target == "own" else layers[index].consumers
         return any(layers[layer].sends_error for layer in routed)
@@ -145,7 +145,7 @@ class Flfa(Method):
         return self._rescaled(weights, local, step_state)
 
     def _rescaled(self, weights: Tensor, local: Local, step_state: State) -> State:
-        """Return the step state with each B at the norm of W."""
+        """Return the step state with each B rescaled to the norm of W."""
         renewed = dict(step_state)
         for key in step_state:
             kind, _, index = key.partition(".")
@@ -153,7 +153,7 @@ class Flfa(Method):
             if kind == "feedback" and self.feedback == "local":
                 renewed[key] = weight
             if kind == "source":
-                # Always from the pristine source: rescaling B itself would add up rounding errors.
+                # From the original source: repeated rescaling of B would accumulate rounding errors.
                 norm = step_state[f"norm.{index}"]
                 ratio = (weight.norm() / norm).where(norm > 0, 1.0)
                 renewed[f"feedback.{index}"] = step_state[key] * ratio
@@ -173,7 +173,7 @@ class Flfa(Method):
         return models.feedback.feedback(routed)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        """Keep for the record how far B and W have parted: the final scale and cosine, per layer."""
+        """Record the final scale and cosine of B against W per layer."""
         measured: State = {}
         for key in step_state:
             kind, _, index = key.partition(".")
@@ -186,7 +186,7 @@ class Flfa(Method):
 
     # ---------------------------------------------------------------- records and random tensors
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Selected layers, whether any took effect, and mean final scale and cosine of B against W.
+        """Return selected layers, their effect, and mean final scale and cosine of B against W.
 
         ``skewness`` is that of the previous round's similarities, from which the layers were selected.
         """
@@ -209,14 +209,14 @@ class Flfa(Method):
         return row
 
     def _random(self, local: Local, index: int) -> Tensor:
-        """The layer's fixed random feedback: uniform in +-1/sqrt(fan in), as a new layer's weights are."""
+        """Return the layer's fixed random feedback: uniform in +-1/sqrt(fan in), like a new layer."""
         slot = local.task.layout.weights[index]
         bound = slot.shape[1:].numel() ** -0.5
         values = self.random(local.task, client=index).uniform(-bound, bound, tuple(slot.shape))
         return torch.from_numpy(values).to(local.start)
 
     def _projection(self, local: Local, index: int) -> Tensor:
-        """The layer's fixed random projection ``[input channels, classes]`` with entries N(0, 1/classes)."""
+        """Return the layer's fixed projection ``[input channels, classes]`` with entries N(0, 1/classes)."""
         inputs = local.task.layout.layers[index].inputs
         classes = local.task.classes
         values = self.random(local.task, client=index).normal(0.0, classes**-0.5, (inputs, classes))

@@ -12,21 +12,21 @@ from fltrain.methods.base import Method
 from fltrain.methods.types import Footprint, Local, Needs, Network, Outputs, State, Step, Update
 
 VALVE, EMBEDDINGS = "valve.", "embeddings."
-"""What the names of the additional parameters begin with."""
+"""Prefixes of the additional parameters' names."""
 
 
 class Gpfl(Method):
-    """A valve modulates features by a condition: one for all clients (global), one for the client's classes.
+    """A valve modulates features by two conditions: a global one, and one for the client's classes.
 
-    The classifier, which is private, sees the personal features. The global ones are drawn to trainable
-    embeddings of the classes by the cross entropy of cosines, and to those received by their distance.
+    The private classifier reads the personal features. The cross entropy of cosines draws the global ones to
+    trainable embeddings of the classes; their distance draws them to the received embeddings.
 
     Attributes:
         weight: lambda of that distance, the Frobenius norm over the batch; the authors have 0.01 for small
             networks and 1e-4 for ResNet-18.
         decay: mu, weight decay of valve and embeddings alone; 0.1 and 0 likewise.
-        conditions: made from the embeddings that the client received (``global``), or from those that it
-            trained itself before (``trained``, the authors' code).
+        conditions: made from the received embeddings (``global``), or from those that the client trained
+            before (``trained``, the authors' code).
     """
 
     name: Literal["gpfl"] = "gpfl"
@@ -43,12 +43,12 @@ class Gpfl(Method):
 
     # ---------------------------------------------------------------- client
     def client_init(self, local: Local) -> State:
-        """The conditions."""
+        """Return the conditions."""
         general, personal = self._conditions(local)
         return {"general": general, "personal": personal}
 
     def _conditions(self, local: Local) -> tuple[Tensor, Tensor]:
-        """Mean of the class embeddings, and their mean by the client's class counts, ``[d]``; at first 0."""
+        """Return the class embeddings' mean and their mean by the client's class counts ``[d]``; first 0."""
         embeddings = self._embeddings(local, local.start)
         if self.conditions == "trained":
             embeddings = local.state.get("embeddings", embeddings * 0)
@@ -77,7 +77,7 @@ class Gpfl(Method):
         )
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        """Weight decay of the additions, which lie between the features and the classifier."""
+        """Add weight decay to valve and embeddings only."""
         if not self.decay:
             return gradient
         layout = local.task.layout

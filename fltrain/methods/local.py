@@ -1,4 +1,4 @@
-"""Local-only training: what clients reach without one another."""
+"""Local-only training: a reference without federation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fltrain.methods.types import Footprint, Needs
 
 
 class LocalOnly(Method):
-    """Every client trains a model of its own; nothing is exchanged."""
+    """Every client trains its own model; clients exchange nothing."""
 
     name: Literal["local"] = "local"
     citation: ClassVar[str] = "baseline without communication"

@@ -16,16 +16,16 @@ PROJECTED = 256
 
 
 class Moon(Method):
-    """The representation of an image is drawn to the received model's and away from the client's last one's.
+    """Representations are drawn to the received model's and away from the client's previous model's.
 
     Attributes:
         mu: weight of the contrastive loss.
         tau: temperature.
-        first: what stands in for the last local model of a client that has none: nothing (``skip``, the loss
-            is constant when it is the received model), the run's ``initial`` model, or a ``random`` one of
-            the client's own from the second round on (the authors' code).
-        head: ``mlp`` inserts a projection head before the classifier, as the authors do, which makes this
-            another network than the other methods have.
+        first: replacement for the previous local model of a client without one: nothing (``skip``, the loss
+            is constant when it is the received model), the run's ``initial`` model, or a ``random`` model
+            per client from the second round on (the authors' code).
+        head: ``mlp`` inserts a projection head before the classifier, as the authors do; the network then
+            differs from that of the other methods.
     """
 
     name: Literal["moon"] = "moon"
@@ -51,7 +51,7 @@ class Moon(Method):
         return models.network.Network(**blocks, classifier=nn.Linear(PROJECTED, classes))
 
     def client_init(self, local: Local) -> State:
-        """The last local model; nothing if there is none, or no contrastive loss."""
+        """Return the previous local model; an empty state without one, or without contrastive loss."""
         if not self.mu:
             return {}
         if local.state:
@@ -68,7 +68,7 @@ class Moon(Method):
         alike = [
             functional.cosine_similarity(outputs.features, step.frozen(*model).features) for model in others
         ]
-        # Of the two models, the received one is the right answer.
+        # Of the two models, the received one is the correct class.
         logits = torch.stack(alike, dim=1) / self.tau
         return loss + self.mu * functional.cross_entropy(logits, torch.zeros_like(step.labels))
 

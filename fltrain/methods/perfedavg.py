@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model from which one step of adaptation leads far."""
+"""Per-FedAvg: a global model for fast adaptation in one step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fltrain.methods.types import Footprint, Local, Needs, Schedule, State, Step
 
 
 class PerFedAvg(Method):
-    """A local step adapts w' = w - a grad F(w; D1) and moves w by v = grad F(w'; D2), as MAML does.
+    """A local step adapts w' = w - a grad F(w; D1) and moves w by v = grad F(w'; D2), like MAML.
 
-    D1 and D2 are two batches that follow one another; ``hf`` takes a third for the Hessian: v - a H v.
+    D1 and D2 are consecutive batches; ``hf`` takes a third batch for the Hessian: v - a H v.
 
     Attributes:
-        version: ``fo`` leaves the Hessian out, ``hf`` approximates H v by a difference of gradients.
+        version: ``fo`` omits the Hessian, ``hf`` approximates H v by a difference of gradients.
         inner_lr: a, the learning rate of the adaptation; that of local training if None.
         delta: width of the difference (``hf``).
-        passes: over the images per epoch; with 2, as in PFLlib, there are as many steps as FedAvg has.
+        passes: passes over the images per epoch; 2, as in PFLlib, gives the number of steps of FedAvg.
         eval_steps: steps of adaptation before a client is tested, each on a random batch of its images.
     """
 

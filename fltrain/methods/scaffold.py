@@ -27,28 +27,28 @@ def _with_variant(schema: dict[str, Any]) -> None:
 
 
 class Scaffold(Method):
-    """Each local gradient is corrected by c - c_k, the server's control minus the client's.
+    """Corrects each local gradient by c - c_k, the server's control minus the client's.
 
     ``variant`` sets several options at once: ``paper`` (default), ``ecgr`` or ``fedimpro`` as in the code of
-    these papers. A spec holds the options that it stands for, so both ways of writing give the same run ID.
+    these papers. A spec holds these options instead of the variant, so both spellings give the same run ID.
 
     Attributes:
-        option: how c_k is renewed: from the client's displacement (``II``), or as its mean gradient at the
+        option: update of c_k: from the client's displacement (``II``), or as its mean gradient at the
             received weights (``I``), which costs an epoch.
-        normaliser: the step count by which a displacement is divided to get a mean gradient. ``plain`` is
-            the number of steps; with momentum it overestimates the gradient and diverges. ``effective``
-            counts the steps that momentum adds, and agrees with it at momentum 0.
+        normaliser: number of steps that divides a displacement to give a mean gradient. ``plain`` is the
+            number of steps; with momentum it overestimates the gradient and diverges. ``effective`` counts
+            the steps that momentum adds, and equals ``plain`` at momentum 0.
         correction: added to the ``gradient``, before momentum; or, times the learning rate, to the weights
-            ``after_step`` (code of ECGR and FedImpro). Displacements then hold each correction once whatever
-            the momentum, which calls for the plain normaliser; with momentum it is stable but biased.
-        displacement: from which option II renews c_k: the ``raw`` one, or the one that is ``uploaded`` after
-            plug-ins have changed it.
-        weighting: who counts how much. ``uniform``: all clients alike, as published. ``weights`` (code of
+            ``after_step`` (code of ECGR and FedImpro). Displacements then contain each correction once for
+            any momentum, which requires the plain normaliser; with momentum it is stable but biased.
+        displacement: input of option II: the ``raw`` displacement, or the ``uploaded`` one after plug-ins
+            have changed it.
+        weighting: weights of the clients. ``uniform``: equal, as published. ``weights`` (code of
             FedImpro): the server's weights are a mean by data size, controls as published. ``scaled`` (code
             of FedDyn): controls are those of objectives scaled by the clients' relative sizes, which targets
             the objective weighted by data. ``data`` (code of ECGR): weights and server control are means by
-            data size over the clients of the round, so that c forgets those not sampled.
-        server_lr: what the mean displacement is multiplied by.
+            data size over the cohort, so that c forgets clients that were not sampled.
+        server_lr: factor of the mean displacement.
     """
 
     name: Literal["scaffold"] = "scaffold"
@@ -92,11 +92,11 @@ class Scaffold(Method):
         return state
 
     def _weight(self, local: Local) -> float:
-        """omega_k, the scale of the client's objective."""
+        """Return omega_k, the scale of the client's objective."""
         return local.relative_size if self.weighting == "scaled" else 1.0
 
     def _control(self, local: Local) -> Tensor:
-        """The client's control c_k ``[P]``, zero before it has taken part."""
+        """Return the client's control c_k ``[P]``; zero before its first participation."""
         return local.state["control"] if local.state else local.start.new_zeros(local.start.shape)
 
     def client_init(self, local: Local) -> State:
@@ -124,7 +124,7 @@ class Scaffold(Method):
         return replace(update, extras=extras), {"control": control}
 
     def _mean_gradient(self, update: Update, local: Local) -> Tensor:
-        """What the client's displacement says its mean corrected gradient was ``[P]``."""
+        """Return the mean corrected gradient ``[P]`` that the client's displacement implies."""
         ended = update.trained if self.displacement == "raw" else update.weights
         momentum = local.task.training.momentum if self.normaliser == "effective" else 0.0
         return (local.start - ended) / (local.lr * accumulated_steps(local.steps, momentum))

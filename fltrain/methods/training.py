@@ -13,17 +13,17 @@ from fltrain.data.augmentation import Augmentation
 
 
 class LearningRate(Component):
-    """How the local learning rate depends on the round; it is constant within a round."""
+    """Local learning rate as a function of the round; it is constant within a round."""
 
     def factor(self, round: int) -> float:
-        """What the initial rate is multiplied by in the given round (counted from 0)."""
+        """Return the factor of the initial rate in the given round (counted from 0)."""
         raise TypeError(f"learning-rate schedule {self.name!r} does not define its factor")
 
     def check(self, rounds: int) -> None:
-        """Refuse a run of so many rounds that its rate would be zero in some.
+        """Refuse a number of rounds if the rate would be zero in some of them.
 
         Raises:
-            ValueError: with what to set.
+            ValueError: with a remedy.
         """
         if self.factor(rounds - 1) <= 0:
             raise ValueError(
@@ -41,7 +41,7 @@ class Constant(LearningRate):
 
 
 class Exponential(LearningRate):
-    """The rate is multiplied by ``decay`` after every round."""
+    """Multiply the rate by ``decay`` after every round."""
 
     name: Literal["exponential"] = "exponential"
     decay: float = Field(default=0.998, gt=0, le=1)
@@ -51,7 +51,7 @@ class Exponential(LearningRate):
 
 
 class Steps(LearningRate):
-    """The rate is multiplied by ``decay`` at the start of every ``every``-th round.
+    """Multiply the rate by ``decay`` at the start of every ``every``-th round.
 
     Rounds count from 1, as in ECGR's code: with ``every: 10`` the first nine have the initial rate.
     """
@@ -65,7 +65,7 @@ class Steps(LearningRate):
 
 
 class Cosine(LearningRate):
-    """The rate falls to zero along half a cosine over ``rounds`` rounds, and stays there."""
+    """Lower the rate to zero along half a cosine over ``rounds`` rounds; it stays zero afterwards."""
 
     name: Literal["cosine"] = "cosine"
     rounds: int = Field(ge=1)
@@ -84,11 +84,11 @@ else:
 
 
 class Training(Settings):
-    """Local training: SGD as PyTorch defines it, started afresh by every client in every round.
+    """Local training: SGD as in PyTorch, with a new optimiser for every client and round.
 
-    ``clip_norm`` scales a gradient whose global norm exceeds it. A last batch that is not full is kept
-    (dropped if it holds one sample and is not the only one: BatchNorm cannot train on it), or dropped
-    unless it is the only one.
+    ``clip_norm`` scales down a gradient whose global norm exceeds it. A last batch that is not full is kept,
+    unless it holds one sample and is not the only batch (BatchNorm cannot train on it); or it is dropped,
+    unless it is the only batch.
     """
 
     epochs: int = Field(default=5, ge=1)
@@ -102,7 +102,7 @@ class Training(Settings):
     last_batch: Literal["keep", "drop"] = "keep"
 
     def batch_sizes(self, samples: int, batches: int = 1) -> list[int]:
-        """Images of each step of one epoch over ``samples`` images, where a step takes so many batches."""
+        """Return the images of each step of an epoch over ``samples`` images; a step takes ``batches``."""
         size = self.batch_size * batches
         full, rest = divmod(samples, size)
         keep_rest = rest >= 2 * batches if self.last_batch == "keep" else False

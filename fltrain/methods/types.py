@@ -1,4 +1,4 @@
-"""Data that the engine hands to methods and takes from them."""
+"""Data types that the engine and the methods exchange."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ else:
     Layout = Network = Any  # for annotations; both need PyTorch
 
 State = dict[str, Tensor]
-"""Named tensors: a payload, an upload, or a state of the server, of a client, or of a step."""
+"""Named tensors: a payload, an upload, or a state of the server, a client or a step."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is fixed for the whole run: the shape of the problem that the methods work on.
+    """Constants of a run: the shape of the problem.
 
     Attributes:
-        network: what is trained, for its structure only: its weights are anybody's.
+        network: structure of the trained network; its weights have no meaning.
         map_shape: shape of an image's maps at a cut of the network (a key of ``network.splits``).
-        clients: number of clients N, sampled or not.
+        clients: number of clients N, in the cohort or not.
         samples: training images of all clients together.
         training: settings of local training.
-        initialise: weights ``[P]`` and buffers ``[B]`` of a newly drawn network: those the run started from
-            (without an argument), or a client's own.
+        initialise: returns weights ``[P]`` and buffers ``[B]`` of a newly drawn network: the run's initial
+            ones (without an argument), or those of a client's own stream.
     """
 
     layout: Layout
@@ -73,7 +73,7 @@ class Server:
 
 
 class Examples(Protocol):
-    """All training images of a client, for what is done outside the local steps: no augmentation.
+    """All training images of a client without augmentation, for use outside the local steps.
 
     Attributes:
         labels: int64 ``[n]``.
@@ -85,28 +85,28 @@ class Examples(Protocol):
     def mean_gradient(self, weights: Tensor, chosen: NDArray[np.int64] | None = None) -> Tensor:
         """Return the gradient ``[P]`` of the mean cross entropy over the images, or the ``chosen`` ones.
 
-        It is taken at ``weights`` ``[P]`` with batch statistics, and nothing is tracked.
+        The gradient is taken at ``weights`` ``[P]`` with batch statistics; running statistics do not change.
         """
 
     def features(self) -> Tensor:
-        """Return what the client's model says of the images, ``[n, d]``: evaluation mode, no gradient."""
+        """Return the representation ``[n, d]`` from the client's model: evaluation mode, no gradient."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """A client at the start of its local training, as one method sees it.
+    """View of a client for one method, at the start of local training.
 
     Attributes:
-        start: weights r^t ``[P]`` that local training starts from; never written to.
-        buffers: received buffers ``[B]``; never written to.
+        start: weights r^t ``[P]`` at the start of local training; read-only.
+        buffers: received buffers ``[B]``; read-only.
         lr: learning rate of this round, constant during the round.
         steps: number of local steps K.
         samples: number of the client's training images.
-        class_counts: how many of them each class has, float32 ``[classes]``.
+        class_counts: number of training images per class, float32 ``[classes]``.
         examples: these images as a whole, outside the local steps.
-        payload: what the server sent for this method.
+        payload: tensors from the server for this method.
         state: the method's state of this client, from its last ``client_final``; empty before the first.
-        testing: true if the client is tested, false if it trains.
+        testing: True if the client is tested, False if it trains.
     """
 
     task: Task
@@ -125,7 +125,7 @@ class Local:
 
     @property
     def relative_size(self) -> float:
-        """The client's number of images relative to the mean over all clients, omega_k = n_k N / n."""
+        """Return the number of images relative to the mean over all clients, omega_k = n_k N / n."""
         return self.samples * self.task.clients / self.task.samples
 
 
@@ -133,7 +133,7 @@ class Local:
 class Outputs:
     """Representation ``[n, d]`` and logits ``[n, classes]`` of a batch.
 
-    ``extras`` are tensors that a method's ``forward`` leaves to its other hooks.
+    ``extras`` are tensors for other hooks, set by a method's ``forward``.
     """
 
     features: Tensor
@@ -146,7 +146,7 @@ AnyBatch = TypeVar("AnyBatch")
 
 @dataclass(frozen=True)
 class Phase:
-    """A pass of local training: the parameters that it trains, and their initial rate (None: the run's)."""
+    """A phase of local training: the trained parameters and their initial rate (None: the run's)."""
 
     part: Part = "all"
     lr: float | None = None
@@ -154,14 +154,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How local training goes over the images of a client.
+    """Order of phases and batches in local training.
 
     Attributes:
-        phases: which parameters train, in turn; all others stay as they are, and where the classifier trains
-            alone, so do the BatchNorm statistics.
-        alternate: phases take turns after every ``epoch``, that is pass over the images, or every ``batch``.
-        batches: mini-batches that a step takes.
-        passes: over the images for each of the epochs that are set.
+        phases: parameters that train, in turn; all others are fixed. BatchNorm statistics are also fixed
+            while only the classifier trains.
+        alternate: phases change after every ``epoch`` (pass over the images), or after every ``batch``.
+        batches: mini-batches per step.
+        passes: passes over the images per configured epoch.
     """
 
     phases: tuple[Phase, ...] = (Phase(),)
@@ -170,7 +170,7 @@ class Schedule:
     passes: int = 1
 
     def visits(self, batches: Sequence[AnyBatch]) -> Iterator[tuple[int, AnyBatch]]:
-        """Number of the phase and batch of every step of an epoch."""
+        """Yield number of the phase and batch of every step of an epoch."""
         phases = range(len(self.phases))
         if self.alternate == "epoch":
             return itertools.product(phases, batches)
@@ -178,12 +178,12 @@ class Schedule:
 
 
 class Step(Protocol):
-    """One local step: a batch, and what the engine can compute on it.
+    """One local step: a batch, and the engine's computations on it.
 
     Attributes:
         images: normalised and augmented ``[n, channels, height, width]``.
         labels: int64 ``[n]``.
-        part: the parameters that the step trains.
+        part: parameters that the step trains.
     """
 
     @property
@@ -196,7 +196,7 @@ class Step(Protocol):
     def part(self) -> Part: ...
 
     def split(self, count: int) -> Sequence[Step]:
-        """Return steps on so many parts of the batch in turn; each on all of it if that is too small."""
+        """Return steps on ``count`` parts of the batch; each on the whole batch if it is too small."""
 
     def differentiate(
         self,
@@ -208,18 +208,18 @@ class Step(Protocol):
         route: bool = True,
         observe: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient ``[P]`` of a loss on the batch, a copy, and the value of the loss.
+        """Return a copy of the gradient ``[P]`` of a loss on the batch, and the value of the loss.
 
         Args:
-            loss: of the network's outputs; the client's own training loss if None.
-            at: weights ``[P]`` to take the gradient at; the current ones if None, which are in place again
-                when the call returns.
-            part: parameters to take the gradient in, those that the step trains if None; it is zero in all
-                others.
-            track: whether the forward pass updates BatchNorm's running statistics.
-            route: whether plug-ins that change how the network computes do so in this pass.
-            observe: whether ``next_state`` may see this pass: it gets the outputs of the last such pass of
-                the client's own loss.
+            loss: function of the network's outputs; the client's own training loss if None.
+            at: weights ``[P]`` at which to take the gradient; the current ones if None. The call restores
+                the current weights.
+            part: parameters in which to take the gradient, the trained ones if None; the gradient is zero in
+                all others.
+            track: update BatchNorm's running statistics in the forward pass.
+            route: apply plug-ins that change the computation of the network in this pass.
+            observe: let ``next_state`` see this pass; it gets the outputs of the last such pass of the
+                client's own loss.
         """
 
     def gradient(self) -> tuple[Tensor, Tensor]:
@@ -229,25 +229,25 @@ class Step(Protocol):
         """
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
-        """Return what the network with other weights and buffers says of the batch, without gradient.
+        """Return the outputs of the network with other weights and buffers on the batch, without gradient.
 
-        It runs in evaluation mode, or with ``training`` on batch statistics; its buffers never change.
+        It runs in evaluation mode, or with ``training`` on batch statistics; it never changes buffers.
         """
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a client sends back.
+    """Result of a client's local training.
 
     Attributes:
-        start: weights r^t ``[P]`` that the client started from.
-        trained: its weights ``[P]`` after local training.
-        weights: the weights ``[P]`` that go up: those trained, unless a method replaced them.
+        start: weights r^t ``[P]`` at the start of local training.
+        trained: weights ``[P]`` after local training.
+        weights: uploaded weights ``[P]``: the trained ones, unless a method replaced them.
         buffers, counters: BatchNorm statistics and counters after local training.
         loss: mean training loss over the local steps, a scalar.
-        trajectory: what the engine recorded of every step, if a method asked for it; not sent.
+        trajectory: the recording of every step, if a method needs it; not uploaded.
         extras: further uploads by method name; they count as traffic.
-        statistics: measurements for the record by method name; they do not.
+        statistics: measurements for the record by method name; they do not count as traffic.
     """
 
     client: int
@@ -265,17 +265,17 @@ class Update:
 
     @property
     def displacement(self) -> Tensor:
-        """What goes up relative to what was received, ``[P]``."""
+        """Return the uploaded minus the received weights, ``[P]``."""
         return self.weights - self.start
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What the engine records of every local step for ``client_final``, as a matrix ``[steps, P]``.
+    """A recording of every local step for ``client_final``, as a matrix ``[steps, P]``.
 
     Attributes:
-        what: ``displacement``, weights before minus weights after the step, or ``gradient``, as the methods
-            hand it to the optimiser.
+        what: ``displacement``, weights before minus weights after the step, or ``gradient``, the input of the
+            optimiser.
         storage: type of the matrix.
     """
 
@@ -285,19 +285,19 @@ class Recording:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method asks of the engine beside its hooks.
+    """Requirements of a method on the engine, in addition to its hooks.
 
-    ``private``, ``schedule`` and ``recording`` are exclusive: two methods that both set one are refused.
+    ``private``, ``schedule`` and ``recording`` are exclusive: only one method of a combination may set each.
 
     Attributes:
-        private: parameters that never leave their client: they start from the values that the client kept,
-            and are not averaged.
+        private: parameters that never leave their client: they start from the client's previous values and
+            are not averaged.
         schedule: the passes of local training over a client's images; one ordinary pass per epoch if None.
         recording: a record of the local steps, for ``update.trajectory`` in ``client_final``.
         all_clients: all clients must take part in every round.
         initial_upload: before the first round, all clients run ``client_final`` without a local step, and
             ``server_step`` takes in their uploads.
-        uploads: the method changes the weights that clients upload, so its base method must upload some.
+        uploads: the method changes uploaded weights, so its base method must upload some.
         global_model: the server's weights are a model that can be tested.
         frozen_models: number of different weights that a step passes to ``step.frozen``.
     """
@@ -313,20 +313,21 @@ class Needs:
 
 
 Place = Literal["auto", "device", "host"]
-"""Where recordings lie; ``auto``: on the device if it has ample memory left, else on the host."""
+"""Memory of recordings; ``auto``: on the device if it has ample memory left, else on the host."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a method costs at its default settings.
+    """Cost of a method at its default settings.
 
     Attributes:
-        down, up: traffic per client and round beside weights and buffers, in vectors of the model's size.
-        client, server: state kept between rounds, likewise.
-        step: work of local training on a batch, in an epoch, where a forward pass is 1 and a backward pass 2,
-            so that FedAvg's is 3.
+        down, up: traffic per client and round in addition to weights and buffers, in vectors of the model's
+            size.
+        client, server: state kept between rounds, in the same unit.
+        step: work of local training per batch and epoch, in units of a forward pass; a backward pass counts
+            2, so FedAvg's is 3.
 
-    None where it depends on the network; the method's page in ``docs/methods`` says how.
+    None if the value depends on the network; see the method's page in ``docs/methods``.
     """
 
     down: int | None = 0

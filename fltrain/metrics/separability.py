@@ -1,4 +1,4 @@
-"""How well the global model's features separate the classes (FLFA, section 5.2)."""
+"""Separation of the classes by the global model's features (FLFA, section 5.2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Separability:
 
 
 def separability(features: Tensor, labels: Tensor, classes: int) -> Separability:
-    """Measure features ``[n, d]`` with labels ``[n]``; classes without samples are left out."""
+    """Measure features ``[n, d]`` with labels ``[n]``; classes without samples do not count."""
     features = features.double()
     counts = torch.bincount(labels, minlength=classes)
     means = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)

@@ -1,4 +1,4 @@
-"""How the clients of a round differ: drift, and similarity of their updates layer by layer."""
+"""Differences between the clients of a round: drift, and similarity of their updates layer by layer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def local_drift(displacements: Tensor) -> float:
-    """Mean distance of the clients' displacements ``[m, P]`` from their mean (FLFA, eq. 59)."""
+    """Return the mean distance of the clients' displacements ``[m, P]`` from their mean (FLFA, eq. 59)."""
     rows = displacements.double()
     return float((rows - rows.mean(0)).norm(dim=1).mean())
 
 
 def weight_divergence(weights: Tensor, mean: Tensor, slots: Iterable[Slot]) -> float:
-    """Mean distance of the clients' weights ``[m, P]`` from the new global ones ``[P]``, over some slots.
+    """Return the mean distance of the clients' weights ``[m, P]`` from the new global ones ``[P]``, in slots.
 
     (FedImpro, figures 3 and 7.)
     """
@@ -30,7 +30,7 @@ def weight_divergence(weights: Tensor, mean: Tensor, slots: Iterable[Slot]) -> f
 
 
 def gradient_variance(gradients: Tensor, slots: Iterable[Slot]) -> float:
-    """Mean squared distance of the clients' gradients ``[m, P]`` from their mean, over some slots.
+    """Return the mean squared distance of the clients' gradients ``[m, P]`` from their mean, in slots.
 
     (FedImpro, section 4.2: gradient dissimilarity, which splits into those of the parts of a network.)
     """
@@ -44,7 +44,7 @@ def gradient_variance(gradients: Tensor, slots: Iterable[Slot]) -> float:
 def layer_similarity(
     displacements: Tensor, weights: Sequence[Slot], shares: Sequence[float] | None = None
 ) -> list[float]:
-    """Mean cosine between the clients' updates of a layer and their mean update (FLFA, eq. 14).
+    """Return the mean cosine between the clients' updates of a layer and their mean update (FLFA, eq. 14).
 
     Args:
         displacements: ``[m, P]``, one row per client.
@@ -70,7 +70,7 @@ def layer_similarity(
 
 
 def skewness(values: Sequence[float]) -> float:
-    """Population skewness m3 / m2^(3/2) of the values that are numbers; 0 if they are all alike."""
+    """Return the population skewness m3 / m2^(3/2) of the finite values; 0 if they are all equal."""
     numbers = [value for value in values if value == value]
     if not numbers:
         return 0.0

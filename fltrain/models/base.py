@@ -1,4 +1,4 @@
-"""What a file of ``fltrain/models/networks`` declares: a network's options and its blocks."""
+"""Base classes of the networks in ``fltrain/models/networks``: options and blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Model(Component):
     """
 
     channels_last: ClassVar[bool] = True
-    """True if images lie channels-last on a CPU, which is faster.
+    """True if images on a CPU are stored channels-last, which is faster.
 
     PyTorch's BatchNorm then sums in single precision, otherwise in double precision. Deep networks magnify
     the difference, so they set this to False.
@@ -46,7 +46,7 @@ class Model(Component):
     def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
         """Return new modules by name, in the order in which they run; the last one is ``classifier``.
 
-        Images are ``[n, channels, side, side]``; what lies before the classifier returns ``[n, d]``.
+        Images are ``[n, channels, side, side]``; the blocks before the classifier return ``[n, d]``.
         """
         raise NotImplementedError
 
@@ -59,8 +59,8 @@ class NormedModel(Model):
     """A network whose convolutions are followed by norm layers.
 
     ``norm``: ``bn`` BatchNorm, ``gn`` GroupNorm, ``none`` nothing. ``norm_groups``: number of groups of each
-    GroupNorm; without it they hold about 16 channels each (the number of groups is the largest divisor of
-    the width that is at most a sixteenth of it).
+    GroupNorm; without it the number is the largest divisor of the width that is at most a sixteenth of it, so
+    a group has about 16 channels.
     """
 
     norm: Literal["bn", "gn", "none"]
@@ -74,7 +74,7 @@ class NormedModel(Model):
     def _groups_divide_widths(cls, groups: int | None) -> int | None:
         if groups is not None and cls.width_step % groups:
             raise ValueError(
-                f"must divide {cls.width_step}, of which the layers' widths are multiples, got {groups}"
+                f"must divide {cls.width_step}, the common divisor of the layers' widths, got {groups}"
             )
         return groups
 

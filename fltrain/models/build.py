@@ -1,4 +1,4 @@
-"""Making a network from its declaration."""
+"""Create a network from its declaration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def build(
 ) -> Network:
     """Return the network with the framework's default initialisation, drawn from the seed's own stream.
 
-    The run starts from the network without a ``client``; each client has one of its own.
+    Without ``client`` it is the initial network of the run; with ``client``, the initial one of that client.
     """
     with seeded_torch(seed, Purpose.INITIALISATION, client=0 if client is None else client + 1):
         return model.network(channels, side, classes)

@@ -1,7 +1,7 @@
-"""Networks that are a plain chain of layers, and where their neurons lie in the weight vector.
+"""Networks that are a plain chain of layers, and the places of their neurons in the weight vector.
 
-The hidden neurons of a chain (output channels of a convolution, units of a linear layer) may stand in any
-order, as long as the next layer takes its inputs in the same order.
+The hidden neurons of a chain (output channels of a convolution, units of a linear layer) have no fixed order:
+any order gives the same function if the next layer takes its inputs in the same order.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ ORDERLESS = (
     *(nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
     *(nn.Flatten, nn.Dropout, nn.Dropout2d, nn.Identity),
 )
-"""What may stand between layers: it treats all channels alike and keeps zeros."""
+"""Modules allowed between layers: they treat all channels alike and keep zeros."""
 
 BIAS_MEAN = 0.1
-"""Prior mean of biases in the matching with growth; that of weights is zero."""
+"""Prior mean of biases in the matching with growth; the prior mean of weights is zero."""
 
 
 def chained(network: Network) -> dict[str, nn.Conv2d | nn.Linear]:
-    """Return the layers of a network that is a chain of them, in order, by name.
+    """Return the layers of a network that is a chain of layers, in order, by name.
 
     Raises:
-        FltrainError: if it is none, or has layers whose outputs cannot be put in any order.
+        FltrainError: if it is no chain, or if the outputs of a layer have a fixed order.
     """
     found: dict[str, nn.Conv2d | nn.Linear] = {}
     for name, module in network.named_modules():
@@ -52,11 +52,11 @@ def chained(network: Network) -> dict[str, nn.Conv2d | nn.Linear]:
 
 @dataclass(frozen=True)
 class Chain:
-    """Where the layers of a chain lie in its weight vector ``[P]``; layers count from 0.
+    """Positions of a chain's layers in its weight vector ``[P]``; layers count from 0.
 
     Attributes:
         weights: slot of each layer's weight.
-        biases: slot of each layer's bias; None if it has none.
+        biases: slot of each layer's bias; None without a bias.
     """
 
     weights: tuple[Slot, ...]
@@ -67,7 +67,7 @@ class Chain:
         """Return the chain of a network.
 
         Raises:
-            FltrainError: if it is none.
+            FltrainError: if the network is no chain.
         """
         by_name = {slot.name: slot for slot in layout.parameters}
         names = chained(network)
@@ -81,7 +81,7 @@ class Chain:
 
     @property
     def last(self) -> int:
-        """The layer whose outputs are the classes."""
+        """The output layer, whose neurons are the classes."""
         return len(self) - 1
 
     @property
@@ -90,57 +90,57 @@ class Chain:
         return [slot.shape[0] for slot in self.weights[:-1]]
 
     def start(self, layer: int) -> int:
-        """Where a layer begins in the vector; all before it is of the layers below."""
+        """Return the first position of a layer in the vector; the layers below it come before."""
         return self.weights[layer].start
 
     def incoming(self, vector: Tensor, layer: int) -> Tensor:
-        """View of a layer's weights, ``[neurons, inputs, block]``.
+        """Return a view of a layer's weights, ``[neurons, inputs, block]``.
 
-        A block is what connects two neurons: one number, a kernel, or the H x W consecutive inputs of a
-        linear layer that come from one channel of the maps before it.
+        A block connects two neurons: it is one number, a kernel, or the H x W consecutive inputs of a linear
+        layer that come from one channel of the maps before it.
         """
         weight = self.weights[layer].of(vector)
         inputs = self.weights[layer - 1].shape[0] if layer else weight.shape[1]
         return weight.view(len(weight), inputs, -1)
 
     def bias(self, vector: Tensor, layer: int) -> Tensor | None:
-        """View of a layer's biases, ``[neurons]``."""
+        """Return a view of a layer's biases, ``[neurons]``."""
         slot = self.biases[layer]
         return None if slot is None else slot.of(vector)
 
     def neurons(self, vector: Tensor, layer: int) -> Tensor:
-        """What neurons are compared by, ``[neurons, D]`` in double precision: incoming weights and bias."""
+        """Return the vectors to match, ``[neurons, D]`` in double precision: incoming weights and bias."""
         rows, bias = self.incoming(vector, layer).flatten(1), self.bias(vector, layer)
         return (rows if bias is None else torch.cat([rows, bias[:, None]], 1)).double()
 
     def prior(self, vector: Tensor, layer: int) -> Tensor:
-        """Prior mean of a layer's neurons ``[D]``, see ``Pool``."""
+        """Return the prior mean of a layer's neurons ``[D]``, see ``Pool``."""
         weights = vector.new_zeros(self.incoming(vector, layer)[0].numel(), dtype=torch.float64)
         return (
             weights if self.biases[layer] is None else torch.cat([weights, weights.new_tensor([BIAS_MEAN])])
         )
 
     def write(self, vector: Tensor, layer: int, neurons: Tensor) -> None:
-        """Put neurons ``[n, D]`` into the first places of a layer, and zeros into the others."""
+        """Write neurons ``[n, D]`` into the first places of a layer, and zeros into the others."""
         incoming, bias = self.incoming(vector, layer), self.bias(vector, layer)
         incoming.zero_()[: len(neurons)] = neurons[:, : incoming[0].numel()].view(-1, *incoming.shape[1:])
         if bias is not None:
             bias.zero_()[: len(neurons)] = neurons[:, -1]
 
     def reorder_outputs(self, vector: Tensor, layer: int, order: Tensor) -> None:
-        """Put a layer's neurons in another order, in place: the i-th is what ``order[i]`` was."""
+        """Reorder a layer's neurons in place: the new i-th neuron is the old neuron ``order[i]``."""
         for values in (self.incoming(vector, layer), self.bias(vector, layer)):
             if values is not None:
                 values.copy_(values[order])
 
     def reorder_inputs(self, vector: Tensor, layer: int, sources: Tensor) -> None:
-        """Put a layer's inputs in another order, in place; those whose source is -1 get zero weights."""
+        """Reorder a layer's inputs in place; inputs whose source is -1 get zero weights."""
         incoming = self.incoming(vector, layer)
         found = incoming.index_select(1, sources.clamp(min=0))
         incoming.copy_(found.masked_fill_((sources < 0)[:, None], 0.0))
 
     def restricted(self, vector: Tensor, kept: Sequence[Tensor]) -> Tensor:
-        """Return the network without some hidden neurons: their weights, in and out, are zero."""
+        """Return the network without some hidden neurons: their incoming and outgoing weights are zero."""
         vector = vector.clone()
         for layer, keeps in enumerate(kept):
             for values in (self.incoming(vector, layer), self.bias(vector, layer)):
@@ -150,7 +150,7 @@ class Chain:
         return vector
 
     def set_rows(self, into: Tensor, vectors: Sequence[Tensor], rows: Tensor) -> None:
-        """Set the last layer to the mean of the vectors' with weights ``rows``, ``[vectors, classes]``."""
+        """Set the last layer to the mean of the vectors' last layers with weights ``[vectors, classes]``."""
         for slot in (self.weights[-1], self.biases[-1]):
             if slot is not None:
                 total = torch.zeros(slot.shape, dtype=torch.float64, device=into.device)
@@ -160,10 +160,10 @@ class Chain:
 
 
 def widened(network: Network, growth: float) -> Network:
-    """Return the network with room for more neurons in each hidden layer, at least one.
+    """Return the network with room for at least one more neuron in each hidden layer.
 
-    Weights of the new neurons, in and out, and their biases are zero, so that the function is the same. No
-    gradient reaches them.
+    All weights and biases of the new neurons are zero, so the function is the same and they get no
+    gradient.
 
     Raises:
         FltrainError: if the network is no chain.

@@ -1,7 +1,7 @@
 """Networks whose last layers are cut into independent groups, each for some of the classes (Fed2).
 
 The surgery works on chains of layers: convolutions and linear maps with norms, ReLU, pooling and dropout
-between them. Blocks keep their names, and layers that need no change keep their modules and drawn weights.
+between them. Blocks keep their names; unchanged layers keep their modules and drawn weights.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _LEAVES = (
 
 
 def nearly_equal(total: int, parts: int) -> list[int]:
-    """Sizes of so many parts of a total, the larger ones first."""
+    """Return the sizes of ``parts`` nearly equal parts of a total, the larger ones first."""
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
 # ---------------------------------------------------------------- modules
 class PerGroup(nn.ModuleList):
-    """Modules side by side, one for each group: each reads its own share of the channels.
+    """Parallel modules, one per group: each reads its own share of the channels.
 
-    For groups of unequal widths, which one module cannot have.
+    For groups of unequal widths, which one grouped module cannot have.
     """
 
     def __init__(self, parts: Sequence[nn.Module], widths: Sequence[int]) -> None:
-        """Let the parts read so many channels each."""
+        """Set the number of channels that each part reads."""
         super().__init__(parts)
         self.widths = list(widths)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Return the channels that the groups make, one group after the other."""
+        """Return the output channels of the groups, one group after the other."""
         shares = maps.split(self.widths, dim=1)
         return torch.cat([part(share) for part, share in zip(self, shares, strict=True)], dim=1)
 
@@ -57,20 +57,20 @@ class PerGroup(nn.ModuleList):
 class GroupedClassifier(nn.Module):
     """A linear classifier in which the logit of a class reads the features of its own group only.
 
-    ``weight`` is ``[classes, features of the widest group]``; where groups differ in width, the rows of the
-    narrower ones end in zeros that take part in nothing.
+    ``weight`` is ``[classes, features of the widest group]``; the rows of narrower groups end in unused
+    zeros.
     """
 
     columns: Tensor
-    """Which feature each weight belongs to; a constant that is neither trained nor sent, hence no buffer."""
+    """Feature of each weight; a constant that is neither trained nor sent, hence no buffer."""
 
     def __init__(self, widths: Sequence[int], class_groups: Sequence[int], bias: bool = True) -> None:
         """Draw weights as ``nn.Linear`` does.
 
         Args:
-            widths: number of features of each group, which lie one group after the other.
+            widths: number of features of each group; the groups' features follow one another.
             class_groups: group of each class.
-            bias: whether logits have biases.
+            bias: give the logits biases.
         """
         super().__init__()
         self.in_features = sum(widths)
@@ -94,8 +94,8 @@ class GroupedClassifier(nn.Module):
         return functional.linear(features, self.whole(self.weight), self.bias)
 
     def whole(self, weight: Tensor) -> Tensor:
-        """Return the linear map ``[classes, d]`` of a weight: zero where a class does not look."""
-        # One column more, for what takes part in nothing.
+        """Return the linear map ``[classes, d]`` of a weight; zero for features of other groups."""
+        # One more column for the unused entries.
         empty = weight.new_zeros(len(weight), self.in_features + 1)
         return empty.scatter(1, self.columns, weight)[:, :-1].contiguous()
 
@@ -106,7 +106,7 @@ class Decoupled(Network):
     Attributes:
         class_groups: group of each class.
         structure_groups: group of each row (index of the first dimension) of the decoupled parameters, by
-            name. All other parameters are shared by the groups.
+            name. The groups share all other parameters.
     """
 
     class_groups: tuple[int, ...]
@@ -119,10 +119,10 @@ class _Layer:
     """A Conv2d or Linear module of a chain.
 
     Attributes:
-        module, path, parent: the module, its name, and what holds it.
-        unit: what it is counted as; all layers of a depthwise-separable block have it in common.
-        norm: the norm behind it, if there is a place for one.
-        flatten: the block between the layer before and it that is nothing but a Flatten, if there is one.
+        module, path, parent: the module, its name, and its parent module.
+        unit: unit of counting; all layers of a depthwise-separable block have the same one.
+        norm: the norm behind the layer, if there is a place for one.
+        flatten: the block directly before the layer that is only a Flatten, if there is one.
     """
 
     module: nn.Conv2d | nn.Linear
@@ -147,7 +147,7 @@ class _Layer:
         return module.out_channels if isinstance(module, nn.Conv2d) else module.out_features
 
     def made(self, inputs: int, outputs: int, groups: int = 1) -> nn.Conv2d | nn.Linear:
-        """The module with other widths; the same if they are as they were."""
+        """Return the module with other widths; the same module if they are unchanged."""
         module = self.module
         if (inputs, outputs, groups) == (self.inputs, self.outputs, getattr(module, "groups", 1)):
             return module
@@ -157,13 +157,13 @@ class _Layer:
 
 
 def _form(module: nn.Conv2d) -> dict[str, Any]:
-    """What a convolution is made with, but its widths."""
+    """Return the arguments of a convolution except its widths."""
     names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
     return {"bias": module.bias is not None, **{name: getattr(module, name) for name in names}}
 
 
 def _leaves(path: str, module: nn.Module, parent: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Path, module and parent of what a block runs, one after the other."""
+    """Yield path, module and parent of the modules that a block runs, in order."""
     if type(module) in (nn.Sequential, InvertedResidual):
         for key, child in module.named_children():
             yield from _leaves(f"{path}.{key}", child, module)
@@ -176,7 +176,7 @@ def _leaves(path: str, module: nn.Module, parent: nn.Module) -> Iterator[tuple[s
 
 
 def _chain(network: Network, count: Count) -> list[_Layer]:
-    """The layers in order.
+    """Return the layers in order.
 
     Raises:
         FltrainError: if the network is no chain of layers with a linear classifier at its end.
@@ -203,11 +203,11 @@ def _chain(network: Network, count: Count) -> list[_Layer]:
 
 
 def depth(network: Network, count: Count = "blocks") -> int:
-    """Number of layers of a chain, which can be shared or decoupled.
+    """Return the number of layers of a chain; each can be shared or decoupled.
 
     Args:
         network: a chain of layers.
-        count: whether a depthwise-separable (or inverted) block is one layer, or as many as it has weights.
+        count: unit of counting: a depthwise-separable (or inverted) block, or each layer with weights.
 
     Raises:
         FltrainError: if the network is no chain.
@@ -226,33 +226,33 @@ def decouple(
     norm: Norm = "gn",
     count: Count = "blocks",
 ) -> Network:
-    """Return the network with all but its first layers cut into independent groups.
+    """Return the network with all except its first layers cut into independent groups.
 
-    Its blocks are not copied but changed. Layers whose form changes are drawn anew, as PyTorch does, from
-    the global generator: all decoupled ones, and the last shared one if its width is rounded. With one
-    group, or all layers shared, nothing is decoupled; with ``norm`` ``keep`` it is then the same network.
+    The network's blocks are changed, not copied. Layers whose form changes are drawn again, as in PyTorch,
+    from the global generator: all decoupled layers, and the last shared one if its width is rounded. With
+    one group, or all layers shared, nothing is decoupled; with ``norm`` ``keep`` the network is unchanged.
 
     Args:
         network: a chain of layers. Inverted residual blocks may add their input if its width allows it.
         shared: number of first layers that all groups share, of ``depth(network, count)``.
         class_groups: group of each class: 0, 1 ..., each at least once.
-        width: what becomes of decoupled widths that the number of groups does not divide: the next multiple
-            (at least one channel for each group), or groups of nearly equal widths.
-        entry: whether each group reads its own share of the last shared maps, whose width is then changed,
-            too, or (``dense``) all of them. Of images, all groups read everything.
+        width: rule for decoupled widths that the number of groups does not divide: the next multiple (at
+            least one channel per group), or groups of nearly equal widths.
+        entry: input of each group: its own share of the last shared maps, whose width is then changed, too,
+            or (``dense``) all of them. All groups read whole images.
         norm: behind every convolution GroupNorm (in decoupled layers with the structure's groups, in shared
-            ones with about 16 channels each), BatchNorm, nothing, or the kind that is there already.
+            ones with about 16 channels each), BatchNorm, nothing, or the existing kind.
         count: see ``depth``.
 
     Raises:
-        FltrainError: if the network is no chain, or if its widths do not go with the groups.
+        FltrainError: if the network is no chain, or if its widths do not fit the groups.
     """
     layers = _chain(network, count)
     groups = max(class_groups) + 1
     units = list(dict.fromkeys(layer.unit for layer in layers))
     first = sum(units.index(layer.unit) < shared for layer in layers) if groups > 1 else len(layers)
     dense = entry == "dense" or first == 0
-    # Where all groups read everything, no channel of a depthwise layer before belongs to one group.
+    # If all groups read everything, no channel of an earlier depthwise layer belongs to one group.
     while dense and first < len(layers) and layers[first].depthwise:
         first += 1
     if first == len(layers) and norm == "keep":
@@ -262,7 +262,7 @@ def decouple(
 
 @dataclass
 class _Surgery:
-    """What happens to the layers of a chain; ``first`` is the index of the first decoupled one."""
+    """The changes to the layers of a chain; ``first`` is the index of the first decoupled one."""
 
     layers: list[_Layer]
     first: int
@@ -273,11 +273,11 @@ class _Surgery:
     norm: Norm
 
     def performed(self, network: Network) -> Decoupled:
-        """The network of the changed blocks."""
+        """Return the network of the changed blocks."""
         widths = self._widths()
         blocks = dict(network.named_children())
         decoupled: list[nn.Module] = []
-        maps = False  # whether the flatten has been taken out, before convolutions that were linear maps
+        maps = False  # True once the flatten is removed, before convolutions that replace linear maps
         for index, layer in enumerate(self.layers):
             new, norm = self._module(index, widths), None
             placed = [new]
@@ -315,15 +315,15 @@ class _Surgery:
         return made
 
     def _grouped(self, index: int) -> bool:
-        """Whether each group reads its own share of what comes into a layer."""
+        """Return True if each group reads its own share of a layer's input."""
         return index >= self.first + self.dense
 
     def _area(self, index: int) -> int:
-        """Inputs of a layer for each channel that the layer before makes: pixels, if they are flattened."""
+        """Return the inputs of a layer per channel of the previous layer: pixels, if they are flattened."""
         return self.layers[index].inputs // self.layers[index - 1].outputs if index else 1
 
     def _module(self, index: int, widths: Sequence[int]) -> nn.Module:
-        """What takes the place of a layer's module; the same if its form does not change."""
+        """Return the replacement of a layer's module; the same module if its form does not change."""
         layer, module, area = self.layers[index], self.layers[index].module, self._area(index)
         inputs, outputs = widths[index], widths[index + 1]
         if layer.depthwise:
@@ -336,30 +336,30 @@ class _Surgery:
         if isinstance(module, nn.Conv2d):
             return self._convolution(shares, outputs, **_form(module))
         if layer.flatten:
-            # With a kernel as large as the map, it does what the linear map did behind the flatten.
+            # A kernel as large as the map does the same as the linear map behind the flatten.
             return self._convolution(shares, outputs, kernel_size=math.isqrt(area), **form)
         return self._convolution([share * area for share in shares], outputs, kernel_size=1, **form)
 
     def _convolution(self, read: Sequence[int], outputs: int, **form: Any) -> nn.Module:
-        """A convolution whose groups read so many channels each."""
+        """Return a convolution whose groups read ``read`` channels each."""
         made = self._shares(outputs)
         if len({*read}) == len({*made}) == 1:
             return nn.Conv2d(sum(read), outputs, groups=self.groups, **form)
         return PerGroup([nn.Conv2d(*pair, **form) for pair in zip(read, made, strict=True)], read)
 
     def _shares(self, width: int) -> list[int]:
-        """Widths of the groups of a layer's channels."""
+        """Return the widths of the groups of a layer's channels."""
         return nearly_equal(width, self.groups)
 
     def _widths(self) -> list[int]:
-        """Channels that each layer reads; the classes come last.
+        """Return the channels that each layer reads; the classes come last.
 
         Raises:
-            FltrainError: if a width does not go with the groups, or with that of a shortcut.
+            FltrainError: if a width does not fit the groups, or the width of a shortcut.
         """
         layers, first = self.layers, self.first
         if not self.dense and first < len(layers):
-            # The last shared layer, whose channels the first decoupled one divides among the groups.
+            # The last shared layer; the first decoupled layer divides its channels among the groups.
             first = max(index for index in range(first) if not layers[index].depthwise)
         widths = [layers[0].inputs]
         for index, layer in enumerate(layers[:-1]):
@@ -379,7 +379,7 @@ class _Surgery:
         return widths
 
     def _rounded(self, layer: _Layer) -> int:
-        """Width of a layer's output in groups."""
+        """Return the width of a layer's output in groups."""
         width, whole = layer.outputs, layer.outputs // self.groups * self.groups
         if self.rounding == "uneven" and not whole:
             raise FltrainError(
@@ -391,7 +391,7 @@ class _Surgery:
         return whole + self.groups if self.rounding == "round_up" else whole or self.groups
 
     def _norm(self, index: int, width: int) -> nn.Module | None:
-        """The norm behind a convolution; None if none is wanted and there is no place for one."""
+        """Return the norm behind a convolution; None without a norm and without a place for one."""
         old = self.layers[index].norm
         kept: dict[type, Norm] = {nn.BatchNorm2d: "bn", nn.GroupNorm: "gn"}
         kind = kept.get(type(old), "none") if self.norm == "keep" else self.norm
@@ -409,7 +409,7 @@ class _Surgery:
         return PerGroup([nn.GroupNorm(1, share) for share in shares], shares)
 
     def _rows(self, module: nn.Module, name: str, length: int) -> tuple[int, ...]:
-        """Group of each row of a parameter whose rows are channels."""
+        """Return the group of each row of a parameter whose rows are channels."""
         if isinstance(module, PerGroup):
             return (int(name.partition(".")[0]),) * length
         return tuple(group for group, share in enumerate(self._shares(length)) for _ in range(share))

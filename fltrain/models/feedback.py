@@ -1,9 +1,10 @@
-"""Layers whose error travels back through other weights than the forward pass used.
+"""Layers that send errors back through other weights than those of the forward pass.
 
 In ordinary backpropagation a Conv2d or Linear module with weight W sends the error delta of its output to its
-input through W. Here it goes through a fixed tensor B of the same shape (feedback alignment), or the input's
-error is made from the error of the logits (direct feedback alignment). The forward pass and the gradients of
-the module's own weight and bias are untouched. (FLFA, section 4; Lillicrap et al. 2016; Nøkland 2016.)
+input through W. In feedback alignment the error goes through a fixed tensor B of the same shape; in direct
+feedback alignment the input's error is computed from the error of the logits. The forward pass and the
+gradients of the module's own weight and bias do not change. (FLFA, section 4; Lillicrap et al. 2016; Nøkland
+2016.)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fltrain.models.decoupled import GroupedClassifier
 from fltrain.models.network import Network
 
 Transport = Callable[[Tensor, Tensor], Tensor]
-"""From a module's input (for its shape) and output error to the error of its input."""
+"""Maps a module's input (for its shape) and output error to the error of its input."""
 
 
 class _Linear:
@@ -39,12 +40,12 @@ class _Linear:
         return error @ weight
 
     def own_gradients(self, error: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        # Written as autograd does it, so that the result is the same to the last bit.
+        # The same operations as in autograd, so that the result is equal to the last bit.
         return error.T @ input, error.sum(0) if self.module.bias is not None else None
 
 
 class _Grouped:
-    """The operation of a grouped classifier: a linear map, most of whose weights are fixed at zero."""
+    """The operation of a grouped classifier: a linear map with most weights fixed at zero."""
 
     def __init__(self, module: GroupedClassifier) -> None:
         self.module = module
@@ -64,11 +65,11 @@ class _Grouped:
 
 
 class _Conv2d:
-    """The operation of a Conv2d module, any stride, padding, dilation and groups."""
+    """The operation of a Conv2d module with any stride, padding, dilation and groups."""
 
     def __init__(self, module: nn.Conv2d) -> None:
         self.module = module
-        # Padding that the convolution itself cannot express is a linear operation before it, not rerouted.
+        # Padding modes that the convolution cannot express run before it, with ordinary gradients.
         self.pad_first = module.padding_mode != "zeros" or isinstance(module.padding, str)
         padding = (0, 0) if isinstance(module.padding, str) or self.pad_first else module.padding
         self.arguments = (list(module.stride), list(padding), list(module.dilation))
@@ -115,7 +116,7 @@ def _operation(module: nn.Module) -> _Operation:
 
 
 class _Rerouted(torch.autograd.Function):
-    """The operation of a module, whose backward asks ``transport`` for the error of the input."""
+    """The operation of a module; its backward pass gets the error of the input from ``transport``."""
 
     @staticmethod
     def forward(
@@ -127,7 +128,7 @@ class _Rerouted(torch.autograd.Function):
         transport: Transport,
     ) -> Tensor:
         kind = input.device.type
-        if torch.is_autocast_enabled(kind):  # the operation would do so, and the backward pass would not know
+        if torch.is_autocast_enabled(kind):  # cast here, because the backward pass runs without autocast
             dtype = torch.get_autocast_dtype(kind)
             input, weight = input.to(dtype), weight.to(dtype)
             bias = bias if bias is None else bias.to(dtype)
@@ -144,7 +145,7 @@ class _Rerouted(torch.autograd.Function):
 
 @contextmanager
 def _rerouted(transports: Mapping[nn.Module, Callable[[_Operation], Transport]]) -> Iterator[None]:
-    """Within the context the modules compute with rerouted errors; afterwards they are as before."""
+    """Reroute the modules' errors within the context; afterwards the modules are as before."""
 
     def forward_of(operation: _Operation, transport: Transport) -> Callable[[Tensor], Tensor]:
         module = operation.module
@@ -160,7 +161,7 @@ def _rerouted(transports: Mapping[nn.Module, Callable[[_Operation], Transport]])
     try:
         for module, transport_of in transports.items():
             operation = _operation(module)
-            # An instance attribute hides the class's method; removing it undoes everything.
+            # An instance attribute hides the class's method; deleting it restores the method.
             module.__dict__["forward"] = forward_of(operation, transport_of(operation))
         yield
     finally:
@@ -181,12 +182,12 @@ def feedback(modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
-    """Make the input errors of the given modules from the error of the network's logits.
+    """Compute the input errors of the given modules from the error of the network's logits.
 
     Sample n, channel c of the input gets ``(R e_n)_c``, spread evenly over the pixels; ``e`` is the error of
     the logits ``[n, classes]`` and R the module's tensor ``[input channels, classes]``.
     """
-    output_error: list[Tensor] = []  # filled by the backward pass before it reaches any of the modules
+    output_error: list[Tensor] = []  # the backward pass fills it before it reaches the modules
 
     def watch(_classifier: nn.Module, _args: tuple[Any, ...], logits: Tensor) -> None:
         if logits.requires_grad:
@@ -194,7 +195,7 @@ def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> It
 
     def from_output(projection: Tensor) -> Callable[[_Operation], Transport]:
         def transport(input: Tensor, error: Tensor) -> Tensor:
-            # A method may add samples to the batch above a cut; they come last.
+            # A method can add samples to the batch above a cut; they come last.
             projected = (output_error[0][: len(input)] @ projection.T).to(error)
             if input.dim() == 2:
                 return projected

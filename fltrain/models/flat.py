@@ -23,7 +23,7 @@ from fltrain.models.part import Part
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one named tensor lies in a flat vector."""
+    """Position of a named tensor in a flat vector."""
 
     name: str
     shape: torch.Size
@@ -35,7 +35,7 @@ class Slot:
         return self.start + math.prod(self.shape)
 
     def of(self, vector: Tensor) -> Tensor:
-        """View of this tensor's part of ``vector`` (``[..., P]``), in the tensor's own shape."""
+        """Return a view of this tensor's part of ``vector`` (``[..., P]``), in the tensor's own shape."""
         return (
             vector[..., self.start : self.stop].unflatten(-1, self.shape)
             if self.shape
@@ -44,7 +44,7 @@ class Slot:
 
 
 def slots(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
-    """Lay named tensors out one after the other."""
+    """Return the slots of named tensors that follow one another."""
     laid_out: list[Slot] = []
     for name, tensor in tensors:
         laid_out.append(Slot(name, tensor.shape, laid_out[-1].stop if laid_out else 0))
@@ -59,7 +59,7 @@ def pack(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) ->
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies where in the flat vectors of a network.
+    """Positions of all tensors in the flat vectors of a network.
 
     Attributes:
         parameters: slots of the weight vector ``[P]``.
@@ -82,12 +82,12 @@ class Layout:
 
     @cached_property
     def head(self) -> int:
-        """Where the classifier's parameters begin in the weight vector; they reach to its end."""
+        """Position of the classifier's first parameter in the weight vector; they reach to its end."""
         return next(slot.start for slot in self.parameters if slot.name.startswith("classifier."))
 
     @cached_property
     def classifier(self) -> tuple[Slot, ...]:
-        """The classifier's parameters, as it calls them, in a vector ``[H]`` of them alone."""
+        """Slots of the classifier's parameters by their local names, in a vector ``[H]`` without others."""
         return tuple(
             Slot(slot.name.removeprefix("classifier."), slot.shape, slot.start - self.head)
             for slot in self.parameters
@@ -95,12 +95,12 @@ class Layout:
         )
 
     def part(self, part: Part) -> slice:
-        """Where some of the parameters lie in the weight vector."""
+        """Return the positions of some of the parameters in the weight vector."""
         return {"all": slice(None), "head": slice(self.head, None), "body": slice(0, self.head)}[part]
 
 
 def _tensors(network: Network) -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters, floating-point buffers and integer buffers of a network, by name."""
+    """Return parameters, floating-point buffers and integer buffers of a network, by name."""
     buffers = dict(network.named_buffers())
     floats = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
     integers = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
@@ -108,11 +108,11 @@ def _tensors(network: Network) -> tuple[dict[str, nn.Parameter], dict[str, Tenso
 
 
 class FlatModel:
-    """A network bound to flat vectors: whatever is written to them, the network computes with.
+    """A network bound to flat vectors: it computes with the current values of the vectors.
 
     Attributes:
         weights: trainable parameters ``[P]``.
-        gradient: where ``backward`` adds up their gradient ``[P]``.
+        gradient: sum of gradients ``[P]``; ``backward`` adds to it.
         buffers: floating-point buffers ``[B]``.
         counters: integer buffers.
     """
@@ -133,7 +133,7 @@ class FlatModel:
         self._bind(network)
 
     def twin(self) -> FlatModel:
-        """Return another network of the same structure and values, bound to vectors of its own."""
+        """Return a copy of the network with the same structure and values, bound to new vectors."""
         other = copy.copy(self)
         other._bind(copy.deepcopy(self.network))
         return other
@@ -166,7 +166,7 @@ class FlatModel:
 
     @contextmanager
     def only(self, part: Part) -> Iterator[None]:
-        """Within the context, gradients are taken in some of the parameters only."""
+        """Compute gradients only in some of the parameters, within the context."""
         if part == "all":
             yield
             return
@@ -181,7 +181,7 @@ class FlatModel:
 
     @contextmanager
     def untracked(self) -> Iterator[None]:
-        """Within the context, BatchNorm uses batch statistics in training mode without keeping track."""
+        """Let BatchNorm use batch statistics in training mode without updating running ones."""
         try:
             for module in self._tracking:
                 module.track_running_stats = False

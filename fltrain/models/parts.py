@@ -12,11 +12,11 @@ from torchvision.models.resnet import Bottleneck as Bottleneck
 from fltrain.models.network import Network
 
 NormLayer = Callable[[int], nn.Module]
-"""Makes the norm layer for a number of channels."""
+"""Returns the norm layer for a number of channels."""
 
 
 def norm_layer(norm: str, groups: int | None = None) -> NormLayer:
-    """Return what makes BatchNorm (``bn``), GroupNorm (``gn``) or identity (``none``) layers.
+    """Return a function that makes BatchNorm (``bn``), GroupNorm (``gn``) or identity (``none``) layers.
 
     Args:
         norm: one of the three.
@@ -30,12 +30,12 @@ def norm_layer(norm: str, groups: int | None = None) -> NormLayer:
 
 
 def _groups_of_16(channels: int) -> int:
-    """Largest divisor of the number of channels that is at most a sixteenth of it, and at least 1."""
+    """Return the largest divisor of ``channels`` that is at most a sixteenth of it, and at least 1."""
     return next(groups for groups in range(max(channels // 16, 1), 0, -1) if channels % groups == 0)
 
 
 def mean_pool() -> nn.Sequential:
-    """Mean over all pixels: maps ``[n, c, h, w]`` to features ``[n, c]``."""
+    """Return the mean over all pixels: maps ``[n, c, h, w]`` to features ``[n, c]``."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
@@ -68,7 +68,7 @@ class InvertedResidual(nn.Sequential):
         bias: bool = False,
         expand: bool = True,
     ) -> None:
-        """Make the block; without ``expand`` (for expansion 1) its first convolution is left out."""
+        """Make the block; without ``expand`` (for expansion 1) it has no first convolution."""
         hidden = inputs * expansion
         expanding = OrderedDict[str, nn.Module](
             expand=nn.Conv2d(inputs, hidden, 1, bias=bias),
@@ -93,7 +93,7 @@ class InvertedResidual(nn.Sequential):
 
 
 class Projected(nn.Module):
-    """A block that changes nothing but the width; its input is added through a 1x1 convolution."""
+    """A block that changes only the width; its input is added through a 1x1 convolution."""
 
     def __init__(self, block: nn.Module, inputs: int, outputs: int, norm: NormLayer) -> None:
         super().__init__()

@@ -29,9 +29,9 @@ class ConditionalValve(nn.Module):
 
 
 class ValveNetwork(Network):
-    """A network whose classifier sees its features through a valve; as a whole, under the condition zero.
+    """A network whose classifier reads its features through a valve; outside GPFL the condition is zero.
 
-    ``features`` are those before the valve.
+    ``features`` are the features before the valve.
     """
 
     valve: ConditionalValve

@@ -1,8 +1,8 @@
-"""Which device a process computes on: where there are several GPUs, each process gets one that is free.
+"""Choice of the device; on a machine with several GPUs, each process gets a free one.
 
 A process takes a slot of the GPU with the fewest processes: it locks a file in a folder that all processes of
-the user on this machine share. It holds the slot until it ends, because it needs memory of the GPU until
-then. The system releases the lock of a process that was killed. This module imports torch only when needed.
+the user on this machine share. It holds the slot until it ends, because it uses memory of the GPU until then.
+The system releases the locks of a process that was killed. This module imports torch only when needed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LOG_EVERY_SECONDS = 600.0
 
 
 def pick_device(name: str, runs: int | None = None) -> torch.device:
-    """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; PyTorch then uses that GPU alone.
+    """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; PyTorch then uses this GPU only.
 
-    On a machine with GPUs, ``auto`` and ``cuda`` stand for a GPU that fewer than ``runs`` processes hold
-    (default: ``FLTRAIN_RUNS_PER_DEVICE``, or 1). The call waits for such a GPU; this process then holds it
-    until it ends. ``cuda:N`` is that GPU, even if other processes use it.
+    ``auto`` and ``cuda`` choose a GPU that fewer than ``runs`` processes hold (default:
+    ``FLTRAIN_RUNS_PER_DEVICE``, or 1). The call waits for such a GPU; this process then holds it until it
+    ends. ``cuda:N`` is that GPU, even if other processes use it.
 
     Raises:
-        FltrainError: if there is no such device here, or its locks cannot be kept.
+        FltrainError: if this machine has no such device, or the locks cannot be written.
     """
     import torch
 
@@ -50,14 +50,12 @@ def pick_device(name: str, runs: int | None = None) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise FltrainError(f"--device: {name!r} is not known; use auto, cpu, cuda or cuda:N")
+        raise FltrainError(f"--device: unknown device {name!r}; use auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return device
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
-        raise FltrainError(
-            f"--device: {name!r} asked for, but this machine has {count} CUDA devices; use cpu or auto"
-        )
+        raise FltrainError(f"--device: {name!r}, but this machine has {count} CUDA devices; use cpu or auto")
     if kind == "cuda":
         device = torch.device("cuda", _held(_runs() if runs is None else runs).device)
     torch.cuda.set_device(device)
@@ -65,7 +63,7 @@ def pick_device(name: str, runs: int | None = None) -> torch.device:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done what it was given; the CPU always has."""
+    """Wait until a GPU has finished its work; return at once for a CPU."""
     if device.type == "cuda":
         import torch
 
@@ -74,7 +72,7 @@ def synchronize(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Slot:
-    """A share of a device, held as long as its lock: the number of the device, and the lock."""
+    """A share of a device, held as long as its lock."""
 
     device: int
     lock: BaseFileLock
@@ -82,12 +80,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Slots:
-    """Slots of devices, which processes of one user on one machine hold.
+    """Slots of devices, held by processes of one user on one machine.
 
     Attributes:
-        folder: of the lock files; made when it is needed. A file that is not locked was left behind.
-        devices: their names, of letters that files may have; the same in all processes.
-        runs: processes that may hold a slot of the same device.
+        folder: folder of the lock files, created when needed. A file without a lock is a leftover.
+        devices: names of the devices, usable in file names; the same in all processes.
+        runs: maximum number of processes that hold a slot of the same device.
     """
 
     folder: Path
@@ -95,14 +93,14 @@ class Slots:
     runs: int = 1
 
     def wait(self) -> Slot:
-        """Take a slot as soon as there is one."""
+        """Take a slot as soon as a device is free."""
         began, due = time.monotonic(), 0.0
         while (slot := self.take()) is None:
             waited = time.monotonic() - began
             if waited >= due:
-                # A warning, as it is shown also before anybody has said where messages go.
+                # A warning, so that it is shown even before logging is configured.
                 LOG.warning(
-                    "waiting for a GPU since %.0f s: %d here, for %d processes each, none free (locks: %s)",
+                    "waiting for a GPU since %.0f s: %d GPUs, for %d processes each, none free (locks: %s)",
                     *(waited, len(self.devices), self.runs, self.folder),
                 )
                 due += LOG_EVERY_SECONDS
@@ -113,7 +111,7 @@ class Slots:
         """Take a slot of the device with the fewest processes; return None if all devices are full.
 
         Raises:
-            FltrainError: if the folder cannot be used, or others than this user can.
+            FltrainError: if the folder cannot be used, or if other users can use it.
         """
         try:
             _make_private(self.folder)
@@ -141,12 +139,12 @@ def _holders(device: str, names: Iterable[str]) -> set[int]:
 
 
 def _lock(path: Path) -> BaseFileLock:
-    """A lock of the system, which a process that is killed does not leave behind; nothing in place of it."""
+    """Return a lock of the system; it ends with its process. Never fall back to another kind of lock."""
     return FileLock(path, fallback_to_soft=False)
 
 
 def _cleared(path: Path) -> bool:
-    """Remove a lock file that nobody holds; whether that was so."""
+    """Remove a lock file that no process holds; return True if it was removed."""
     lock = _lock(path)
     try:
         lock.acquire(timeout=0)
@@ -158,29 +156,28 @@ def _cleared(path: Path) -> bool:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that only this user can use; one that is there must be such."""
+    """Create a folder that only this user can use; refuse an existing folder that others can use."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise FltrainError(
-            f"{folder}: cannot keep the locks of GPUs, as it is not a folder of this user alone; "
-            f"`chmod 700` it if it is yours, or name another one in {LOCKS}"
+            f"{folder}: cannot keep the locks of GPUs, because it is not a folder of this user alone; "
+            f"`chmod 700` it if it is yours, or name another folder in {LOCKS}"
         )
 
 
 @cache
 def _held(runs: int) -> Slot:
-    """The slot that this process holds until it ends."""
-    # Not the folder for temporary files that the environment names: processes may not agree on that.
+    """Return the slot that this process holds until it ends."""
+    # Not the temporary folder that the environment names: it can differ between processes.
     folder = os.environ.get(LOCKS) or f"/tmp/fltrain-gpus-{os.getuid()}"
     return Slots(Path(folder), list(_cards()), runs).wait()
 
 
 def _cards() -> Iterator[str]:
-    """Return the names of the visible GPUs, which are the same in processes that number GPUs differently.
+    """Yield the names of the visible GPUs, which do not depend on the numbering of a process.
 
-    A GPU that SLURM gave to a job is shared within the job only: what jobs get, also of the same GPU, is
-    SLURM's to decide.
+    If SLURM gave the GPUs to a job, the names include the job: SLURM decides if jobs share a GPU.
     """
     import torch
 
@@ -193,5 +190,5 @@ def _cards() -> Iterator[str]:
 def _runs() -> int:
     text = os.environ.get(RUNS) or "1"
     if not text.isdecimal() or int(text) < 1:
-        raise FltrainError(f"{RUNS}: {text!r} is no number of processes; set it to 1 or more")
+        raise FltrainError(f"{RUNS}: {text!r} is not a number of processes; set it to 1 or more")
     return int(text)

@@ -1,4 +1,4 @@
-"""How a process computes in which runs are trained: its threads, how it asks for memory, and what it took."""
+"""CPU threads, memory allocation and peak memory of a process that trains runs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from pathlib import Path
 import torch
 
 LARGEST = 32 * 2**20
-"""Larger blocks go back to the system at once; glibc accepts no more."""
+"""Larger blocks are returned to the system at once; glibc accepts no larger threshold."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as malloc.h has them
 _NEVER = 2**31 - 1
 
 
 def compute_as_runs(threads: int = 1) -> None:
-    """Have this process compute as runs are trained: on so many threads, keeping the memory that it frees."""
+    """Set this process up to train: number of CPU threads, and ``keep_freed_memory``."""
     torch.set_num_threads(threads)
     keep_freed_memory()
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed, as the next local step needs it again; elsewhere nothing is done.
+    """Make glibc keep freed memory for the next local step; do nothing with other C libraries.
 
-    It would give memory back that it holds free at the end of its own, in every step, and the system would
-    clear each page anew: up to a tenth of the time of LeNet-5's steps, or nothing, depending on what else
-    lies there.
+    Otherwise glibc returns the memory at the end of its heap to the system in every step, and the system
+    clears each page again. That takes up to a tenth of the time of LeNet-5's steps.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
@@ -37,9 +36,9 @@ def keep_freed_memory() -> None:
 
 
 def peak_memory() -> int:
-    """Bytes of memory that this process has held at most, since ``forget_peaks``.
+    """Return the maximum number of bytes that this process has held since ``forget_peaks``.
 
-    Linux tells them of a process itself; in what ``getrusage`` says of one, its parent's peak counts, too.
+    On Linux the number is that of this process; ``getrusage`` would include the parent's peak.
     """
     with suppress(OSError):
         found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -49,9 +48,9 @@ def peak_memory() -> int:
 
 
 def forget_peaks(device: torch.device) -> None:
-    """Have the peaks of memory count from here on, for a run that is not the process's first.
+    """Restart the peaks of memory, for a run that is not the first of its process.
 
-    What an earlier run has left in memory still counts; the host's peak is forgotten on Linux only.
+    Memory that an earlier run still holds counts. The host's peak restarts on Linux only.
     """
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

@@ -83,7 +83,7 @@ def test_without_a_gpu_there_is_one_line(
         script.main()
     out, err = capsys.readouterr()
     assert left.value.code == 2 and not out and not (tmp_path / "out").exists()
-    assert re.fullmatch(r"error: --device: 'cuda' asked for, but this machine has 0 CUDA devices; .*\n", err)
+    assert re.fullmatch(r"error: --device: 'cuda', but this machine has 0 CUDA devices; .*\n", err)
 
 
 @cuda

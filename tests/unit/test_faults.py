@@ -185,7 +185,7 @@ def test_a_job_without_room_ends_in_one_line_and_leaves_the_old_file(tmp_path: P
     (tmp_path / "table.csv").write_text("old")
     done = run(partial(make_table, 1000), tmp_path, limit=100)
     assert refused(done).startswith(f"table.csv: {REASON}") and done.said.count("\n") == 1
-    assert done.said.endswith("; what was there is unchanged\n")
+    assert done.said.endswith("; the old file is unchanged\n")
     assert files(tmp_path) == {"table.csv": b"old"}
     assert run(partial(make_table, 1000), tmp_path) == Done(0, "")
     assert (tmp_path / "table.csv").read_text() == "row\n" * 1000

@@ -102,7 +102,7 @@ class FixedClasses(LabelSkew):
         return self.shared_out(class_sizes, held, random)
 
     def shared_out(self, class_sizes: Indices, held: Held, random: np.random.Generator) -> Indices:
-        """Return images by client and class; equal shares are known to give every client ``min_size``."""
+        """Return images by client and class; with equal shares every client would reach ``min_size``."""
         raise NotImplementedError
 
 

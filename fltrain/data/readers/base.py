@@ -1,7 +1,7 @@
 """Shared parts of all readers: their results, the facts to check, and checks of arrays.
 
-Files may be hostile or damaged. Nothing in them is executed, and every mismatch is one line that names the
-file, the value and what is expected.
+Files may be hostile or damaged. Readers execute nothing in them. Every mismatch is reported in one line with
+file, value and expected value.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RawSplits:
 
 @dataclass(frozen=True)
 class Facts:
-    """Known properties of a dataset; None: read off the data."""
+    """Known properties of a dataset; None: derived from the data."""
 
     classes: int | None = None
     channels: int | None = None
@@ -100,7 +100,7 @@ class Reader(Component):
         raise NotImplementedError
 
     def side_read(self, facts: Facts) -> int | None:
-        """Return height and width of the images if no target is given; None if only the files can tell."""
+        """Return height and width of the images without a target; None if they depend on the files."""
         return facts.side
 
 
@@ -272,7 +272,7 @@ def _form(images: Images) -> str:
 
 
 def _single_class_warnings(splits: RawSplits, source: Path) -> tuple[str, ...]:
-    """A constant prediction is right for every image of such a split."""
+    """Return a warning for each split with a single class: a constant prediction is always right there."""
     return tuple(
         f"all {len(labels):,} {split} images are of class {labels[0]}: a constant prediction reaches 100 %"
         for split, labels in (("training", splits.train_labels), ("test", splits.test_labels))

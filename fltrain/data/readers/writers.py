@@ -1,6 +1,6 @@
 """FEMNIST, handwriting by writer: the HDF5 files of TensorFlow Federated and the JSON files of LEAF.
 
-Both have float pixels from 0 to 1, and white paper is 1. They become bytes and are not inverted.
+Both have float pixels from 0 to 1, and white paper is 1. The readers convert pixels to bytes, not inverted.
 """
 
 from __future__ import annotations

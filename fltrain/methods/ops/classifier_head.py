@@ -1,4 +1,4 @@
-"""Classifiers apart from their network, as flat vectors ``[H]``: applied, and trained by a server."""
+"""Classifiers separate from their network, as flat vectors ``[H]``: applied, and trained by a server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fltrain.methods.types import Layout, State, Task
 
 
 def parameters(layout: Layout, head: Tensor) -> State:
-    """Return the parameters of the classifier by name, as views of a vector ``[H]`` of them."""
+    """Return the parameters of the classifier by name, as views of a vector ``[H]``."""
     return {slot.name: slot.of(head) for slot in layout.classifier}
 
 
 def logits(classifier: nn.Module, parameters: State, features: Tensor) -> Tensor:
-    """Return what the classifier with other parameters says of features: ``[n, classes]``."""
+    """Return the logits ``[n, classes]`` of features, from the classifier with the given parameters."""
     said: Tensor = torch.func.functional_call(classifier, parameters, (features,))
     return said
 
@@ -34,7 +34,7 @@ def train(
 ) -> Tensor:
     """Return the head after plain SGD on the cross entropy of features ``[m, d]`` and labels ``[m]``.
 
-    A step takes ``batch`` of these pairs, shuffled anew in every epoch, or all of them if that is None.
+    A step takes ``batch`` of these pairs, shuffled anew in every epoch, or all pairs if ``batch`` is None.
     """
     head = head.clone().requires_grad_()
     for _ in range(epochs):
@@ -48,7 +48,7 @@ def train(
 
 
 def on_server(task: Task, start: Tensor) -> State:
-    """State of a server that trains a classifier: the initial ``head`` ``[H]``, and how often it was."""
+    """Return the state of a server that trains a classifier: ``head`` ``[H]`` and number of trainings."""
     return {"head": start[task.layout.head :].clone(), "trained": torch.zeros((), dtype=torch.int64)}
 
 

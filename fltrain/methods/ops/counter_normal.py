@@ -1,9 +1,9 @@
 """Normal random numbers as plain tensor operations, for local steps.
 
-Inside a local step no generator may be asked: its state would tie results to the order of the steps and could
-not be captured or stacked. Here number i of a stream is a hash of the stream's key and i (SplitMix64, Steele
-et al. 2014), made normal by Box and Muller's transform. The same key and counter give the same numbers on
-every device, up to rounding.
+A local step must not use a generator: its state would tie results to the order of the steps and could not be
+captured or stacked. Here number i of a stream is a hash of the stream's key and i (SplitMix64, Steele et al.
+2014), made normal by Box and Muller's transform. The same key and counter give the same numbers on every
+device, up to rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GOLDEN, _FIRST, _SECOND = (
     constant - (1 << 64) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )  # as signed integers; products wrap around
 _BITS = 24
-"""Random bits of a uniform number: as many as a float32 holds."""
+"""Random bits of a uniform number; a float32 holds no more."""
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
@@ -29,9 +29,9 @@ def standard_normal(shape: Sequence[int], key: Tensor, counter: Tensor) -> Tenso
     """Return float32 numbers from N(0, 1).
 
     Args:
-        shape: of the result.
+        shape: shape of the result.
         key: int64 scalar that names the stream.
-        counter: int64 scalar below 2**31; each value gives other numbers, up to 2**33 of them.
+        counter: int64 scalar below 2**31; each value gives up to 2**33 other numbers.
     """
     size = math.prod(shape)
     pairs = (size + 1) // 2

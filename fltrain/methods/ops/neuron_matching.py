@@ -1,7 +1,7 @@
-"""Order in which the neurons of separately trained networks belong together (FedMA).
+"""Common order of the neurons of separately trained networks (FedMA).
 
-An average of several networks makes sense only after their hidden neurons are in one order. FedMA (Wang et
-al., ICLR 2020) finds it layer by layer.
+An average of several networks makes sense only if their hidden neurons have the same order. FedMA (Wang et
+al., ICLR 2020) finds this order layer by layer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fltrain.core.lazy import Tensor, optimize, torch
 from fltrain.methods.ops.vectors import mean
 
 POPULAR = 10
-"""A neuron that more clients share is no more attractive to further ones."""
+"""Number of clients above which further clients no longer make a neuron more attractive."""
 
 
 def row_weights(counts: Tensor, shares: Sequence[float]) -> Tensor:
-    """What each client counts for each class, ``[clients, classes]``: its share of the images of the class.
+    """Return each client's weight for each class, ``[clients, classes]``: its share of the class's images.
 
     Args:
         counts: images of each class that each client has, ``[clients, classes]``.
-        shares: what the clients count for classes that none of them has.
+        shares: weights of the clients for classes that none of them has.
     """
     counts = counts.double()
     held = counts.sum(0)
@@ -41,8 +41,8 @@ def match(clients: Sequence[Tensor], reference: Tensor, shares: Sequence[float],
     Args:
         clients: neurons of each client.
         reference: neurons to start from.
-        shares: what each client counts in the mean.
-        sweeps: how many times neurons are assigned at most; fewer if assignments repeat.
+        shares: weight of each client in the mean.
+        sweeps: maximum number of assignments; fewer if assignments repeat.
     """
     orders: list[Tensor] = []
     for _ in range(sweeps):
@@ -55,7 +55,7 @@ def match(clients: Sequence[Tensor], reference: Tensor, shares: Sequence[float],
 
 
 def _nearest(reference: Tensor, own: Tensor) -> Tensor:
-    """Place of the neuron that goes with each of the reference: the assignment of least squared distance."""
+    """Return, for each reference neuron, the place of its neuron: the assignment of least distance."""
     distances = reference.square().sum(1)[:, None] - 2 * reference @ own.T + own.square().sum(1)
     order = optimize.linear_sum_assignment(distances.cpu().numpy())[1]
     return torch.from_numpy(order).to(own.device)
@@ -68,13 +68,13 @@ def align(
     shares: Sequence[float],
     sweeps: int,
 ) -> list[Tensor]:
-    """Return networks with the same functions whose hidden neurons are in one order.
+    """Return networks with the same functions whose hidden neurons have a common order.
 
     Args:
-        chain: their structure.
-        vectors: their weights ``[P]``.
-        reference: weights whose order is taken, or the number of one of the networks.
-        shares: what each network counts in the mean.
+        chain: structure of the networks.
+        vectors: weights ``[P]`` of the networks.
+        reference: weights whose order is used, or the number of one of the networks.
+        shares: weight of each network in the mean.
         sweeps: see ``match``.
     """
     aligned = [vector.clone() for vector in vectors]
@@ -91,16 +91,16 @@ def align(
 # ------------------------------------------------------------------------------------ growing width
 @dataclass
 class Pool:
-    """Global neurons that clients share, or have for themselves: a Beta-Bernoulli process with Gaussians.
+    """Global neurons, shared by clients or not: a Beta-Bernoulli process with Gaussians.
 
     Each client's neuron is a global one plus noise of variance ``sigma``; global neurons are Gaussian around
-    ``prior`` ``[D]`` with variance ``sigma0``. Clients join one by one, each with the assignment of its
-    neurons that is most probable given the others'.
+    ``prior`` ``[D]`` with variance ``sigma0``. Clients join one after the other, each with the most probable
+    assignment of its neurons given the others'.
 
     Attributes:
-        clients: how many there are.
-        capacity: largest number of global neurons.
-        gamma: how readily new neurons are opened.
+        clients: number of clients.
+        capacity: maximum number of global neurons.
+        gamma: mass parameter; larger values open more new neurons.
         members: place of each neuron of each client that joined.
     """
 
@@ -118,18 +118,18 @@ class Pool:
 
     @property
     def means(self) -> Tensor:
-        """Posterior means of the global neurons ``[n, D]``."""
+        """Return the posterior means of the global neurons ``[n, D]``."""
         return (self.prior / self.sigma0 + self.sums) / (1 / self.sigma0 + self.counts / self.sigma)[:, None]
 
     def gains(self, own: Tensor) -> Tensor:
-        """Log probability gained by each possible place of each of a client's neurons.
+        """Return the gain of log probability for each place of each of a client's neurons.
 
-        Places are those of the global neurons, then as many new ones as there may be.
+        Places are those of the global neurons, then the possible new ones.
         """
         precision, before = 1 / self.sigma, 1 / self.sigma0
         room = min(len(own), self.capacity - len(self.counts))
         new = self.prior.new_zeros(room)
-        # A new neuron is one that nobody has: prior mean and precision only.
+        # A new neuron has no members: prior mean and precision only.
         sums = torch.cat([self.sums, self.sums.new_zeros(min(room, 1), len(self.prior))])
         sums = sums + self.prior * before
         precisions = before + precision * torch.cat([self.counts, new[:1]])
@@ -146,7 +146,7 @@ class Pool:
         """Assign the neurons ``[L, D]`` of a client."""
         if len(self.counts):
             places = optimize.linear_sum_assignment(self.gains(own).cpu().numpy(), maximize=True)[1]
-        else:  # all are new, in whatever order
+        else:  # all neurons are new, in any order
             places = np.arange(len(own))
         self.members[client] = torch.from_numpy(places).to(own.device)
         grown = max(int(places.max()) + 1 - len(self.counts), 0)
@@ -155,7 +155,7 @@ class Pool:
         self._add(client, own, 1.0)
 
     def leave(self, client: int, own: Tensor) -> None:
-        """Take a client's neurons out again."""
+        """Remove a client's neurons."""
         self._add(client, own, -1.0)
         del self.members[client]
         kept = self.counts > 0
@@ -171,7 +171,7 @@ class Pool:
 
 def grow(pool: Pool, clients: Sequence[Tensor], sweeps: int, random: np.random.Generator) -> None:
     """Let clients with neurons ``[L, D]`` join the pool, then each leave and join again, in random order."""
-    # The widest first, the others as they come.
+    # The widest first, the others in their order.
     for client in sorted(range(len(clients)), key=lambda one: -len(clients[one])):
         pool.join(client, clients[client])
     for _ in range(sweeps):

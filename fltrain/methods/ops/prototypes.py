@@ -1,7 +1,7 @@
-"""Class means of features: how clients describe their classes, and what the server makes of it.
+"""Class means of features: the clients' uploads and the server's tables.
 
-A description is a client's upload: ``classes`` int64 ``[k]`` that it holds, ``counts`` ``[k]`` of its images,
-and ``means`` ``[k, d]`` of their features. On the server they become tables over all classes.
+A client uploads a description: its ``classes`` int64 ``[k]``, ``counts`` ``[k]`` of its images, and ``means``
+``[k, d]`` of their features. On the server descriptions become tables over all classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ more divided by the number of holders, as the formula is printed in FedProto's p
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Images ``[C]`` and sum of the features ``[C, d]`` of each class, of features ``[n, d]``."""
+    """Return the number of images ``[C]`` and the sum ``[C, d]`` of each class, of features ``[n, d]``."""
     own = (labels[:, None] == torch.arange(classes, device=labels.device)).to(features)
     return own.sum(0), own.T @ features
 
@@ -31,13 +31,13 @@ def describe(counts: Tensor, sums: Tensor) -> State:
 
 
 def of_client(local: Local) -> State:
-    """Return the description of a client by the model that it has now, over all its training images."""
+    """Return the description of a client by its current model, over all its training images."""
     examples = local.examples
     return describe(*class_sums(examples.features(), examples.labels, local.task.classes))
 
 
 def table(descriptions: Sequence[State], classes: int) -> tuple[Tensor, Tensor]:
-    """Images ``[m, C]`` and means ``[m, C, d]`` of the classes of m clients, zero where one has none."""
+    """Return images ``[m, C]`` and means ``[m, C, d]`` of the classes of m clients; zero for missing ones."""
     like = descriptions[0]["means"]
     counts = like.new_zeros(len(descriptions), classes)
     means = like.new_zeros(len(descriptions), classes, like.shape[1])
@@ -48,7 +48,7 @@ def table(descriptions: Sequence[State], classes: int) -> tuple[Tensor, Tensor]:
 
 
 def combine(counts: Tensor, means: Tensor, averaging: Averaging) -> tuple[Tensor, Tensor]:
-    """Mean over clients ``[C, d]`` of a table, and whether anybody has the class ``[C]``."""
+    """Return the mean over clients ``[C, d]`` of a table, and a flag ``[C]`` for classes with a holder."""
     holders = (counts > 0).sum(0)
     weights = (counts > 0).to(counts) if averaging == "plain" else counts
     shares = weights / weights.sum(0).clamp(min=1e-12)
@@ -58,7 +58,7 @@ def combine(counts: Tensor, means: Tensor, averaging: Averaging) -> tuple[Tensor
 
 
 def renewed(state: State, means: Tensor, known: Tensor) -> State:
-    """Return the server's ``means`` and ``known``: a class that nobody has described keeps its old mean."""
+    """Return the server's ``means`` and ``known``: a class without a description keeps its old mean."""
     if "means" in state:
         means = means.where(known[:, None], state["means"])
         known = known | state["known"]
@@ -66,6 +66,6 @@ def renewed(state: State, means: Tensor, known: Tensor) -> State:
 
 
 def distance_to_means(features: Tensor, labels: Tensor, means: Tensor, known: Tensor) -> Tensor:
-    """Squared distance ``[n]`` of each image's features from the mean of its class, 0 if it has none."""
+    """Return the squared distance ``[n]`` of each image's features from its class mean, 0 without a mean."""
     deviations = features - means.index_select(0, labels)
     return deviations.square().sum(1) * known.index_select(0, labels)

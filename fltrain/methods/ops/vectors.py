@@ -8,7 +8,7 @@ from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.types import Update
 
 COLUMNS = 1 << 18
-"""Entries of long vectors that are multiplied at once."""
+"""Entries of long vectors in one multiplication."""
 
 
 def mean(vectors: Sequence[Tensor], shares: Sequence[float] | None = None) -> Tensor:
@@ -23,7 +23,7 @@ def mean(vectors: Sequence[Tensor], shares: Sequence[float] | None = None) -> Te
 
 
 def data_shares(updates: Sequence[Update]) -> list[float]:
-    """Return p_k = n_k / sum n of the clients that took part."""
+    """Return p_k = n_k / sum n of the clients of the cohort."""
     total = sum(update.samples for update in updates)
     return [update.samples / total for update in updates]
 
@@ -40,7 +40,7 @@ def clip_norm(vector: Tensor, limit: float) -> Tensor:
 
 
 def accumulated_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """What SGD moves under a constant unit gradient in so many steps, per unit of learning rate.
+    """Return the movement of SGD after ``steps`` steps with a constant unit gradient, per learning rate.
 
     Equal to ``steps`` for plain SGD. With momentum it is (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), with
     a proximal term [1 - (1 - eta mu)^K] / (eta mu); the recursion covers both at once (Wang et al., FedNova,
@@ -59,10 +59,10 @@ def accumulated_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> f
 
 
 def gram(rows: Tensor | Sequence[Tensor], on: torch.device | None = None) -> Tensor:
-    """Inner products of all pairs of vectors, float64 ``[m, m]``, from m rows ``[P]``.
+    """Return the inner products of all pairs of vectors, float64 ``[m, m]``, from m rows ``[P]``.
 
-    They are made on the device ``on`` (that of the rows if None), some columns at a time: the rows may lie
-    elsewhere and be in another type.
+    The products are computed on the device ``on`` (that of the rows if None), some columns at a time: the
+    rows can be on another device and have another type.
     """
     device = on or rows[0].device
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=device)

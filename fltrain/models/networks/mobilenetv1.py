@@ -40,7 +40,7 @@ class MobileNetV1(NormedModel):
         return {**blocks, "pool": models.parts.mean_pool(), "classifier": nn.Linear(inputs, classes)}
 
     def _separable(self, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-        """3x3 depthwise and 1x1 pointwise convolution, a norm and ReLU behind each."""
+        """Return a 3x3 depthwise and a 1x1 pointwise convolution, each with norm and ReLU."""
         return nn.Sequential(
             OrderedDict(
                 depthwise=nn.Conv2d(inputs, inputs, 3, stride, padding=1, groups=inputs, bias=False),

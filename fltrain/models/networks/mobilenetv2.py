@@ -1,4 +1,4 @@
-"""MobileNetV2 for small images, in the variants found in federated-learning code."""
+"""MobileNetV2 for small images, in the variants of federated-learning code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fltrain.models.base import NormedModel
 
 @dataclass(frozen=True)
 class Variant:
-    """What the variants differ in.
+    """Differences between the variants.
 
     Attributes:
         stem: kernel size of the first convolution; its padding is 1.
         strides: stride of the first block of each stage.
-        bias: whether convolutions have biases.
-        always_expand: whether blocks have a 1x1 expansion even where it expands by 1.
+        bias: convolutions have biases.
+        always_expand: blocks have a 1x1 expansion also for expansion 1.
         dropout: rate before the classifier.
     """
 
@@ -47,10 +47,10 @@ class MobileNetV2(NormedModel):
     Variant ``a`` (54 layers, 2,254,090 parameters for 3 channels and 10 classes) is the network of the FLFA
     paper's block names: 1x1 stem with padding 1, stage strides 1, 2, 2, 2, 1, 1, 1, biases. ``b`` (54 layers,
     2,237,770 parameters): 3x3 stem, strides 1, 1, 2, 2, 1, 2, 1, no biases; with ``shortcut_projection`` 1x1
-    shortcuts where a block changes its width only (4 layers and 59,152 parameters more). ``t`` (53 layers,
+    shortcuts in blocks that change only their width (4 layers and 59,152 parameters more). ``t`` (53 layers,
     2,236,682 parameters) is torchvision's network, with a dropout of 0.2 before the classifier, and with its
-    own stem at ``stem_stride`` 2. All variants keep PyTorch's initialisation, ``t`` too, whose torchvision
-    original has another. ``norm_groups`` is the 2 of the FedACG code.
+    own stem at ``stem_stride`` 2. All variants use PyTorch's initialisation; torchvision's original of ``t``
+    has another one. ``norm_groups`` is 2 in the FedACG code.
     """
 
     name: Literal["mobilenetv2"] = "mobilenetv2"
