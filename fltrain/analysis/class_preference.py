@@ -1,9 +1,8 @@
-"""Which class each neuron speaks for, and how much a layer's neurons differ in it (Fed2, sections 3 and 4).
+"""Class preference of each neuron, and its variance within a layer (Fed2, sections 3 and 4).
 
-A neuron is a unit of a layer with a weight; a filter of a convolution is one neuron. What it says is its
-post-activation A: the layer's output after the norm and the ReLU that directly follow it. Layers without a
-ReLU (linear projections, the classifier, whose neurons are the logits) have what comes after the norm, or
-their own output.
+A neuron is a unit of a layer with a weight; a filter of a convolution is one neuron. Its post-activation A is
+the layer's output after the norm and the ReLU that directly follow the layer. Layers without a ReLU (linear
+projections, the classifier, whose neurons are the logits) use the output of the norm, or their own output.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ def class_preference(
 
     The preference of a neuron for class c is the mean over the images of class c of A dZ_c / dA, summed over
     the pixels of the map, with Z_c the score of the class. The paper uses at least 50 images of each class.
-    The network runs in evaluation mode and is left as it was.
+    The network runs in evaluation mode and is unchanged afterwards.
 
     Args:
         network: any network; its parameters keep their gradients.
         split: the images.
         classes: number of classes.
-        chosen: indices of the images to use; all if not given.
+        chosen: indices of the images to use (default: all).
         spatial: sum over pixels of the products, or the product of the means over pixels (``gap_product``).
-        score: of a class, its ``logit`` or its probability ``prob``.
+        score: score of a class, its ``logit`` or its probability ``prob``.
         batch: number of images whose maps are in memory at once.
 
     Raises:
@@ -75,7 +74,7 @@ def class_preference(
             with torch.enable_grad():
                 said, logits = _post_activations(network, images.requires_grad_())
                 scores = logits.softmax(1) if score == "prob" else logits
-                # Images do not meet in evaluation mode, so one backward pass serves all of them.
+                # Images are independent in evaluation mode, so one backward pass suffices for all of them.
                 own = scores.gather(1, labels[:, None]).sum()
                 errors = torch.autograd.grad(own, list(said.values()), materialize_grads=True)
             by_class = functional.one_hot(labels, classes).double()
@@ -88,7 +87,7 @@ def class_preference(
 
 
 def _products(maps: Tensor, error: Tensor, spatial: Spatial) -> Tensor:
-    """A dZ / dA of each neuron ``[n, neurons]``."""
+    """Return A dZ / dA of each neuron ``[n, neurons]``."""
     if maps.dim() == 2:
         return maps * error
     if spatial == "gap_product":
@@ -97,15 +96,15 @@ def _products(maps: Tensor, error: Tensor, spatial: Spatial) -> Tensor:
 
 
 def _post_activations(network: Network, images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """What every layer says of some images, by its name, and the logits."""
+    """Return the post-activation of every layer for some images, by its name, and the logits."""
     said: dict[str, Tensor] = {}
-    # The layer whose output may still go through a norm and a ReLU, and the tensor that went on from it.
+    # The layer whose output may still pass a norm and a ReLU, and the tensor that it passed on.
     speaking: list[tuple[str, Tensor]] = []
 
     def record(name: str, module: nn.Module, input: Tensor, output: Tensor) -> Tensor:
         kind = module[0] if isinstance(module, PerGroup) else module
         if not isinstance(kind, _LAYERS):
-            # A tensor that was written to in between, a residual sum, is no longer what the layer said.
+            # A tensor that was changed in place, such as a residual sum, is not the layer's output.
             written = int(getattr(kind, "inplace", False))
             follows = speaking and input is speaking[0][1] and input._version == written
             if not (isinstance(kind, _NORMS + _ACTIVATIONS) and follows):
@@ -113,7 +112,7 @@ def _post_activations(network: Network, images: Tensor) -> tuple[dict[str, Tenso
                 return output
             name = speaking[0][0]
         said[name] = output
-        passed_on = output.clone()  # networks may go on in place: what was said has to stay
+        passed_on = output.clone()  # networks may change their output in place: keep a copy
         speaking[:] = [] if isinstance(kind, _ACTIVATIONS) else [(name, passed_on)]
         return passed_on
 
@@ -130,7 +129,7 @@ def _post_activations(network: Network, images: Tensor) -> tuple[dict[str, Tenso
 
 
 def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that compute, and their names; groups side by side count as one."""
+    """Yield the modules that compute, and their names; parallel groups count as one module."""
     children = [] if isinstance(module, PerGroup) else list(module.named_children())
     if not children:
         yield name, module
@@ -138,18 +137,18 @@ def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _parts(f"{name}.{key}" if name else key, child)
 
 
-# ---------------------------------------------------------------- what follows from preferences
+# ---------------------------------------------------------------- results from preferences
 def top_classes(preferences: Tensor) -> Tensor:
-    """Return the class that each neuron prefers ``[neurons]``, the first of those that tie, or -1.
+    """Return the class that each neuron prefers ``[neurons]``: the first among equals, or -1.
 
-    -1 is for silent neurons, which speak for no class; among them are those of a group that only speak
-    against its classes.
+    -1 marks neurons without a positive preference. Among them are neurons of a group that only act against
+    its classes.
     """
     return preferences.argmax(1).where(preferences.amax(1) != 0, -1)
 
 
 def total_variance(preferences: Tensor, unit_norm: bool = False) -> float:
-    """Mean squared distance of the neurons' preference vectors from their mean.
+    """Return the mean squared distance of the neurons' preference vectors from their mean.
 
     With ``unit_norm`` every vector is first scaled to length one (zero vectors stay), so that layers of
     different scale can be compared.
@@ -162,10 +161,10 @@ def total_variance(preferences: Tensor, unit_norm: bool = False) -> float:
 
 
 def shared_depth(variances: Sequence[float], share: float = 0.5, least: int = 0) -> int:
-    """Return how many of a network's first layers all groups should share.
+    """Return the number of first layers that all groups should share.
 
-    They are the leading layers whose total variance (of vectors of length one) is below ``share`` of the
-    largest, at least ``least`` (4 to 6 on VGG-16). The paper itself gives no threshold and fixes the number.
+    These are the leading layers whose total variance (of vectors of length one) is below ``share`` of the
+    largest; at least ``least`` (4 to 6 on VGG-16). The paper gives no threshold and fixes the number.
     """
     limit = share * max(variances)
     leading = next((depth for depth, value in enumerate(variances) if value >= limit), len(variances))
@@ -173,9 +172,10 @@ def shared_depth(variances: Sequence[float], share: float = 0.5, least: int = 0)
 
 
 def alignment(preferences: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Return, by layer, how often two clients' neurons at the same place prefer the same class.
+    """Return, by layer, the share of pairs of clients whose neurons at the same place prefer the same class.
 
-    Neurons that are silent at every client do not count; silent at some, they agree with nobody there.
+    Neurons that are silent at every client do not count; a neuron that is silent at a client counts as
+    disagreement there.
 
     Args:
         preferences: ``class_preference`` of each client's network, two or more.

@@ -1,8 +1,8 @@
-"""Feature inversion: images recovered from what is revealed of their features (FedImpro, appendix F.7).
+"""Feature inversion: images recovered from shared features (FedImpro, appendix F.7).
 
-An attacker who knows the global model, and hence the map from an image to its features at a cut, seeks an
-image whose features are the revealed ones. Revealed are the features of one private image, or only means over
-the images of a client, with or without noise.
+An attacker has the global model, and hence the map from an image to its features at a cut. The attack
+searches for an image with the given features: those of one private image, or only means over the images of a
+client, with or without noise.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fltrain.engine.data import FederatedData
 from fltrain.experiments.layout import Attack, Inversion, Row, Target
 
 Features = Callable[[Tensor], Tensor]
-"""From images ``[n, channels, height, width]``, 0 to 1, to what the part below the cut makes of them."""
+"""Maps images ``[n, channels, height, width]``, 0 to 1, to the output of the part below the cut."""
 
 TOGETHER = 32
-"""Targets attacked in one optimisation; each is attacked as if it were alone."""
+"""Targets attacked in one optimisation, independently of each other."""
 BATCH = 256
 """Images whose features are computed at once."""
 
-# The prior: what Ulyanov et al. (Deep image prior, CVPR 2018) use, and their names for it.
+# The prior: settings and names of Ulyanov et al. (Deep image prior, CVPR 2018).
 INPUT_CHANNELS = 32
 INPUT_RANGE = 0.1
 SKIP_CHANNELS = 4
@@ -46,17 +46,17 @@ WINDOW_DEVIATION = 1.5
 SSIM_CONSTANTS = (0.01**2, 0.03**2)
 
 
-# ---------------------------------------------------------------- how alike two images are
+# ---------------------------------------------------------------- similarity of images
 def psnr(images: Tensor, references: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio in dB of images ``[n, ...]`` from 0 to 1; infinite if they are equal."""
+    """Return the peak signal-to-noise ratio in dB of images ``[n, ...]`` from 0 to 1; infinite if equal."""
     return -10 * (images - references).square().flatten(1).mean(1).log10()
 
 
 def ssim(images: Tensor, references: Tensor) -> Tensor:
-    """Structural similarity ``[n]`` of images ``[n, channels, height, width]`` from 0 to 1.
+    """Return the structural similarity ``[n]`` of images ``[n, channels, height, width]`` from 0 to 1.
 
-    Mean over channels and over all places of a Gaussian window that lies inside the image: 11 x 11 pixels,
-    or at most 7 x 7 on images of fewer pixels than that.
+    It is the mean over channels and over all places of a Gaussian window inside the image: 11 x 11 pixels, or
+    at most 7 x 7 on smaller images.
     """
     channels, *sides = images.shape[1:]
     images, references = images.double(), references.double()
@@ -79,16 +79,16 @@ def ssim(images: Tensor, references: Tensor) -> Tensor:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of vertical neighbours plus that of horizontal ones ``[n]``."""
+    """Return the mean absolute difference of vertical plus that of horizontal neighbours ``[n]``."""
     down, across = (images.diff(dim=dim).abs().flatten(1).mean(1) for dim in (2, 3))
     return down + across
 
 
 # ---------------------------------------------------------------- the attack
 class _Attacker(nn.Module, ABC):
-    """Makes one image per target out of its parameters, in which no two targets share any.
+    """Makes one image per target from its parameters; targets share no parameters.
 
-    All targets start from the same parameters and meet the same noise.
+    All targets start from the same parameters and get the same noise.
     """
 
     ema = 0.0
@@ -98,11 +98,11 @@ class _Attacker(nn.Module, ABC):
         """Return images ``[targets, channels, height, width]``."""
 
     def stepped(self) -> None:
-        """What is done after each step."""
+        """Project the parameters after a step; does nothing by default."""
 
 
 class _Pixels(_Attacker):
-    """The images themselves, which start as noise and are kept between 0 and 1."""
+    """The images themselves, which start as noise and are clipped to 0 to 1."""
 
     def __init__(self, attack: Attack, targets: int, shape: Sequence[int], random: torch.Generator) -> None:
         super().__init__()
@@ -117,10 +117,10 @@ class _Pixels(_Attacker):
 
 
 class _Prior(_Attacker):
-    """Deep image prior: an encoder and decoder with skips, which make an image out of fixed noise.
+    """Deep image prior: an encoder and decoder with skips that makes an image from fixed noise.
 
-    The networks of all targets are one with grouped convolutions: maps ``[1, targets * channels, h, w]``.
-    Hence BatchNorm takes its moments over the pixels of one target.
+    The networks of all targets form one network with grouped convolutions: maps ``[1, targets * channels, h,
+    w]``. Hence BatchNorm uses the moments over the pixels of one target.
     """
 
     input: Tensor
@@ -131,7 +131,7 @@ class _Prior(_Attacker):
         self.targets, self.perturbation, self.ema = targets, attack.perturbation, attack.ema
         scales = attack.scales or max(1, min(MOST_SCALES, int(math.log2(min(sides))) - 1))
         width, joined = attack.channels, attack.channels + SKIP_CHANNELS
-        # On the meta device layers are not initialised, which would ask PyTorch's own generator.
+        # On the meta device layers draw no initial weights from PyTorch's own generator.
         with torch.device("meta"):
             inputs = [INPUT_CHANNELS, *[width] * (scales - 1)]
             self.skips = nn.ModuleList(self._layer(entering, SKIP_CHANNELS, 1) for entering in inputs)
@@ -165,7 +165,7 @@ class _Prior(_Attacker):
 
     @torch.no_grad()
     def _initialise(self, random: torch.Generator) -> None:
-        """Draw what PyTorch's layers start from, the same for every target."""
+        """Draw the initial values of PyTorch's layers, the same for every target."""
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
@@ -190,7 +190,7 @@ class _Prior(_Attacker):
         return self._apart(self.last(maps)).sigmoid()
 
     def _apart(self, maps: Tensor) -> Tensor:
-        """Maps of each target: ``[targets, channels, h, w]``."""
+        """Return the maps of each target: ``[targets, channels, h, w]``."""
         return maps.view(self.targets, -1, *maps.shape[2:])
 
 
@@ -199,10 +199,10 @@ ATTACKERS: dict[str, type[_Prior | _Pixels]] = {"prior": _Prior, "pixels": _Pixe
 
 @dataclass(frozen=True)
 class Inverted:
-    """Images ``[n, channels, height, width]`` from 0 to 1 that an attack came to.
+    """Images ``[n, channels, height, width]`` from 0 to 1 that an attack recovered.
 
-    ``loss`` is the mean square between their features and the targets ``[n]``, ``before`` that of the images
-    it started from.
+    ``loss`` is the mean square between their features and the targets ``[n]``, ``before`` that of the initial
+    images.
     """
 
     images: Tensor
@@ -211,7 +211,7 @@ class Inverted:
 
     @classmethod
     def joined(cls, parts: Sequence[Inverted]) -> Inverted:
-        """The results of several attacks in one."""
+        """Return the results of several attacks as one."""
         return cls(
             torch.cat([part.images for part in parts]),
             torch.cat([part.before for part in parts]),
@@ -222,9 +222,9 @@ class Inverted:
 def invert(
     features: Features, targets: Tensor, shape: Sequence[int], attack: Attack, seed: int = 0
 ) -> Inverted:
-    """Seek images of a shape (channels, height, width) whose features are the targets ``[n, ...]``.
+    """Return images of a shape (channels, height, width) whose features approach the targets ``[n, ...]``.
 
-    All random numbers come from ``seed``. What comes out for a target does not depend on the others, but for
+    All random numbers come from ``seed``. The result for a target does not depend on the others, except for
     rounding.
     """
     parts = targets.split(TOGETHER)
@@ -239,7 +239,7 @@ def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: A
     power = targets.square().flatten(1).mean(1).clamp(min=torch.finfo(targets.dtype).tiny)
 
     def losses(images: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each image: mean square between features and target, and what the attack minimises."""
+        """Return for each image the mean square between features and target, and the minimised loss."""
         loss = (features(images) - targets).square().flatten(1).mean(1)
         return loss, loss / power + attack.tv_weight * total_variation(images)
 
@@ -265,13 +265,13 @@ def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: A
     return Inverted(best, before, loss)
 
 
-# ---------------------------------------------------------------- what is attacked
+# ---------------------------------------------------------------- private images and targets
 @dataclass(frozen=True)
 class Private:
-    """A private image, and the client that has it.
+    """A private image and its client.
 
-    ``image`` is its index in the training split; ``of_class`` are those of the client's images of its class,
-    ``of_client`` those of all images of the client.
+    ``image`` is its index in the training split; ``of_class`` are the indices of the client's images of its
+    class, ``of_client`` those of all its images.
     """
 
     label: int
@@ -281,12 +281,12 @@ class Private:
     of_client: Tensor
 
     def averaged(self, target: Target) -> int:
-        """Number of images whose features a target is the mean of."""
+        """Return the number of images whose features the target averages."""
         return {"raw": 1, "class_mean": len(self.of_class), "mean": len(self.of_client)}[target]
 
 
 def private_images(data: FederatedData) -> Iterator[Private]:
-    """The first image of every class, then the second and so on, at the client that has most of the class."""
+    """Yield the first image of every class, then the second ..., at the client with most of the class."""
     holders = data.class_counts.argmax(0).tolist()
     owned: list[tuple[Tensor, Tensor]] = []
     for label, client in enumerate(holders):
@@ -303,7 +303,7 @@ def private_images(data: FederatedData) -> Iterator[Private]:
 
 @dataclass(frozen=True)
 class Compared:
-    """Images ``[n, channels, height, width]``, and how like they are to the nearest private image."""
+    """Images ``[n, channels, height, width]``, and their similarity to the nearest private image."""
 
     images: Tensor
     psnr: Tensor
@@ -322,11 +322,11 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What an attack on a run found, on the CPU.
+    """Result of an attack on a run, on the CPU.
 
     Attributes:
-        private: the private images, and as pictures ``images`` ``[n, channels, height, width]`` from 0 to 1.
-        class_means: mean image of the class at the client, of every private image.
+        private: the private images; ``images`` holds their pixels ``[n, channels, height, width]``, 0 to 1.
+        class_means: mean image of the class at the client, for every private image.
         client_means: mean image of the client.
         recoveries: a row of recovered images for each target.
     """
@@ -338,15 +338,15 @@ class Recovered:
     recoveries: tuple[Recovery, ...]
 
     def baseline(self, recovery: Recovery) -> Compared:
-        """The mean images that recovered ones have to beat."""
+        """Return the mean images that recovered ones have to beat."""
         return self.client_means if recovery.row.target == "mean" else self.class_means
 
 
 def recover(run: TrainedRun, figure: Inversion) -> Recovered:
-    """Attack the global model of a run as a figure asks for; random numbers come from the run's seed.
+    """Attack the global model of a run with a figure's settings; random numbers come from the run's seed.
 
     Raises:
-        FltrainError: if the network has no such cut, or the run has fewer images than are asked for.
+        FltrainError: if the network has no such cut, or the run has fewer images than ``figure.images``.
     """
     run.load_global()
     network, train = run.network, run.data.train
@@ -354,7 +354,7 @@ def recover(run: TrainedRun, figure: Inversion) -> Recovered:
     private = tuple(islice(private_images(run.data), figure.images))
     if len(private) < figure.images:
         raise FltrainError(
-            f"figure.images: {figure.images} images asked for; the clients have {len(private)} to show: "
+            f"figure.images: {figure.images}, but the clients have only {len(private)} to show; "
             "use at most these"
         )
 
@@ -402,17 +402,17 @@ def recover(run: TrainedRun, figure: Inversion) -> Recovered:
 
 
 def _mean(parts: Iterable[Tensor]) -> Tensor:
-    """Mean over all rows of tensors with equal rows."""
+    """Return the mean over all rows of tensors with equal rows."""
     sums, counts = zip(*[(part.sum(0, dtype=torch.float64), len(part)) for part in parts], strict=True)
     return torch.stack(sums).sum(0).div(sum(counts)).float()
 
 
 def _nearest(image: Tensor, candidates: Tensor) -> Tensor:
-    """The candidate with the smallest mean square from an image."""
+    """Return the candidate with the smallest mean square distance from an image."""
     return candidates[psnr(candidates, image.expand_as(candidates)).argmax()]
 
 
 def _generator(seed: int, use: str) -> torch.Generator:
-    """Random numbers on the CPU, so that every device sees the same ones."""
-    place = zlib.crc32(f"inversion {use}".encode())  # where no method has its own
+    """Return a generator on the CPU, so that the numbers do not depend on the device."""
+    place = zlib.crc32(f"inversion {use}".encode())  # a stream that no method uses
     return torch.Generator().manual_seed(int(stream(seed, Purpose.METHOD, epoch=place).integers(2**63)))

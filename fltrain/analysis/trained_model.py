@@ -1,4 +1,4 @@
-"""Trained models of a run: what a record keeps of them, and how they are used again."""
+"""Trained models of a run, loaded from its record."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fltrain.runs.spec import RunSpec
 
 
 class TrainedRun:
-    """A finished run with its data, ready to be looked into; its network holds the global model."""
+    """A finished run with its data, loaded for analysis; its network holds the global model."""
 
     def __init__(self, record: Record, results: Results, device: torch.device) -> None:
-        """Build the network and load what the record keeps.
+        """Build the network and load the models of the record.
 
-        From here on PyTorch computes on one thread: figures shall not depend on how many there are.
+        From then on PyTorch uses one thread, so that figures do not depend on the number of threads.
 
         Raises:
-            FltrainError: if the record keeps no models.
+            FltrainError: if the record has no models.
         """
         torch.set_num_threads(1)
         self.spec = RunSpec.parse(record.settings, str(record.folder))
@@ -53,7 +53,7 @@ class TrainedRun:
         return network
 
     def load_global(self) -> None:
-        """Put the global model into the network.
+        """Load the global model into the network.
 
         Raises:
             FltrainError: if the method has none.
@@ -63,10 +63,10 @@ class TrainedRun:
         self.model.load(self.arrays["weights"], self.arrays["buffers"], self.arrays["counters"])
 
     def each_client(self) -> Iterator[int]:
-        """Put the model of one client of the last round after the other into the network.
+        """Load the models of the last round's clients into the network, one after the other.
 
         Raises:
-            FltrainError: if the record does not keep them.
+            FltrainError: if the record has no models of clients.
         """
         if "clients" not in self.arrays:
             raise FltrainError("the record keeps no clients' models; set evaluation.keep to clients")

@@ -1,6 +1,6 @@
 """The command line: one file per command, assembled here.
 
-Exit codes: 0 success, 2 a mistake in configuration, data or environment (one line on standard error tells);
+Exit codes: 0 success, 2 a mistake in configuration, data or environment (one line on standard error);
 ``fltrain.core.errors`` lists the others. Slow imports (torch, mlflow) are delayed until a command needs them.
 """
 

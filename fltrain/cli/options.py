@@ -39,7 +39,7 @@ def selection_of(
     seeds: int | None,
     where: list[str] | None,
 ) -> Selection:
-    """Return the part of a scale that the options ask for; refuse wrong values."""
+    """Return the part of a scale that the options select; refuse wrong values."""
     wanted = {"items": items, "datasets": datasets, "methods": methods, "seeds": seeds, "where": where}
     return Selection.parse(wanted, "command line")
 

@@ -10,9 +10,9 @@ from rich.table import Table
 
 
 def print_table(table: Table) -> None:
-    """Print a table as wide as it is: columns folded to a narrow terminal are hard to read and to search.
+    """Print a table at its full width: folded columns are hard to read and to search.
 
-    With ten thousand runs, rich itself would take a minute for it.
+    Rich itself would take a minute for ten thousand runs.
     """
     columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
     widths = [max(map(cell_len, cells)) for cells in columns]

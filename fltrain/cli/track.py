@@ -46,12 +46,12 @@ def track(
         bool, typer.Option("--follow", help="Keep exporting new records until Ctrl-C.")
     ] = False,
     interval: Annotated[
-        float, typer.Option(min=0.1, help="With --follow: seconds between looks at the records.")
+        float, typer.Option(min=0.1, help="With --follow: seconds between two checks of the records.")
     ] = 10.0,
 ) -> None:
     """Export the trained runs, tables and figures of a scale to MLflow; exporting again changes nothing.
 
-    Options that choose runs do not change the tables and figures that these are tagged with. For a tracking
+    Options that choose runs do not change the tables and figures in the tags of these runs. For a tracking
     server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
     """
     from fltrain.tracking import export as tracking
@@ -69,7 +69,7 @@ def track(
         return
     stopping = Stopping()
     try:
-        with stopping.heeded(), stopping.interruptible():  # what was cut short, the next export makes good
+        with stopping.heeded(), stopping.interruptible():  # the next export completes an interrupted one
             tracking.follow(wanted, store, typer.echo, interval)
     except (Stopped, KeyboardInterrupt):
         typer.echo(f"{store}: no longer followed; `fltrain track` goes on from here")

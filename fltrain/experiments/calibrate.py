@@ -48,7 +48,7 @@ STEPS = 2
 """Local steps of a measured round."""
 
 SMALL = ({"dataset": "mnist", "model": "lenet5"}, {"dataset": "mnist", "model": "mobilenet_tiny"})
-"""Networks on which a composition is measured if its own network is slow."""
+"""Networks for measuring a composition whose own network is slow."""
 
 FEDAVG: Patch = {"method": "fedavg", "plugins": []}
 
@@ -57,8 +57,8 @@ def calibrate(plan: Plan, results: Results, device: torch.device, report: Callab
     """Measure the missing costs of a plan's runs and store them in ``calibration.json`` of the results.
 
     Measurements of another device are replaced. The file is written after each measurement, so that you can
-    interrupt a calibration and continue it. ``report`` gets a line for each measurement, and the reason for
-    each one that fails and is left out.
+    interrupt a calibration and continue it. ``report`` gets a line for each measurement, with the reason if a
+    measurement fails and is skipped.
     """
     compute_as_runs()
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
@@ -145,7 +145,7 @@ class Stopwatch:
         return self._seconds(lambda: _trained(with_)) / self._seconds(lambda: _trained(without))
 
     def exchange(self, work: Workload) -> Exchange:
-        """Return what two clients exchange per round; it does not depend on the batch size."""
+        """Return the traffic of two clients per round; it does not depend on the batch size."""
         clients, spec = 2, work.spec
         evaluation = {"every": 1, "statistics": list(spec.evaluation.statistics)}
         settings = {**_settings(spec), "batchnorm": spec.batchnorm, "rounds": 2, "evaluation": evaluation}

@@ -1,6 +1,6 @@
-"""Claims: statements of a paper's text, each with the test on our runs that would settle it. No torch.
+"""Claims: statements of a paper's text, each with the test on our runs that decides it. No torch.
 
-The statements are data, ``config/reported/<paper>_claims.csv``; how each is judged stands in the file of the
+The statements are data, ``config/reported/<paper>_claims.csv``; their tests are declared in the file of the
 paper in ``config/papers``.
 """
 
@@ -17,38 +17,38 @@ from fltrain.experiments.layout import Labels
 
 OneOrSeveral = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 Choice = dict[str, OneOrSeveral]
-"""On each axis one label, or any of several. Those that an item lacks at a reduced scale are left out."""
+"""On each axis one label, or any of several. Labels that an item lacks at a reduced scale are ignored."""
 
 
 def several(names: OneOrSeveral) -> tuple[str, ...]:
-    """Return the names as a tuple, also where there is one."""
+    """Return the names as a tuple, also for a single name."""
     return (names,) if isinstance(names, str) else names
 
 
 class Quantity(Settings):
-    """A number of every run of an item, about which a claim is made.
+    """A number of every run of an item, for a claim.
 
     Attributes:
-        item: name of the paper's item whose runs are looked at, for example ``table1``.
-        measure: name of a measure (see ``fltrain.runs.measures``), taken as the item's table shows it if
-            it does: as a multiple of a cell, against a target; else a curve is given. A target that is never
-            reached counts as reached one round after the last.
-        curve: ``kind.field`` of the rows in ``metrics.jsonl``, of which the mean over rounds is taken.
-        part: the layer or block, where there is one number for each; the numbers of several are added.
-        rounds: share of the rounds over which a curve is looked at: rounds r of R with
-            first < r / R <= second, or if there is none, the next one with a value.
-        oscillation: instead of a curve's mean, how much it goes back and forth: the mean size of its steps
-            from value to value, less the size of their mean. A curve that only rises has none.
+        item: name of the paper's item whose runs are used, for example ``table1``.
+        measure: name of a measure (see ``fltrain.runs.measures``), in the form of the item's table if it
+            shows the measure: as a multiple of a cell, against a target; else a curve is given. A target that
+            is never reached counts as reached one round after the last.
+        curve: ``kind.field`` of the rows in ``metrics.jsonl``; the number is its mean over rounds.
+        part: the layer or block, if each has a number; the numbers of several parts are added.
+        rounds: share of the rounds of a curve that counts: rounds r of R with first < r / R <= second, or if
+            there is none, the next one with a value.
+        oscillation: instead of a curve's mean, its oscillation: the mean size of its steps from value to
+            value, less the size of their mean. A curve that only rises has none.
         over: the number is the gain over the cell with these labels, or over the mean of several, paired over
             seeds; those cells themselves do not count.
         at: only cells with these labels.
-        mean_over: axes over which the number (or gain) is averaged, before anything else is done with it.
-        relative: the gain is in per cent of what it is a gain over; without ``over``, the difference of the
-            two labels that the test compares is, in per cent of the second one's number.
+        mean_over: axes over which the number (or gain) is averaged first.
+        relative: the gain is in per cent of the number of its baseline; without ``over``, the difference of
+            the two labels that the test compares is in per cent of the second one's number.
 
-    A *place* is a cell of the item, but for the axes in ``mean_over``, or for a comparison of two labels, a
-    pair of cells that agree in all other labels. Runs that diverged or are not there have no number, and
-    neither has a pair, a mean or a sum with such a run.
+    A *place* is a cell of the item without the axes in ``mean_over``, or for a comparison of two labels, a
+    pair of cells that agree in all other labels. Diverged and missing runs have no number, and neither has a
+    pair, a mean or a sum with such a run.
     """
 
     item: str
@@ -64,18 +64,18 @@ class Quantity(Settings):
 
     @property
     def sides(self) -> tuple[Labels, ...]:
-        """The two labels that the test compares, if it does; the difference is the first minus the second."""
+        """The two labels that the test compares; the difference is the first minus the second."""
         return ()
 
     @property
     def choices(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Each axis on which cells are chosen, with the labels: over, at, and of both sides."""
+        """Yield each axis on which cells are chosen, with the labels: over, at, and of both sides."""
         chosen: tuple[Mapping[str, OneOrSeveral], ...] = self.over, self.at, *self.sides
         return ((axis, several(labels)) for choice in chosen for axis, labels in choice.items())
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts whose numbers are added; none where there is one number for the whole."""
+        """The parts whose numbers are added; none if the whole has one number."""
         return () if self.part is None else several(self.part)
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class Quantity(Settings):
         if self.oscillation and self.curve is None:
             raise ValueError("oscillation: only a 'curve' has one; name a curve or leave it out")
         if self.relative and not (self.over or self.sides):
-            raise ValueError("relative: there is nothing that the number is compared with; give it 'over'")
+            raise ValueError("relative: the number is compared with nothing; set 'over'")
         averaged = {axis for side in self.sides for axis in side} & set(self.mean_over)
         if averaged:
             raise ValueError(
@@ -101,15 +101,15 @@ class Quantity(Settings):
 class Directed(Quantity):
     """A claim that something exceeds ``by``, at every place or on average. All tests are one-sided, at 5 %.
 
-    A negative ``by`` allows falling short by as much: "as good as" within a margin, or better.
+    A negative ``by`` allows a deficit of this size: "as good as" within a margin, or better.
 
     ``average``: t test of the averages over places, one per seed that has a number in all of them. Supported
-    if significant in the claimed direction, contradicted if in the other, each place having a number of some
-    seed.
+    if significant in the claimed direction, contradicted if significant in the other direction; each place
+    needs a number of some seed.
 
-    ``every``: t test over seeds at each place. Supported if it is significant at all of them (which needs no
-    correction), each of them having runs. Contradicted if it is significant in the other direction at one of
-    them, or for their average, corrected for their number (Holm).
+    ``every``: t test over seeds at each place. Supported if significant at all places (which needs no
+    correction), each of which has runs. Contradicted if significant in the other direction at one place, or
+    for their average, corrected for their number (Holm).
 
     Undecided otherwise.
     """
@@ -121,7 +121,7 @@ class Directed(Quantity):
 class Above(Directed):
     """The number is larger in cells labelled ``higher`` than in those labelled ``lower``, all else equal.
 
-    What has to exceed ``by`` is the difference, paired over seeds.
+    The difference, paired over seeds, has to exceed ``by``.
     """
 
     kind: Literal["above"]
@@ -136,7 +136,7 @@ class Above(Directed):
 class Positive(Directed):
     """The number (most often a gain ``over`` other cells) is positive, or negative for that ``kind``.
 
-    What has to exceed ``by`` is the number itself, or with ``negative``, the number with the other sign.
+    The number itself has to exceed ``by``; with ``negative``, the number with the other sign.
     """
 
     kind: Literal["positive", "negative"]
@@ -162,14 +162,14 @@ class Similar(Quantity):
 
 
 class Value(Quantity):
-    """The number, averaged over the cells, is the one that the text states. Judged at full scale only.
+    """The number, averaged over the cells, equals the stated one. Judged at full scale only.
 
-    Supported if the 90 % interval of our mean minus the stated number lies inside ``margin``, contradicted if
-    it lies wholly outside, undecided otherwise, and always with fewer than three seeds or a place without a
-    number. The interval allows for the paper's own spread over seeds. If no margin is given, the measure's
-    own holds, for a gain (``over`` other cells) half of the stated one, at least 0.25. Of several places the
-    ``extreme`` is taken, if the text speaks of the largest or smallest; the interval is then corrected for
-    the number of places (Bonferroni).
+    Supported if the 90 % interval of our mean minus the stated number lies inside ``margin``; contradicted if
+    it lies entirely outside; undecided otherwise, and always with fewer than three seeds or a place without a
+    number. The interval includes the paper's own spread over seeds. Without a margin, the default is the
+    measure's own; for a gain (``over`` other cells) it is half of the stated one, at least 0.25. Of several
+    places the ``extreme`` is used, if the text states the largest or smallest; the interval is then corrected
+    for the number of places (Bonferroni).
     """
 
     kind: Literal["value"]
@@ -186,8 +186,8 @@ class Value(Quantity):
 class Fails(Quantity):
     """The runs diverge, or end with a number (in the measure's unit) of at most ``at_most``.
 
-    Supported if more than half of the runs do at every place, contradicted if none does at one of them.
-    Undecided otherwise, and always if a place has no run that diverged or has a number.
+    Supported if this holds for more than half of the runs at every place; contradicted if it holds for none
+    at one place. Undecided otherwise, and always if a place has no run that diverged or has a number.
     """
 
     kind: Literal["fails"]
@@ -212,10 +212,10 @@ TestOfRuns = Annotated[Above | Similar | Positive | Value | Fails, Field(discrim
 
 
 class All(Settings):
-    """The claim states several things, all of which have to hold.
+    """The claim has several parts, all of which have to hold.
 
-    Supported if all are (which needs no correction). Contradicted if one of them is, its p value corrected
-    for their number (Bonferroni). Not run if none was, undecided otherwise.
+    Supported if all parts are (which needs no correction). Contradicted if a part is, its p value corrected
+    for their number (Bonferroni). Not run if no part was, undecided otherwise.
     """
 
     kind: Literal["all"]
@@ -238,8 +238,8 @@ def quantities(test: Test) -> Iterator[Quantity]:
 class Claim(Settings):
     """A row of the file of claims, by its columns ``where`` and ``claim``, and its test.
 
-    ``decided`` is the day on which the test was last changed, if that was after the rule for verdicts. A
-    verdict on runs that had been seen by then is exploratory.
+    ``decided`` is the day on which the test was last changed, if that was after the rule for verdicts. If the
+    runs had been seen by that day, the verdict is exploratory.
     """
 
     where: str

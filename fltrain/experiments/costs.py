@@ -2,8 +2,8 @@
 
 The wall time of a run is the sum of its start-up, its tests and, for every client sampled in every round, its
 local steps and its share of the server's work. ``fltrain.experiments.calibrate`` measures the duration of a
-FedAvg step for each network, image size and batch size of a plan, and for each composition of methods by what
-factor its steps take longer.
+FedAvg step for each network, image size and batch size of a plan, and for each composition of methods the
+ratio of its steps to FedAvg's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
 JSON_BYTES = 3_000
-"""Bytes of a record besides its rows: spec, summary, provenance and costs."""
+"""Bytes of a record without its rows: spec, summary, provenance and costs."""
 
 
 class StepCost(Settings):
@@ -36,7 +36,7 @@ class StepCost(Settings):
 
 
 class Exchange(Settings):
-    """What a method exchanges per round.
+    """Traffic, server time and record size of a method, per round.
 
     Attributes:
         down, up: bytes per client.

@@ -74,7 +74,7 @@ class Average(Settings):
     """A row of averages over the rows of each column and panel, taken per seed.
 
     Attributes:
-        of: what is averaged, the measure itself or its gain.
+        of: averaged number, the measure itself or its gain.
         reported: value of the column ``metric`` in the file of published values.
     """
 
@@ -87,17 +87,17 @@ class Measured(Settings):
 
     Attributes:
         measure: name of a measure (see ``fltrain.runs.measures``).
-        label: heading of its columns, if not the measure's own.
+        label: heading of its columns (default: the measure's own).
         reported: value of the column ``metric`` in the file of published values.
         gain_over: adds the difference to the cell with these labels, paired over seeds.
         relative_to: shows multiples of the cell with these labels.
         target_of: for ``rounds_to_target``: the target is the best accuracy of the cell with these labels,
             the least over seeds, rounded down to whole per cent.
-        printed_target: the target in per cent, where the paper's text has it; it counts at full scale.
-        margin: how far the mean may be from the published value and match it, in the unit of the measure, or
-            as a share of it for measures of time, rounds and traffic; the measure's own if not given.
+        printed_target: the target in per cent that the paper's text states; used at full scale.
+        margin: largest distance of the mean from the published value that still matches, in the unit of the
+            measure, or as a share for measures of time, rounds and traffic (default: the measure's own).
         average: adds a row of averages.
-        interval: shows the 90 % intervals of means and gains in place of their deviations.
+        interval: shows the 90 % intervals of means and gains instead of their deviations.
     """
 
     measure: str
@@ -113,9 +113,9 @@ class Measured(Settings):
 
 
 class Table(Layout):
-    """Layout of a table: which axis (or dimension of the measure) runs down and which across.
+    """Layout of a table: the axes (or dimension of the measure) that run down and across.
 
-    ``order_by`` names one of its measures: rows then stand from the largest mean to the smallest.
+    ``order_by`` names one of its measures: rows are then sorted from the largest mean to the smallest.
     """
 
     rows: str
@@ -222,12 +222,12 @@ class Curves(Layout):
 
 
 class Points(Layout):
-    """One measure along an axis, for each point of ``series``: a line with a mark, or a bar, at each point.
+    """A measure along an axis, for each point of ``series``: a line with a mark, or a bar, at each point.
 
     Attributes:
-        along: axis whose points stand side by side.
-        label: what the axis is called in the figure.
-        series: axis with a line or a colour of bars for each point; one if None.
+        along: axis whose points are drawn next to one another.
+        label: name of the axis in the figure.
+        series: axis with a line or a colour of bars for each point; a single line or colour if None.
         measure: name of a measure (see ``fltrain.runs.measures``).
     """
 
@@ -254,7 +254,7 @@ class Histogram(Layout):
 
     Attributes:
         curve: ``kind.field`` of the rows in ``metrics.jsonl``.
-        label: what the numbers are called in the figure; the field's name if None.
+        label: name of the numbers in the figure; the field's name if None.
         round: the round, counted from 1.
         columns: axis with a panel for each point; one panel if None.
     """
@@ -273,17 +273,17 @@ class Histogram(Layout):
 
 
 SEEDS = "seeds"
-"""In place of an axis: the item's seeds."""
+"""The item's seeds, instead of an axis."""
 
 
 class SelectedSteps(Layout):
     """Local steps that ECGR selects: rounds across, steps from the first (below) to the last (above).
 
     Attributes:
-        columns: axis with a panel for each point, of which the first seed is shown; or ``seeds``, each in a
-            panel; one panel if None.
-        clients: ``together`` shows the share of clients that select a step, by its place in their training,
-            as some train longer than others; ``apart`` shows each client's steps, clients below one another.
+        columns: axis with a panel for each point, which shows the first seed; or ``seeds``, each in a panel;
+            one panel if None.
+        clients: ``together`` shows the share of clients that select a step, by its relative position in
+            their training; ``apart`` shows each client's steps, clients below one another.
     """
 
     kind: Literal["selection"]
@@ -308,17 +308,17 @@ class SideBySide(Layout):
 
 
 class Bubbles(SideBySide):
-    """Images of each class at each client, as areas. Shows partitions; nothing is trained for it."""
+    """Images of each class at each client, as areas. Shows partitions; needs no training."""
 
     kind: Literal["bubbles"]
 
 
 class Preference(SideBySide):
-    """Top class of every neuron at every client of the last round; runs have to keep their clients' models.
+    """Top class of every neuron at every client of the last round; runs must keep their clients' models.
 
     Attributes:
-        layers: how many of the last layers before the classifier are shown below one another.
-        images: of each class, taken from the test images.
+        layers: number of last layers before the classifier, drawn below one another.
+        images: number of test images of each class.
     """
 
     kind: Literal["preference"]
@@ -327,9 +327,9 @@ class Preference(SideBySide):
 
 
 class Variance(SideBySide):
-    """Spread of the classes that the neurons of each layer prefer; runs have to keep their model.
+    """Spread of the classes that the neurons of each layer prefer; runs must keep their model.
 
-    ``images`` of each class are taken from the test images.
+    ``images`` is the number of test images of each class.
     """
 
     kind: Literal["variance"]
@@ -343,15 +343,15 @@ class Attack(Settings):
     """Search for images with given features.
 
     Attributes:
-        kind: what is optimised, the weights of an untrained network that makes the image (``prior``: deep
+        kind: optimised variables, the weights of an untrained network that makes the image (``prior``: deep
             image prior) or the image itself (``pixels``).
         steps: steps of Adam.
         lr: its learning rate; null is 0.001 for ``prior`` and 0.1 for ``pixels``.
         tv: weight of the image's total variation; null is 0 for ``prior`` and 0.01 for ``pixels``.
-        ema: weight of the old in the moving average of the images that ``prior`` makes; 0 takes them as they
-            are.
-        channels: of the prior's maps.
-        scales: how often the prior halves the image; null goes down to maps of 2 or 3 pixels, 5 at most.
+        ema: weight of the old value in the moving average of the images of ``prior``; 0 is no average.
+        channels: channels of the prior's maps.
+        scales: number of times that the prior halves the image; null goes down to maps of 2 or 3 pixels, 5 at
+            most.
         perturbation: standard deviation of the noise added to the prior's input in each step.
     """
 
@@ -403,14 +403,14 @@ class Row(NamedTuple):
 class Inversion(Layout):
     """Images recovered from features of a run's global model, below the private ones.
 
-    The run is the grid's only point, with its first seed; its record has to keep the model.
+    The run is the grid's only point, with its first seed; its record must keep the model.
 
     Attributes:
-        split: the cut whose features are attacked, as the number of the last convolution below it; null is
-            the middle one of those that the network has.
-        attack: how images are sought.
-        targets: a row (or several) for each: ``raw`` features of the private image; ``class_mean``, the mean
-            over the client's images of the class; ``mean``, that over all images of the client.
+        split: the attacked cut, as the number of the last convolution below it; null is the network's middle
+            cut.
+        attack: search for images.
+        targets: kinds of rows: ``raw`` features of the private image; ``class_mean``, the mean over the
+            client's images of the class; ``mean``, the mean over all images of the client.
         noises: a row of ``class_mean`` for each of these standard deviations of noise added to the mean.
         images: number of private images, one of each class in turn.
     """
@@ -458,7 +458,7 @@ Figure = Annotated[
 
 
 def curves_of(layout: Table | Figure) -> list[str]:
-    """Return the curves that every run of a table or figure has to have."""
+    """Return the curves that every run of a table or figure must have."""
     if isinstance(layout, Curves):
         return [panel.curve for panel in layout.panels]
     if isinstance(layout, Histogram):
@@ -467,18 +467,18 @@ def curves_of(layout: Table | Figure) -> list[str]:
 
 
 def measures_of(layout: Table | Figure) -> list[str]:
-    """Return the measures that a table or figure shows, each of which some run has to have."""
+    """Return the measures that a table or figure shows; at least one run must have each of them."""
     if isinstance(layout, Table):
         return [measured.measure for measured in layout.measures]
     return [layout.measure] if isinstance(layout, Points) else []
 
 
 class Cell(Settings):
-    """One run in its place: labels on the item's axes, seed, and its names in the published table.
+    """One run with its labels on the item's axes, its seed, and its names in the published table.
 
-    ``run`` and ``partition`` are the ids of the run and of the partition that it uses, ``methods`` the names
-    of its method and plug-ins, in order. ``stale`` says, of a run without a record, what was revised since
-    which record, if there is one.
+    ``run`` and ``partition`` are the IDs of the run and of its partition, ``methods`` the names of its method
+    and plug-ins, in order. ``stale`` describes the revisions since the stale record of a run without a
+    current one.
     """
 
     labels: Labels
@@ -506,10 +506,10 @@ def scale_sentence(title: str, reduced: bool) -> str:
 
 
 class Sheet(Settings):
-    """A table or figure to be assembled: layout and runs, as plain data that a workflow can hand to a job.
+    """Plain data from which a job makes a table or figure: layout and runs.
 
     ``restricted`` lists restrictions by a full scale's axes or by the user's selection; ``scale`` names them.
-    ``seen`` is the day by which the runs had been seen: a rule of that day or later was not made before them.
+    ``seen`` is the day by which the runs had been seen: a rule of that day or later is exploratory.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Experiments: papers x scale -> the runs behind every table and figure. No torch here.
+"""Experiments: papers x scale -> the runs behind every table and figure. Does not import torch.
 
 Grids are declared (``fltrain.experiments.schema``) and expanded here. Settings are merged in this order;
 later ones win: the paper's, the item's, the scale's, the scale's for this item, the points' of the axes,
@@ -53,14 +53,14 @@ from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import choose, parse_where, settings_text
 
 MOST_RUNS = 100_000
-"""Cells times seeds of an item: a plan holds all of them in memory."""
+"""Maximum of cells times seeds of an item: a plan holds all of them in memory."""
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell's run with one seed: its place in the item's grid, and its spec."""
+    """The run of a cell with one seed: its position in the item's grid, and its spec."""
 
     labels: Labels
     reported: dict[str, str]
@@ -134,11 +134,11 @@ class PlannedItem:
 
     @property
     def scale_title(self) -> str:
-        """At what scale the item is shown, if all of it is."""
+        """Scale of the item in words, if the item is complete."""
         return self.reduction.title or self.scale.title
 
     def keeping(self, demand: Demand) -> Self:
-        """Return the item with the cells that meet a demand; its sheet says why others are absent."""
+        """Return the item with the cells that meet a demand; its sheet gives the reason for missing cells."""
         references = list(_references(self.layout))
         wanted = [entry for entry in self.entries if demand.met(entry.spec)]
         compared = {
@@ -200,7 +200,7 @@ class PlannedItem:
 class Plan:
     """All items of a scale. Runs that items share are one run.
 
-    ``restrictions`` lists the restrictions that left something out.
+    ``restrictions`` lists the restrictions that removed a cell.
     """
 
     scale: Scale
@@ -227,7 +227,7 @@ class Plan:
         return found
 
     def restricted(self, selection: Selection) -> Plan:
-        """Return the selected part of the plan: items with the cells that fit, without items that have none.
+        """Return the selected part of the plan: items with the matching cells, without empty items.
 
         Raises:
             FltrainError: if a name is unknown or nothing is left.
@@ -252,7 +252,7 @@ class Plan:
         known = {
             "paper": (selection.papers, {item.paper.paper for item in self.items}),
             "item": (selection.items, {item.id for item in self.items}),
-            "data set": (selection.datasets, {spec.dataset.name for spec in self.specs}),
+            "dataset": (selection.datasets, {spec.dataset.name for spec in self.specs}),
             "method": (
                 selection.methods,
                 {method.name for spec in self.specs for method in spec.composition.methods},
@@ -269,7 +269,7 @@ class Plan:
                     )
 
     def _reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
-        """Return the plan with those items that have cells; note ``why`` if anything is left out."""
+        """Return the plan with the items that have cells; note ``why`` if a cell or item is removed."""
         kept = [item for item in items if item.entries]
         same = [id(item) for item in kept] == [id(item) for item in self.items]
         return self if same else Plan(self.scale, kept, (*self.restrictions, *why))
@@ -279,12 +279,12 @@ class Plan:
     ) -> Plan:
         """Return the items that can be made without training, because some run has a complete record.
 
-        They keep all their cells; tables say then which were not run, and which are stale.
+        They keep all their cells; tables show missing and stale runs.
 
         Args:
             complete: runs (by ID) that have a complete record.
-            stale: for other runs with a stale record, what has changed since.
-            there: returns whether all else that an item is made from exists.
+            stale: for other runs with a stale record, the revisions since.
+            there: returns True if all other inputs of an item exist.
 
         Raises:
             FltrainError: if nothing can be made.
@@ -301,7 +301,7 @@ class Plan:
 
 
 def _references(layout: Table | Figure) -> Iterator[Labels]:
-    """Labels in which the cells that others are compared with differ from these."""
+    """Yield labels of the cells that others are compared with, as far as they differ from these."""
     if isinstance(layout, Table):
         for measured in layout.measures:
             yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
@@ -355,7 +355,7 @@ def plan(config: Path, scale: str) -> Plan:
 
 
 def _declared(config: Path, what: str, name: str, kind: type[AnyDeclared]) -> AnyDeclared:
-    """Read a paper or scale, which must be called like its file: results are written under the name."""
+    """Read a paper or scale; its name must be that of its file, because it names the results."""
     path = config / f"{what}s" / f"{file_name(name, what)}.yaml"
     declared = read_yaml(path, kind, what)
     if (said := getattr(declared, what)) != name:
@@ -448,9 +448,10 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
 
 
 def _check_needs(item: PlannedItem) -> None:
-    """Refuse runs that would lack what the table, the figure or a claim needs of them.
+    """Refuse runs that cannot give the numbers of the table, the figure or a claim.
 
-    Every run needs the curves and models of a figure, at least one run each measure, and what claims need.
+    Every run needs the curves and models of a figure. At least one run needs each measure, and all that
+    claims use.
     """
     specs = {", ".join(entry.labels.values()): entry.spec for entry in item.entries if entry.seed == 0}
     for curve in curves_of(item.layout):

@@ -18,7 +18,7 @@ Names = Mapping[str, str]
 """Columns of a file of published values -> their texts for a cell."""
 
 REQUIRED = "metric", "value", "note"
-"""Columns that every file of values has; the others say what the values belong to."""
+"""Columns that every file of values has; the others identify the cell of a value."""
 
 STATED = "where", "claim", "value", "unit"
 """Columns of a file of claims."""
@@ -27,7 +27,7 @@ FAILURES = "failed to converge", "not reached"
 """Beginnings of the note on a value whose run failed in the paper."""
 
 METHOD = "method", "plugin", "variant"
-"""Columns that name what was run; the others name the setting."""
+"""Columns that identify the method; the others identify the setting."""
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -49,19 +49,19 @@ class PublishedValue:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of a file of published values: its texts by column, and the value that they give."""
+    """A row of a file of published values: its texts by column, and its value."""
 
     texts: Names
     value: PublishedValue
 
     def fits(self, names: Names) -> bool:
-        """Return whether the row has these texts; columns that the file does not have do not count."""
+        """Return True if the row has these texts; columns that the file does not have do not count."""
         return all(self.texts.get(column, text) == text for column, text in names.items())
 
 
 @dataclass(frozen=True)
 class Published:
-    """The published values of one ``file`` (its name); none for an item without one."""
+    """The published values of one ``file`` (its name); an item without a file has none."""
 
     rows: Sequence[PublishedRow] = ()
     columns: Sequence[str] = ()
@@ -72,7 +72,7 @@ class Published:
         """Read a file of published values and mark those that a file of anomalies names.
 
         Raises:
-            FltrainError: if one of them cannot be read.
+            FltrainError: if a file cannot be read.
         """
         if path is None:
             return cls()
@@ -91,10 +91,10 @@ class Published:
         return groups
 
     def find(self, metric: str | None, names: Names, reduced: bool = False) -> PublishedValue | None:
-        """Return the one published value of a metric that the names of a cell fit; None if there is none.
+        """Return the only published value of a metric that fits the names of a cell; None without one.
 
         A reduced scale can replace an axis by one without names, so that several values fit: then the cell
-        stands for none of them.
+        has no published value.
 
         Raises:
             FltrainError: if several values fit at full scale.
@@ -113,15 +113,15 @@ class Published:
     def absent(
         self, metric: str | None, declared: Iterable[Names], cells: Iterable[Names]
     ) -> list[dict[str, str]]:
-        """Return the names of the published values of a metric that none of the cells stands for.
+        """Return the names of the published values of a metric that none of the cells has.
 
-        Values of another part of the table do not count: those that differ from all declared names in what
-        these have in common, or that leave empty what they name.
+        Values of another part of the table do not count: those whose texts differ from all declared names, or
+        are empty, in the columns that the names have in common.
 
         Args:
-            metric: of the values; None has none.
-            declared: names of the table's cells; any text stands for a ``{dimension}`` in them.
-            cells: names of the cells that are shown, with the labels of a dimension as the runs have them.
+            metric: metric of the values; None has no values.
+            declared: names of the table's cells; any text matches a ``{dimension}`` in them.
+            cells: names of the shown cells, with the labels of a dimension as in the runs.
         """
         declared, cells = list(declared), list(cells)
         named = dict.fromkeys(key for names in declared for key in names if key in self.columns)
@@ -140,7 +140,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Anomaly:
-    """A reason to doubt the published values of a file in whose rows the columns have one of these texts."""
+    """A reason to doubt the published values in rows that match: column -> texts."""
 
     file: str
     match: Mapping[str, list[str]]
@@ -154,13 +154,13 @@ class Anomaly:
                 raise FltrainError(f"anomalies: {self.file} has no column {column!r}{hint}")
 
     def concerns(self, texts: Names) -> bool:
-        """Return whether it concerns a row with these texts."""
+        """Return True if it applies to a row with these texts."""
         return all(texts[column] in allowed for column, allowed in self.match.items())
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A row of a file of claims: the place, the claim, and the number that it states, if it states one."""
+    """A row of a file of claims: the place, the claim, and its number, if it states one."""
 
     where: str
     claim: str
@@ -206,8 +206,8 @@ def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], lis
     """Read a file of published values or claims: its columns, and its rows as texts by column.
 
     Raises:
-        FltrainError: if it cannot be read, lacks a column that is needed, has a line with too many cells, or
-            in the columns ``value`` and ``std`` something else than numbers and empty cells.
+        FltrainError: if it cannot be read, lacks a needed column, has a line with too many cells, or has
+            values other than numbers and empty cells in the columns ``value`` and ``std``.
     """
     rows: list[dict[str, str]] = []
     try:
@@ -260,7 +260,7 @@ def check_reported(folder: Path, paper: Paper) -> None:
     Items name a file of values, its columns and metrics; claims are rows of ``<paper>_claims.csv``.
 
     Raises:
-        FltrainError: if a file cannot be read, or does not have what is named.
+        FltrainError: if a file cannot be read, or lacks a column, metric or claim.
     """
     for name, item in paper.items.items():
         if item.reported:
@@ -282,7 +282,7 @@ def _check_item(item_id: str, item: Item, path: Path) -> None:
         for column, name in reported.items():
             names.setdefault(column, set()).add(name)
     for column, used in names.items():
-        # A single name tells no cells apart.
+        # A single name does not distinguish cells.
         if len(used) > 1 and column not in columns:
             raise FltrainError(
                 f"{item_id}: points are 'reported' under {column!r}, which is no column of "

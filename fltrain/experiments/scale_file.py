@@ -19,7 +19,7 @@ Yaml = dict[str, Any]
 
 
 def scale_file(config: Path, path: Path) -> Path:
-    """Return the path in ``config/scales`` for a new scale, from the name or path that a user gives.
+    """Return the path in ``config/scales`` of a new scale, from the user's name or path.
 
     Raises:
         FltrainError: if the file exists or its name is not valid.
@@ -33,7 +33,7 @@ def scale_file(config: Path, path: Path) -> Path:
 
 
 def write_scale(path: Path, config: Path, part: Plan, title: str) -> None:
-    """Write a scale that has the items of ``part``, each with the seeds that it has there.
+    """Write a scale with the items of ``part`` and their seeds.
 
     Args:
         path: file in ``config/scales``.
@@ -54,14 +54,14 @@ def write_scale(path: Path, config: Path, part: Plan, title: str) -> None:
 
 
 def _reduction(declared: Mapping[str, Yaml], item: PlannedItem) -> Yaml:
-    """Return the declaration of an item in a scale, the last one by its ID or its paper, with fewer seeds."""
+    """Return the declaration of an item in a scale (the last by its ID or its paper), with fewer seeds."""
     names = [name for name in declared if name in (item.id, item.paper.paper)]
     seeds = 1 + max(entry.seed for entry in item.entries)
     return _applied(declared[names[-1]], item.reduction, [item]) | {"seeds": seeds}
 
 
 def _applied(declared: Mapping[str, Any], parsed: Reduction, items: Sequence[PlannedItem]) -> Yaml:
-    """Return a declaration without the axes and exceptions that concern none of the items."""
+    """Return a declaration without axes and exceptions that apply to none of the items."""
     axes = {axis for item in items for axis in item.axes}
     kept: Yaml = dict(declared)
     if "axes" in declared:

@@ -1,7 +1,7 @@
 """Schema of the declarations: papers with their items, scales, the register of assumptions. No torch.
 
-A paper file declares its tables and figures (*items*) as grids: named axes, each a few labelled points, each
-point a patch on the settings. A scale file reduces the papers' protocol, for all items or for one.
+A paper file declares its tables and figures (*items*) as grids: named axes with labelled points, each a patch
+of the settings. A scale file reduces the papers' protocol, for all items or for one.
 ``fltrain.experiments.plan`` expands both into runs.
 """
 
@@ -37,7 +37,7 @@ Patch = dict[str, Any]
 
 
 def _none_of(*names: str, by: str = "in the results folder") -> AfterValidator:
-    """Refuse names that something else has."""
+    """Refuse names that are already in use."""
 
     def check(name: str) -> str:
         if name in names:
@@ -58,7 +58,7 @@ class Point(Settings):
 
 
 class Axis(Settings):
-    """Labelled points of one dimension of a grid, in the order in which they are shown.
+    """Labelled points of one dimension of a grid, in display order.
 
     Written as a list of values or as ``label: value``; a value is a mapping with ``set`` and ``reported``, or
     short for ``set: {<axis>: value}`` and ``reported: {<axis>: value}``.
@@ -117,7 +117,7 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 
 @lru_cache(maxsize=10_000)
 def _validated(name: str, text: bytes) -> Any:
-    """Value of one setting of a run from its JSON; ``_ABSENT`` if it is not valid."""
+    """Return the value of one setting of a run from its JSON; ``_ABSENT`` if it is not valid."""
     try:
         return _adapter(name).validate_json(text)
     except ValidationError:
@@ -125,14 +125,14 @@ def _validated(name: str, text: bytes) -> Any:
 
 
 def setting_at(root: Any, path: Iterable[str]) -> Any:
-    """Return the setting below ``root`` at a path of keys; there may be none."""
+    """Return the setting below ``root`` at a path of keys; ``_ABSENT`` without one."""
     for key in path:
         root = getattr(root, key) if key in getattr(type(root), "model_fields", ()) else _ABSENT
     return root
 
 
 def names_of(value: Any) -> list[Any]:
-    """Return the values that match a setting: the name of a component, those of all items of a list."""
+    """Return the values that match a setting: the name of a component, or those of all items of a list."""
     if isinstance(value, tuple):
         return [name for item in value for name in names_of(item)]
     return [getattr(value, "name", value)]
@@ -156,7 +156,7 @@ class Special(Settings):
     Attributes:
         when: value of each setting by its path (``training.lr``), or a list of alternatives. A component
             matches by its name (``method: scaffold``), a list by any of its items (``plugins: ecgr``). The
-            settings are those of the cell without any exceptions, including defaults.
+            exceptions themselves do not change the compared settings, which include defaults.
         set: settings to merge into those of the cell.
         reported: names of the cell in the published table.
     """
@@ -171,12 +171,12 @@ class Special(Settings):
 
     @property
     def conditions(self) -> Iterator[tuple[list[str], tuple[Value, ...]]]:
-        """Each path, as keys, with the values that match."""
+        """Yield each path, as keys, with the values that match."""
         for path, wanted in self.when.items():
             yield path.split("."), wanted if isinstance(wanted, tuple) else (wanted,)
 
     def matches(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether a cell with these settings is patched."""
+        """Return True if the patch applies to a cell with these settings."""
         for (name, *keys), wanted in self.conditions:
             if name in settings:
                 value = _validated(name, json.dumps(settings[name]).encode())
@@ -216,10 +216,11 @@ class Item(Settings):
     """A table or figure of a paper: the grid of runs behind it, and its layout.
 
     Attributes:
-        covers: the tables and figures of the paper that it stands for, as ``config/reported/experiments.csv``
-            calls them; none if it is our own.
-        counted: reason why the number of cells differs from that in the file, if it does.
-        assumptions: entries of ``config/register.yaml`` for settings that the text lost, beyond the paper's.
+        covers: the paper's tables and figures that the item reproduces, by their names in
+            ``config/reported/experiments.csv``; empty for our own items.
+        counted: reason for a number of cells that differs from that file, if it does.
+        assumptions: entries of ``config/register.yaml`` for settings that the text lacks, in addition to the
+            paper's.
     """
 
     title: str
@@ -247,7 +248,7 @@ class Item(Settings):
         """Return the item with a figure whose layout is patched.
 
         Raises:
-            FltrainError: if it is a table, or the layout is not valid then.
+            FltrainError: if it is a table, or the patched layout is not valid.
         """
         if not patch:
             return self
@@ -262,8 +263,8 @@ class Item(Settings):
 class Paper(Settings):
     """A paper: its protocol, its items, and the tests of its claims.
 
-    ``assumptions`` are entries of ``config/register.yaml`` that concern all items; ``untrained`` gives
-    the reason why its other tables and figures need no training.
+    ``assumptions`` are entries of ``config/register.yaml`` for all items; ``untrained`` gives the reason why
+    the paper's other tables and figures need no training.
     """
 
     paper: FileName
@@ -299,7 +300,7 @@ class Paper(Settings):
 
 
 class Register(Settings):
-    """Settings that the papers' texts lost or leave open: what is assumed, and what else is possible."""
+    """Settings that the papers' texts lack or leave open, each with our assumption and alternatives."""
 
     entries: dict[str, Ambiguity] = {}
 
@@ -307,7 +308,7 @@ class Register(Settings):
         """Return the named entries as sentences.
 
         Raises:
-            FltrainError: if there is none of that name.
+            FltrainError: if a name is unknown.
         """
         for name in names:
             if name not in self.entries:
@@ -318,9 +319,9 @@ class Register(Settings):
 
 
 class Reduction(Settings):
-    """Settings and axes that replace an item's own, further exceptions; ``seeds`` is the most that are run.
+    """Settings and axes that replace an item's own, and further exceptions; ``seeds`` is the maximum number.
 
-    ``title`` says in a few words what is shown then; ``figure`` patches the layout of a figure.
+    ``title`` describes the reduced item in a few words; ``figure`` patches the layout of a figure.
     """
 
     title: str | None = None
@@ -334,7 +335,7 @@ class Reduction(Settings):
 
 
 def _by_name(written: Any) -> Any:
-    """Spell out the list of a scale's items: names, or ``name: reduction`` where the scale has one for it."""
+    """Spell out the list of a scale's items: names, or ``name: reduction`` for a reduced item."""
     if not isinstance(written, Sequence) or isinstance(written, str):
         raise ValueError("the items must be a list")
     items: dict[str, Any] = {}
@@ -342,7 +343,7 @@ def _by_name(written: Any) -> Any:
         named = {entry: {}} if isinstance(entry, str) else entry
         if not isinstance(named, Mapping) or len(named) != 1:
             raise ValueError(
-                f"an item is a name (flfa/table1, or flfa for all of the paper's) or one 'name: settings', "
+                "an item is a name (flfa/table1, or flfa for all items of the paper) or 'name: settings', "
                 f"not {entry!r}"
             )
         for name, reduction in named.items():
@@ -356,7 +357,7 @@ FOLDERS = (
     *("benchmarks", "checkpoints", "data", "downloads", "executors"),
     *("logs", "mlflow-artifacts", "partitions", "runs"),
 )
-"""Folders in the results folder that belong to no scale."""
+"""Folders in the results folder that are not scales."""
 
 
 class Scale(Reduction):
@@ -405,7 +406,7 @@ def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
     """Read and validate a YAML file.
 
     Raises:
-        FltrainError: if it is missing, not YAML, or not valid; a missing one names its neighbours.
+        FltrainError: if it is missing, not YAML, or not valid; for a missing file it names the others.
     """
     if not path.parent.is_dir():
         raise FltrainError(

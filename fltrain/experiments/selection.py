@@ -44,7 +44,7 @@ class Demand:
 
 
 class Selection(Settings):
-    """Conditions on the cells of a scale, which must meet all of them. An empty condition restricts nothing.
+    """Conditions on the cells of a scale, all of which must hold. An empty condition restricts nothing.
 
     ``methods`` also keeps the cells with which the layout compares the named ones (``gain_over``,
     ``relative_to``, ``target_of``, ``reduction_from``), for example the base methods behind a plug-in's gain.
@@ -55,8 +55,8 @@ class Selection(Settings):
         datasets: names of datasets.
         methods: names of base methods or plug-ins; a run needs one of them.
         seeds: maximum number of seeds.
-        where: conditions on settings, see ``fltrain.runs.where``; those on ``method`` or ``plugins`` keep
-            the cells of comparisons, too.
+        where: conditions on settings, see ``fltrain.runs.where``; conditions on ``method`` or ``plugins``
+            also keep the cells of comparisons.
     """
 
     papers: Names = ()
@@ -67,7 +67,7 @@ class Selection(Settings):
     where: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_texts)] = ()
 
     def wants(self, names: Set[str]) -> bool:
-        """Return whether an item with these names is selected."""
+        """Return True if an item with these names is selected."""
         return all(not named or names & set(named) for named in (self.papers, self.items))
 
     @property
@@ -80,7 +80,7 @@ class Selection(Settings):
     def demands(self) -> Iterator[Demand]:
         """The conditions on runs."""
         if self.datasets:
-            yield Demand(_listed("data set", self.datasets), lambda spec: spec.dataset.name in self.datasets)
+            yield Demand(_listed("dataset", self.datasets), lambda spec: spec.dataset.name in self.datasets)
         if self.methods:
             yield Demand(
                 _listed("method", self.methods),
@@ -117,7 +117,7 @@ class JobResources(Settings):
 
     Attributes:
         default: amounts of every job.
-        networks: by name of the network, amounts that differ.
+        networks: differing amounts by name of the network.
         growth: maximum multiple of these amounts; attempt N requests N times as much.
     """
 

@@ -31,7 +31,7 @@ from fltrain.runs.status import held
 
 MAX_RUNS = 100_000
 MAX_FILE_BYTES = 64 * 2**20
-"""Limit for one file; the largest of the papers' runs (500 rounds, all statistics) take a few MB."""
+"""Limit for one file; the papers' largest runs (500 rounds, all statistics) take a few MB."""
 MAX_BYTES = 8 * 2**30
 """Limit for all unpacked files."""
 
@@ -42,7 +42,7 @@ _STAGING, _ASIDE = ".import-", ".replaced-"
 
 @dataclass(frozen=True)
 class Imported:
-    """Number of records that an import added, replaced, and left because they were equal."""
+    """Number of records that an import added, replaced, and skipped because they were equal."""
 
     added: int
     replaced: int
@@ -73,7 +73,7 @@ def export_records(records: Iterable[Record], path: Path) -> int:
     """Write complete records to an archive; return their number.
 
     Raises:
-        FltrainError: if there is no record, if an import would refuse one, or if ``path`` is a folder.
+        FltrainError: if there is no record, if an import would refuse a record, or if ``path`` is a folder.
     """
     wanted = sorted(records, key=lambda record: record.run_id)
     if not wanted:
@@ -119,9 +119,9 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
         if not locked:
             raise FltrainError(f"{results.runs}: another import is running; wait until it has ended")
         _recover(results)
-        for left in results.runs.glob(f"{_STAGING}*"):  # by an import that was killed
+        for left in results.runs.glob(f"{_STAGING}*"):  # from an import that was killed
             shutil.rmtree(left)
-        # On the same file system, so that a rename is enough, and under names that no run has.
+        # On the same file system, so that a rename suffices, and under names that no run has.
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=results.runs))
         try:
             return _import(path, results, replace, staging)
@@ -213,7 +213,7 @@ def _import_lock(results: Results) -> Iterator[bool]:
 
 
 class _Bounded(gzip.GzipFile):
-    """Gzip file that reads no more than an archive may hold, whatever a header claims."""
+    """Gzip file that reads no more than an archive may hold, even if a header claims more."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= MAX_FILE_BYTES or self.tell() > MAX_BYTES:

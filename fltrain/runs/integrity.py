@@ -85,9 +85,9 @@ class Checked:
     """An undamaged record.
 
     Attributes:
-        spec: its settings as today's code understands them; None if it does not know one of them.
-        stale: difference between its spec and the one that today's code would record; empty if there is none.
-        digests: of its ``data``, ``partition`` and ``metrics``.
+        spec: its settings; None if the current code lacks one of them.
+        stale: difference between its spec and the spec that the current code would record; empty if none.
+        digests: digests of its ``data``, ``partition`` and ``metrics``.
     """
 
     spec: RunSpec | None
@@ -135,7 +135,7 @@ def _checked(folder: Path) -> Checked:
 
 
 def _spec(folder: Path) -> tuple[RunSpec | None, str]:
-    """Return the settings of a record and the difference to the spec that today's code would record.
+    """Return the settings of a record and the difference to the spec that the current code would record.
 
     The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
     """

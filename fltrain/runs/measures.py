@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # planning needs no statistics, which take a second to import
     from fltrain.core.statistics import OverSeeds
 
 WARM_UP_ROUNDS = 3
-"""Rounds left out of timings, as the first ones include one-off work."""
+"""Rounds omitted from timings, because the first rounds include one-off work."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ QUARTER = Margin(0.25, relative=True)
 
 @dataclass(frozen=True)
 class Measure:
-    """A number, or one number per label of a ``dimension``, read off a record; None if the run has none.
+    """A number, or one per label of a ``dimension``, computed from a record; None if the run has none.
 
-    ``targeted`` measures are also handed a target accuracy. ``over_seeds`` names the summary over seeds: the
-    median if numbers can be infinite. ``margin`` holds unless a table declares one. ``diverged`` names the
-    number that stands for a run that diverged.
+    ``targeted`` measures also take a target accuracy. ``over_seeds`` names the summary over seeds: the median
+    if numbers can be infinite. ``margin`` is the default margin of tables. ``diverged`` names the value for a
+    diverged run.
     """
 
     label: str
@@ -61,7 +61,7 @@ class Measure:
     diverged: Literal["chance", "never"] | None = None
 
     def of_diverged(self, record: Record) -> float:
-        """Return the number that stands for a diverged run: chance accuracy, infinite rounds, or NaN."""
+        """Return the value for a diverged run: chance accuracy, infinite rounds, or NaN."""
         if self.diverged == "never":
             return math.inf
         entry = registry().get(record.spec["dataset"]["name"])
@@ -72,7 +72,7 @@ class Measure:
         """Return the smallest believable spread over seeds.
 
         Args:
-            images: test images of a run; one of them is the step in which accuracies differ.
+            images: test images of a run; accuracies differ in steps of one image.
         """
         if self.diverged == "never":
             return 1.0
@@ -96,12 +96,12 @@ def _round_seconds(record: Record) -> Mapping[str, float] | None:
 
 
 def best_accuracy(record: Record) -> float:
-    """Highest accuracy of any round, 0 if there is none."""
+    """Return the highest accuracy of any round, 0 without any."""
     return float(record.summary["accuracy"]["best"] or 0.0)
 
 
 def _rounds_to_target(record: Record, target: float) -> Mapping[str, float]:
-    """First round (from 1) whose accuracy is at least the target; infinite if none is."""
+    """Return the first round (from 1) whose accuracy is at least the target; infinite if none is."""
     split = "local_test" if record.spec["local_test"] else "test"
     rounds = (
         row["round"]
@@ -112,9 +112,9 @@ def _rounds_to_target(record: Record, target: float) -> Mapping[str, float]:
 
 
 def _rounds_to_settle(record: Record) -> Mapping[str, float] | None:
-    """First round (from 1) within a point of the best accuracy, about where a curve is seen to flatten."""
+    """Return the first round (from 1) within a point of the best accuracy, where a curve becomes flat."""
     best = _percent("best")(record)
-    # The slack lets an accuracy of exactly a point less be within it.
+    # The slack includes an accuracy of exactly one point less.
     return _rounds_to_target(record, (best[""] - 1 - 1e-9) / 100) if best else None
 
 
@@ -125,7 +125,7 @@ def _fall(record: Record) -> Mapping[str, float] | None:
 
 
 def _selection_share(record: Record) -> Mapping[str, float] | None:
-    """Share of selections that fall into each block, in percent (FLFA, table 13)."""
+    """Return the share of selections in each block, in percent (FLFA, table 13)."""
     selected = Counter(name.partition(".")[0] for row in record.rows("flfa") for name in row["selected"])
     blocks = dict.fromkeys(name.partition(".")[0] for name in record.summary["layers"])
     total = selected.total()
@@ -133,7 +133,7 @@ def _selection_share(record: Record) -> Mapping[str, float] | None:
 
 
 def _extra_accuracy(record: Record) -> Mapping[str, float] | None:
-    """Final accuracy on each further test set; a run that diverged has none."""
+    """Return the final accuracy on each further test set; None for a diverged run."""
     extra: Mapping[str, float | None] = record.summary["extra"]
     return {name: math.nan if value is None else 100 * value for name, value in extra.items()}
 
@@ -180,7 +180,7 @@ def measure(name: str) -> Measure:
     """Return a measure by name.
 
     Raises:
-        FltrainError: if there is none of that name.
+        FltrainError: if the name is unknown.
     """
     if name not in MEASURES:
         raise FltrainError(
@@ -212,7 +212,7 @@ _NEEDS: dict[str, tuple[str, Callable[[RunSpec], bool]]] = {
 
 
 def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
-    """Return the setting that a run lacks for a measure or a curve (``kind.field``); empty if it lacks none.
+    """Return the setting that a run lacks for a measure or curve (``kind.field``); empty if it lacks none.
 
     Raises:
         FltrainError: if there is no such curve; the message begins with ``where``.

@@ -1,4 +1,4 @@
-"""Record of a run: the files it leaves, from which tables, figures and the MLflow export are made. No torch.
+"""Record of a run: its files, the source of tables, figures and the MLflow export. No torch.
 
 ``<results>/runs/<run id>/`` holds
 
@@ -8,7 +8,7 @@
 * ``costs.json``       seconds by phase, throughput, peak memory;
 * ``provenance.json``  code, packages and machine;
 * ``train.log``        log of the training;
-* ``models.safetensors``  the final model, if the spec asks for it (see ``fltrain.analysis.trained_model``).
+* ``models.safetensors``  the final model, if the spec requests it (see ``fltrain.analysis.trained_model``).
 
 Two executions of a run on the same kind of machine write the first three files byte for byte equal. The other
 files differ between executions.
@@ -46,7 +46,7 @@ RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "pro
 """The files of a complete record."""
 
 MODELS_FILE = "models.safetensors"
-"""File of the final weights, in records whose spec asks for them."""
+"""File of the final weights, in records whose spec requests them."""
 
 
 class Damaged(FltrainError):
@@ -76,7 +76,7 @@ def reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Results:
-    """Layout of the results folder: the path of everything that runs read and write."""
+    """Layout of the results folder: paths of all files that runs read and write."""
 
     root: Path
 
@@ -155,7 +155,7 @@ class Record:
 
     @property
     def damage(self) -> str:
-        """The damaged file of a complete record and what is wrong with it; empty if the digests hold.
+        """Damaged file of a complete record and its problem; empty if the digests are correct.
 
         ``costs.json`` and ``provenance.json`` have no digests; ``fltrain verify`` checks their form.
         """
@@ -192,9 +192,9 @@ class Record:
 
     @property
     def run_spec(self) -> RunSpec | None:
-        """The settings as today's code understands them; None if it does not know one of them.
+        """The settings; None if the current code lacks one of them.
 
-        Its run ID differs from that of the record if a component was revised since.
+        Their run ID differs from that of the record if a component was revised since.
         """
         settings = self.settings
         try:
@@ -230,7 +230,7 @@ class Record:
 
     @property
     def test_images(self) -> int | None:
-        """Number of images that an accuracy is a share of; None if no row of the record has it."""
+        """Number of images behind an accuracy; None if no row of the record has it."""
         return next((row["images"] for row in self.rows("evaluation") if "images" in row), None)
 
     def _check(self) -> None:
@@ -420,10 +420,10 @@ def write_record(
         "provenance.json": json_text(provenance),
         "summary.json": json_text(complete),
     }
-    with ExitStack() as places:  # all files are written, then renamed in reverse order
+    with ExitStack() as places:  # write all files, then rename them in reverse order
         for name, text in reversed(texts.items()):
             places.enter_context(replacing(folder / name)).write_text(text, encoding="utf-8")
         if models is not None:
             write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
-        # The old record ends here, after a full disk would have raised an error.
+        # The old record is deleted here; a full disk would have raised an error earlier.
         (folder / "summary.json").unlink(missing_ok=True)

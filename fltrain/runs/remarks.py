@@ -11,7 +11,7 @@ from fltrain.runs.sources import differing, named, source_digests
 
 
 def remarks(records: Iterable[Record]) -> list[str]:
-    """Return one line each on damaged records, mixed conditions and changed code, as far as there are any.
+    """Return a line each for damaged records, mixed conditions and changed code; omit those that are fine.
 
     Args:
         records: the records behind a table, complete or not, repeated or not.

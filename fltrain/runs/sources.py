@@ -27,7 +27,7 @@ CHECKED = ("data.download", "data.fetch", "data.unpack")
 """Modules among them that do not: checksums cover the files that they make."""
 
 ENTRY = ("fltrain.engine.simulation", "fltrain.engine.executors.choose", "fltrain.data.prepared")
-"""Modules from which the imports are followed, beside those of the run's components."""
+"""Modules whose imports are followed, in addition to those of the run's components."""
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -36,8 +36,8 @@ def source_digests(spec: RunSpec) -> dict[str, str]:
     """Return a digest of each module that decides the numbers of a run, by its name without ``fltrain.``.
 
     These are the modules of its components (``methods.fedprox``), the engine and the preparation of data, and
-    all that they import from fltrain or, for a component from outside, from its own package. Of a module
-    with several components, only those of the run count: ``data.partition.dirichlet (dirichlet)``.
+    their imports from fltrain or, for an external component, from its own package. A module with several
+    components counts only with those of the run: ``data.partition.dirichlet (dirichlet)``.
     """
     return dict(_digests(frozenset(map(type, components(spec)))))
 

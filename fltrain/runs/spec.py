@@ -1,7 +1,7 @@
-"""RunSpec: everything that decides the numbers of a run, validated and hashed. No torch here.
+"""RunSpec: all settings that decide the numbers of a run, validated and hashed. Does not import torch.
 
-Paths, threads, devices and tracking addresses are not in it: the same spec gives the same numbers wherever
-it runs.
+It has no paths, threads, devices or tracking addresses: the same spec gives the same numbers on every
+machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fltrain.models.base import Model
 from fltrain.models.networks import MODELS
 
 ENGINE_REVISION = 1
-"""Raise it whenever the engine computes other numbers for some run."""
+"""Increase it if the engine computes other numbers for some run."""
 
 
 if TYPE_CHECKING:
@@ -85,17 +85,17 @@ class Evaluation(Settings):
     """Tests and further measurements.
 
     Models are tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
-    final accuracy. On local test images (``local_test``) all clients are tested, sampled or not, at a
-    ``point``: with the model that they have ``after_download`` of the server's next message, the global one
-    unless the method says otherwise, or ``after_local`` training, as they last did it. What the server sends
-    beside the model is the newest in either case.
+    final accuracy. On local test images (``local_test``) all clients are tested, in the cohort or not.
+    ``point``: ``after_download`` tests the model that a client gets next from the server (the global model,
+    unless the method defines another one); ``after_local`` tests the client's model after its last local
+    training. In both cases the payload is the latest one.
 
     ``statistics``: ``drift`` and ``similarity`` of the clients' updates, ``divergence`` of their weights from
     the new global ones and ``dissimilarity`` of their gradients (which costs an epoch) in every round,
     ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first round is
-    reported. ``extra``: further data sets whose test images the model is tested on, normalised like the run's
-    own. ``keep``: whether the record also holds the final ``model``, and the models of the last round's
-    ``clients``, for figures that look into them.
+    reported. ``extra``: further datasets whose test images the model is tested on, normalised like the run's
+    own. ``keep``: the record also holds the final ``model``, and the models of the last round's ``clients``,
+    for figures that analyse them.
     """
 
     every: int = Field(default=1, ge=1)
@@ -133,7 +133,7 @@ class RunSpec(Settings):
         self.dataset.normalise(entry.channels or 1)
         if entry.train_images == 0:
             raise ValueError(
-                f"data set {self.dataset.name!r} is for testing only; name it in evaluation.extra"
+                f"dataset {self.dataset.name!r} is for testing only; name it in evaluation.extra"
             )
         extra = [data.name for data in self.evaluation.extra]
         for data in self.evaluation.extra:
@@ -141,7 +141,7 @@ class RunSpec(Settings):
                 raise ValueError(f"evaluation.extra: {data.name!r} is named twice; leave one out")
             if data.normalisation != "default":
                 raise ValueError(
-                    f"evaluation.extra: {data.name!r} is normalised like the run's own data set; "
+                    f"evaluation.extra: {data.name!r} is normalised like the run's own dataset; "
                     "leave out 'normalisation'"
                 )
         if self.local_test and "separability" in self.evaluation.statistics:
@@ -170,19 +170,19 @@ class RunSpec(Settings):
         return self
 
     def _check_participation(self) -> None:
-        """Refuse rounds of some of the clients if a method needs all of them."""
+        """Refuse a partial cohort if a method needs all clients."""
         clients = self.partition.clients
         if self.participation.per_round(clients) == clients:
             return
         for method in self.composition.methods:
             if method.needs.all_clients:
                 raise ValueError(
-                    f"method {method.name!r} needs all clients in every round as it is set up; set "
+                    f"method {method.name!r} needs all clients in every round with these settings; set "
                     "participation.fraction to 1"
                 )
 
     def _check_personal(self) -> None:
-        """Refuse what goes without a global model, or without images of the clients' own to test on."""
+        """Refuse settings that need a global model, or local test images, if the run has none."""
         method = self.composition
         if not self.local_test:
             for setting, used in {
@@ -201,7 +201,7 @@ class RunSpec(Settings):
             if self.evaluation.extra:
                 raise ValueError(f"evaluation.extra: needs a global model; {what} has none; leave it out")
         if not method.global_model:
-            # Of what clients share besides their classifiers, updates can still be compared.
+            # Updates can still be compared in the parameters that clients share.
             compared: tuple[Statistic, ...] = ("divergence", "dissimilarity")
             if method.private != "head":
                 compared += ("drift", "similarity")
@@ -225,7 +225,7 @@ class RunSpec(Settings):
 
     @property
     def _images(self) -> int | None:
-        """Images to be divided over clients, as far as the registry knows."""
+        """Number of images to be divided over clients; None if the registry lacks it."""
         entry = self.dataset.entry
         if entry.train_images is None or entry.test_images is None:
             return None
@@ -281,7 +281,7 @@ class RunSpec(Settings):
         return round % self.evaluation.every == 0 or round in self.final_rounds
 
     def to_json(self) -> str:
-        """Canonical JSON without revisions: what ``parse`` reads back."""
+        """Return canonical JSON without revisions, for ``parse``."""
         return canonical_json(self.model_dump(mode="json"))
 
 
@@ -292,5 +292,5 @@ def partition_name(
     local_test: Mapping[str, Any] | None,
     seed: int,
 ) -> str:
-    """Name a partition of a data set (by its id), from settings and revisions of all that it depends on."""
+    """Return the name of a partition of a dataset (by its ID), from the settings and revisions behind it."""
     return f"{dataset}-{scheme['name']}-{short_hash([data, scheme, local_test, seed])}"

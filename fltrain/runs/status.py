@@ -119,7 +119,7 @@ class State:
             run_id: the run.
             results: the results folder.
             stale: the stale record of the run, if it has one.
-            spec: the run, to compare the code that trained it with today's; None to compare nothing.
+            spec: the run, to compare the code of the record with the current code; None: no comparison.
         """
         record = results.record(run_id)
         if record.complete:

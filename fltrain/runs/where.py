@@ -71,7 +71,7 @@ def settings_text(spec: RunSpec) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------ conditions
 @dataclass(frozen=True)
 class Condition:
-    """One condition: a key, and values of which a run has one (or none, if ``excluded``)."""
+    """A condition: a key and allowed values, or excluded values if ``excluded``."""
 
     key: str
     values: tuple[str, ...]

@@ -40,7 +40,7 @@ _NEUTRAL = (
     "evaluation.extra",
     "evaluation.keep",
 )
-_WIDE = 50  # longest name of a line, in characters, for which a narrow figure has room
+_WIDE = 50  # longest name of a line, in characters, that fits into a narrow figure
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Line:
         condition: settings under which they are compared, by dotted name.
         variant: values of the compared settings, for example ``fedprox+flfa, method.mu=0.1``.
         methods: names of base method and plug-ins.
-        runs: IDs by seed; several IDs if runs differ only in what is measured.
+        runs: IDs by seed; several IDs if runs differ only in their measurements.
         diverged: number of seeds that diverged.
         value: statistic over seeds; accuracies in percent.
         difference: statistic of the differences to the baseline with the same seed and condition.
@@ -204,8 +204,8 @@ def compare(
         metric: one of ``FINALS``, or the last value of one of ``CURVES``.
         over: settings to compare, by dotted name or its beginning; default: method and plug-ins, or all
             settings in which the runs differ if they all have the same method.
-        baseline: variant, or the beginning of its name, that others are compared with; default: FedAvg, or
-            the first variant.
+        baseline: variant, or the beginning of its name, for the differences; default: FedAvg, or the first
+            variant.
 
     Raises:
         FltrainError: if metric, setting or baseline is unknown, or runs with the same settings and seed have

@@ -26,7 +26,7 @@ def load_runs(
 
     Columns: ``run``; ``paper``, ``items``, ``scale``, ``dataset``, ``partition``, ``model``, ``method``,
     ``plugins``, ``status`` (categories), ``seed`` (integer); ``metric``, ``round`` (from 1) and ``value``
-    (accuracies from 0 to 1). Metrics with one value stand in the last round.
+    (accuracies from 0 to 1). Metrics with one value belong to the last round.
 
     Args:
         results: folder that holds ``runs/``.

@@ -1,9 +1,9 @@
-"""Run records, tables and figures -> MLflow: a view for browsing that can be deleted and made again any time.
+"""Run records, tables and figures -> MLflow: a view for browsing; you can delete and recreate it at any time.
 
 There is one experiment per paper, with one MLflow run per run ID and one per table or figure, which holds its
 files. The experiment ``cells`` has one MLflow run per cell of every table, with mean, gain and verdict. Tags
-and descriptions link runs, cells and tables. An MLflow run is left alone if it has ended and its tag
-``fltrain.record`` is still the fingerprint of its files; otherwise it is replaced. Tags alone are corrected.
+and descriptions link runs, cells and tables. An MLflow run stays unchanged if it has ended and its tag
+``fltrain.record`` is still the fingerprint of its files; otherwise it is replaced. Tags are set in place.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _CELL_NAMES = ("panel", "row", "column", "label")
 _CELL_TAGS = ("row", "column", "panel", "measure", "gain_verdict", "side")
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 _ITEMS = "fltrain.items."  # tags with the items of a run, by scale
-# MLflow marks these, so that nobody takes them for usable results.
+# MLflow marks these, so that nobody mistakes them for usable results.
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED", STALE: "KILLED"}
 _CELLS_NOTE = (
     "One run per cell of every table. For example, filter `tags.plugins = 'flfa'` and sort by `gain` to see "
@@ -90,10 +90,10 @@ class Wanted:
     Attributes:
         results: folder of records, tables and figures.
         scale: scale of the runs.
-        memberships: paper items by run ID, such as ``flfa/table1``, of the whole scale: runs do not lose
-            items if only some of them are exported. A run goes to the experiment of its first item's paper,
-            or to ``unassigned``.
-        runs: IDs; those without a complete record are left out. Stale records in their place come along.
+        memberships: paper items by run ID, such as ``flfa/table1``, of the whole scale: runs keep their items
+            if only some of them are exported. A run belongs to the experiment of its first item's paper, or
+            to ``unassigned``.
+        runs: IDs; runs without a complete record are skipped, but their stale records are exported.
         pages: tables and figures; those without files are left out.
     """
 
@@ -153,7 +153,7 @@ class Exported:
 
 
 def export(wanted: Wanted, uri: str, patience: Patience = PATIENCE) -> Exported:
-    """Bring an MLflow store in line with records, tables and figures; leave everything else in it alone.
+    """Update an MLflow store to match records, tables and figures; do not change anything else in it.
 
     Args:
         wanted: what to export.
@@ -182,7 +182,7 @@ def export(wanted: Wanted, uri: str, patience: Patience = PATIENCE) -> Exported:
         if assigned and store.is_complete(wanted.scale, digest, homes):
             return Exported(unchanged=len(prints))
         store.set_incomplete()
-        # Restoring a deleted experiment brings its runs back, so this comes before looking for them.
+        # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
         for paper, note in papers.items():
             store.experiment(paper, note)
         exporter = _Exporter(wanted, store)
@@ -233,7 +233,7 @@ class _Exporter:
             ),
             None,
         )
-        new = None if kept else make()  # before anything is deleted: a record can be damaged
+        new = None if kept else make()  # before any deletion: a record can be damaged
         for run in present:
             if run is not kept:
                 self.store.delete(run)
@@ -252,14 +252,14 @@ class _Exporter:
         for run, fingerprint in fingerprints.items():
             try:
                 count = self._export_run(run, fingerprint, present.get(run, ()))
-            except FltrainError:  # only records raise it in here: this one is damaged
+            except FltrainError:  # the record is damaged
                 count = "left_out"
             setattr(self.done, count, getattr(self.done, count) + 1)
 
     def _export_run(self, run: str, fingerprint: str, present: Sequence[StoredRun]) -> str:
         record = self.wanted.results.record(run)
         spec = record.run_spec
-        if spec is None:  # of another version: the earlier export of it stays
+        if spec is None:  # of another version: keep its earlier export
             return "left_out"
         view = view_record(record, spec, {self.wanted.scale: self.wanted.memberships})
         tags = self._run_tags(view, present[0].tags if present else {})
@@ -364,7 +364,7 @@ class _Exporter:
             self.done.cells += count in ("created", "replaced", "retagged")
 
     def _common_names(self, runs: Sequence[str]) -> dict[str, str]:
-        """Return dataset, method, plug-ins and so on, as far as all runs of a cell have the same."""
+        """Return dataset, method, plug-ins and so on, if all runs of a cell have the same."""
         every = [names for run in runs if (names := self._names(run))]
         return {
             name: every[0][name]
@@ -391,7 +391,7 @@ class _Exporter:
         return f"{cell} of [{page.id}]({item}), {page.title}.\n\nSeeds: {', '.join(links) or NONE}."
 
     def _home(self, run: str) -> str:
-        """Return the experiment of a run, as far as it is known; "" if not."""
+        """Return the experiment of a run; "" if unknown."""
         if run not in self.homes:
             items = self.wanted.memberships.get(run)
             self.homes[run] = self.store.experiment(_paper(items[0])) if items else ""
@@ -488,7 +488,7 @@ def follow(
     interval: float = 10.0,
     patience: Patience = PATIENCE,
 ) -> None:
-    """Export everything that exists, then whatever appears or changes, until an exception interrupts it.
+    """Export everything that exists, then all changes, until an exception interrupts it.
 
     The process runs at low priority. If the store fails after the first export, it is tried again.
 

@@ -1,8 +1,8 @@
 """MLflow stores: opened for one writer at a time, written and read through MLflow's public client.
 
-A SQLite database is written without waiting for the disk after each transaction, because it can be made again
-from the records. Files of runs lie beside it, in the folder that an MLflow server takes as
-``--artifacts-destination``. MLflow is imported inside functions because that takes seconds.
+A SQLite database is written without waiting for the disk after each transaction, because it can be recreated
+from the records. Files of runs are in a folder next to it (``--artifacts-destination`` of an MLflow server).
+MLflow is imported inside functions because that takes seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PROXIED = (
 )
 _TRAINING = {
     "mlflow.experimentKind": "custom_model_development"
-}  # else MLflow shows pages for language models
+}  # otherwise MLflow shows pages for language models
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _PAGE = 1000, 100, 1000  # limits of one request
 _PARAM_CHARACTERS, _TAG_CHARACTERS, _DIGEST_CHARACTERS = 6000, 5000, 10
 _FEW = 20  # up to this number, runs are looked up one by one
@@ -99,7 +99,7 @@ class NewRun:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """An MLflow run of an earlier export; one that was cut short has not ended."""
+    """An MLflow run of an earlier export; an interrupted one has not ended."""
 
     id: str
     experiment: str
@@ -114,7 +114,7 @@ def writing(uri: str, folder: Path, patience: Patience = PATIENCE) -> Iterator[S
 
     Args:
         uri: ``sqlite:///path`` or the address of a tracking server.
-        folder: folder of the lock for a tracking server; that of a database lies beside it.
+        folder: folder of the lock for a tracking server; the lock of a database is next to it.
         patience: longest waits.
 
     Raises:
@@ -132,7 +132,7 @@ def writing(uri: str, folder: Path, patience: Patience = PATIENCE) -> Iterator[S
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{path}.lock", timeout=patience.lock):
                 if not path.exists():
-                    # Making the tables takes seconds; MLflow cannot use what a killed process leaves behind.
+                    # Creating the tables takes seconds; MLflow cannot use an incomplete database.
                     with replacing(path) as temporary, _sqlite_connections():
                         _client(f"{SQLITE}{temporary}")
                 _check_database(path, patience.database, write=True)
@@ -203,7 +203,7 @@ def _short_errors(uri: str, action: str) -> Iterator[None]:
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
         raise FltrainError(f"tracking needs MLflow: install 'fltrain[workflow]' ({error})") from None
-    # MLflow logs what it also raises, and every step of making a database.
+        # MLflow logs its exceptions, too, and every step of making a database.
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
@@ -243,7 +243,7 @@ def _client(uri: str) -> MlflowClient:
     return mlflow.MlflowClient(uri)
 
 
-# MLflow retries hopeless cases for minutes, and reports them in many words; so they are tried beforehand.
+# MLflow retries hopeless cases for minutes, and reports them in many words; so check them first.
 def _check_reachable(uri: str, seconds: float) -> None:
     if uri.startswith("http"):
         try:
@@ -271,9 +271,9 @@ class Store:
         search = partial(client.search_experiments, view_type=ViewType.ALL)
         self._experiments: dict[str, Experiment] = {one.name: one for one in _pages(search)}
 
-    # If nothing is new, an export reads nothing but these tags: looking up 10,000 runs takes a minute.
+    # If nothing is new, an export reads only these tags: looking up 10,000 runs takes a minute.
     def is_complete(self, scale: str, digest: str, names: Iterable[str]) -> bool:
-        """Return True if the last export to these experiments was one of this digest, and ended."""
+        """Return True if the last export to these experiments had this digest and ended."""
         experiments = [self._experiments.get(name) for name in names]
         return bool(experiments) and all(
             one and one.lifecycle_stage == "active" and one.tags.get(f"{_COMPLETE}{scale}") == digest
@@ -281,19 +281,19 @@ class Store:
         )
 
     def set_incomplete(self) -> None:
-        """Forget what earlier exports have completed; to be called before anything is written."""
+        """Clear the marks of complete exports; call this before writing."""
         for experiment in self._experiments.values():
             for key, value in experiment.tags.items():
                 if key.startswith(_COMPLETE) and value != "unfinished":
                     self._client.set_experiment_tag(experiment.experiment_id, key, "unfinished")
 
     def set_complete(self, scale: str, digest: str, names: Iterable[str]) -> None:
-        """Note that everything of this digest has been written to these experiments."""
+        """Mark everything of this digest as written to these experiments."""
         for name in names:
             self._client.set_experiment_tag(self.experiment(name), f"{_COMPLETE}{scale}", digest)
 
     def experiment(self, name: str, note: str = "") -> str:
-        """Return the ID of an experiment, which is created, restored or described as far as needed."""
+        """Return the ID of an experiment; create, restore or describe it if needed."""
         experiment = self._experiments.get(name)
         if experiment is None:
             location = f"{_PROXIED}/{name}" if self._artifacts else None
@@ -320,7 +320,7 @@ class Store:
             yield StoredRun(run.info.run_id, run.info.experiment_id, ended, run.data.tags)
 
     def with_tag(self, key: str, values: Collection[str]) -> dict[str, list[StoredRun]]:
-        """Return the runs whose tag has one of the values, by it."""
+        """Return the runs whose tag has one of the values, by value."""
         few = len(values) <= _FEW
         conditions = [f"= '{value}'" for value in values] if few else ["LIKE '%'"]
         found: dict[str, list[StoredRun]] = {}
@@ -331,7 +331,7 @@ class Store:
         return found
 
     def create(self, experiment: str, run: NewRun) -> None:
-        """Write a run. Its end comes last, so that a run that was cut short can be told."""
+        """Write a run. Its end comes last, so that an interrupted run can be recognised."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
         client, tags = self._client, dict(_shortened(run.tags, _TAG_CHARACTERS))
@@ -368,7 +368,7 @@ class Store:
         client.set_terminated(info.run_id, run.status, run.ended)
 
     def _folder(self, artifact_uri: str) -> Path:
-        """Folder in which an MLflow server looks for a run's artifacts."""
+        """Return the folder in which an MLflow server looks for a run's artifacts."""
         assert self._artifacts
         return self._artifacts / artifact_uri.removeprefix(f"{_PROXIED}/")
 
@@ -389,12 +389,12 @@ class Store:
 
 
 def with_note(tags: Mapping[str, str], note: str) -> dict[str, str]:
-    """Return tags with a description, and its hash, by which ``corrections`` sees that somebody edited it."""
+    """Return tags with a description and its hash, by which ``corrections`` detects edited descriptions."""
     return {**tags, NOTE: note, _NOTE_HASH: short_hash(note[:_TAG_CHARACTERS])}
 
 
 def corrections(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return the wanted tags that differ from the current ones; an edited description stays."""
+    """Return the wanted tags that differ from the current ones; edited descriptions stay."""
     edited = NOTE in current and current.get(_NOTE_HASH) != short_hash(current[NOTE])
     ours = {key: value for key, value in wanted.items() if not (edited and key in (NOTE, _NOTE_HASH))}
     return {key: value for key, value in _shortened(ours, _TAG_CHARACTERS) if current.get(key) != value}
@@ -405,7 +405,7 @@ def _shortened(values: Mapping[str, str], characters: int) -> Iterator[tuple[str
 
 
 def _pages(search: Any) -> Iterator[Any]:
-    """Yield everything that a search of MLflow finds, page by page."""
+    """Yield all results of a search of MLflow, page by page."""
     token: str | None = None
     while True:
         page = search(max_results=_PAGE, page_token=token)
@@ -421,7 +421,7 @@ def stored_runs(uri: str, where: Sequence[Condition] = ()) -> list[RunView]:
 
     Args:
         uri: address of the store.
-        where: conditions; the store is asked for those with a single value of a field.
+        where: conditions; those with a single value of a field filter the store's query.
 
     Raises:
         FltrainError: if the store cannot be read.
@@ -439,7 +439,7 @@ def stored_runs(uri: str, where: Sequence[Condition] = ()) -> list[RunView]:
         experiments = [one.experiment_id for one in _pages(client.search_experiments)]
         search = partial(client.search_runs, experiments)
         runs = list(_pages(partial(search, " and ".join([exported, *asked]))))
-        # Without any, all are needed to tell which values there are.
+        # Without any match, load all runs to list the existing values.
         runs = runs or list(_pages(partial(search, exported)))
     return [_view(run, uri) for run in runs]
 

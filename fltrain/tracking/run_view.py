@@ -58,10 +58,10 @@ CURVES = {
 """Metrics with a value per round: kind of row and name of its value."""
 
 FINALS = ("final_accuracy", "best_accuracy", "seconds", "traffic_bytes", "peak_memory_bytes")
-"""Metrics with one value; ``final_accuracy.<dataset>`` of further datasets comes on top."""
+"""Metrics with one value, in addition to ``final_accuracy.<dataset>`` of further datasets."""
 
 EXTRA = 2
-"""Number of further datasets whose final accuracy is a metric: MLflow's interface slows down with many."""
+"""Number of further datasets whose final accuracy is a metric: many slow MLflow's interface down."""
 
 Curve = list[tuple[int, float]]
 """Rounds (from 1) and values."""
@@ -77,8 +77,8 @@ class RunView:
         run_id: its ID.
         fields: see ``FIELDS``.
         settings: its spec and revisions as text by dotted name: ``training.lr``, ``plugins.flfa.n_fa``.
-        finals: finite metrics with one value; accuracies from 0 to 1. They stand in the last of ``rounds``.
-        rounds: number of rounds that the spec asks for.
+        finals: finite metrics with one value; accuracies from 0 to 1. They belong to the last of ``rounds``.
+        rounds: number of rounds in the spec.
         read_curves: reads ``curves``.
     """
 
@@ -204,9 +204,9 @@ def _is_number(value: Any) -> bool:
 
 
 def stale_records(runs: Collection[str], current: Collection[str], results: Results) -> list[Record]:
-    """Return records with the settings of these runs (by ID), made before a component was revised.
+    """Return stale records with the current settings of these runs (by ID).
 
-    Only records with the same readable part of the ID are read, and none that are known to be current.
+    Only records with the same readable part of the ID are read, and none in ``current``.
     """
     slugs = {slug(run) for run in runs}
     others = (record for record in results.records() if record.run_id not in current)
@@ -215,10 +215,10 @@ def stale_records(runs: Collection[str], current: Collection[str], results: Resu
 
 
 def memberships_of(results: Results, config: Path, scales: Sequence[str] | None = None) -> Memberships:
-    """Return the items of all runs at these scales (default: all that have a folder in the results).
+    """Return the items of all runs at these scales (default: all with a folder in the results).
 
     Raises:
-        FltrainError: if a scale is not declared, or not validly.
+        FltrainError: if a scale is not declared, or not valid.
     """
     if scales is None:
         declared = sorted(path.stem for path in (config / "scales").glob("*.yaml"))
@@ -227,9 +227,9 @@ def memberships_of(results: Results, config: Path, scales: Sequence[str] | None 
 
 
 def recorded_runs(results: Results, memberships: Memberships) -> Iterator[RunView]:
-    """Yield views of all runs in a results folder; leave out, with a warning, records that are damaged.
+    """Yield views of all runs in a results folder; skip damaged records with a warning.
 
-    Records with settings of another version are left out, too.
+    Records with settings of another version are skipped, too.
     """
     for record in results.records():
         try:

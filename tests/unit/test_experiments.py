@@ -649,8 +649,8 @@ UNKNOWN: dict[str, tuple[Yaml, str]] = {
     ),
     "target": ({"items": "toy_tabel"}, "has no item 'toy_tabel'; did you mean 'toy_table'?"),
     "paper": ({"papers": "toi"}, "has no paper 'toi'; did you mean 'toy'?"),
-    "data set": ({"datasets": "digit"}, "has no data set 'digit'; did you mean 'digits'?"),
-    "data set of others": ({"datasets": "mnist"}, "has no data set 'mnist'"),
+    "data set": ({"datasets": "digit"}, "has no dataset 'digit'; did you mean 'digits'?"),
+    "data set of others": ({"datasets": "mnist"}, "has no dataset 'mnist'"),
     "method": ({"methods": "fedavg,fedprx"}, "has no method 'fedprx'; did you mean 'fedprox'?"),
     "nothing left": (
         {"items": "toy/figure", "methods": "scaffold"},

@@ -488,7 +488,7 @@ def test_the_network_is_left_as_it_was(run: TrainedRun) -> None:
 
 
 def test_more_images_than_there_are(run: TrainedRun) -> None:
-    with pytest.raises(FltrainError, match=r"100000 images asked for; the clients have \d+"):
+    with pytest.raises(FltrainError, match=r"figure.images: 100000, but the clients have only \d+"):
         recover(run, layout(images=100000))
 
 

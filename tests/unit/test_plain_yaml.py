@@ -139,7 +139,7 @@ def test_without_libyaml_the_data_are_the_same() -> None:
         ("a: \ud800", "not YAML: not a text in UTF-8"),
         ("a: 1\n---\nb: 2", "line 2: not YAML: but found another document"),
         ("a: *x", "line 1: not YAML: found undefined alias"),
-        ("a: &x [1, *x]", "an alias within what it stands for"),
+        ("a: &x [1, *x]", "an alias refers to itself"),
     ],
 )
 def test_mistakes_are_refused_by_their_line(text: str, message: str) -> None:

@@ -268,7 +268,7 @@ def test_images_that_change_their_class_in_a_mirror_are_not_flipped(name: str) -
 
 @pytest.mark.parametrize("name", ["cifar10.1-v4", "cifar10.1-v6"])
 def test_a_set_that_is_for_testing_only_cannot_be_trained_on(name: str) -> None:
-    message = f"data set '{name}' is for testing only; name it in evaluation.extra"
+    message = f"dataset '{name}' is for testing only; name it in evaluation.extra"
     assert refusal(dataset=name) == message
     assert tiny(dataset="cifar10", evaluation={"extra": [name]}).evaluation.extra[0].name == name
 
