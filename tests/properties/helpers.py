@@ -1,10 +1,11 @@
 """A small federation of handwritten digits, and executors that watch the reference loop or disturb it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
@@ -69,6 +70,22 @@ COMBINATIONS = [
 VARIED = {"fedavg", "scaffold", "fedsol", "perfedavg", "gpfl"}
 REPRESENTATIVES = [methods for methods in COMBINATIONS if len(methods) != 2 or methods[0].name in VARIED]
 """Every base method alone, and plug-ins on bases that differ in what they keep and how they step."""
+
+DAILY = [
+    *(methods for methods in COMBINATIONS if len(methods) == 1),
+    *((METHODS["fedavg"](), plugin()) for plugin in PLUGINS),
+    *(methods for methods in COMBINATIONS if len(methods) > 2),
+]
+"""Combinations that `make test` trains: every method at least once. `make test-slow` trains the others."""
+
+
+def slow_unless_daily(combinations: Iterable[tuple[Method, ...]]) -> list[object]:
+    """Parameters of a test, with the combinations that are not in ``DAILY`` marked as slow."""
+    daily = {by_name(methods) for methods in DAILY}
+    return [
+        pytest.param(methods, marks=() if by_name(methods) in daily else pytest.mark.slow)
+        for methods in combinations
+    ]
 
 
 def by_name(component: object) -> str:

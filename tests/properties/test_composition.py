@@ -94,7 +94,7 @@ def hooks_of(*methods: Method, start: Tensor) -> LocalHooks:
     return Composition(methods).client_init(local_of(start), nothing, nothing)
 
 
-def check_plugins_finish_in_order_and_the_base_last(hooks: type[LocalHooks]) -> None:
+def test_plugins_finish_in_order_and_the_base_last() -> None:
     """The base sees what will go up, and beside it what was trained; what it returns goes up."""
     weights = torch.tensor([1.0, 5.0])
     for plugins, expected in (
@@ -103,17 +103,13 @@ def check_plugins_finish_in_order_and_the_base_last(hooks: type[LocalHooks]) -> 
         ((Adding(), Doubling()), [4.0, 12.0]),
     ):
         bound = hooks_of(Base(factor=10.0), *plugins, start=torch.zeros(2))
-        bound = hooks(bound.composition, bound.locals_, bound.step_states)
+        bound = LocalHooks(bound.composition, bound.locals_, bound.step_states)
         update, states = bound.client_final(update_of(torch.zeros(2), weights))
         assert update.statistics["base"]["weights"].tolist() == expected
         assert update.weights.tolist() == [10 * value for value in expected]
         assert torch.equal(update.trained, weights)
         assert [int(update.statistics[p.name]["others"]) for p in plugins] == list(range(len(plugins)))
         assert states.keys() == {"base", *(plugin.name for plugin in plugins)}
-
-
-def test_plugins_finish_in_order_and_the_base_last() -> None:
-    check_plugins_finish_in_order_and_the_base_last(LocalHooks)
 
 
 def test_everything_else_runs_base_first_and_then_the_plugins_in_order() -> None:
@@ -219,9 +215,10 @@ def test_flfa_selects_by_what_went_up_and_reports_what_was_trained() -> None:
 # ------------------------------------------------------------------------------------ what FLFA's B is
 
 
-def check_feedback_is_what_was_received(method: type[Flfa], base: Method) -> None:
+@pytest.mark.parametrize("base", [FedAvg(), FedACG(), Scaffold(), FedSOL()], ids=by_name)
+def test_feedback_is_what_the_client_received(base: Method) -> None:
     """In rounds 1 and 2, in every step: B is r, which is not the server's weight if there is a lookahead."""
-    flfa = method(strategy="fixed", layers="all", scale="none")
+    flfa = Flfa(strategy="fixed", layers="all", scale="none")
     federation = simulation(base, flfa, epochs=2, executor=Tracing)
     for number in range(2):
         server = federation.server
@@ -231,15 +228,10 @@ def check_feedback_is_what_was_received(method: type[Flfa], base: Method) -> Non
             assert torch.equal(update.start, received)
             for step in federation.executor.of(update.client, number):
                 for index, slot in enumerate(federation.model.layout.weights):
-                    tensor = step.step_states[by_name(method)][f"feedback.{index}"]
+                    tensor = step.step_states[by_name(Flfa)][f"feedback.{index}"]
                     assert torch.equal(tensor, slot.of(received))
     looks_ahead = isinstance(base, FedACG)
     assert torch.equal(received, server.weights) != looks_ahead
-
-
-@pytest.mark.parametrize("base", [FedAvg(), FedACG(), Scaffold(), FedSOL()], ids=by_name)
-def test_feedback_is_what_the_client_received(base: Method) -> None:
-    check_feedback_is_what_was_received(Flfa, base)
 
 
 # ------------------------------------------------------------------------------------ what is refused

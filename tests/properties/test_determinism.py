@@ -17,7 +17,6 @@ import torch
 
 from fltrain.core.rng import Purpose, stream
 from fltrain.data.prepared import Partition
-from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
@@ -37,17 +36,14 @@ from .helpers import (
     digits,
     simulation,
     skewed,
+    slow_unless_daily,
     trained,
     with_tests,
 )
 
 STATISTICS = ("drift", "similarity", "separability")
 
-combinations = pytest.mark.parametrize("methods", REPRESENTATIVES, ids=by_name)
-
-
-def test_one_thread() -> None:
-    assert torch.get_num_threads() == 1
+combinations = pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATIVES), ids=by_name)
 
 
 def seed_everywhere(seed: int) -> None:
@@ -57,45 +53,18 @@ def seed_everywhere(seed: int) -> None:
     random.seed(seed)
 
 
-@cache
-def first_run(methods: tuple[Method, ...]) -> Simulation:
-    """What other runs of three rounds have to be equal to; only to be looked at."""
-    seed_everywhere(1)
-    return trained(*methods, rounds=3, statistics=STATISTICS)
-
-
 @combinations
-def test_a_spec_gives_the_same_rows_whatever_the_global_generators_hold(methods: tuple[Method, ...]) -> None:
-    first = first_run(methods)
+def test_neither_global_generators_nor_the_order_of_clients_change_a_run(methods: tuple[Method, ...]) -> None:
+    seed_everywhere(1)
+    first = trained(*methods, rounds=3, statistics=STATISTICS)
     seed_everywhere(2)
-    second = trained(*methods, rounds=3, statistics=STATISTICS)
+    second = trained(*methods, rounds=3, statistics=STATISTICS, executor=Reversing)
     assert first.rows == second.rows
     assert_same_model(first, second)
 
 
 def test_another_seed_gives_other_rows() -> None:
     assert trained(seed=1).rows != trained(seed=2).rows
-
-
-@combinations
-def test_the_order_in_which_clients_are_processed_does_not_matter(methods: tuple[Method, ...]) -> None:
-    forwards = first_run(methods)
-    backwards = trained(*methods, rounds=3, statistics=STATISTICS, executor=Reversing)
-    assert forwards.rows == backwards.rows
-    assert_same_model(forwards, backwards)
-
-
-@combinations
-def test_what_server_and_clients_keep_is_all_that_a_run_needs_to_go_on(methods: tuple[Method, ...]) -> None:
-    whole = first_run(methods)
-    stopped = simulation(*methods, rounds=3, statistics=STATISTICS)
-    stopped.round(0)
-    resumed = simulation(*methods, rounds=3, statistics=STATISTICS)
-    resumed.server = stopped.server
-    resumed.clients.update(stopped.clients)
-    rows = [row for number in (1, 2) for row in resumed.round(number)]
-    assert rows == [row for row in whole.rows if row["round"] > 1]
-    assert_same_model(resumed, whole)
 
 
 def test_a_run_leaves_the_global_generators_alone() -> None:

@@ -84,35 +84,16 @@ def combine(steps: np.ndarray, picked: list[int], beta: float) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_golden_numbers(method: type[Ecgr]) -> None:
-    """Four steps in the plane, kappa 0.5, beta 0.2: c = (1.6, 1.4), alpha = 2.351802."""
-    uploaded, selected = finished_update(method(), torch.tensor(GOLDEN))
-    assert selected == [1, 2]
-    np.testing.assert_allclose(uploaded, [3.762883, 3.292523], atol=2e-6)
-    np.testing.assert_allclose(uploaded / torch.tensor([1.6, 1.4]), 2.351802, atol=2e-6)
-    assert uploaded.norm().item() == pytest.approx(5, abs=1e-5)
-
-
-def check_picks_are_those_of_the_naive_algorithm(method: type[Ecgr]) -> None:
-    for centred in (False, True):
-        for decay in (1.0, 0.7, 1.1):
-            for steps, seed in ((2, 0), (3, 1), (9, 2), (16, 3), (31, 4)):
-                rows = drawn(steps, seed=seed, decay=decay)
-                _, selected = finished_update(method(centred=centred), rows)
-                assert selected == sorted(greedy(rows, max(1, steps // 2), centred)), (centred, decay, steps)
-
-
-def check_length_is_that_of_all_steps_together(method: type[Ecgr]) -> None:
-    rows = drawn(13)
-    for beta in (0.0, 0.2, 0.5, 0.8, 1.0):
-        for rule in ("herd", "closest", "aligned", "last", "random"):
-            uploaded, _ = finished_update(method(beta=beta, rule=rule), rows)
-            assert uploaded.norm().item() == pytest.approx(rows.sum(0).norm().item(), rel=1e-5), (beta, rule)
 
 
 # ------------------------------------------------------------------------------------ by hand
 def test_golden_numbers() -> None:
-    check_golden_numbers(Ecgr)
+    """Four steps in the plane, kappa 0.5, beta 0.2: c = (1.6, 1.4), alpha = 2.351802."""
+    uploaded, selected = finished_update(Ecgr(), torch.tensor(GOLDEN))
+    assert selected == [1, 2]
+    np.testing.assert_allclose(uploaded, [3.762883, 3.292523], atol=2e-6)
+    np.testing.assert_allclose(uploaded / torch.tensor([1.6, 1.4]), 2.351802, atol=2e-6)
+    assert uploaded.norm().item() == pytest.approx(5, abs=1e-5)
 
 
 def test_steps_are_picked_in_the_order_of_the_running_sum() -> None:
@@ -206,7 +187,12 @@ def test_steps_that_cancel_out_leave_the_displacement_as_it_is() -> None:
 
 # ------------------------------------------------------------------------------------ selection
 def test_picks_are_those_of_the_naive_algorithm() -> None:
-    check_picks_are_those_of_the_naive_algorithm(Ecgr)
+    for centred in (False, True):
+        for decay in (1.0, 0.7, 1.1):
+            for steps, seed in ((2, 0), (3, 1), (9, 2), (16, 3), (31, 4)):
+                rows = drawn(steps, seed=seed, decay=decay)
+                _, selected = finished_update(Ecgr(centred=centred), rows)
+                assert selected == sorted(greedy(rows, max(1, steps // 2), centred)), (centred, decay, steps)
 
 
 @pytest.mark.parametrize("rule", ["herd", "closest", "aligned", "last", "random"])
@@ -252,7 +238,11 @@ def test_random_steps_are_drawn_by_seed_round_and_client() -> None:
 
 # ------------------------------------------------------------------------------------ re-aggregation
 def test_length_is_that_of_all_steps_together() -> None:
-    check_length_is_that_of_all_steps_together(Ecgr)
+    rows = drawn(13)
+    for beta in (0.0, 0.2, 0.5, 0.8, 1.0):
+        for rule in ("herd", "closest", "aligned", "last", "random"):
+            uploaded, _ = finished_update(Ecgr(beta=beta, rule=rule), rows)
+            assert uploaded.norm().item() == pytest.approx(rows.sum(0).norm().item(), rel=1e-5), (beta, rule)
 
 
 @pytest.mark.parametrize("method", [Ecgr(beta=1.0), Ecgr(kappa=1.0), Ecgr(kappa=1.0, beta=0.0)], ids=str)

@@ -21,11 +21,13 @@ from .helpers import (
     COMBINATIONS,
     MODEL_FOR,
     PLUGINS,
+    VARIED,
     assert_same_model,
     by_name,
     goes_with,
     reference,
     rows_of,
+    slow_unless_daily,
     trained,
 )
 
@@ -34,7 +36,7 @@ A_FEW_NUMBERS = 64
 """Bytes per client and round: indices, normalisers, counts of ten classes."""
 
 
-@pytest.mark.parametrize("methods", COMBINATIONS, ids=by_name)
+@pytest.mark.parametrize("methods", slow_unless_daily(COMBINATIONS), ids=by_name)
 def test_three_rounds(methods: tuple[Method, ...]) -> None:
     uploads = Composition(methods).private != "all"
     federation = trained(
@@ -94,6 +96,7 @@ def assert_positive_variances(federation: Simulation) -> None:
     assert all((variance > 0).all() for variance in variances)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "methods",
     [combined for combined in COMBINATIONS if len(combined) != 2 and combined[0].name not in MODEL_FOR],
@@ -113,7 +116,12 @@ def test_neutral_base_is_federated_averaging_bit_for_bit(method: type[Method]) -
 
 @pytest.mark.parametrize(
     ("plugin", "base"),
-    [(p, b) for p in PLUGINS for b in BASES if p.neutral is not None and goes_with(b(), p())],
+    [
+        pytest.param(plugin, base, marks=() if by_name(base) in VARIED else pytest.mark.slow)
+        for plugin in PLUGINS
+        for base in BASES
+        if plugin.neutral is not None and goes_with(base(), plugin())
+    ],
     ids=by_name,
 )
 def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type[Method]) -> None:

@@ -39,31 +39,6 @@ def mean_of_weights(federation: Simulation, uniform: bool) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_new_weights_are_the_mean_of_the_clients(method: FedACG) -> None:
-    """w^{t+1} = w^t + m^{t+1} and the mean of the clients' weights are the same thing."""
-    federation = simulation(method, executor=Tracing)
-    for number in range(4):
-        before = federation.server.weights
-        federation.round(number)
-        after, momentum = federation.server.weights, federation.server.states[method.name]["momentum"]
-        torch.testing.assert_close(after - before, momentum, rtol=1e-6, atol=1e-6)
-        expected = mean_of_weights(federation, method.mean == "uniform")
-        torch.testing.assert_close(after.double(), expected, rtol=1e-6, atol=1e-6)
-
-
-def check_clients_start_from_the_lookahead(method: FedACG) -> None:
-    """r^t = w^t + lambda (w^t - w^{t-1}), where w^0 counts as w^{-1}: round 0 sends w^0 itself."""
-    federation = simulation(method, executor=Tracing)
-    first = previous = federation.server.weights
-    federation.round(0)
-    assert all(torch.equal(update.start, first) for update in federation.executor.updates)
-    for number in (1, 2):
-        weights = federation.server.weights
-        federation.round(number)
-        for update in federation.executor.updates:
-            lookahead = weights + method.lam * (weights - previous)
-            torch.testing.assert_close(update.start, lookahead, rtol=1e-6, atol=1e-6)
-        previous = weights
 
 
 def check_gradient_of_the_penalty(method: FedACG) -> None:
@@ -94,23 +69,6 @@ def check_trajectory(method: FedACG, monkeypatch: pytest.MonkeyPatch) -> None:
         trained_weights = received + share * (problem.minima - received)
         weights, previous = trained_weights[clients].mean(0), weights
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
-
-
-def check_evaluates_the_weights_not_the_lookahead(method: FedACG) -> None:
-    federation = simulation(method, executor=Tracing)
-    for number in range(3):
-        rows = federation.round(number)
-    server, network = federation.server, federation.network
-    losses = []
-    for weights in (
-        mean_of_weights(federation, False).float(),
-        federation.everyone.arrive(federation._at(1), 0, None).local.start,
-    ):
-        federation.model.load(weights, server.buffers, server.counters)
-        losses.append(evaluate(network, federation.data.test).loss)
-    (reported,) = [row["loss"] for row in rows if row["kind"] == "evaluation"]
-    assert reported == pytest.approx(losses[0], rel=1e-6)
-    assert abs(losses[1] - losses[0]) > 1e-4 * losses[0], "the lookahead would have looked the same"
 
 
 # ------------------------------------------------------------------------------------ neutral settings
@@ -152,7 +110,16 @@ def test_without_lookahead_it_is_fedprox_with_twice_the_weight(
 # ------------------------------------------------------------------------------------ the recursion
 @pytest.mark.parametrize("mean", ["data", "uniform"])
 def test_new_weights_are_the_mean_of_the_clients(mean: str) -> None:
-    check_new_weights_are_the_mean_of_the_clients(FedACG(mean=mean))
+    """w^{t+1} = w^t + m^{t+1} and the mean of the clients' weights are the same thing."""
+    method = FedACG(mean=mean)
+    federation = simulation(method, executor=Tracing)
+    for number in range(4):
+        before = federation.server.weights
+        federation.round(number)
+        after, momentum = federation.server.weights, federation.server.states[method.name]["momentum"]
+        torch.testing.assert_close(after - before, momentum, rtol=1e-6, atol=1e-6)
+        expected = mean_of_weights(federation, method.mean == "uniform")
+        torch.testing.assert_close(after.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_two_means_differ_among_clients_of_different_sizes() -> None:
@@ -161,7 +128,19 @@ def test_the_two_means_differ_among_clients_of_different_sizes() -> None:
 
 
 def test_clients_start_from_the_lookahead() -> None:
-    check_clients_start_from_the_lookahead(FedACG())
+    """r^t = w^t + lambda (w^t - w^{t-1}), where w^0 counts as w^{-1}: round 0 sends w^0 itself."""
+    method = FedACG()
+    federation = simulation(method, executor=Tracing)
+    first = previous = federation.server.weights
+    federation.round(0)
+    assert all(torch.equal(update.start, first) for update in federation.executor.updates)
+    for number in (1, 2):
+        weights = federation.server.weights
+        federation.round(number)
+        for update in federation.executor.updates:
+            lookahead = weights + method.lam * (weights - previous)
+            torch.testing.assert_close(update.start, lookahead, rtol=1e-6, atol=1e-6)
+        previous = weights
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.85])
@@ -214,7 +193,21 @@ def test_first_step_feels_no_pull_wherever_the_lookahead_is() -> None:
 
 # ------------------------------------------------------------------------------------ what is tested
 def test_evaluates_the_weights_not_the_lookahead() -> None:
-    check_evaluates_the_weights_not_the_lookahead(FedACG())
+    method = FedACG()
+    federation = simulation(method, executor=Tracing)
+    for number in range(3):
+        rows = federation.round(number)
+    server, network = federation.server, federation.network
+    losses = []
+    for weights in (
+        mean_of_weights(federation, False).float(),
+        federation.everyone.arrive(federation._at(1), 0, None).local.start,
+    ):
+        federation.model.load(weights, server.buffers, server.counters)
+        losses.append(evaluate(network, federation.data.test).loss)
+    (reported,) = [row["loss"] for row in rows if row["kind"] == "evaluation"]
+    assert reported == pytest.approx(losses[0], rel=1e-6)
+    assert abs(losses[1] - losses[0]) > 1e-4 * losses[0], "the lookahead would have looked the same"
 
 
 def test_buffers_are_averaged_and_know_no_momentum() -> None:

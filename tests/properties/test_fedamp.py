@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
@@ -77,37 +76,6 @@ def clouds_of(method: FedAmp, weights: Tensor) -> list[Tensor]:
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_shares_by_hand(method: type[FedAmp]) -> None:
-    """Numbers chosen so that the exponentials are powers of two."""
-    two = math.log(2)
-    heuristic = method(scale=5 * two).shares(list(ARROWS))
-    # exp(s cos): 8 and 1, 8 and 16, 1 and 16.
-    expected = [[1 / 3, 16 / 27, 2 / 27], [2 / 9, 1 / 3, 4 / 9], [2 / 51, 32 / 51, 1 / 3]]
-    torch.testing.assert_close(heuristic, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    own = method(scale=5 * two, self_weight=0.7).shares(list(ARROWS))
-    torch.testing.assert_close(own[0], torch.tensor([0.7, 0.3 * 8 / 9, 0.3 / 9]).double(), rtol=0, atol=1e-6)
-
-    # alpha / sigma times 1/2, 1/2 and 1/4.
-    kernel = method(variant="kernel", sigma=1 / two, alpha=0.5 / two).shares(list(CORNERS))
-    expected = [[0.5, 0.25, 0.25], [0.25, 0.625, 0.125], [0.25, 0.125, 0.625]]
-    torch.testing.assert_close(kernel, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    # Four times as much would leave own shares of -1 and -1/2: they are cut off at zero.
-    clipped = method(variant="kernel", sigma=1 / two, alpha=2 / two).shares(list(CORNERS))
-    expected = [[0, 0.5, 0.5], [2 / 3, 0, 1 / 3], [2 / 3, 1 / 3, 0]]
-    torch.testing.assert_close(clipped, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-
-
-def check_shares(method: FedAmp) -> None:
-    """Rows sum to one, nothing is negative, and own shares are what they should be."""
-    for clients in (1, 2, 5):
-        shares = method.shares(list(drawn(clients)))
-        torch.testing.assert_close(shares.sum(1), torch.ones(clients).double(), rtol=0, atol=1e-12)
-        assert (shares >= -1e-12).all()
-        if clients == 1:
-            assert shares.tolist() == [[1.0]]
-        elif method.variant == "heuristic":
-            own = 1 / clients if method.self_weight is None else method.self_weight
-            torch.testing.assert_close(shares.diagonal(), torch.full((clients,), own, dtype=torch.float64))
 
 
 def cross_entropy(network: Network, images: Tensor, labels: Tensor) -> Tensor:
@@ -193,7 +161,23 @@ def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
 
 # ------------------------------------------------------------------------------------ shares
 def test_shares_by_hand() -> None:
-    check_shares_by_hand(FedAmp)
+    """Numbers chosen so that the exponentials are powers of two."""
+    two = math.log(2)
+    heuristic = FedAmp(scale=5 * two).shares(list(ARROWS))
+    # exp(s cos): 8 and 1, 8 and 16, 1 and 16.
+    expected = [[1 / 3, 16 / 27, 2 / 27], [2 / 9, 1 / 3, 4 / 9], [2 / 51, 32 / 51, 1 / 3]]
+    torch.testing.assert_close(heuristic, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    own = FedAmp(scale=5 * two, self_weight=0.7).shares(list(ARROWS))
+    torch.testing.assert_close(own[0], torch.tensor([0.7, 0.3 * 8 / 9, 0.3 / 9]).double(), rtol=0, atol=1e-6)
+
+    # alpha / sigma times 1/2, 1/2 and 1/4.
+    kernel = FedAmp(variant="kernel", sigma=1 / two, alpha=0.5 / two).shares(list(CORNERS))
+    expected = [[0.5, 0.25, 0.25], [0.25, 0.625, 0.125], [0.25, 0.125, 0.625]]
+    torch.testing.assert_close(kernel, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    # Four times as much would leave own shares of -1 and -1/2: they are cut off at zero.
+    clipped = FedAmp(variant="kernel", sigma=1 / two, alpha=2 / two).shares(list(CORNERS))
+    expected = [[0, 0.5, 0.5], [2 / 3, 0, 1 / 3], [2 / 3, 1 / 3, 0]]
+    torch.testing.assert_close(clipped, torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +192,16 @@ def test_shares_by_hand() -> None:
     ids=str,
 )
 def test_shares_of_each_cloud_model_sum_to_one(method: FedAmp) -> None:
-    check_shares(method)
+    """Rows sum to one, nothing is negative, and own shares are what they should be."""
+    for clients in (1, 2, 5):
+        shares = method.shares(list(drawn(clients)))
+        torch.testing.assert_close(shares.sum(1), torch.ones(clients).double(), rtol=0, atol=1e-12)
+        assert (shares >= -1e-12).all()
+        if clients == 1:
+            assert shares.tolist() == [[1.0]]
+        elif method.variant == "heuristic":
+            own = 1 / clients if method.self_weight is None else method.self_weight
+            torch.testing.assert_close(shares.diagonal(), torch.full((clients,), own, dtype=torch.float64))
 
 
 def test_a_scale_of_zero_weights_the_others_alike() -> None:
@@ -299,30 +292,3 @@ def test_clients_are_tested_with_their_own_weights(method: FedAmp, fraction: flo
 @pytest.mark.parametrize("settings", [{"fraction": 1.0}, {"fraction": 0.34}], ids=str)
 def test_what_pfllib_amounts_to_is_local_training_bit_for_bit(settings: dict[str, object]) -> None:
     check_local_only(FedAmp(variant="pfllib"), **settings)
-
-
-class Kernel(FedAmp):
-    """The kernel with a mistake."""
-
-    name: Literal["kernel"] = "kernel"
-    mistake: str = "clip"
-
-    def shares(self, weights):
-        if self.variant != "kernel" or len(weights) == 1:
-            return super().shares(weights)
-        rows = torch.stack(list(weights)).double()
-        distances = torch.cdist(rows, rows)
-        if self.mistake != "root":
-            distances = distances**2
-        alpha = self.alpha or 1.0
-        others = alpha * torch.exp(-distances / self.sigma) / (1 if self.mistake == "width" else self.sigma)
-        others = others.masked_fill(torch.eye(len(rows)).bool(), 0)
-        if self.mistake != "clip":
-            others = others / others.sum(1, keepdim=True).clamp(min=1)
-        if self.mistake == "rest":
-            return others + torch.eye(len(rows)) / len(rows)
-        return others + torch.diag(1 - others.sum(1))
-
-
-def test_the_right_kernel_is_not_taken_for_a_wrong_one() -> None:
-    check_shares_by_hand(lambda **settings: Kernel(mistake="none", **settings))

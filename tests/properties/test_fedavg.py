@@ -26,8 +26,11 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------ the mean of weights
-def check_mean_by_data_size(method: FedAvg) -> None:
+
+
+def test_mean_by_data_size() -> None:
     """The new weights are sum_k n_k w_k / sum_k n_k over the clients of the round, not over all clients."""
+    method = FedAvg()
     federation = trained(method, rounds=1, fraction=0.5, executor=Tracing)
     updates = federation.executor.updates
     assert len(updates) == 3
@@ -37,10 +40,6 @@ def check_mean_by_data_size(method: FedAvg) -> None:
     shares = (samples / samples.sum()).double()
     expected = shares @ torch.stack([update.weights for update in updates]).double()
     torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_mean_by_data_size() -> None:
-    check_mean_by_data_size(FedAvg())
 
 
 def test_a_single_client_is_taken_over_bit_for_bit() -> None:

@@ -51,8 +51,13 @@ def random_rounds(rounds: int, clients: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_without_momentum_is_federated_averaging(method: FedAvgM) -> None:
+
+
+# ------------------------------------------------------------------------------------ tests
+@pytest.mark.parametrize("form", FORMS)
+def test_without_momentum_it_is_federated_averaging(form: str) -> None:
     """In every round up to rounding, as w + sum p_k D_k is added up instead of sum p_k w_k."""
+    method = FedAvgM(beta=0.0, form=form)
     federation = simulation(method, executor=Tracing)
     for number in range(3):
         before = federation.server
@@ -60,74 +65,6 @@ def check_without_momentum_is_federated_averaging(method: FedAvgM) -> None:
         updates = federation.executor.updates
         expected = FedAvg().aggregate(federation.task, {}, before, updates).weights
         torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
-
-
-def check_constant_displacement(method: FedAvgM) -> None:
-    """v_t = D (1 - beta^t) / (1 - beta), times 1 - beta if dampened; the step is v_t or D + beta v_t."""
-    displacement = torch.linspace(-1, 2, SIZE, dtype=torch.float64)
-    expected = torch.zeros(SIZE, dtype=torch.float64)
-    rounds = [[displacement.float()]] * 8
-    for number, weights in enumerate(moved_by(method, rounds, [1]), start=1):
-        velocity = (1 - method.beta**number) / (1 - method.beta) * displacement
-        if method.form == "dampened":
-            velocity = (1 - method.beta) * velocity
-        step = displacement + method.beta * velocity if method.form == "nesterov" else velocity
-        expected += method.server_lr * step
-        torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def check_clients_count_by_size(method: FedAvgM) -> None:
-    displacements = random_rounds(1, 2)
-    (weights,) = moved_by(method, displacements, (1, 3))
-    torch.testing.assert_close(weights, 0.25 * displacements[0, 0] + 0.75 * displacements[0, 1])
-
-
-def check_trajectory_with_changing_clients(method: FedAvgM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the clients per round, on a quadratic, against the recursion written out."""
-    problem, lr, steps, rounds = FOUR_CLIENTS, 0.1, 5, 8
-    federation = half_of(problem.federation(method, monkeypatch, steps=steps, lr=lr))
-    share = 1 - (1 - lr * problem.curvatures) ** steps
-    weights = velocity = np.zeros(4)
-    sampled = [federation.sample(number) for number in range(rounds)]
-    assert len(set(map(tuple, sampled))) > 2
-    for clients in sampled:
-        displacement = (share * (problem.minima - weights))[clients].mean(0)
-        velocity = method.beta * velocity + displacement
-        weights = weights + method.server_lr * velocity
-    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
-
-
-def check_buffers_are_averaged(method: FedAvgM) -> None:
-    """Running statistics know no momentum: the plain mean by size, and so variances stay positive."""
-    federation = simulation(method, executor=Tracing)
-    names = [name for name, buffer in federation.network.named_buffers() if buffer.is_floating_point()]
-    for number in range(6):
-        federation.round(number)
-        updates = federation.executor.updates
-        samples = torch.tensor([update.samples for update in updates]).double()
-        buffers = torch.stack([update.buffers for update in updates]).double()
-        expected = (samples / samples.sum()) @ buffers
-        torch.testing.assert_close(federation.server.buffers.double(), expected, rtol=1e-6, atol=1e-7)
-    variances = [dict(federation.network.named_buffers())[n] for n in names if n.endswith("running_var")]
-    assert len(variances) > 4
-    assert all((variance > 0).all() for variance in variances)
-
-
-def check_leaves_the_past_alone(method: FedAvgM) -> None:
-    """What the round began with is as it was after the server's step."""
-    weights, velocity, displacement = random_rounds(1, 3)[0]
-    state = {"velocity": velocity}
-    server = Server(weights, torch.zeros(0), torch.zeros(0), {method.name: state})
-    before = weights.clone(), velocity.clone()
-    method.aggregate(task_of(), state, server, [update_of(weights, weights + displacement)])
-    assert torch.equal(weights, before[0])
-    assert torch.equal(velocity, before[1])
-
-
-# ------------------------------------------------------------------------------------ tests
-@pytest.mark.parametrize("form", FORMS)
-def test_without_momentum_it_is_federated_averaging(form: str) -> None:
-    check_without_momentum_is_federated_averaging(FedAvgM(beta=0.0, form=form))
 
 
 def test_without_momentum_it_ends_where_federated_averaging_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +96,18 @@ def test_clients_train_as_in_federated_averaging_bit_for_bit() -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("beta", [0.4, 0.9])
 def test_constant_displacements_add_up_to_a_geometric_sum(beta: float, form: str, server_lr: float) -> None:
-    check_constant_displacement(FedAvgM(beta=beta, form=form, server_lr=server_lr))
+    """v_t = D (1 - beta^t) / (1 - beta), times 1 - beta if dampened; the step is v_t or D + beta v_t."""
+    method = FedAvgM(beta=beta, form=form, server_lr=server_lr)
+    displacement = torch.linspace(-1, 2, SIZE, dtype=torch.float64)
+    expected = torch.zeros(SIZE, dtype=torch.float64)
+    rounds = [[displacement.float()]] * 8
+    for number, weights in enumerate(moved_by(method, rounds, [1]), start=1):
+        velocity = (1 - method.beta**number) / (1 - method.beta) * displacement
+        if method.form == "dampened":
+            velocity = (1 - method.beta) * velocity
+        step = displacement + method.beta * velocity if method.form == "nesterov" else velocity
+        expected += method.server_lr * step
+        torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", ["heavy_ball", "nesterov"])
@@ -186,14 +134,29 @@ def test_dampened_steps_are_exponential_averages() -> None:
 
 
 def test_clients_count_by_size() -> None:
-    check_clients_count_by_size(FedAvgM())
+    method = FedAvgM()
+    displacements = random_rounds(1, 2)
+    (weights,) = moved_by(method, displacements, (1, 3))
+    torch.testing.assert_close(weights, 0.25 * displacements[0, 0] + 0.75 * displacements[0, 1])
 
 
 @pytest.mark.parametrize(("beta", "server_lr"), [(0.9, 1.0), (0.4, 0.5)])
 def test_trajectory_with_changing_clients(
     beta: float, server_lr: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_trajectory_with_changing_clients(FedAvgM(beta=beta, server_lr=server_lr), monkeypatch)
+    """Half of the clients per round, on a quadratic, against the recursion written out."""
+    method = FedAvgM(beta=beta, server_lr=server_lr)
+    problem, lr, steps, rounds = FOUR_CLIENTS, 0.1, 5, 8
+    federation = half_of(problem.federation(method, monkeypatch, steps=steps, lr=lr))
+    share = 1 - (1 - lr * problem.curvatures) ** steps
+    weights = velocity = np.zeros(4)
+    sampled = [federation.sample(number) for number in range(rounds)]
+    assert len(set(map(tuple, sampled))) > 2
+    for clients in sampled:
+        displacement = (share * (problem.minima - weights))[clients].mean(0)
+        velocity = method.beta * velocity + displacement
+        weights = weights + method.server_lr * velocity
+    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -207,9 +170,30 @@ def test_momentum_changes_the_path_but_not_where_it_ends(form: str, monkeypatch:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_buffers_are_averaged_without_momentum(form: str) -> None:
-    check_buffers_are_averaged(FedAvgM(form=form))
+    """Running statistics know no momentum: the plain mean by size, and so variances stay positive."""
+    method = FedAvgM(form=form)
+    federation = simulation(method, executor=Tracing)
+    names = [name for name, buffer in federation.network.named_buffers() if buffer.is_floating_point()]
+    for number in range(6):
+        federation.round(number)
+        updates = federation.executor.updates
+        samples = torch.tensor([update.samples for update in updates]).double()
+        buffers = torch.stack([update.buffers for update in updates]).double()
+        expected = (samples / samples.sum()) @ buffers
+        torch.testing.assert_close(federation.server.buffers.double(), expected, rtol=1e-6, atol=1e-7)
+    variances = [dict(federation.network.named_buffers())[n] for n in names if n.endswith("running_var")]
+    assert len(variances) > 4
+    assert all((variance > 0).all() for variance in variances)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_state_before_the_round_is_left_alone(form: str) -> None:
-    check_leaves_the_past_alone(FedAvgM(form=form))
+    """What the round began with is as it was after the server's step."""
+    method = FedAvgM(form=form)
+    weights, velocity, displacement = random_rounds(1, 3)[0]
+    state = {"velocity": velocity}
+    server = Server(weights, torch.zeros(0), torch.zeros(0), {method.name: state})
+    before = weights.clone(), velocity.clone()
+    method.aggregate(task_of(), state, server, [update_of(weights, weights + displacement)])
+    assert torch.equal(weights, before[0])
+    assert torch.equal(velocity, before[1])

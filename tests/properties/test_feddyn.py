@@ -71,8 +71,30 @@ def locally(
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_h_is_the_mean_of_all_duals(method: FedDyn) -> None:
+
+
+def check_reaches_the_optimum(method: FedDyn, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0) -> None:
+    """Two clients that pull apart, many local steps: still the optimum of the mean objective."""
+    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=10, momentum=momentum)
+    np.testing.assert_allclose(weights_after(federation, 30), TWO_CLIENTS.optimum, atol=1e-4)
+
+
+def check_gradient(method: FedDyn) -> None:
+    """What is added to the gradient is the derivative of the linear and the quadratic term."""
+    received, weights, gradient, dual = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    variable = weights.clone().requires_grad_()
+    terms = method.alpha / 2 * (variable - received).square().sum() - dual @ variable
+    (expected,) = torch.autograd.grad(terms, variable)
+    local = local_of(received, state={"dual": dual})
+    corrected = method.correct(gradient, weights, local, method.client_init(local))
+    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------ state identities
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0])
+def test_h_is_the_mean_of_all_duals(alpha: float) -> None:
     """h = -alpha collected = (1/N) sum over ALL clients of lam_k, zero for those that never took part."""
+    method = FedDyn(alpha=alpha)
     federation = simulation(method, fraction=0.34)
     participants = set()
     for number in range(4):
@@ -90,88 +112,6 @@ def check_h_is_the_mean_of_all_duals(method: FedDyn) -> None:
     assert len(participants) > len(federation.sample(0)), "the same clients in every round show nothing"
 
 
-def check_published_form(method: FedDyn, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0) -> None:
-    """Half of the clients per round, against the paper's letters: duals lam_k, h, and -h / alpha."""
-    problem, alpha, steps, rounds = FOUR_CLIENTS, method.alpha, 5, 8
-    federation = half_of(problem.federation(method, monkeypatch, steps=steps, momentum=momentum))
-    sampled = [federation.sample(number) for number in range(rounds)]
-    assert len(set(map(tuple, sampled))) > 2
-    weights, h, duals = np.zeros(SIZE), np.zeros(SIZE), np.zeros((problem.clients, SIZE))
-    for clients in sampled:
-        ends = [locally(problem, k, weights, duals[k], alpha, steps, momentum) for k in clients]
-        for client, end in zip(clients, ends, strict=True):
-            duals[client] -= alpha * (end - weights)
-            h = h - alpha / problem.clients * (end - weights)
-        weights = np.mean(ends, axis=0) - h / alpha
-    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
-
-
-def check_data_mode(method: FedDyn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of different size, in the form without h: a_k = -lam_k / alpha_k collects displacements."""
-    federation = unequal(method, monkeypatch, steps=5)
-    alphas = method.alpha / (COPIES / COPIES.mean())
-    weights, collected = np.zeros(SIZE), np.zeros((2, SIZE))
-    for _ in range(8):
-        ends = np.array(
-            [locally(TWO_CLIENTS, k, weights, -alphas[k] * collected[k], alphas[k], 5, 0.0) for k in (0, 1)]
-        )
-        collected += ends - weights
-        weights = ends.mean(0) + collected.mean(0)
-    np.testing.assert_allclose(weights_after(federation, 8), weights, atol=1e-5)
-
-
-def check_reaches_the_optimum(method: FedDyn, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0) -> None:
-    """Two clients that pull apart, many local steps: still the optimum of the mean objective."""
-    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=10, momentum=momentum)
-    np.testing.assert_allclose(weights_after(federation, 30), TWO_CLIENTS.optimum, atol=1e-4)
-
-
-def check_first_step_of_the_server(method: FedDyn) -> None:
-    """w^1 - w^0 = (1 + m/N) mean_k D_k, clients counting alike."""
-    federation = simulation(method, fraction=0.34, executor=Tracing)
-    start = federation.server.weights
-    federation.round(0)
-    displacements = [update.displacement for update in federation.executor.updates]
-    assert len(displacements) == 2
-    expected = (1 + 2 / 6) * torch.stack(displacements).double().mean(0)
-    moved = (federation.server.weights - start).double()
-    torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-7)
-
-
-def check_gradient(method: FedDyn) -> None:
-    """What is added to the gradient is the derivative of the linear and the quadratic term."""
-    received, weights, gradient, dual = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    variable = weights.clone().requires_grad_()
-    terms = method.alpha / 2 * (variable - received).square().sum() - dual @ variable
-    (expected,) = torch.autograd.grad(terms, variable)
-    local = local_of(received, state={"dual": dual})
-    corrected = method.correct(gradient, weights, local, method.client_init(local))
-    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
-
-
-def check_clip(method: FedDyn) -> None:
-    """The regularised gradient is scaled to the norm ``clip`` if it is longer, else left bit for bit."""
-    received, weights, gradient, dual = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    local = local_of(received, state={"dual": dual})
-    free = method.model_copy(update={"clip": None})
-    for scale in (1e-3, 1.0, 1e3):
-        arguments = scale * gradient, received + scale * (weights - received)
-        local = local_of(received, state={"dual": scale * dual})
-        wanted = free.correct(*arguments, local, method.client_init(local))
-        clipped = method.correct(*arguments, local, method.client_init(local))
-        if wanted.norm() <= method.clip:
-            assert torch.equal(clipped, wanted)
-        else:
-            torch.testing.assert_close(clipped, method.clip / wanted.norm() * wanted, rtol=1e-5, atol=1e-7)
-    assert wanted.norm() > method.clip
-
-
-# ------------------------------------------------------------------------------------ state identities
-@pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0])
-def test_h_is_the_mean_of_all_duals(alpha: float) -> None:
-    check_h_is_the_mean_of_all_duals(FedDyn(alpha=alpha))
-
-
 def test_clients_that_are_not_sampled_keep_their_duals() -> None:
     federation = simulation(FedDyn(), fraction=0.34)
     federation.round(0)
@@ -184,7 +124,16 @@ def test_clients_that_are_not_sampled_keep_their_duals() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
 def test_first_step_of_the_server(alpha: float) -> None:
-    check_first_step_of_the_server(FedDyn(alpha=alpha))
+    """w^1 - w^0 = (1 + m/N) mean_k D_k, clients counting alike."""
+    method = FedDyn(alpha=alpha)
+    federation = simulation(method, fraction=0.34, executor=Tracing)
+    start = federation.server.weights
+    federation.round(0)
+    displacements = [update.displacement for update in federation.executor.updates]
+    assert len(displacements) == 2
+    expected = (1 + 2 / 6) * torch.stack(displacements).double().mean(0)
+    moved = (federation.server.weights - start).double()
+    torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_buffers_are_averaged_by_size_and_not_shifted() -> None:
@@ -205,7 +154,21 @@ def test_gradient(alpha: float) -> None:
 
 @pytest.mark.parametrize("clip", [10.0, 0.5, 1e-4])
 def test_clip_bounds_the_gradient_and_nothing_else(clip: float) -> None:
-    check_clip(FedDyn(clip=clip))
+    """The regularised gradient is scaled to the norm ``clip`` if it is longer, else left bit for bit."""
+    method = FedDyn(clip=clip)
+    received, weights, gradient, dual = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    local = local_of(received, state={"dual": dual})
+    free = method.model_copy(update={"clip": None})
+    for scale in (1e-3, 1.0, 1e3):
+        arguments = scale * gradient, received + scale * (weights - received)
+        local = local_of(received, state={"dual": scale * dual})
+        wanted = free.correct(*arguments, local, method.client_init(local))
+        clipped = method.correct(*arguments, local, method.client_init(local))
+        if wanted.norm() <= method.clip:
+            assert torch.equal(clipped, wanted)
+        else:
+            torch.testing.assert_close(clipped, method.clip / wanted.norm() * wanted, rtol=1e-5, atol=1e-7)
+    assert wanted.norm() > method.clip
 
 
 def test_clip_bounds_the_steps() -> None:
@@ -249,7 +212,20 @@ def test_first_local_step_does_not_depend_on_alpha() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_published_form(alpha: float, momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_published_form(FedDyn(alpha=alpha), monkeypatch, momentum)
+    """Half of the clients per round, against the paper's letters: duals lam_k, h, and -h / alpha."""
+    method = FedDyn(alpha=alpha)
+    problem, alpha, steps, rounds = FOUR_CLIENTS, method.alpha, 5, 8
+    federation = half_of(problem.federation(method, monkeypatch, steps=steps, momentum=momentum))
+    sampled = [federation.sample(number) for number in range(rounds)]
+    assert len(set(map(tuple, sampled))) > 2
+    weights, h, duals = np.zeros(SIZE), np.zeros(SIZE), np.zeros((problem.clients, SIZE))
+    for clients in sampled:
+        ends = [locally(problem, k, weights, duals[k], alpha, steps, momentum) for k in clients]
+        for client, end in zip(clients, ends, strict=True):
+            duals[client] -= alpha * (end - weights)
+            h = h - alpha / problem.clients * (end - weights)
+        weights = np.mean(ends, axis=0) - h / alpha
+    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -289,7 +265,18 @@ def test_at_rest_nothing_is_collected_and_duals_are_the_gradients(monkeypatch: p
 
 # ------------------------------------------------------------------------------------ by data size
 def test_data_mode_against_the_form_without_h(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_data_mode(FedDyn(alpha=0.5, alpha_mode="data"), monkeypatch)
+    """Clients of different size, in the form without h: a_k = -lam_k / alpha_k collects displacements."""
+    method = FedDyn(alpha=0.5, alpha_mode="data")
+    federation = unequal(method, monkeypatch, steps=5)
+    alphas = method.alpha / (COPIES / COPIES.mean())
+    weights, collected = np.zeros(SIZE), np.zeros((2, SIZE))
+    for _ in range(8):
+        ends = np.array(
+            [locally(TWO_CLIENTS, k, weights, -alphas[k] * collected[k], alphas[k], 5, 0.0) for k in (0, 1)]
+        )
+        collected += ends - weights
+        weights = ends.mean(0) + collected.mean(0)
+    np.testing.assert_allclose(weights_after(federation, 8), weights, atol=1e-5)
 
 
 def test_data_mode_targets_the_objective_weighted_by_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,30 +251,6 @@ def restart(network: Network, weights: Tensor, buffers: Tensor, counters: Tensor
     return network
 
 
-def check_passes(expected: FedFcd, method: FedFcd | None = None) -> None:
-    """Bit for bit: the pass over the extractor spares both classifiers, the other one all else."""
-    federation = watched(method or expected, MobileNetTiny(), rounds=1, batch_size=12)
-    executor, training = federation.executor, federation.spec.training
-    head = federation.model.layout.head
-    assert executor.messages[0]["head"].any()
-    for name, sent in executor.messages[0].items():
-        assert torch.equal(sent, executor.messages_after[0][name])
-    for (number, client), steps in executor.steps.items():
-        batches = len(training.batch_sizes(executor.results[number, client].update.samples))
-        plan = turns(expected, batches, training.epochs)
-        assert len(steps) == len(plan)
-        for index, ((part, batch), step) in enumerate(zip(plan, steps, strict=True)):
-            (weights, *statistics), (trained, *tracked) = step.before, step.after
-            assert torch.equal(weights[head:], trained[head:]) == (part == "body")
-            assert torch.equal(weights[:head], trained[:head]) == (part == "head")
-            for before, after in zip(statistics, tracked, strict=True):
-                assert torch.equal(before, after) == (part == "head")
-            # Both passes see the same images, in the same order; different epochs do not.
-            epoch = index - index % (2 * batches)
-            for (_, other), seen in list(zip(plan, steps, strict=True))[epoch : epoch + 2 * batches]:
-                assert torch.equal(step.chosen, seen.chosen) == (batch == other)
-
-
 def check_server(expected: FedFcd, method: FedFcd | None = None, model: Model = MLP) -> None:
     """Class means and classifier that go down, from the introductions on, against dictionaries and SGD."""
     method = method or expected
@@ -313,22 +289,6 @@ def check_server(expected: FedFcd, method: FedFcd | None = None, model: Model = 
             torch.testing.assert_close(message["means"][label], mean, rtol=1e-4, atol=1e-5)
 
 
-def check_shared_extractor(method: FedFcd) -> None:
-    """All clients introduce themselves with the same extractor: means over all their images together."""
-    federation = watched(method, MobileNetTiny(), rounds=1)
-    start, message = federation.initial, federation.executor.messages[0]
-    network = replica(federation, start.weights, start.buffers).eval()
-    images, labels = federation.data.train.batch(torch.cat(federation.data.clients))
-    with torch.no_grad():
-        seen = features(network, images)
-    assert message["known"].tolist() == [True] * 9 + [False]
-    for label in range(9):
-        expected = seen[labels == label].mean(0)
-        torch.testing.assert_close(message["means"][label], expected, rtol=1e-4, atol=1e-6)
-    head = federation.model.layout.head
-    assert not torch.equal(message["head"], start.weights[head:])
-
-
 ALONE = {
     **{"epochs": 2, "momentum": 0.9, "weight_decay": 0.01, "rounds": 3},
     **{"batchnorm": "local", "model": MobileNetTiny()},
@@ -351,20 +311,6 @@ def check_local_only(method: FedFcd) -> None:
         for name, value in kept[OWN].items():
             assert torch.equal(own.clients[client][OWN][name], value)
     assert own.rows == alone.rows
-
-
-def check_decision(method: FedFcd) -> None:
-    """The sum of both classifiers' logits; a global classifier of zeros leaves the client's own."""
-    federation = watched(method, rounds=1)
-    network, images = federation.network.eval(), federation.data.test.batch(torch.arange(20))[0]
-    head = torch.randn(90, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        seen, own = features(network, images), network.classifier
-        both = seen @ (own.weight + head[:80].view(10, 8)).T + own.bias + head[80:]
-        for sent, expected in ((head, both), (torch.zeros(90), network(images))):
-            local = local_of(federation.server.weights, {"head": sent}, task=federation.task)
-            exact = {} if sent.any() else {"rtol": 0, "atol": 0}
-            torch.testing.assert_close(method.predict(network, images, local), expected, **exact)
 
 
 def check_testing(method: FedFcd, *, fused: bool = True, **settings: str) -> None:
@@ -423,11 +369,46 @@ def test_each_of_the_three_parts_makes_a_difference(part: str) -> None:
 
 @pytest.mark.parametrize("alternate", ["epoch", "batch"])
 def test_passes_freeze_what_they_must(alternate: str) -> None:
-    check_passes(FedFcd(alternate=alternate))
+    """Bit for bit: the pass over the extractor spares both classifiers, the other one all else."""
+    expected = FedFcd(alternate=alternate)
+    method = None
+    federation = watched(method or expected, MobileNetTiny(), rounds=1, batch_size=12)
+    executor, training = federation.executor, federation.spec.training
+    head = federation.model.layout.head
+    assert executor.messages[0]["head"].any()
+    for name, sent in executor.messages[0].items():
+        assert torch.equal(sent, executor.messages_after[0][name])
+    for (number, client), steps in executor.steps.items():
+        batches = len(training.batch_sizes(executor.results[number, client].update.samples))
+        plan = turns(expected, batches, training.epochs)
+        assert len(steps) == len(plan)
+        for index, ((part, batch), step) in enumerate(zip(plan, steps, strict=True)):
+            (weights, *statistics), (trained, *tracked) = step.before, step.after
+            assert torch.equal(weights[head:], trained[head:]) == (part == "body")
+            assert torch.equal(weights[:head], trained[:head]) == (part == "head")
+            for before, after in zip(statistics, tracked, strict=True):
+                assert torch.equal(before, after) == (part == "head")
+            # Both passes see the same images, in the same order; different epochs do not.
+            epoch = index - index % (2 * batches)
+            for (_, other), seen in list(zip(plan, steps, strict=True))[epoch : epoch + 2 * batches]:
+                assert torch.equal(step.chosen, seen.chosen) == (batch == other)
 
 
 def test_clients_with_the_same_extractor_average_to_the_means_of_all_images() -> None:
-    check_shared_extractor(FedFcd())
+    """All clients introduce themselves with the same extractor: means over all their images together."""
+    method = FedFcd()
+    federation = watched(method, MobileNetTiny(), rounds=1)
+    start, message = federation.initial, federation.executor.messages[0]
+    network = replica(federation, start.weights, start.buffers).eval()
+    images, labels = federation.data.train.batch(torch.cat(federation.data.clients))
+    with torch.no_grad():
+        seen = features(network, images)
+    assert message["known"].tolist() == [True] * 9 + [False]
+    for label in range(9):
+        expected = seen[labels == label].mean(0)
+        torch.testing.assert_close(message["means"][label], expected, rtol=1e-4, atol=1e-6)
+    head = federation.model.layout.head
+    assert not torch.equal(message["head"], start.weights[head:])
 
 
 @pytest.mark.parametrize("averaging", ["weighted", "plain", "fedproto"])
@@ -446,7 +427,18 @@ def test_the_global_means_of_a_single_client_are_its_own(averaging: str) -> None
 
 
 def test_a_global_classifier_of_zeros_leaves_the_clients_decision() -> None:
-    check_decision(FedFcd())
+    """The sum of both classifiers' logits; a global classifier of zeros leaves the client's own."""
+    method = FedFcd()
+    federation = watched(method, rounds=1)
+    network, images = federation.network.eval(), federation.data.test.batch(torch.arange(20))[0]
+    head = torch.randn(90, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        seen, own = features(network, images), network.classifier
+        both = seen @ (own.weight + head[:80].view(10, 8)).T + own.bias + head[80:]
+        for sent, expected in ((head, both), (torch.zeros(90), network(images))):
+            local = local_of(federation.server.weights, {"head": sent}, task=federation.task)
+            exact = {} if sent.any() else {"rtol": 0, "atol": 0}
+            torch.testing.assert_close(method.predict(network, images, local), expected, **exact)
 
 
 def test_all_clients_start_from_one_model_whenever_they_come() -> None:

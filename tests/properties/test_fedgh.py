@@ -77,39 +77,6 @@ def check_training(method: FedGh) -> None:
         check_own_round(federation, number, models, cross_entropy)
 
 
-def check_heads(method: FedGh) -> None:
-    """After every round each client holds the server's classifier and its own extractor, bit for bit."""
-    federation = taking_part(method)
-    models, layout = initial_models(federation), federation.model.layout
-    heads = [head_of(federation, method)]
-    assert torch.equal(heads[0], federation.server.weights[layout.head :])
-    for number in range(len(ROUNDS)):
-        federation.round(number)
-        for update in federation.executor.updates:
-            models[update.client] = update.trained, update.buffers
-        heads.append(head_of(federation, method))
-        for client, to_train in itertools.product(range(6), (False, True)):
-            kept = federation.clients.get(client)
-            federation.everyone.arrive(federation._at(number + 1), client, kept, to_train=to_train)
-            held = flat(federation.network.parameters())
-            assert torch.equal(held[layout.head :], heads[-1])
-            assert torch.equal(held[: layout.head], models[client][0][: layout.head])
-    assert not any(torch.equal(*two) for two in itertools.combinations(heads, 2))
-
-
-def check_extractors(method: FedGh) -> None:
-    """They go their own ways from the first round on; the global one stays what it was."""
-    federation = taking_part(method, rounds=(list(range(6)), list(range(6))))
-    initial, layout = federation.server.weights, federation.model.layout
-    for number in range(2):
-        federation.round(number)
-        updates = federation.executor.updates
-        for which in ("trained", "start") if number else ("trained",):
-            own = [getattr(update, which)[: layout.head] for update in updates]
-            assert not any(torch.equal(*two) for two in itertools.combinations(own, 2))
-    assert torch.equal(federation.server.weights, initial)
-
-
 def check_uploads(method: FedGh) -> None:
     """Mean features of a client's training images by class, in evaluation mode, after training."""
     federation = taking_part(method, epochs=2)
@@ -125,18 +92,6 @@ def check_uploads(method: FedGh) -> None:
             sent = update.extras[method.name]
             assert sent["classes"].tolist() == classes
             torch.testing.assert_close(sent["means"].double(), expected, rtol=1e-4, atol=1e-5)
-
-
-def check_server_training(method: FedGh) -> None:
-    """A batch holds all pairs: a step of an ordinary loop for each epoch, from where the last round ended."""
-    federation = taking_part(method, batch_size=64)
-    for number in range(len(ROUNDS)):
-        before = head_of(federation, method)
-        federation.round(number)
-        batches = [pairs_of(federation, method)] * method.server_epochs
-        assert 1 < len(batches[0][1]) <= 64
-        expected = descended(before, batches, method.server_lr)
-        torch.testing.assert_close(head_of(federation, method), expected, rtol=1e-5, atol=1e-6)
 
 
 def orders_taken(method: FedGh) -> Iterator[tuple[int, ...]]:
@@ -171,46 +126,6 @@ def orders_taken(method: FedGh) -> Iterator[tuple[int, ...]]:
         assert len(found) == 1
         yield found[0]
         state = new
-
-
-def check_batches(method: FedGh) -> None:
-    """Shuffled anew in every round and in every epoch; a last batch that is not full counts, too."""
-    orders = list(orders_taken(method))
-    assert {rests[0] for rests in orders} == {0, 1, 2}
-    assert any(first != second for first, second in orders)
-
-
-def check_descent(method: FedGh) -> None:
-    """Equal extractors and alike data: the cross entropy of the server's classifier falls in every round.
-
-    The clients' own rate is too small to change a weight, and the network has no running statistics.
-    """
-    by_label = np.argsort(digits(16).train_labels, kind="stable")
-    clients = [by_label[client::4] for client in range(4)]
-    partition = Partition(clients, digest="", tests=[images[:2] for images in clients])
-    federation = taking_part(
-        method,
-        model=LeNet5(),
-        data=digits(16),
-        partition=partition,
-        rounds=([0, 1, 2, 3],) * 6,
-        lr=1e-12,
-        weight_decay=0.0,
-    )
-    losses = []
-    for number in range(6):
-        before = head_of(federation, method)
-        federation.round(number)
-        means, classes = pairs_of(federation, method)
-        assert len(classes) == 40
-        heads = (before, head_of(federation, method))
-        with torch.no_grad():
-            said = [linear(head, means.shape[1])(means) for head in heads]
-        losses.append([functional.cross_entropy(logits, classes) for logits in said])
-    bodies = [update.trained[: -len(before)] for update in federation.executor.updates]
-    assert all(torch.equal(body, bodies[0]) for body in bodies)
-    assert all(after < before - 1e-5 for before, after in losses)
-    assert torch.tensor([after for _, after in losses]).diff().lt(0).all()
 
 
 def check_point(method: FedGh, point: str) -> None:
@@ -251,11 +166,38 @@ def test_clients_train_their_extractor_with_the_servers_classifier() -> None:
 
 
 def test_every_client_holds_the_servers_classifier_sampled_or_not() -> None:
-    check_heads(FedGh())
+    """After every round each client holds the server's classifier and its own extractor, bit for bit."""
+    method = FedGh()
+    federation = taking_part(method)
+    models, layout = initial_models(federation), federation.model.layout
+    heads = [head_of(federation, method)]
+    assert torch.equal(heads[0], federation.server.weights[layout.head :])
+    for number in range(len(ROUNDS)):
+        federation.round(number)
+        for update in federation.executor.updates:
+            models[update.client] = update.trained, update.buffers
+        heads.append(head_of(federation, method))
+        for client, to_train in itertools.product(range(6), (False, True)):
+            kept = federation.clients.get(client)
+            federation.everyone.arrive(federation._at(number + 1), client, kept, to_train=to_train)
+            held = flat(federation.network.parameters())
+            assert torch.equal(held[layout.head :], heads[-1])
+            assert torch.equal(held[: layout.head], models[client][0][: layout.head])
+    assert not any(torch.equal(*two) for two in itertools.combinations(heads, 2))
 
 
 def test_extractors_differ_after_the_first_round() -> None:
-    check_extractors(FedGh())
+    """They go their own ways from the first round on; the global one stays what it was."""
+    method = FedGh()
+    federation = taking_part(method, rounds=(list(range(6)), list(range(6))))
+    initial, layout = federation.server.weights, federation.model.layout
+    for number in range(2):
+        federation.round(number)
+        updates = federation.executor.updates
+        for which in ("trained", "start") if number else ("trained",):
+            own = [getattr(update, which)[: layout.head] for update in updates]
+            assert not any(torch.equal(*two) for two in itertools.combinations(own, 2))
+    assert torch.equal(federation.server.weights, initial)
 
 
 def test_uploads_are_class_means_of_the_trained_model() -> None:
@@ -264,11 +206,24 @@ def test_uploads_are_class_means_of_the_trained_model() -> None:
 
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_the_server_descends_on_the_pairs_of_the_round(epochs: int) -> None:
-    check_server_training(FedGh(server_lr=0.2, server_epochs=epochs))
+    """A batch holds all pairs: a step of an ordinary loop for each epoch, from where the last round ended."""
+    method = FedGh(server_lr=0.2, server_epochs=epochs)
+    federation = taking_part(method, batch_size=64)
+    for number in range(len(ROUNDS)):
+        before = head_of(federation, method)
+        federation.round(number)
+        batches = [pairs_of(federation, method)] * method.server_epochs
+        assert 1 < len(batches[0][1]) <= 64
+        expected = descended(before, batches, method.server_lr)
+        torch.testing.assert_close(head_of(federation, method), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_server_goes_over_the_pairs_in_shuffled_batches() -> None:
-    check_batches(FedGh(server_lr=0.1, server_epochs=2))
+    """Shuffled anew in every round and in every epoch; a last batch that is not full counts, too."""
+    method = FedGh(server_lr=0.1, server_epochs=2)
+    orders = list(orders_taken(method))
+    assert {rests[0] for rests in orders} == {0, 1, 2}
+    assert any(first != second for first, second in orders)
 
 
 def test_without_a_rate_the_servers_classifier_stays() -> None:
@@ -284,7 +239,37 @@ def test_without_a_rate_the_servers_classifier_stays() -> None:
 
 
 def test_with_equal_extractors_the_servers_loss_falls_in_every_round() -> None:
-    check_descent(FedGh(server_lr=0.01))
+    """Equal extractors and alike data: the cross entropy of the server's classifier falls in every round.
+
+    The clients' own rate is too small to change a weight, and the network has no running statistics.
+    """
+    method = FedGh(server_lr=0.01)
+    by_label = np.argsort(digits(16).train_labels, kind="stable")
+    clients = [by_label[client::4] for client in range(4)]
+    partition = Partition(clients, digest="", tests=[images[:2] for images in clients])
+    federation = taking_part(
+        method,
+        model=LeNet5(),
+        data=digits(16),
+        partition=partition,
+        rounds=([0, 1, 2, 3],) * 6,
+        lr=1e-12,
+        weight_decay=0.0,
+    )
+    losses = []
+    for number in range(6):
+        before = head_of(federation, method)
+        federation.round(number)
+        means, classes = pairs_of(federation, method)
+        assert len(classes) == 40
+        heads = (before, head_of(federation, method))
+        with torch.no_grad():
+            said = [linear(head, means.shape[1])(means) for head in heads]
+        losses.append([functional.cross_entropy(logits, classes) for logits in said])
+    bodies = [update.trained[: -len(before)] for update in federation.executor.updates]
+    assert all(torch.equal(body, bodies[0]) for body in bodies)
+    assert all(after < before - 1e-5 for before, after in losses)
+    assert torch.tensor([after for _, after in losses]).diff().lt(0).all()
 
 
 @pytest.mark.parametrize("point", ["after_download", "after_local"])

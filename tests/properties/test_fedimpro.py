@@ -240,8 +240,23 @@ def naive_estimates(
     return known
 
 
-def check_estimates_of_clients(method: FedImpro, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"shape": "channel"},
+        {"moment": "var"},
+        {"shape": "channel", "moment": "var"},
+        {"beta_client": 0.0},
+        {"beta_client": 0.5, "sigma_cap": None},
+        {"beta_client": "count"},
+        {"beta_client": "count", "sigma_cap": None, "shape": "channel"},
+    ],
+    ids=str,
+)
+def test_estimates_of_clients(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds; in the second, estimates start from the server's and samples take part."""
+    method = FedImpro(**settings)
     settings = {**LENET, "partition": by_class(), "fraction": 0.67, "executor": Tracing}
     federation = simulation(method, **settings)
     passes = watch(federation, 1, monkeypatch)
@@ -259,24 +274,6 @@ def check_estimates_of_clients(method: FedImpro, monkeypatch: pytest.MonkeyPatch
             # The classes that the client has are known now, those of others still as they came.
             assert torch.equal(sent(update)["seen"], received["seen"].maximum((counts > 0).float()))
     assert 0 < estimates(federation)["seen"].sum() <= CLASSES
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"shape": "channel"},
-        {"moment": "var"},
-        {"shape": "channel", "moment": "var"},
-        {"beta_client": 0.0},
-        {"beta_client": 0.5, "sigma_cap": None},
-        {"beta_client": "count"},
-        {"beta_client": "count", "sigma_cap": None, "shape": "channel"},
-    ],
-    ids=str,
-)
-def test_estimates_of_clients(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    check_estimates_of_clients(FedImpro(**settings), monkeypatch)
 
 
 def test_moving_average_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,8 +311,12 @@ def test_the_cap_holds_and_is_reached() -> None:
         torch.testing.assert_close(capped, free.clamp(max=0.05), rtol=1e-5, atol=1e-7)
 
 
-def check_absent_classes_come_back(method: FedImpro) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"initial": "uniform"}, {"beta_client": "count", "moment": "var"}], ids=str
+)
+def test_absent_classes_come_back(settings: dict[str, object]) -> None:
     """What a client has no images of, it returns bit for bit."""
+    method = FedImpro(**settings)
     federation = simulation(method, **LENET, partition=by_class(), fraction=0.67, executor=Tracing)
     absent = 0
     for number in range(3):
@@ -327,13 +328,6 @@ def check_absent_classes_come_back(method: FedImpro) -> None:
             for name in NUMBERS:
                 assert torch.equal(sent(update)[name][without], received[name][without]), name
     assert absent, "nobody lacked a class that was known"
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"initial": "uniform"}, {"beta_client": "count", "moment": "var"}], ids=str
-)
-def test_absent_classes_come_back(settings: dict[str, object]) -> None:
-    check_absent_classes_come_back(FedImpro(**settings))
 
 
 def test_estimates_at_the_start() -> None:
@@ -485,8 +479,9 @@ def test_classes_that_no_holder_was_sampled_of_stay_as_they_are() -> None:
         assert after["spread"][1].item() == pytest.approx(0.06)
 
 
-def check_mean_of_uploads(method: FedImpro) -> None:
+def test_mean_of_uploads() -> None:
     """All clients hold all classes: their plain mean, in the real loop, whatever their sizes."""
+    method = FedImpro()
     order = np.random.default_rng(0).permutation(120)
     partition = Partition(np.split(order, [30, 75]), digest="")
     settings = {**LENET, "partition": partition, "fraction": 1.0, "batch_size": FULL_BATCH}
@@ -499,10 +494,6 @@ def check_mean_of_uploads(method: FedImpro) -> None:
         for name in ("mean", "spread"):
             mean = torch.stack([sent(update)[name][held].double() for update in updates]).mean(0)
             torch.testing.assert_close(estimates(federation)[name][held].double(), mean, rtol=1e-5, atol=1e-7)
-
-
-def test_mean_of_uploads() -> None:
-    check_mean_of_uploads(FedImpro())
 
 
 # ------------------------------------------------------------------------------------ noise on what goes up
@@ -572,8 +563,20 @@ def test_noise_is_for_the_estimates_alone() -> None:
 
 
 # ------------------------------------------------------------------------------------ samples
-def check_moments_of_samples(method: FedImpro, monkeypatch: pytest.MonkeyPatch) -> None:
+
+
+MOMENTS = [
+    {"split": 2},
+    {"split": 2, "moment": "var"},
+    {"split": 1, "shape": "channel"},
+    {"split": 1, "shape": "channel", "moment": "var"},
+]
+
+
+@pytest.mark.parametrize("settings", MOMENTS, ids=str)
+def test_moments_of_samples(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every element of every class: mean within 4 sigma / sqrt(n), standard deviation within 5 %."""
+    method = FedImpro(n_hat=8000, **settings)
     federation = simulation(method, **LENET, fraction=0.1, batch_size=FULL_BATCH)
     passes = watch(federation, method.split, monkeypatch)
     given = random_estimates(federation)
@@ -593,19 +596,6 @@ def check_moments_of_samples(method: FedImpro, monkeypatch: pytest.MonkeyPatch) 
         products = flat.T @ flat / len(flat) - torch.eye(flat.shape[1])
         assert products.abs().max() < 0.12
     assert (one.sampled < 0).any(), "samples are not clamped to what a ReLU gives out"
-
-
-MOMENTS = [
-    {"split": 2},
-    {"split": 2, "moment": "var"},
-    {"split": 1, "shape": "channel"},
-    {"split": 1, "shape": "channel", "moment": "var"},
-]
-
-
-@pytest.mark.parametrize("settings", MOMENTS, ids=str)
-def test_moments_of_samples(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    check_moments_of_samples(FedImpro(n_hat=8000, **settings), monkeypatch)
 
 
 def noise_in_the_samples(
@@ -799,15 +789,6 @@ def weights_in_round(
         return float(method.loss(torch.tensor(1.0), outputs, step, local, step_state)) - sampled, sampled
 
 
-def check_weights(
-    method: FedImpro, rounds: int, epochs: int, expected: dict[int, tuple[float, float]]
-) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for number, weights in expected.items():
-            found = weights_in_round(method, number, monkeypatch, rounds, epochs)
-            assert found == pytest.approx(weights, rel=1e-6, abs=1e-7), number
-
-
 # Setting, rounds, epochs, and by round the weights of images and of samples.
 WEIGHTS = [
     ({"weight": "ramp"}, 10, 1, {0: (1, 0), 1: (1, 0.2), 4: (1, 0.8), 5: (1, 1), 6: (1, 1), 10: (1, 1)}),
@@ -830,7 +811,11 @@ WEIGHTS = [
 def test_weights_of_the_losses(
     settings: dict[str, object], rounds: int, epochs: int, expected: dict[int, tuple[float, float]]
 ) -> None:
-    check_weights(FedImpro(initial="uniform", **settings), rounds, epochs, expected)
+    method = FedImpro(initial="uniform", **settings)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for number, weights in expected.items():
+            found = weights_in_round(method, number, monkeypatch, rounds, epochs)
+            assert found == pytest.approx(weights, rel=1e-6, abs=1e-7), number
 
 
 def test_one_mean_over_images_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:

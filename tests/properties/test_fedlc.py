@@ -80,19 +80,6 @@ def check_local_training(method: FedLC) -> None:
     check_round(federation, 0, loss)
 
 
-def check_loss_by_hand(method: type[FedLC], expected: dict[str, float]) -> None:
-    """Logits 1, 2, 3, 4, counts 1, 16, 81 and 0, label 1, tau 2: offsets 2, 1, 2/3 and what is missing."""
-    counts = torch.tensor([1.0, 16.0, 81.0, 0.0])
-    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    for choice, value in expected.items():
-        missing, denominator = choice.split("-")
-        calibrated = method(tau=2.0, missing=missing, denominator=denominator)
-        local = local_of(torch.zeros(1), counts=counts)
-        step_state = calibrated.client_init(local)
-        loss = calibrated.criterion(logits, torch.tensor([1]), local, step_state)
-        assert loss.item() == pytest.approx(value, rel=1e-6), choice
-
-
 # What is taken off is 2, 1 and 2/3; for the missing class nothing is left, 2, or 200.
 BY_HAND = {
     "mask-full": np.log(np.exp(-1) + np.exp(1) + np.exp(7 / 3)) - 1,
@@ -101,15 +88,6 @@ BY_HAND = {
     "clamp-exclusive": np.log(np.exp(-1) + np.exp(7 / 3) + np.exp(2)) - 1,
     "eps-exclusive": np.log(np.exp(-1) + np.exp(7 / 3) + np.exp(-196)) - 1,
 }
-
-
-def check_equal_counts(method: FedLC) -> None:
-    """A constant is taken off all logits: federated averaging up to rounding, in one step of every client."""
-    settings = {"partition": equal_counts(), "rounds": 1, "fraction": 1.0, "batch_size": FULL_BATCH}
-    ours, plain = (trained(one, executor=Tracing, **settings) for one in (method, FedAvg()))
-    for own, other in zip(ours.executor.updates, plain.executor.updates, strict=True):
-        torch.testing.assert_close(own.weights, other.weights, rtol=0, atol=1e-6)
-        assert own.loss.item() == pytest.approx(other.loss.item(), abs=1e-6)
 
 
 def check_rows_of_missing_classes(method: FedLC) -> None:
@@ -135,7 +113,16 @@ def test_local_training_with_other_calibrations(tau: float) -> None:
 
 
 def test_loss_by_hand() -> None:
-    check_loss_by_hand(FedLC, BY_HAND)
+    """Logits 1, 2, 3, 4, counts 1, 16, 81 and 0, label 1, tau 2: offsets 2, 1, 2/3 and what is missing."""
+    counts = torch.tensor([1.0, 16.0, 81.0, 0.0])
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    for choice, value in BY_HAND.items():
+        missing, denominator = choice.split("-")
+        calibrated = FedLC(tau=2.0, missing=missing, denominator=denominator)
+        local = local_of(torch.zeros(1), counts=counts)
+        step_state = calibrated.client_init(local)
+        loss = calibrated.criterion(logits, torch.tensor([1]), local, step_state)
+        assert loss.item() == pytest.approx(value, rel=1e-6), choice
 
 
 def test_size_of_the_calibration() -> None:
@@ -155,7 +142,13 @@ def test_without_calibration_it_is_federated_averaging_bit_for_bit(chosen: dict[
 
 @pytest.mark.parametrize("missing", ["mask", "clamp", "eps"])
 def test_with_equal_counts_it_is_federated_averaging(missing: str) -> None:
-    check_equal_counts(FedLC(missing=missing))
+    """A constant is taken off all logits: federated averaging up to rounding, in one step of every client."""
+    method = FedLC(missing=missing)
+    settings = {"partition": equal_counts(), "rounds": 1, "fraction": 1.0, "batch_size": FULL_BATCH}
+    ours, plain = (trained(one, executor=Tracing, **settings) for one in (method, FedAvg()))
+    for own, other in zip(ours.executor.updates, plain.executor.updates, strict=True):
+        torch.testing.assert_close(own.weights, other.weights, rtol=0, atol=1e-6)
+        assert own.loss.item() == pytest.approx(other.loss.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])

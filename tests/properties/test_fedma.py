@@ -197,7 +197,12 @@ def noisy(federation: Simulation, size: float, seed: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_shuffled_copies_average_to_the_same_function(method: FedMA, model: Model) -> None:
+
+
+# ------------------------------------------------------------------------------------ fixed width
+@MODELS
+def test_shuffled_copies_average_to_the_same_function(model: Model) -> None:
+    method = FedMA()
     federation = simulation(method, model=model)
     weights = federation.server.weights
     copies = [shuffled(federation, weights, seed) for seed in range(3)]
@@ -209,8 +214,9 @@ def check_shuffled_copies_average_to_the_same_function(method: FedMA, model: Mod
     assert (logits(federation, plain) - said).abs().max() > 0.5
 
 
-def check_merge_by_hand(method: FedMA) -> None:
+def test_merge_by_hand() -> None:
     """Different networks, sizes, class counts with a class that nobody holds; first and later rounds."""
+    method = FedMA()
     federation = simulation(method, model=Mlp(hidden=12))
     shares, counts = [0.2, 0.5, 0.3], torch.tensor([[3.0] * CLASSES, [1.0] * CLASSES, [0.0] * CLASSES])
     counts[0, 4] = counts[1, 4] = 0
@@ -224,8 +230,9 @@ def check_merge_by_hand(method: FedMA) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def check_strangers_by_hand(method: FedMA) -> None:
+def test_strangers_by_hand() -> None:
     """Ten networks with little in common, whose first assignments are not their last."""
+    method = FedMA()
     federation = simulation(method, model=Small())
     clients = [noisy(federation, 4.0, seed) for seed in range(10)]
     parts = [parts_of(federation, own) for own in clients]
@@ -235,8 +242,9 @@ def check_strangers_by_hand(method: FedMA) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def check_rounds_by_hand(method: FedMA) -> None:
+def test_rounds_by_hand() -> None:
     """Two rounds of training with all six clients: what is merged is what they sent."""
+    method = FedMA()
     federation = simulation(method, executor=Tracing, fraction=1.0, **SETTINGS)
     counts = federation.data.class_counts.numpy()
     for number in range(2):
@@ -249,24 +257,6 @@ def check_rounds_by_hand(method: FedMA) -> None:
         shares = [size / sum(sizes) for size in sizes]
         expected = as_vector(by_hand(federation, parts, reference, shares, counts))
         torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-# ------------------------------------------------------------------------------------ fixed width
-@MODELS
-def test_shuffled_copies_average_to_the_same_function(model: Model) -> None:
-    check_shuffled_copies_average_to_the_same_function(FedMA(), model)
-
-
-def test_merge_by_hand() -> None:
-    check_merge_by_hand(FedMA())
-
-
-def test_strangers_by_hand() -> None:
-    check_strangers_by_hand(FedMA())
-
-
-def test_rounds_by_hand() -> None:
-    check_rounds_by_hand(FedMA())
 
 
 @MODELS
@@ -363,20 +353,6 @@ def spare_at_start(federation: Simulation) -> Tensor:
     return torch.cat([part.flatten() for part in parts.values()])
 
 
-def check_spare_neurons_stay_dead(method: FedMA) -> None:
-    """Momentum and weight decay included, all weights of spare neurons are zero after every local step."""
-    federation = growing(method, epochs=4)
-    spare = spare_at_start(federation)
-    assert 0 < spare.sum() < len(spare)
-    start = federation.server.weights
-    federation.round(0)
-    steps = federation.executor.steps
-    assert len(steps) >= 6 * 4
-    for step in steps:
-        assert not step.weights[spare].any()
-        assert (step.weights[~spare] != start[~spare]).double().mean() > 0.5
-
-
 def check_layers_are_fixed_one_by_one(method: FedMA, *plugins: object) -> None:
     federation = growing(method, *plugins, clip_norm=0.5)
     slots = {slot.name: slot for slot in federation.model.layout.parameters}
@@ -400,8 +376,35 @@ def sources_of(federation: Simulation, layer: int) -> Tensor:
     return state["sources"].split(CAPACITIES, 1)[layer]
 
 
-def check_what_clients_start_from(method: FedMA) -> None:
+def widely(kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Which inputs are kept, of those that come in blocks."""
+    mask = kept.repeat(weight.shape[1] // len(kept))
+    return mask.reshape(1, -1, *[1] * (weight.ndim - 2))
+
+
+def test_spare_neurons_stay_dead() -> None:
+    """Momentum and weight decay included, all weights of spare neurons are zero after every local step."""
+    method = FedMA(mode="bbp_map")
+    federation = growing(method, epochs=4)
+    spare = spare_at_start(federation)
+    assert 0 < spare.sum() < len(spare)
+    start = federation.server.weights
+    federation.round(0)
+    steps = federation.executor.steps
+    assert len(steps) >= 6 * 4
+    for step in steps:
+        assert not step.weights[spare].any()
+        assert (step.weights[~spare] != start[~spare]).double().mean() > 0.5
+
+
+@pytest.mark.parametrize("plugins", [(), (Ecgr(),)], ids=["alone", "ecgr"])
+def test_layers_are_fixed_one_by_one(plugins: tuple) -> None:
+    check_layers_are_fixed_one_by_one(FedMA(mode="bbp_map"), *plugins)
+
+
+def test_what_clients_start_from() -> None:
     """Fixed layers of the server and own layers above; in a new pass own neurons of the global model."""
+    method = FedMA(mode="bbp_map", gamma=50.0)
     federation = growing(method, lr=0.2, epochs=2)
     clients = range(6)
     last: list[Parts] = []
@@ -444,14 +447,9 @@ def check_what_clients_start_from(method: FedMA) -> None:
     assert sum(grown) > sum(WIDTHS), "no layer has grown, so that nobody's neurons are left out"
 
 
-def widely(kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Which inputs are kept, of those that come in blocks."""
-    mask = kept.repeat(weight.shape[1] // len(kept))
-    return mask.reshape(1, -1, *[1] * (weight.ndim - 2))
-
-
-def check_fixed_layers_are_posterior_means(method: FedMA) -> None:
+def test_fixed_layers_are_posterior_means() -> None:
     """(s0 mu0 + s sum v) / (s0 + m s) of the members that ``sources`` names; no neuron is missing."""
+    method = FedMA(mode="bbp_map", sigma=0.5, sigma0=4.0)
     federation = growing(method)
     s, s0 = 1 / method.sigma, 1 / method.sigma0
     for number in range(PASS - 1):
@@ -480,23 +478,6 @@ def check_fixed_layers_are_posterior_means(method: FedMA) -> None:
             server[f"{name}.bias"][used], biases[used] / precision, rtol=1e-5, atol=1e-7
         )
         assert not weights[~used].any() and not server[f"{name}.bias"][~used].any()
-
-
-def test_spare_neurons_stay_dead() -> None:
-    check_spare_neurons_stay_dead(FedMA(mode="bbp_map"))
-
-
-@pytest.mark.parametrize("plugins", [(), (Ecgr(),)], ids=["alone", "ecgr"])
-def test_layers_are_fixed_one_by_one(plugins: tuple) -> None:
-    check_layers_are_fixed_one_by_one(FedMA(mode="bbp_map"), *plugins)
-
-
-def test_what_clients_start_from() -> None:
-    check_what_clients_start_from(FedMA(mode="bbp_map", gamma=50.0))
-
-
-def test_fixed_layers_are_posterior_means() -> None:
-    check_fixed_layers_are_posterior_means(FedMA(mode="bbp_map", sigma=0.5, sigma0=4.0))
 
 
 def test_the_last_layer_is_averaged_by_class_counts() -> None:

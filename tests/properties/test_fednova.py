@@ -100,34 +100,6 @@ def implicit_weights(
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_constant_gradient(
-    method: FedNova, monkeypatch: pytest.MonkeyPatch, momentum: float, lr: float = 0.1
-) -> None:
-    """Under a constant gradient g, r - w_k = eta a_k g exactly."""
-    slopes = torch.linspace(-2, 3, 2 * SIZE)
-
-    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-        return (slopes[labels] * outputs[:, 0]).mean()
-
-    federation = TWO_CLIENTS.federation(
-        method, monkeypatch, steps=7, momentum=momentum, lr=lr, executor=Tracing
-    )
-    monkeypatch.setattr(torch.nn.functional, "cross_entropy", loss)
-    federation.round(0)
-    pixels = torch.tensor(np.sqrt(TWO_CLIENTS.curvatures * SIZE), dtype=torch.float32)
-    for update in federation.executor.updates:
-        gradient = pixels[update.client] * slopes.view(2, SIZE)[update.client] / SIZE
-        divided = (update.start - update.trained) / (lr * update.extras[method.name]["normaliser"])
-        torch.testing.assert_close(divided, gradient, rtol=1e-5, atol=1e-6)
-
-
-def check_implicit_weights(method: FedNova) -> None:
-    """p_k tau_eff / a_k of very uneven clients, by hand: tau_eff = 70.7; their sum is 4.4."""
-    weights = implicit_weights(method, (60, 30, 5, 5), (94, 47, 2, 2))
-    expected = torch.tensor([0.6 * 70.7 / 94, 0.3 * 70.7 / 47, 0.05 * 70.7 / 2, 0.05 * 70.7 / 2])
-    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
-    rounded = torch.tensor([0.4513, 0.4513, 1.7675, 1.7675])
-    torch.testing.assert_close(weights, rounded, rtol=0, atol=1e-4)
 
 
 def check_reaches_the_objective(
@@ -215,7 +187,24 @@ def test_plain_normaliser_counts_the_steps() -> None:
 def test_constant_gradients_are_recovered_exactly(
     momentum: float, mu: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_constant_gradient(FedNova(mu=mu), monkeypatch, momentum)
+    """Under a constant gradient g, r - w_k = eta a_k g exactly."""
+    method = FedNova(mu=mu)
+    lr = 0.1
+    slopes = torch.linspace(-2, 3, 2 * SIZE)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (slopes[labels] * outputs[:, 0]).mean()
+
+    federation = TWO_CLIENTS.federation(
+        method, monkeypatch, steps=7, momentum=momentum, lr=lr, executor=Tracing
+    )
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", loss)
+    federation.round(0)
+    pixels = torch.tensor(np.sqrt(TWO_CLIENTS.curvatures * SIZE), dtype=torch.float32)
+    for update in federation.executor.updates:
+        gradient = pixels[update.client] * slopes.view(2, SIZE)[update.client] / SIZE
+        divided = (update.start - update.trained) / (lr * update.extras[method.name]["normaliser"])
+        torch.testing.assert_close(divided, gradient, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------ local training
@@ -230,7 +219,13 @@ def test_clients_train_as_in_federated_averaging_or_fedprox_bit_for_bit() -> Non
 
 # ------------------------------------------------------------------------------------ implicit weights
 def test_implicit_weights() -> None:
-    check_implicit_weights(FedNova())
+    """p_k tau_eff / a_k of very uneven clients, by hand: tau_eff = 70.7; their sum is 4.4."""
+    method = FedNova()
+    weights = implicit_weights(method, (60, 30, 5, 5), (94, 47, 2, 2))
+    expected = torch.tensor([0.6 * 70.7 / 94, 0.3 * 70.7 / 47, 0.05 * 70.7 / 2, 0.05 * 70.7 / 2])
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    rounded = torch.tensor([0.4513, 0.4513, 1.7675, 1.7675])
+    torch.testing.assert_close(weights, rounded, rtol=0, atol=1e-4)
 
 
 def test_implicit_weights_sum_to_at_least_one() -> None:

@@ -146,17 +146,6 @@ def check_means(method: FedProto) -> None:
     assert stale == {8}
 
 
-def check_one_client(method: FedProto) -> None:
-    """The means are those of the only client, bit for bit."""
-    federation = taking_part(method, rounds=([3],))
-    federation.round(0)
-    (update,) = federation.executor.updates
-    sent, means = update.extras[method.name], known_means(federation, method.name)
-    assert sorted(means) == sent["classes"].tolist()
-    for label, mean in zip(sent["classes"].tolist(), sent["means"], strict=True):
-        assert torch.equal(means[label], mean)
-
-
 def check_decisions(method: FedProto) -> None:
     """The nearest of the newest means, for all images of all clients, sampled or not."""
     federation = taking_part(method, rounds=FEW)
@@ -187,41 +176,6 @@ def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tens
         return method.predict(network, seen, local)
 
 
-def check_translation(method: FedProto) -> None:
-    """Features and means that are moved together make the same decisions."""
-    random = torch.Generator().manual_seed(0)
-    seen, means, by = (torch.randn(n, 8, generator=random) for n in (40, 10, 1))
-    known = torch.arange(10) % 3 > 0
-    said = decide(method, seen, means, known).argmax(1)
-    assert len(said.unique()) == known.sum()
-    for distance in (1, 5, 20):
-        moved = decide(method, seen + distance * by, means + distance * by, known).argmax(1)
-        assert torch.equal(moved, said)
-
-
-def check_unknown_classes(method: FedProto) -> None:
-    """A class without a mean is never chosen, be its place holder the nearest; losses stay finite."""
-    random = torch.Generator().manual_seed(1)
-    means, known = torch.randn(10, 8, generator=random), torch.arange(10) > 3
-    means[~known] = 0
-    for seen in (torch.zeros(3, 8), torch.randn(40, 8, generator=random), 1e4 + torch.zeros(2, 8)):
-        said = decide(method, seen, means, known)
-        assert known[said.argmax(1)].all()
-        labels = torch.arange(len(seen)) % 10
-        assert functional.cross_entropy(said, labels, reduction="none").isfinite().all()
-
-
-def check_before_the_first_means(method: FedProto) -> None:
-    """The classifier decides."""
-    federation = taking_part(method)
-    result = decisions_of_all(federation.everyone, federation._at(0), {})
-    tests = federation.data.train.batch(torch.cat(federation.data.tests))
-    network = copy.deepcopy(federation.network).eval()
-    with torch.no_grad():
-        losses = functional.cross_entropy(network(tests[0]), tests[1], reduction="none")
-    torch.testing.assert_close(result.losses, losses, rtol=1e-4, atol=1e-5)
-
-
 def check_traffic(method: FedProto) -> None:
     """Up: class, count and mean for each class of a client. Down: all means, and which there are."""
     partition = with_tests(skewed(digits()))
@@ -246,12 +200,6 @@ def assert_same_clients(first: Simulation, second: Simulation) -> None:
     assert first.rows == second.rows
 
 
-def check_no_weight(method: FedProto) -> None:
-    """Local-only training bit for bit: nothing that is computed beside it leaves a trace."""
-    settings = {"rounds": 3, "batchnorm": "local", "epochs": 2}
-    assert_same_clients(trained(method, **settings), trained(LocalOnly(), **settings))
-
-
 # ------------------------------------------------------------------------------------ tests
 every_source = pytest.mark.parametrize("source", ["post", "running", "last_epoch"])
 every_averaging = pytest.mark.parametrize("averaging", ["plain", "weighted", "fedproto"])
@@ -264,7 +212,10 @@ def test_local_training_is_cross_entropy_and_the_pull_to_the_means(weight: float
 
 @every_source
 def test_without_weight_the_classifiers_are_those_of_local_training_bit_for_bit(source: str) -> None:
-    check_no_weight(FedProto(weight=0.0, source=source, inference="head"))
+    """Local-only training bit for bit: nothing that is computed beside it leaves a trace."""
+    method = FedProto(weight=0.0, source=source, inference="head")
+    settings = {"rounds": 3, "batchnorm": "local", "epochs": 2}
+    assert_same_clients(trained(method, **settings), trained(LocalOnly(), **settings))
 
 
 @every_source
@@ -279,7 +230,15 @@ def test_the_server_averages_those_who_have_a_class(averaging: str) -> None:
 
 @every_averaging
 def test_the_means_of_one_client_are_its_own(averaging: str) -> None:
-    check_one_client(FedProto(averaging=averaging))
+    """The means are those of the only client, bit for bit."""
+    method = FedProto(averaging=averaging)
+    federation = taking_part(method, rounds=([3],))
+    federation.round(0)
+    (update,) = federation.executor.updates
+    sent, means = update.extras[method.name], known_means(federation, method.name)
+    assert sorted(means) == sent["classes"].tolist()
+    for label, mean in zip(sent["classes"].tolist(), sent["means"], strict=True):
+        assert torch.equal(means[label], mean)
 
 
 def test_the_three_averages_by_hand() -> None:
@@ -308,16 +267,42 @@ def test_the_nearest_known_mean_decides() -> None:
 
 
 def test_decisions_do_not_change_when_features_and_means_move_together() -> None:
-    check_translation(FedProto())
+    """Features and means that are moved together make the same decisions."""
+    method = FedProto()
+    random = torch.Generator().manual_seed(0)
+    seen, means, by = (torch.randn(n, 8, generator=random) for n in (40, 10, 1))
+    known = torch.arange(10) % 3 > 0
+    said = decide(method, seen, means, known).argmax(1)
+    assert len(said.unique()) == known.sum()
+    for distance in (1, 5, 20):
+        moved = decide(method, seen + distance * by, means + distance * by, known).argmax(1)
+        assert torch.equal(moved, said)
 
 
 def test_unknown_classes_are_never_chosen() -> None:
-    check_unknown_classes(FedProto())
+    """A class without a mean is never chosen, be its place holder the nearest; losses stay finite."""
+    method = FedProto()
+    random = torch.Generator().manual_seed(1)
+    means, known = torch.randn(10, 8, generator=random), torch.arange(10) > 3
+    means[~known] = 0
+    for seen in (torch.zeros(3, 8), torch.randn(40, 8, generator=random), 1e4 + torch.zeros(2, 8)):
+        said = decide(method, seen, means, known)
+        assert known[said.argmax(1)].all()
+        labels = torch.arange(len(seen)) % 10
+        assert functional.cross_entropy(said, labels, reduction="none").isfinite().all()
 
 
 @pytest.mark.parametrize("inference", ["nearest", "head"])
 def test_before_there_are_means_the_classifier_decides(inference: str) -> None:
-    check_before_the_first_means(FedProto(inference=inference))
+    """The classifier decides."""
+    method = FedProto(inference=inference)
+    federation = taking_part(method)
+    result = decisions_of_all(federation.everyone, federation._at(0), {})
+    tests = federation.data.train.batch(torch.cat(federation.data.tests))
+    network = copy.deepcopy(federation.network).eval()
+    with torch.no_grad():
+        losses = functional.cross_entropy(network(tests[0]), tests[1], reduction="none")
+    torch.testing.assert_close(result.losses, losses, rtol=1e-4, atol=1e-5)
 
 
 def test_the_classifier_decides_if_it_is_asked_to() -> None:

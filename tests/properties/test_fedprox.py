@@ -24,27 +24,23 @@ def check_gradient_of_the_penalty(proximal: type[FedProx]) -> None:
     torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
 
 
-def check_pull_on_a_quadratic(proximal: type[FedProx], monkeypatch: pytest.MonkeyPatch) -> None:
-    """K steps from r on h/2 (w - a)^2 end at r + (1 - (1 - lr (h + mu))^K) h (a - r) / (h + mu)."""
-    h, a, lr, steps = TWO_CLIENTS.curvatures, TWO_CLIENTS.minima, 0.1, 10
-    distances = []
-    for mu in (0.0, 0.01, 0.1, 1.0, 5.0):
-        federation = TWO_CLIENTS.federation(proximal(mu=mu), monkeypatch, steps=steps, lr=lr)
-        moved = weights_after(federation, 1)  # from zero
-        expected = (1 - (1 - lr * (h + mu)) ** steps) * h * a / (h + mu)
-        np.testing.assert_allclose(moved, expected.mean(0), atol=1e-6)
-        distances.append(np.linalg.norm(moved))
-    assert distances == sorted(distances, reverse=True)
-    assert len(set(distances)) == len(distances)
-
-
 # ------------------------------------------------------------------------------------ tests
 def test_gradient_of_the_penalty() -> None:
     check_gradient_of_the_penalty(FedProx)
 
 
 def test_the_larger_mu_the_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_pull_on_a_quadratic(FedProx, monkeypatch)
+    """K steps from r on h/2 (w - a)^2 end at r + (1 - (1 - lr (h + mu))^K) h (a - r) / (h + mu)."""
+    h, a, lr, steps = TWO_CLIENTS.curvatures, TWO_CLIENTS.minima, 0.1, 10
+    distances = []
+    for mu in (0.0, 0.01, 0.1, 1.0, 5.0):
+        federation = TWO_CLIENTS.federation(FedProx(mu=mu), monkeypatch, steps=steps, lr=lr)
+        moved = weights_after(federation, 1)  # from zero
+        expected = (1 - (1 - lr * (h + mu)) ** steps) * h * a / (h + mu)
+        np.testing.assert_allclose(moved, expected.mean(0), atol=1e-6)
+        distances.append(np.linalg.norm(moved))
+    assert distances == sorted(distances, reverse=True)
+    assert len(set(distances)) == len(distances)
 
 
 def test_without_pull_it_is_federated_averaging_bit_for_bit() -> None:

@@ -81,46 +81,6 @@ def check_rows_of_missing_classes(method: FedRS) -> None:
         assert weight[label].any()
 
 
-def check_factors(method: type[FedRS]) -> None:
-    """By hand, for 4, 2, 1 and no images of a class."""
-    counts = torch.tensor([4.0, 2.0, 1.0, 0.0])
-    logits = torch.tensor([[1.0, -2.0, 3.0, -4.0]])
-    for mode, expected in (
-        ("binary", [1.0, -2.0, 3.0, -1.0]),
-        # 1/4 + 3/4 n / 4: 1, 5/8, 7/16, 1/4
-        ("frequency", [1.0, -1.25, 1.3125, -1.0]),
-    ):
-        restricted = method(alpha=0.25, mode=mode)
-        local = local_of(torch.zeros(1), counts=counts)
-        step_state = restricted.client_init(local)
-        for label in range(4):
-            found = restricted.criterion(logits, torch.tensor([label]), local, step_state)
-            wanted = functional.cross_entropy(torch.tensor([expected]), torch.tensor([label]))
-            assert float(found) == pytest.approx(float(wanted), rel=1e-6)
-
-
-def check_counts(method: FedRS) -> None:
-    """They are those of the client's own training images, not of its test images, nor of other clients."""
-    data = digits()
-    labels = np.concatenate([data.train_labels, data.test_labels])
-    # Client k trains on classes 3k to 3k + 3 and sets aside images of all classes; class 9 is with all.
-    groups = [np.flatnonzero(np.isin(labels, [3 * k, 3 * k + 1, 3 * k + 2, 9])) for k in range(3)]
-    clients = [group[::2] for group in groups]
-    tests = [np.concatenate([group[1::2], np.arange(k, 160, 9)]) for k, group in enumerate(groups)]
-    assert all(len(set(labels[own])) > 4 for own in tests)
-    federation = simulation(
-        method, partition=Partition(clients, digest="", tests=tests), fraction=1.0, executor=Tracing
-    )
-    federation.round(0)
-    for client in range(3):
-        own = {3 * client, 3 * client + 1, 3 * client + 2, 9}
-        expected = [1.0 if label in own else method.alpha for label in range(10)]
-        steps = federation.executor.of(client)
-        assert steps
-        for step in steps:
-            assert step.step_states[method.name]["factor"].tolist() == expected
-
-
 # ------------------------------------------------------------------------------------ tests
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.9])
 def test_local_training_is_cross_entropy_of_restricted_logits(alpha: float) -> None:
@@ -171,11 +131,44 @@ def test_full_restriction_leaves_rows_of_missing_classes_alone_but_for_weight_de
 
 
 def test_factors() -> None:
-    check_factors(FedRS)
+    """By hand, for 4, 2, 1 and no images of a class."""
+    counts = torch.tensor([4.0, 2.0, 1.0, 0.0])
+    logits = torch.tensor([[1.0, -2.0, 3.0, -4.0]])
+    for mode, expected in (
+        ("binary", [1.0, -2.0, 3.0, -1.0]),
+        # 1/4 + 3/4 n / 4: 1, 5/8, 7/16, 1/4
+        ("frequency", [1.0, -1.25, 1.3125, -1.0]),
+    ):
+        restricted = FedRS(alpha=0.25, mode=mode)
+        local = local_of(torch.zeros(1), counts=counts)
+        step_state = restricted.client_init(local)
+        for label in range(4):
+            found = restricted.criterion(logits, torch.tensor([label]), local, step_state)
+            wanted = functional.cross_entropy(torch.tensor([expected]), torch.tensor([label]))
+            assert float(found) == pytest.approx(float(wanted), rel=1e-6)
 
 
 def test_counts_are_those_of_the_clients_own_training_images() -> None:
-    check_counts(FedRS(alpha=0.25))
+    """They are those of the client's own training images, not of its test images, nor of other clients."""
+    method = FedRS(alpha=0.25)
+    data = digits()
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    # Client k trains on classes 3k to 3k + 3 and sets aside images of all classes; class 9 is with all.
+    groups = [np.flatnonzero(np.isin(labels, [3 * k, 3 * k + 1, 3 * k + 2, 9])) for k in range(3)]
+    clients = [group[::2] for group in groups]
+    tests = [np.concatenate([group[1::2], np.arange(k, 160, 9)]) for k, group in enumerate(groups)]
+    assert all(len(set(labels[own])) > 4 for own in tests)
+    federation = simulation(
+        method, partition=Partition(clients, digest="", tests=tests), fraction=1.0, executor=Tracing
+    )
+    federation.round(0)
+    for client in range(3):
+        own = {3 * client, 3 * client + 1, 3 * client + 2, 9}
+        expected = [1.0 if label in own else method.alpha for label in range(10)]
+        steps = federation.executor.of(client)
+        assert steps
+        for step in steps:
+            assert step.step_states[method.name]["factor"].tolist() == expected
 
 
 @pytest.mark.parametrize("method", [FedRS(alpha=0.0), FedRS(alpha=0.1), FedRS(mode="frequency")], ids=str)

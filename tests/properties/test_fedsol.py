@@ -183,57 +183,6 @@ def check_neutral(method: type[FedSOL], **settings: str) -> None:
     assert_same_model(trained(method(rho=0.0, **settings), rounds=2), trained(FedAvg(), rounds=2))
 
 
-def check_uphill(method: FedSOL) -> None:
-    """A small move raises the proximal loss, by as much as its gradient says."""
-    federation = after_a_round()
-    weights, _ = elsewhere(federation, seed=1, distance=0.02)
-    images = step_of(federation, weights=weights).images.double()
-    teacher = teacher_of(method, federation).double()
-    move = move_of(method, federation, weights)
-    buffers = federation.server.buffers
-
-    def loss(at: Tensor) -> float:
-        network = replica(federation, at, buffers).double()
-        vector_to_parameters(at.double(), network.parameters())
-        if method.proximal == "kl":
-            return divergence(network, teacher, images, method.temperature).item()
-        pairs = zip(network.parameters(), teacher.parameters(), strict=True)
-        return sum((own - other).square().sum().item() for own, other in pairs) / 2
-
-    network = replica(federation, weights, buffers).double()
-    slope = (
-        torch.cat([g.flatten() for g in proximal_gradient(method, network, teacher, images)]) @ move.double()
-    )
-    raised = loss(weights.double() + move.double()) - loss(weights)
-    assert slope > 0
-    assert raised == pytest.approx(slope.item(), rel=0.2)
-
-
-def check_length_of_the_fixed_move(method: type[FedSOL]) -> None:
-    """||eps|| = rho to 1e-5, over whichever parameters are moved; the others stay."""
-    federation = after_a_round()
-    weights, _ = elsewhere(federation, seed=1)
-    head = federation.model.layout.head
-    for rho in (0.5, 1.0, 2.0):
-        for part in ("all", "head", "body"):
-            move = move_of(method(rho=rho, perturbation="fixed", part=part), federation, weights).double()
-            assert abs(move.norm().item() - rho) < 1e-5 * rho
-            assert move[:head].any() == (part != "head")
-            assert move[head:].any() == (part != "body")
-
-
-def check_move(method: FedSOL) -> None:
-    """eps is rho Lambda g / ||g||."""
-    federation = after_a_round()
-    weights, _ = elsewhere(federation, seed=1)
-    network = replica(federation, weights, federation.server.buffers)
-    images = step_of(federation).images
-    expected = naive_move(method, network, teacher_of(method, federation), images)
-    move = move_of(method, federation, weights)
-    assert expected.norm() > 0.01
-    torch.testing.assert_close(move, expected, rtol=1e-3, atol=1e-6)
-
-
 # ------------------------------------------------------------------------------------ tests
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_step_is_that_of_copies_of_the_network(settings: dict) -> None:
@@ -246,7 +195,16 @@ def test_a_step_without_batch_norm_is_that_of_copies_of_the_network() -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_move(settings: dict) -> None:
-    check_move(FedSOL(**settings))
+    """eps is rho Lambda g / ||g||."""
+    method = FedSOL(**settings)
+    federation = after_a_round()
+    weights, _ = elsewhere(federation, seed=1)
+    network = replica(federation, weights, federation.server.buffers)
+    images = step_of(federation).images
+    expected = naive_move(method, network, teacher_of(method, federation), images)
+    move = move_of(method, federation, weights)
+    assert expected.norm() > 0.01
+    torch.testing.assert_close(move, expected, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +267,16 @@ def test_rounding_noise_is_not_blown_up_to_a_fixed_move() -> None:
 
 
 def test_length_of_the_fixed_move() -> None:
-    check_length_of_the_fixed_move(FedSOL)
+    """||eps|| = rho to 1e-5, over whichever parameters are moved; the others stay."""
+    federation = after_a_round()
+    weights, _ = elsewhere(federation, seed=1)
+    head = federation.model.layout.head
+    for rho in (0.5, 1.0, 2.0):
+        for part in ("all", "head", "body"):
+            move = move_of(FedSOL(rho=rho, perturbation="fixed", part=part), federation, weights).double()
+            assert abs(move.norm().item() - rho) < 1e-5 * rho
+            assert move[:head].any() == (part != "head")
+            assert move[head:].any() == (part != "body")
 
 
 @pytest.mark.parametrize(
@@ -318,7 +285,30 @@ def test_length_of_the_fixed_move() -> None:
     ids=str,
 )
 def test_the_move_is_uphill_on_the_proximal_loss(settings: dict) -> None:
-    check_uphill(FedSOL(rho=1e-3, **settings))
+    """A small move raises the proximal loss, by as much as its gradient says."""
+    method = FedSOL(rho=1e-3, **settings)
+    federation = after_a_round()
+    weights, _ = elsewhere(federation, seed=1, distance=0.02)
+    images = step_of(federation, weights=weights).images.double()
+    teacher = teacher_of(method, federation).double()
+    move = move_of(method, federation, weights)
+    buffers = federation.server.buffers
+
+    def loss(at: Tensor) -> float:
+        network = replica(federation, at, buffers).double()
+        vector_to_parameters(at.double(), network.parameters())
+        if method.proximal == "kl":
+            return divergence(network, teacher, images, method.temperature).item()
+        pairs = zip(network.parameters(), teacher.parameters(), strict=True)
+        return sum((own - other).square().sum().item() for own, other in pairs) / 2
+
+    network = replica(federation, weights, buffers).double()
+    slope = (
+        torch.cat([g.flatten() for g in proximal_gradient(method, network, teacher, images)]) @ move.double()
+    )
+    raised = loss(weights.double() + move.double()) - loss(weights)
+    assert slope > 0
+    assert raised == pytest.approx(slope.item(), rel=0.2)
 
 
 def test_gradients_are_taken_twice_and_the_batch_is_tracked_once() -> None:

@@ -72,34 +72,6 @@ def upstream(name: str) -> set[str]:
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_departs_from_the_second_step_upstream_only(method: type[Flfa]) -> None:
-    """B = W in the first step; then W moves and B does not follow. Only what lies upstream can notice."""
-    for name in ("stage1.project", "stage2.expand", CLASSIFIER):
-        flfa = pinned(name, method=method)
-        assert departures(1, flfa) == set(), name
-        assert departures(2, flfa) == upstream(name), name
-
-
-def check_feedback_is_a_multiple_of_the_received_weight(method: type[Flfa]) -> None:
-    """After every step | ||B|| - ||W|| | < 1e-6 ||W|| and cos(B, received weight) = 1."""
-    federation = simulation(pinned(method=method), epochs=6, fraction=1.0, executor=Tracing)
-    for number in range(2):
-        received = federation.server.weights
-        federation.round(number)
-        directions = {client: [] for client in federation.sample(number)}
-        for step in federation.executor.steps:
-            if step.round != number:
-                continue
-            for index, slot in enumerate(federation.model.layout.weights):
-                tensor = step.step_states[by_name(method)][f"feedback.{index}"].double()
-                weight, start = slot.of(step.weights).double(), slot.of(received).double()
-                assert abs(tensor.norm() - weight.norm()) < 1e-6 * weight.norm()
-                cosine = torch.cosine_similarity(tensor.flatten(), start.flatten(), dim=0)
-                assert abs(cosine - 1) < 1e-6
-                directions[step.client].append(
-                    torch.cosine_similarity(weight.flatten(), start.flatten(), dim=0)
-                )
-        assert all(min(cosines) < 1 - 1e-4 for cosines in directions.values()), "the weights hardly moved"
 
 
 # ------------------------------------------------------------------------------------ equal to the base
@@ -140,7 +112,11 @@ def test_with_local_feedback_it_is_backpropagation_bit_for_bit(base: type[Method
 
 # ------------------------------------------------------------------------------------ different from it
 def test_departs_from_the_second_step_upstream_only() -> None:
-    check_departs_from_the_second_step_upstream_only(Flfa)
+    """B = W in the first step; then W moves and B does not follow. Only what lies upstream can notice."""
+    for name in ("stage1.project", "stage2.expand", CLASSIFIER):
+        flfa = pinned(name, method=Flfa)
+        assert departures(1, flfa) == set(), name
+        assert departures(2, flfa) == upstream(name), name
 
 
 def test_the_first_layer_never_departs() -> None:
@@ -173,7 +149,25 @@ def test_it_departs_from_every_base(base: type[Method]) -> None:
 
 # ------------------------------------------------------------------------------------ what B is
 def test_feedback_is_a_multiple_of_the_received_weight() -> None:
-    check_feedback_is_a_multiple_of_the_received_weight(Flfa)
+    """After every step | ||B|| - ||W|| | < 1e-6 ||W|| and cos(B, received weight) = 1."""
+    federation = simulation(pinned(method=Flfa), epochs=6, fraction=1.0, executor=Tracing)
+    for number in range(2):
+        received = federation.server.weights
+        federation.round(number)
+        directions = {client: [] for client in federation.sample(number)}
+        for step in federation.executor.steps:
+            if step.round != number:
+                continue
+            for index, slot in enumerate(federation.model.layout.weights):
+                tensor = step.step_states[by_name(Flfa)][f"feedback.{index}"].double()
+                weight, start = slot.of(step.weights).double(), slot.of(received).double()
+                assert abs(tensor.norm() - weight.norm()) < 1e-6 * weight.norm()
+                cosine = torch.cosine_similarity(tensor.flatten(), start.flatten(), dim=0)
+                assert abs(cosine - 1) < 1e-6
+                directions[step.client].append(
+                    torch.cosine_similarity(weight.flatten(), start.flatten(), dim=0)
+                )
+        assert all(min(cosines) < 1 - 1e-4 for cosines in directions.values()), "the weights hardly moved"
 
 
 @pytest.mark.parametrize("settings", [{}, {"scale": "none"}, {"feedback": "random"}], ids=str)

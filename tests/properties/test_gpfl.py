@@ -1,6 +1,5 @@
 """GPFL: against the published formulas in plain torch, over rounds in which clients pause and return."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -195,7 +194,19 @@ def check_rounds(method: Gpfl, model: Model) -> None:
 
 
 # ------------------------------------------------------------------------------------ parts of it
-def check_conditions(method: Callable[..., Gpfl]) -> None:
+
+
+# ------------------------------------------------------------------------------------ tests
+@pytest.mark.parametrize("conditions", ["global", "trained"])
+def test_rounds_are_those_of_the_formulas(conditions: str) -> None:
+    check_rounds(Gpfl(conditions=conditions, weight=0.3), SMALL)
+
+
+def test_rounds_with_batchnorm_and_the_authors_settings_are_those_of_the_formulas() -> None:
+    check_rounds(Gpfl(), MobileNetTiny())
+
+
+def test_conditions_are_means_of_embeddings_and_zero_at_first() -> None:
     """By hand: zero at first, then of the received embeddings or of those that the client trained."""
     received = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 12.0]])
     own = torch.tensor([[1.0, 0.0], [0.0, 1.0], [8.0, 8.0]])
@@ -206,15 +217,15 @@ def check_conditions(method: Callable[..., Gpfl]) -> None:
     def found(conditions: str, round: int, state: dict[str, Tensor]) -> list[list[float]]:
         task = replace(task_of(layout), classes=3)
         local = local_of(received.flatten(), state=state, counts=counts, samples=4, task=task)
-        step_state = method(conditions=conditions).client_init(replace(local, round=round))
+        step_state = Gpfl(conditions=conditions).client_init(replace(local, round=round))
         return [step_state["general"].tolist(), step_state["personal"].tolist()]
 
     def kept(conditions: str) -> dict[str, Tensor]:
         update = update_of(received.flatten(), own.flatten())
         update = replace(update, weights=-update.weights)  # as if a plug-in had replaced what is sent
-        return method(conditions=conditions).client_final(
-            update, local_of(received.flatten(), task=task), {}
-        )[1]
+        return Gpfl(conditions=conditions).client_final(update, local_of(received.flatten(), task=task), {})[
+            1
+        ]
 
     task = replace(task_of(layout), classes=3)
     assert found("global", 0, {}) == [zero, zero]
@@ -225,19 +236,41 @@ def check_conditions(method: Callable[..., Gpfl]) -> None:
         assert found("trained", round, kept("trained")) == [[3.0, 3.0], [0.25, 0.75]]
 
 
-def check_route_of_the_distance(method: type[Gpfl]) -> None:
+@pytest.mark.parametrize("model", [SMALL, MobileNetTiny()], ids=by_name)
+def test_without_condition_and_biases_the_valve_is_a_relu(model: Model) -> None:
+    """gamma and beta are zero then, whatever the other weights."""
+    network = simulation(Gpfl(), model=model).network
+    images = torch.randn(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for name, parameter in network.valve.named_parameters():
+        if name.endswith("bias"):  # of the linear layers, and the LayerNorms' beta
+            nn.init.zeros_(parameter)
+    width = network.classifier.in_features
+    features = torch.randn(7, width, generator=torch.Generator().manual_seed(1))
+    for branch in (network.valve.gamma, network.valve.beta):
+        assert torch.equal(branch(torch.zeros(width)), torch.zeros(width))
+    assert torch.equal(network.valve(features, torch.zeros(width)), features.clamp(min=0))
+    assert not torch.equal(network.valve(features, torch.ones(width)), features.clamp(min=0))
+    with torch.no_grad():
+        network.eval()
+        expected = network.classifier(extracted(network, images).clamp(min=0))
+        assert torch.equal(network(images), expected)
+        assert torch.equal(network.features(images), extracted(network, images))
+
+
+def test_the_distance_acts_through_the_global_route_only() -> None:
     """Its gradient is zero where the global route does not pass: classifier, and embeddings in training."""
-    federation = trained(method(weight=0.5), model=SMALL, rounds=1)
+    federation = trained(Gpfl(weight=0.5), model=SMALL, rounds=1)
     found = step_of(federation, client=POOR).differentiate()[0].clone()
-    federation.composition = Composition((method(weight=0.0),))
+    federation.composition = Composition((Gpfl(weight=0.0),))
     without = step_of(federation, client=POOR).differentiate()[0].clone()
     for slot in federation.model.layout.parameters:
         same = torch.equal(slot.of(without), slot.of(found))
         assert same == slot.name.startswith(("classifier.", "embeddings.")), slot.name
 
 
-def check_embeddings_of_absent_classes(method: Gpfl) -> None:
+def test_embeddings_of_absent_classes_are_pushed_by_the_cosine_softmax() -> None:
     """The cosine softmax pushes them: mean of p_c (g - cos(g, e_c) e_c) / |e_c| for directions g, e_c."""
+    method = Gpfl()
     federation = trained(method, model=SMALL, rounds=1)
     step = step_of(federation, client=POOR)
     gradient = step.differentiate()[0].clone()
@@ -263,8 +296,10 @@ def check_embeddings_of_absent_classes(method: Gpfl) -> None:
         torch.testing.assert_close(found[label], expected, rtol=1e-3, atol=1e-7)
 
 
-def check_decay(method: Gpfl) -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_weight_decay_is_that_of_valve_and_embeddings(decay: float) -> None:
     """It adds mu w to the gradient of valve and embeddings, and nothing elsewhere."""
+    method = Gpfl(decay=decay)
     federation = trained(method, model=SMALL, rounds=1)
     hooks, weights = step_of(federation).hooks, federation.server.weights
     added = hooks.correct(torch.zeros_like(weights), weights)
@@ -274,54 +309,6 @@ def check_decay(method: Gpfl) -> None:
         torch.testing.assert_close(slot.of(added), factor * slot.of(weights), rtol=1e-6, atol=0)
         decayed |= {slot.name.partition(".")[0]} if slot.of(added).any() else set()
     assert decayed == ({"valve", "embeddings"} if method.decay else set())
-
-
-# ------------------------------------------------------------------------------------ tests
-@pytest.mark.parametrize("conditions", ["global", "trained"])
-def test_rounds_are_those_of_the_formulas(conditions: str) -> None:
-    check_rounds(Gpfl(conditions=conditions, weight=0.3), SMALL)
-
-
-def test_rounds_with_batchnorm_and_the_authors_settings_are_those_of_the_formulas() -> None:
-    check_rounds(Gpfl(), MobileNetTiny())
-
-
-def test_conditions_are_means_of_embeddings_and_zero_at_first() -> None:
-    check_conditions(Gpfl)
-
-
-@pytest.mark.parametrize("model", [SMALL, MobileNetTiny()], ids=by_name)
-def test_without_condition_and_biases_the_valve_is_a_relu(model: Model) -> None:
-    """gamma and beta are zero then, whatever the other weights."""
-    network = simulation(Gpfl(), model=model).network
-    images = torch.randn(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    for name, parameter in network.valve.named_parameters():
-        if name.endswith("bias"):  # of the linear layers, and the LayerNorms' beta
-            nn.init.zeros_(parameter)
-    width = network.classifier.in_features
-    features = torch.randn(7, width, generator=torch.Generator().manual_seed(1))
-    for branch in (network.valve.gamma, network.valve.beta):
-        assert torch.equal(branch(torch.zeros(width)), torch.zeros(width))
-    assert torch.equal(network.valve(features, torch.zeros(width)), features.clamp(min=0))
-    assert not torch.equal(network.valve(features, torch.ones(width)), features.clamp(min=0))
-    with torch.no_grad():
-        network.eval()
-        expected = network.classifier(extracted(network, images).clamp(min=0))
-        assert torch.equal(network(images), expected)
-        assert torch.equal(network.features(images), extracted(network, images))
-
-
-def test_the_distance_acts_through_the_global_route_only() -> None:
-    check_route_of_the_distance(Gpfl)
-
-
-def test_embeddings_of_absent_classes_are_pushed_by_the_cosine_softmax() -> None:
-    check_embeddings_of_absent_classes(Gpfl())
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_weight_decay_is_that_of_valve_and_embeddings(decay: float) -> None:
-    check_decay(Gpfl(decay=decay))
 
 
 @pytest.mark.parametrize("conditions", ["global", "trained"])

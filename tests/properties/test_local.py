@@ -112,18 +112,6 @@ def check_nobody_else_matters(method: Method, **settings: object) -> None:
         assert torch.equal(*(getattr(end, part) for end in ends)), part
 
 
-def check_minima(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On quadratics, T rounds of K steps go 1 - (1 - lr h)^(KT) of the way to the client's own minimum."""
-    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=3, executor=Tracing)
-    for rounds in range(1, 6):
-        federation.round(rounds - 1)
-        share = 1 - (1 - 0.1 * TWO_CLIENTS.curvatures) ** (3 * rounds)
-        for client in range(2):
-            expected = share[client] * TWO_CLIENTS.minima[client]
-            own = federation.executor.updates[client].trained
-            np.testing.assert_allclose(own.numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
 def check_decisions(method: Method) -> None:
     """All clients are tested with their own last models, those that never took part with the initial one."""
     federation = taking_part(method)
@@ -146,7 +134,16 @@ def test_it_is_ordinary_training_of_every_client_by_itself() -> None:
 
 
 def test_on_quadratics_every_client_approaches_its_own_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_minima(LocalOnly(), monkeypatch)
+    """On quadratics, T rounds of K steps go 1 - (1 - lr h)^(KT) of the way to the client's own minimum."""
+    method = LocalOnly()
+    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=3, executor=Tracing)
+    for rounds in range(1, 6):
+        federation.round(rounds - 1)
+        share = 1 - (1 - 0.1 * TWO_CLIENTS.curvatures) ** (3 * rounds)
+        for client in range(2):
+            expected = share[client] * TWO_CLIENTS.minima[client]
+            own = federation.executor.updates[client].trained
+            np.testing.assert_allclose(own.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_only_client_trains_as_in_federated_averaging_bit_for_bit() -> None:

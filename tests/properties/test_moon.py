@@ -87,48 +87,6 @@ def check_local_training(method: Moon, model: Model | None = None) -> None:
             previous[update.client] = update.trained.clone(), update.buffers.clone()
 
 
-def check_previous_model(method: Moon) -> None:
-    """The step state holds the weights that the client trained last, not those uploaded; bit for bit."""
-    federation = simulation(method, Ecgr(), executor=Tracing, fraction=0.5)
-    previous: dict[int, Weights] = {}
-    replaced = returned = 0
-    for number in range(5):
-        federation.round(number)
-        for update in federation.executor.updates:
-            step_states = [
-                step.step_states[method.name] for step in federation.executor.of(update.client, number)
-            ]
-            for step_state in step_states:
-                if update.client not in previous:
-                    assert not step_state
-                    continue
-                weights, buffers = previous[update.client]
-                assert torch.equal(step_state["weights"], weights)
-                assert torch.equal(step_state["buffers"], buffers)
-                returned += 1
-            previous[update.client] = update.trained.clone(), update.buffers.clone()
-            replaced += not torch.equal(update.weights, update.trained)
-    assert replaced and returned
-
-
-def check_first_participation(method: Moon) -> None:
-    """Bit for bit federated averaging for clients that are new, in any round, and for no others."""
-    federation, plain = (simulation(one, executor=Tracing, fraction=0.5) for one in (method, FedAvg()))
-    known: set[int] = set()
-    late = 0
-    for number in range(4):
-        plain.server = replace(federation.server, states=plain.server.states)
-        federation.round(number)
-        plain.round(number)
-        for ours, theirs in zip(federation.executor.updates, plain.executor.updates, strict=True):
-            same = torch.equal(ours.weights, theirs.weights) and torch.equal(ours.buffers, theirs.buffers)
-            assert same == (ours.client not in known)
-            assert torch.equal(ours.loss, theirs.loss) == same
-            late += number > 0 and same
-        known |= {update.client for update in federation.executor.updates}
-    assert late, "no client came late"
-
-
 def check_frozen_models_do_not_change(method: Moon) -> None:
     """Nor does anything they were loaded from: what was received, what clients keep."""
     federation = trained(method, rounds=2, fraction=1.0)
@@ -283,11 +241,47 @@ def test_feedback_alignment_acts_on_both_terms_and_not_on_the_frozen_models() ->
 
 # ------------------------------------------------------------------------------------ the previous model
 def test_previous_model_is_the_one_that_the_client_trained_last() -> None:
-    check_previous_model(Moon())
+    """The step state holds the weights that the client trained last, not those uploaded; bit for bit."""
+    method = Moon()
+    federation = simulation(method, Ecgr(), executor=Tracing, fraction=0.5)
+    previous: dict[int, Weights] = {}
+    replaced = returned = 0
+    for number in range(5):
+        federation.round(number)
+        for update in federation.executor.updates:
+            step_states = [
+                step.step_states[method.name] for step in federation.executor.of(update.client, number)
+            ]
+            for step_state in step_states:
+                if update.client not in previous:
+                    assert not step_state
+                    continue
+                weights, buffers = previous[update.client]
+                assert torch.equal(step_state["weights"], weights)
+                assert torch.equal(step_state["buffers"], buffers)
+                returned += 1
+            previous[update.client] = update.trained.clone(), update.buffers.clone()
+            replaced += not torch.equal(update.weights, update.trained)
+    assert replaced and returned
 
 
 def test_first_participation_is_federated_averaging_bit_for_bit() -> None:
-    check_first_participation(Moon())
+    """Bit for bit federated averaging for clients that are new, in any round, and for no others."""
+    method = Moon()
+    federation, plain = (simulation(one, executor=Tracing, fraction=0.5) for one in (method, FedAvg()))
+    known: set[int] = set()
+    late = 0
+    for number in range(4):
+        plain.server = replace(federation.server, states=plain.server.states)
+        federation.round(number)
+        plain.round(number)
+        for ours, theirs in zip(federation.executor.updates, plain.executor.updates, strict=True):
+            same = torch.equal(ours.weights, theirs.weights) and torch.equal(ours.buffers, theirs.buffers)
+            assert same == (ours.client not in known)
+            assert torch.equal(ours.loss, theirs.loss) == same
+            late += number > 0 and same
+        known |= {update.client for update in federation.executor.updates}
+    assert late, "no client came late"
 
 
 def test_first_round_is_federated_averaging_bit_for_bit() -> None:

@@ -142,28 +142,6 @@ def least_squares(
     return federation, (images.reshape(60, SIZE) / 255 - 0.5) / 0.25, targets
 
 
-def check_quadratic(method: PerFedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Hessians H1, H2, H3: v = H2 (w - a (H1 w - b1)) - b2, and HF steps by (I - a H3) v."""
-    parts = {"fo": 2, "hf": 3}[method.version]
-    federation, rows, targets = least_squares(method, monkeypatch)
-    federation.round(0)
-    curved = 0.0
-    for client in range(2):
-        weights = np.zeros(SIZE)
-        for step in federation.executor.of(client):
-            batches = np.array_split(step.chosen.numpy(), parts)
-            hessians = [rows[chosen].T @ rows[chosen] / len(chosen) for chosen in batches]
-            pulls = [rows[chosen].T @ targets[chosen] / len(chosen) for chosen in batches]
-            adapted = weights - method.inner_lr * (hessians[0] @ weights - pulls[0])
-            moved = hessians[1] @ adapted - pulls[1]
-            if parts == 3:
-                curved += np.abs(hessians[2] @ moved).max()
-                moved = moved - method.inner_lr * hessians[2] @ moved
-            np.testing.assert_allclose(step.weights.numpy(), weights - 0.05 * moved, atol=2e-6)
-            weights = step.weights.double().numpy()
-    assert parts == 2 or curved > 1
-
-
 def check_adaptation(method: PerFedAvg, **settings: object) -> None:
     """Clients are tested after plain SGD on random batches, with the global model's running statistics."""
     federation = federation_of(method, momentum=0.9, weight_decay=0.1, **settings)
@@ -259,7 +237,24 @@ def test_without_adaptation_it_is_federated_averaging_on_the_second_batches(vers
 )
 def test_least_squares_have_a_closed_form(method: PerFedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
     """There, a difference of gradients is the Hessian's product whatever its width."""
-    check_quadratic(method, monkeypatch)
+    parts = {"fo": 2, "hf": 3}[method.version]
+    federation, rows, targets = least_squares(method, monkeypatch)
+    federation.round(0)
+    curved = 0.0
+    for client in range(2):
+        weights = np.zeros(SIZE)
+        for step in federation.executor.of(client):
+            batches = np.array_split(step.chosen.numpy(), parts)
+            hessians = [rows[chosen].T @ rows[chosen] / len(chosen) for chosen in batches]
+            pulls = [rows[chosen].T @ targets[chosen] / len(chosen) for chosen in batches]
+            adapted = weights - method.inner_lr * (hessians[0] @ weights - pulls[0])
+            moved = hessians[1] @ adapted - pulls[1]
+            if parts == 3:
+                curved += np.abs(hessians[2] @ moved).max()
+                moved = moved - method.inner_lr * hessians[2] @ moved
+            np.testing.assert_allclose(step.weights.numpy(), weights - 0.05 * moved, atol=2e-6)
+            weights = step.weights.double().numpy()
+    assert parts == 2 or curved > 1
 
 
 def test_passes_are_epochs() -> None:

@@ -49,8 +49,6 @@ FEW = {"fraction": 0.34, "model": Mlp(hidden=12)}
 NORMED = {"fraction": 0.34, "model": MobileNetTiny()}
 """One with BatchNorm."""
 
-Sabotage = Callable[[Simulation], None]
-
 
 def own_tests() -> Partition:
     return with_tests(skewed(digits()))
@@ -113,15 +111,10 @@ class Keeping(Method):
         return Needs(private=self.keeps)
 
 
-def check_private(
-    part: Part,
-    executor: type = Tracing,
-    sabotage: Sabotage = lambda federation: None,
-    settings: dict[str, Any] = FEW,
-) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_private_parameters_stay_with_their_client(part: Part) -> None:
     """Clients start with their own part and the others' mean of the rest; so they are tested, too."""
-    federation = simulation(Keeping(keeps=part), executor=executor, **settings)
-    sabotage(federation)
+    federation = simulation(Keeping(keeps=part), executor=Tracing, **NORMED)
     private, initial = where(federation, part), federation.server.weights.clone()
     own: dict[int, Tensor] = {}
     # Clients that keep the whole model keep its statistics, too.
@@ -156,16 +149,12 @@ def check_private(
     assert federation.bytes_up == federation.bytes_down == 4 * 2 * sent
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_private_parameters_stay_with_their_client(part: Part) -> None:
-    check_private(part, settings=NORMED)
-
-
 # ------------------------------------------------------------------------------------ statistics of one's own
-def check_local_statistics(sabotage: Sabotage = lambda federation: None) -> None:
+
+
+def test_local_statistics_stay_with_their_client() -> None:
     """Weights are averaged; running statistics and their counters go on where each client left off."""
     federation = simulation(FedAvg(), executor=Tracing, batchnorm="local", partition=own_tests(), **NORMED)
-    sabotage(federation)
     initial, data = federation.server, federation.data.train
     buffers: dict[int, Tensor] = {}
     counters: dict[int, Tensor] = {}
@@ -198,10 +187,6 @@ def check_local_statistics(sabotage: Sabotage = lambda federation: None) -> None
     assert federation.bytes_up == federation.bytes_down == 4 * 2 * 4 * len(initial.weights)
 
 
-def test_local_statistics_stay_with_their_client() -> None:
-    check_local_statistics()
-
-
 def test_weights_do_not_depend_on_whose_statistics_are_tested() -> None:
     """Local steps use those of the batch."""
     runs = [trained(FedAvg(), partition=own_tests(), batchnorm=how) for how in ("average", "local")]
@@ -212,10 +197,9 @@ def test_weights_do_not_depend_on_whose_statistics_are_tested() -> None:
 
 
 # ------------------------------------------------------------------------------------ the point of the test
-def check_point(point: str, sabotage: Sabotage = lambda federation: None) -> None:
+def check_point(point: str) -> None:
     """The newest global model, or what each client trained last (the global model if it never did)."""
     federation = simulation(FedAvg(), executor=Tracing, point=point, partition=own_tests(), **FEW)
-    sabotage(federation)
     last: dict[int, tuple[Tensor, Tensor]] = {}
     for number in range(4):
         rows = federation.round(number)
@@ -306,7 +290,8 @@ class ShiftingAtHome(Keeping, Shifting):
     name: Literal["shifting_at_home"] = "shifting_at_home"
 
 
-def check_tests_of_clients(method: Method) -> None:
+@pytest.mark.parametrize("method", [Shifting(), ShiftingAtHome()], ids=by_name)
+def test_clients_are_tested_with_personal_weights_and_decisions(method: Method) -> None:
     """Both hooks act, for all clients, and nothing is left of it on the server or with the clients."""
     federation = trained(method, rounds=3, **FEW)
     private, initial = where(federation, method.needs.private), federation.task.initialise()[0]
@@ -330,11 +315,6 @@ def check_tests_of_clients(method: Method) -> None:
         for client, kept in federation.clients.items():
             for name, tensor in kept.get("own model", {}).items():
                 assert torch.equal(tensor, other.clients[client]["own model"][name])
-
-
-@pytest.mark.parametrize("method", [Shifting(), ShiftingAtHome()], ids=by_name)
-def test_clients_are_tested_with_personal_weights_and_decisions(method: Method) -> None:
-    check_tests_of_clients(method)
 
 
 class Asking(FedAvg):
@@ -405,10 +385,20 @@ def visited(images: list[list[int]], method: Phased) -> list[tuple[str, list[int
     return [(part, batch) for batch in images for part in method.order]
 
 
-def check_phases(method: Phased, executor: type = Watching) -> None:
+PHASED = [
+    Phased(),
+    Phased(order=("head", "body"), alternate="batch", head_lr=None),
+    Phased(order=("head",), batches=2, passes=2),
+    Phased(order=("body",), batches=3),
+    Phased(order=("all", "head"), alternate="batch"),
+]
+
+
+@pytest.mark.parametrize("method", PHASED, ids=lambda method: f"{'-'.join(method.order)} {method.alternate}")
+def test_phases_train_their_parameters_and_leave_all_else_alone(method: Phased) -> None:
     """Each phase is an ordinary optimiser of its parameters, which leaves all else as it was, to the bit."""
     settings = {"momentum": 0.9, "weight_decay": 0.1, "epochs": 2, "batch_size": 12}
-    federation = simulation(method, executor=executor, fraction=0.34, rounds=2, **settings)
+    federation = simulation(method, executor=Watching, fraction=0.34, rounds=2, **settings)
     layout, data = federation.model.layout, federation.data
     before = federation.server
     federation.round(0)
@@ -474,20 +464,6 @@ def check_phases(method: Phased, executor: type = Watching) -> None:
         assert float(update.loss) == pytest.approx(np.mean(losses), rel=1e-4)
 
 
-PHASED = [
-    Phased(),
-    Phased(order=("head", "body"), alternate="batch", head_lr=None),
-    Phased(order=("head",), batches=2, passes=2),
-    Phased(order=("body",), batches=3),
-    Phased(order=("all", "head"), alternate="batch"),
-]
-
-
-@pytest.mark.parametrize("method", PHASED, ids=lambda method: f"{'-'.join(method.order)} {method.alternate}")
-def test_phases_train_their_parameters_and_leave_all_else_alone(method: Phased) -> None:
-    check_phases(method)
-
-
 def test_rates_of_phases_follow_the_schedule_of_the_run() -> None:
     federation = simulation()
     round = replace(federation._at(1), training=Training(lr=0.2, lr_schedule=Exponential(decay=0.5)))
@@ -530,12 +506,11 @@ class Introducing(FedAvg):
         return {**state, "heard": heard, "said": torch.stack(said)}
 
 
-def check_introductions(sabotage: Sabotage = lambda federation: None) -> None:
+def test_clients_introduce_themselves_once_before_the_first_round() -> None:
     """Once from every client, of the initial model, before anybody trains; counted; never again."""
 
     def federation_of_six() -> Simulation:
         federation = simulation(Introducing(), executor=Tracing, partition=own_tests(), **FEW)
-        sabotage(federation)
         return federation
 
     federation = federation_of_six()
@@ -572,10 +547,6 @@ def check_introductions(sabotage: Sabotage = lambda federation: None) -> None:
     assert resumed.bytes_up == 2 * model
 
 
-def test_clients_introduce_themselves_once_before_the_first_round() -> None:
-    check_introductions()
-
-
 # ------------------------------------------------------------------------------------ broadcasts by client
 class ToEach(FedAvg):
     """Every client starts from weights of its own."""
@@ -586,8 +557,9 @@ class ToEach(FedAvg):
         return weights if local.testing else weights + 0.01 * local.client
 
 
-def check_broadcasts(method: Method) -> None:
+def test_every_client_can_be_sent_weights_of_its_own() -> None:
     """Clients train from what they were sent; the global weights are those that are tested."""
+    method = ToEach()
     federation = simulation(method, executor=Tracing, partition=own_tests(), **FEW)
     for number in range(2):
         before = federation.server.weights.clone()
@@ -597,10 +569,6 @@ def check_broadcasts(method: Method) -> None:
         expected = row_of(federation, lambda _: (federation.server.weights, federation.server.buffers))
         assert_tested(rows[-1], expected, "global")
     assert federation.bytes_down == federation.bytes_up
-
-
-def test_every_client_can_be_sent_weights_of_its_own() -> None:
-    check_broadcasts(ToEach())
 
 
 # ------------------------------------------------------------------------------------ what is refused

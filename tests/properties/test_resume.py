@@ -13,7 +13,7 @@ from fltrain.engine.client_store import ClientStore
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 
-from .helpers import REPRESENTATIVES, by_name, simulation
+from .helpers import REPRESENTATIVES, by_name, simulation, slow_unless_daily
 
 ROUNDS = 4
 
@@ -52,7 +52,7 @@ def assert_equal(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize("methods", REPRESENTATIVES, ids=by_name)
+@pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATIVES), ids=by_name)
 def test_going_on_from_a_checkpoint_changes_nothing(tmp_path: Path, methods: tuple[Method, ...]) -> None:
     whole = federation(methods)
     expected = [row for rows in whole.run() for row in rows]

@@ -144,15 +144,6 @@ def reference(
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_agrees_with_the_reference(
-    method: Scaffold, monkeypatch: pytest.MonkeyPatch, momentum: float, sized: Sized = SIZED
-) -> None:
-    """The real loop and the algorithm written down once more agree round by round."""
-    settings = {"steps": 4, "momentum": momentum, "lr": 0.2}
-    federation = sized.federation(method, monkeypatch, **settings)
-    for rounds in range(1, 6):
-        reached = weights_after_another_round(federation, rounds)
-        np.testing.assert_allclose(reached, reference(method, sized, rounds, **settings), atol=2e-5)
 
 
 def weights_after_another_round(federation: Simulation, rounds: int) -> np.ndarray:
@@ -168,31 +159,6 @@ def check_reaches_its_optimum(
     federation = sized.federation(method, monkeypatch, steps=4, momentum=momentum, lr=lr)
     reached = weights_after(federation, 25)
     np.testing.assert_allclose(reached, sized.optimum(TARGETS[method.weighting]), atol=1e-3)
-
-
-def check_server_control(method: Scaffold) -> None:
-    """What c is the mean of, round by round, with some of the clients in each round.
-
-    Over all clients, those that never took part with c_k = 0: c_k, or omega_k c_k if objectives are scaled.
-    Over the clients of the round, by data size: c_k.
-    """
-    federation = simulation(method, fraction=0.5)
-    sizes = np.array([len(images) for images in federation.data.clients])
-    omega = sizes / sizes.mean()
-    assert omega.max() > 2 * omega.min()
-    for number in range(4):
-        federation.round(number)
-        sampled = federation.sample(number)
-        controls = np.zeros((6, federation.model.layout.size))
-        for client in federation.clients:
-            controls[client] = control_of(federation, client)
-        if method.weighting == "data":
-            expected = sizes[sampled] / sizes[sampled].sum() @ controls[sampled]
-        else:
-            expected = (omega if method.weighting == "scaled" else np.ones(6)) @ controls / 6
-        assert np.linalg.norm(expected) > 0.1
-        np.testing.assert_allclose(control_of(federation), expected, rtol=1e-4, atol=1e-5)
-    assert 3 < len(federation.clients) <= 6, "the same clients in every round show nothing"
 
 
 def gradient_of(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -241,7 +207,13 @@ def told(method: Scaffold) -> str:
 def test_variants_agree_with_the_algorithm_written_down_once_more(
     method: Scaffold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_agrees_with_the_reference(method, monkeypatch, momentum=0.9)
+    """The real loop and the algorithm written down once more agree round by round."""
+    momentum = 0.9
+    settings = {"steps": 4, "momentum": momentum, "lr": 0.2}
+    federation = SIZED.federation(method, monkeypatch, **settings)
+    for rounds in range(1, 6):
+        reached = weights_after_another_round(federation, rounds)
+        np.testing.assert_allclose(reached, reference(method, SIZED, rounds, **settings), atol=2e-5)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "weights", "scaled", "data"])
@@ -283,7 +255,29 @@ def test_clients_of_equal_size_are_weighted_alike(
 @pytest.mark.parametrize("weighting", ["uniform", "weights", "scaled", "data"])
 @pytest.mark.parametrize("settings", [{}, {"option": "I"}, AFTER_STEP], ids=str)
 def test_server_control(settings: dict[str, str], weighting: str) -> None:
-    check_server_control(Scaffold(**settings, weighting=weighting))
+    """What c is the mean of, round by round, with some of the clients in each round.
+
+    Over all clients, those that never took part with c_k = 0: c_k, or omega_k c_k if objectives are scaled.
+    Over the clients of the round, by data size: c_k.
+    """
+    method = Scaffold(**settings, weighting=weighting)
+    federation = simulation(method, fraction=0.5)
+    sizes = np.array([len(images) for images in federation.data.clients])
+    omega = sizes / sizes.mean()
+    assert omega.max() > 2 * omega.min()
+    for number in range(4):
+        federation.round(number)
+        sampled = federation.sample(number)
+        controls = np.zeros((6, federation.model.layout.size))
+        for client in federation.clients:
+            controls[client] = control_of(federation, client)
+        if method.weighting == "data":
+            expected = sizes[sampled] / sizes[sampled].sum() @ controls[sampled]
+        else:
+            expected = (omega if method.weighting == "scaled" else np.ones(6)) @ controls / 6
+        assert np.linalg.norm(expected) > 0.1
+        np.testing.assert_allclose(control_of(federation), expected, rtol=1e-4, atol=1e-5)
+    assert 3 < len(federation.clients) <= 6, "the same clients in every round show nothing"
 
 
 def test_scaled_objectives_correct_by_the_servers_control_over_the_relative_size() -> None:

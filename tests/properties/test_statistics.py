@@ -38,22 +38,20 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------ divergence of weights
-def check_divergence(measure: Divergence) -> None:
-    """The mean over clients of the distance ||w_k - w|| over all slots taken as one vector."""
-    mean, vector = drawn(12), drawn(12, seed=1)
-    assert measure(mean.expand(4, 12), mean, SLOTS + OTHERS) == 0
-    opposite = torch.stack([mean + vector, mean - vector])
-    assert measure(opposite, mean, SLOTS + OTHERS) == pytest.approx(float(vector.norm()), rel=1e-6)
-    # Distances 5 and 13 (3, 4 and 5, 12 in the two slots) and 0 elsewhere.
-    rows = torch.zeros(2, 12)
-    rows[0, 1], rows[0, 7], rows[1, 2], rows[1, 6] = 3.0, -4.0, -5.0, 12.0
-    assert measure(rows, torch.zeros(12), SLOTS) == pytest.approx(9, rel=1e-12)
-    assert measure(rows, torch.zeros(12), SLOTS[:1]) == pytest.approx(4, rel=1e-12)
-    assert measure(rows, torch.zeros(12), OTHERS) == 0
 
 
 def test_divergence_of_weights() -> None:
-    check_divergence(weight_divergence)
+    """The mean over clients of the distance ||w_k - w|| over all slots taken as one vector."""
+    mean, vector = drawn(12), drawn(12, seed=1)
+    assert weight_divergence(mean.expand(4, 12), mean, SLOTS + OTHERS) == 0
+    opposite = torch.stack([mean + vector, mean - vector])
+    assert weight_divergence(opposite, mean, SLOTS + OTHERS) == pytest.approx(float(vector.norm()), rel=1e-6)
+    # Distances 5 and 13 (3, 4 and 5, 12 in the two slots) and 0 elsewhere.
+    rows = torch.zeros(2, 12)
+    rows[0, 1], rows[0, 7], rows[1, 2], rows[1, 6] = 3.0, -4.0, -5.0, 12.0
+    assert weight_divergence(rows, torch.zeros(12), SLOTS) == pytest.approx(9, rel=1e-12)
+    assert weight_divergence(rows, torch.zeros(12), SLOTS[:1]) == pytest.approx(4, rel=1e-12)
+    assert weight_divergence(rows, torch.zeros(12), OTHERS) == 0
 
 
 def test_parts_of_one_client_add_up_in_squares() -> None:
@@ -71,21 +69,21 @@ def test_divergence_accumulates_in_double_precision() -> None:
 
 
 # ------------------------------------------------------------------------------------ variance of gradients
-def check_variance(measure: Variance) -> None:
-    """The mean over clients of ||g_k - mean g||^2."""
-    common, vector = drawn(12), drawn(12, seed=1)
-    assert measure(common.expand(4, 12), SLOTS + OTHERS) == pytest.approx(0, abs=1e-12)
-    opposite = torch.stack([common + vector, common - vector])
-    assert measure(opposite, SLOTS + OTHERS) == pytest.approx(float(vector.square().sum()), rel=1e-5)
-    # From the mean (2, ...): deviations -2, -1, 3 in one place, 0 elsewhere.
-    rows = torch.zeros(3, 12)
-    rows[:, 7] = torch.tensor([0.0, 1.0, 5.0])
-    assert measure(rows, SLOTS) == pytest.approx((4 + 1 + 9) / 3, rel=1e-12)
-    assert measure(rows, SLOTS[:1]) == measure(rows, OTHERS) == 0
 
 
 def test_variance_of_gradients() -> None:
-    check_variance(gradient_variance)
+    """The mean over clients of ||g_k - mean g||^2."""
+    common, vector = drawn(12), drawn(12, seed=1)
+    assert gradient_variance(common.expand(4, 12), SLOTS + OTHERS) == pytest.approx(0, abs=1e-12)
+    opposite = torch.stack([common + vector, common - vector])
+    assert gradient_variance(opposite, SLOTS + OTHERS) == pytest.approx(
+        float(vector.square().sum()), rel=1e-5
+    )
+    # From the mean (2, ...): deviations -2, -1, 3 in one place, 0 elsewhere.
+    rows = torch.zeros(3, 12)
+    rows[:, 7] = torch.tensor([0.0, 1.0, 5.0])
+    assert gradient_variance(rows, SLOTS) == pytest.approx((4 + 1 + 9) / 3, rel=1e-12)
+    assert gradient_variance(rows, SLOTS[:1]) == gradient_variance(rows, OTHERS) == 0
 
 
 def test_variance_of_two_parts_is_that_of_the_whole() -> None:

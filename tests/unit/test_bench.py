@@ -69,10 +69,11 @@ def test_an_executor_that_does_other_work_is_not_measured(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("method", ["fedavg", "perfedavg+flfa"])
-def test_rows_agree_with_each_other(method: str) -> None:
-    threads = torch.get_num_threads()
-    bare, loop = measure(small(method=method, threads=threads + 1))
-    assert torch.get_num_threads() == threads
+def test_rows_agree_with_each_other(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    bare, loop = measure(small(method=method, threads=3))
+    assert threads == [3, torch.get_num_threads()]
     assert (bare.executor, loop.executor, bare.ratio) == (BARE, "sequential", 1.0)
     for row in (bare, loop):
         assert row.ratio_low <= row.ratio <= row.ratio_high

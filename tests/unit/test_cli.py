@@ -241,7 +241,10 @@ def test_results_that_are_no_folder(
     [
         (None, "the same name 'fedprox'"),
         ("def f(:", "fltrain.methods.mine: cannot be loaded (invalid syntax"),
-        ("import nothere", "fltrain.methods.mine: cannot be loaded (No module named 'nothere')"),
+        (
+            "import nothere",
+            "fltrain.methods.mine: cannot be loaded (ModuleNotFoundError: No module named 'nothere')",
+        ),
     ],
     ids=["name", "syntax", "import"],
 )

@@ -181,13 +181,6 @@ def write_tar(path: Path, files: dict[str, bytes], folder: str = "cifar-10-batch
 CIFAR_FACTS = Facts(classes=10, channels=3, side=32, train_images=50, test_images=10)
 
 
-def test_the_pickles_of_these_tests_are_like_the_official_ones() -> None:
-    content = batch(3, 0)
-    read = pickle.loads(py2_pickle(content), encoding="bytes")
-    np.testing.assert_array_equal(read.pop(b"data"), content.pop(b"data"))
-    assert read == content
-
-
 @pytest.mark.parametrize("form", ["archive", "archive in a folder", "folder", "folder in a folder"])
 def test_cifar10(tmp_path: Path, form: str) -> None:
     archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / "cifar-10-batches-py"

@@ -367,7 +367,7 @@ def recovered(run: TrainedRun) -> Recovered:
     return recover(run, layout(attack=PIXELS, noises=[0.0, 0.5], images=4))
 
 
-def check_attack(recovered: Recovered) -> None:
+def test_raw_features_give_images_away_and_means_do_not(recovered: Recovered) -> None:
     """Raw features give the images away, means do not."""
     raw, mean, noisy, all_classes = recovered.recoveries
     assert (raw.before / raw.loss).min() > 100
@@ -380,15 +380,11 @@ def check_attack(recovered: Recovered) -> None:
     assert not torch.equal(noisy.recovered.images, mean.recovered.images)
 
 
-def test_raw_features_give_images_away_and_means_do_not(recovered: Recovered) -> None:
-    check_attack(recovered)
-
-
 def pool(run: TrainedRun) -> NDArray[np.float64]:
     return run.data.train.images.double().numpy() / 255
 
 
-def check_likeness(recovered: Recovered, run: TrainedRun) -> None:
+def test_images_are_compared_with_the_nearest_private_one(recovered: Recovered, run: TrainedRun) -> None:
     """PSNR and SSIM are those to the nearest image that could have been meant, searched one by one."""
     images = pool(run)
     compared = [(one.recovered, one.row.target == "mean") for one in recovered.recoveries]
@@ -399,10 +395,6 @@ def check_likeness(recovered: Recovered, run: TrainedRun) -> None:
             error, nearest = min((((images[index] - image) ** 2).mean(), index) for index in own)
             assert found.psnr[place].item() == pytest.approx(-10 * math.log10(error), abs=1e-3)
             assert found.ssim[place].item() == pytest.approx(naive_ssim(image, images[nearest], 7), abs=1e-4)
-
-
-def test_images_are_compared_with_the_nearest_private_one(recovered: Recovered, run: TrainedRun) -> None:
-    check_likeness(recovered, run)
 
 
 def test_mean_images_are_those_of_the_client(recovered: Recovered, run: TrainedRun) -> None:
