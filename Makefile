@@ -1,4 +1,4 @@
-# Everything a user or CI needs; `make help` lists the targets.
+# Targets for users and CI; `make help` lists them.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -16,15 +16,15 @@ CORES  ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 PORT   ?= 5000
 SCALE  ?= demo
 
-# Nothing here reports usage to anyone.
+# No tool reports usage.
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
-# The CUDA packages of torch are large: be patient on slow lines.
+# The CUDA packages of torch are large: wait longer on slow lines.
 export UV_HTTP_TIMEOUT ?= 300
 
 DB    := results/mlflow.db
 STAMP := $(VENV)/.installed
-# An environment whose interpreter went away (an upgrade of Python does that) is not installed.
+# An upgrade of Python can remove the environment's interpreter; then install again.
 $(shell test -x $(BIN)/python || rm -f $(STAMP))
 
 # Bytecode is compiled once here, not at every first start.
@@ -64,7 +64,7 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m uv pip install --quiet $(UV_OPTIONS) --no-deps --editable .
 	@touch $@
 
-# Everything of a scale, trained or from the records that exist; says where to look.
+# All tables and figures of a scale, with training or from existing records; prints their location.
 WORKFLOW = $(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE) train=$(1) \
 	  --report-after-run --report results/$(SCALE)/report.html
 define WHERE
@@ -79,7 +79,7 @@ reproduce: env ## train everything that is missing and build the report
 	@$(call WORKFLOW,true)
 	$(WHERE)
 
-tables: env ## make tables, figures, claims and report from the records that exist; train nothing
+tables: env ## make tables, figures, claims and report from existing records; train nothing
 	@$(call WORKFLOW,false)
 	$(WHERE)
 
@@ -87,16 +87,16 @@ results: env ## the same from the published records
 	@$(BIN)/fltrain records import published/records.tar.gz
 	@$(MAKE) tables SCALE=published
 
-# In the order of testpaths in pyproject.toml: with the slowest file at the end, all cores but one would wait for it.
+# In the order of testpaths in pyproject.toml: if the slowest file came last, all cores except one would wait.
 PYTEST := $(BIN)/pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 test: env ## run the tests
 	@$(PYTEST) -m "not slow"
 
-test-slow: env ## run those that take longest, which `make test` leaves out
+test-slow: env ## run the slow tests, which `make test` leaves out
 	@$(PYTEST) -m slow
 
-coverage: env ## run all tests, a fifth slower, and show what they cover
+coverage: env ## run all tests and show their coverage (a fifth slower)
 	@$(PYTEST) --cov --cov-report=term
 
 golden: env ## update the settings and numbers that tests compare with (refuses changes without a raised revision)

@@ -4,7 +4,7 @@
 #   snakemake flfa_table1                       one table or figure
 #   snakemake --config methods=flfa seeds=1     restricted, see config/config.yaml
 #   snakemake --config train=false              from the records that exist
-#   snakemake all_data                          data sets and partitions only
+#   snakemake all_data                          datasets and partitions only
 #   snakemake -n                                what would be done, and why
 #   snakemake --workflow-profile PROFILE        elsewhere than on this machine
 from snakemake.utils import min_version

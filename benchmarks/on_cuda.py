@@ -1,9 +1,9 @@
-"""Everything that is to be measured on a GPU, in one command.
+"""All measurements on a GPU, in one command.
 
 * `fltrain bench` for ResNet-18 and MobileNetV2 on images of CIFAR-10's size, ten clients in a round, with
   every executor in every precision.
 * `scaling` with every executor that computes the same bits, and `startup`.
-* Accuracy after some rounds, by `fltrain train`: every executor and precision beside the reference in
+* Accuracy after some rounds, by `fltrain train`: every executor and precision compared with the reference in
   single precision, paired by seed; and a check that equal runs have equal bytes.
 
 The output of each part goes into files of a folder, and a part that fails does not stop the others.

@@ -157,7 +157,7 @@ def measure(name: str, where: Where, repeats: int) -> list[Point]:
 
 
 def memory_of(setting: Setting, method: str, where: Where) -> float:
-    """Return the peak memory in MB of a few rounds in this process, beyond what it has already."""
+    """Return the peak memory in MB of a few rounds in this process, in addition to its memory before."""
     forget_peaks(where.device)
     before = peak(where.device)
     with where.used():

@@ -1,10 +1,10 @@
-"""Kill random processes of the workflow, again and again, and compare what it makes with an undisturbed run.
+"""Kill random processes of the workflow repeatedly, and compare its results with an undisturbed run.
 
 Every few seconds one of the processes that work on the scale is killed: Snakemake itself, a job or its shell,
-also those that have lost their parent. Whenever Snakemake ends, it is unlocked and started again, as a user
-would do, until everything is made. Then all records, and the numbers of all tables and figures but for times
-that were measured, must be equal, byte for byte, to those of a run that nobody disturbed; ``fltrain verify``
-must find nothing wrong, and MLflow must have every run once.
+or an orphan of these. When Snakemake ends, it is unlocked and started again, as a user would do, until all
+results exist. Then all records, and the numbers of all tables and figures except measured times, must be
+equal, byte for byte, to those of an undisturbed run; ``fltrain verify`` must find no problem, and MLflow must
+have every run once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("Snakefile", "workflow", "config", "profiles")
 RECORD = ("spec.json", "metrics.jsonl", "summary.json", MODELS_FILE)
 TIMED = (b"seconds", b"time", b"hours")
-"""Words in the head of a table, or in a row of it, that shows how long something took."""
+"""Words in the head or a row of a table that shows measured times."""
 
 
 class Workplace:
-    """A folder in which the workflow writes, beside links to its sources."""
+    """A folder in which the workflow writes, with links to its sources."""
 
     def __init__(self, root: Path, scale: str, cores: int) -> None:
         self.root = root
@@ -44,8 +44,8 @@ class Workplace:
         self.log = root / "snakemake.log"
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start Snakemake; what it says goes to the log."""
-        # Runs are short here: an interval in seconds would never be over.
+        """Start Snakemake; its output goes to the log."""
+        # Runs are short here: save after every round, because an interval in seconds would never end.
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLTRAIN_CHECKPOINT_ROUNDS": "1"}
         with self.log.open("ab") as log:
             return subprocess.Popen(
@@ -57,7 +57,7 @@ class Workplace:
             )
 
     def fltrain(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and last line of a command of fltrain."""
+        """Return exit code and last line of a command of fltrain."""
         done = subprocess.run(
             [sys.executable, "-m", "fltrain", *arguments],
             cwd=self.root,
@@ -69,7 +69,7 @@ class Workplace:
         return done.returncode, done.stdout.strip().splitlines()[-1]
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that runs in this folder."""
+        """Return all processes that run in this folder."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -80,14 +80,14 @@ class Workplace:
         return found
 
     def files(self) -> dict[str, bytes]:
-        """What must not depend on interruptions."""
+        """Return the files that must not depend on interruptions, with their content."""
         paths = [path for name in RECORD for path in self.results.glob(f"runs/*/{name}")]
         paths += self.results.glob("*/*/*.csv")
         return {str(path.relative_to(self.results)): timeless(path) for path in paths}
 
 
 def timeless(path: Path) -> bytes:
-    """Content of a file, of a table without its times: these differ in every execution."""
+    """Return the content of a file; of a table without its times, which differ in every execution."""
     content = path.read_bytes()
     if path.suffix != ".csv":
         return content
@@ -98,7 +98,7 @@ def timeless(path: Path) -> bytes:
 
 
 def kind(process: psutil.Process) -> str:
-    """What a process does, in a word."""
+    """Return the task of a process, in a word."""
     try:
         words = " ".join(process.cmdline())
     except psutil.NoSuchProcess:
@@ -108,7 +108,7 @@ def kind(process: psutil.Process) -> str:
 
 
 def soak(place: Workplace, kills: int, every: float, draw: random.Random) -> tuple[Counter[str], int]:
-    """Run the workflow to its end, disturbed so often; return what was killed and the number of starts."""
+    """Run the workflow to its end with ``kills`` kills; return counts of killed processes and of starts."""
     killed: Counter[str] = Counter()
     starts = 0
     while True:

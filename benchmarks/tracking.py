@@ -1,9 +1,9 @@
-"""Costs of exporting thousands of runs to MLflow, and of finding what is new in them.
+"""Costs of exporting thousands of runs to MLflow, and of detecting new ones.
 
-Records are written without training: federated averaging on the digits with different seeds; a test, training
-loss and statistics in each round. They are exported to a SQLite database: all, once more (nothing is new),
-and once more after one was changed. Writing thousands of records takes long on a disk: set TMPDIR to a folder
-in memory.
+The script writes records without training: federated averaging on the digits with different seeds; a test,
+training loss and statistics in each round. It exports them to a SQLite database: all, again (nothing is new),
+and again after one changed. Writing thousands of records takes long on a disk: set TMPDIR to a folder in
+memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The same federated work in this engine, in a bare PyTorch loop and in other simulators.
 
 FedAvg with ten clients, all of which train in every round: LeNet-5 on MNIST, and the CNN of the ECGR paper on
-CIFAR-10. All get the same images for each client, the same initial weights and the same batches, so that all
-end at the same weights up to rounding. They take turns, each in separate processes. Every peer has its own
-environment, made below ``.venvs`` from ``requirements-<peer>.txt`` the first time.
+CIFAR-10. All simulators get the same images for each client, the same initial weights and the same batches,
+so that they end at the same weights up to rounding. They take turns, each in separate processes. Every peer
+has its own environment, created below ``.venvs`` from ``requirements-<peer>.txt`` at first use.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".venvs"
 PEERS = ("flower", "pfl")
 WARM_UP = 2
-"""Rounds at the start that are not counted."""
+"""Rounds at the start that do not count."""
 LIMIT_SECONDS = 1800
-"""Time limit of a turn: Flower waits for ever if Ray does not start."""
+"""Time limit of a turn: without it, Flower waits forever if Ray does not start."""
 
 
 class Failed(Exception):
-    """A simulator did not do the work."""
+    """A simulator did not complete its work."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A simulator and how it uses the cores.
+    """A simulator and its use of the cores.
 
     Attributes:
-        who: the simulator; its script is ``run_<who>.py``, its environment that of the same name.
-        how: what the cores do, in words.
-        cores: that its processes may use.
-        runs: started side by side, each of them the whole task.
+        who: name of the simulator, of its script ``run_<who>.py`` and of its environment.
+        how: use of the cores, in words.
+        cores: number of cores for its processes.
+        runs: number of parallel runs, each of the whole task.
         workers: processes among which each run divides the clients.
         launcher: arguments of the interpreter before the script.
-        arguments: further ones of the script.
+        arguments: further arguments of the script.
     """
 
     who: str
@@ -68,7 +68,7 @@ class Entry:
     arguments: tuple[str, ...] = ()
 
     def run(self, task: Task, scratch: Path) -> tuple[Costs, NDArray[np.float32]]:
-        """Do the task once, in a new folder of ``scratch``; also returns the final weights."""
+        """Do the task once, in a new folder of ``scratch``; return costs and final weights."""
         command = [
             python_of(self.who),
             *self.launcher,
@@ -78,7 +78,7 @@ class Entry:
         ]
         folders = [Path(tempfile.mkdtemp(dir=scratch)) for _ in range(self.runs)]
         cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, sorted(cores)[: self.cores])  # what is started inherits it
+        os.sched_setaffinity(0, sorted(cores)[: self.cores])  # child processes inherit it
         try:
             started = time.time()
             running = [start([*command, *self.arguments], folder) for folder in folders]
@@ -116,7 +116,7 @@ def entries(executor: str) -> list[Entry]:
 
 
 def python_of(who: str) -> Path:
-    """The interpreter that runs a simulator's script; makes its environment if need be."""
+    """Return the interpreter of a simulator's script; create its environment if necessary."""
     requirements = HERE / f"requirements-{who}.txt"
     if not requirements.exists():
         return Path(sys.executable)
@@ -149,7 +149,7 @@ def start(command: Sequence[object], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def ends_of_rounds(folder: Path) -> list[float]:
-    """What a run has reported, among whatever else it printed."""
+    """Return the reported ends of the rounds from a run's output."""
     lines = (folder / "stdout").read_text().splitlines()
     ends: list[float] = json.loads(next(line for line in lines if line.startswith('{"ends"')))["ends"]
     return ends
@@ -157,15 +157,15 @@ def ends_of_rounds(folder: Path) -> list[float]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What one turn of an entry took; what is counted by round leaves the first rounds out, which warm up.
+    """Costs of one turn of an entry; costs per round leave out the first rounds, which warm up.
 
     Attributes:
-        images: that the clients of a run train on in a round, epochs counted.
-        seconds: of a round.
-        cpu_seconds: of all processes, by run and round.
-        images_per_second: of all runs together.
-        startup: seconds from the start of the process until it is warm, less those of as many rounds.
-        memory: MiB of all processes, at most.
+        images: training images per run and round, epochs counted.
+        seconds: wall time of a round.
+        cpu_seconds: CPU time of all processes, per run and round.
+        images_per_second: throughput of all runs together.
+        startup: seconds from the start of the process until it is warm, without those of its rounds.
+        memory: peak memory of all processes, MiB.
     """
 
     images: int
@@ -193,11 +193,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Row(Costs):
-    """What one turn of an entry took, and what came out.
+    """Costs and results of one turn of an entry.
 
     Attributes:
-        accuracy: on all test images.
-        difference: of the weights from the bare loop's, at most.
+        accuracy: accuracy on all test images.
+        difference: maximum difference of the weights from the bare loop's.
     """
 
     dataset: str
@@ -210,7 +210,7 @@ class Row(Costs):
 
 
 def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turns: int) -> list[Row]:
-    """Let all do the work on a data set in turns; then test what they ended with."""
+    """Run all entries on a dataset in turns; then test their final weights."""
     case = CASES[dataset]
     done = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -245,7 +245,7 @@ def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turn
 
 
 def table(rows: Sequence[Row]) -> Iterable[str]:
-    """Medians of all turns; how many times our time others take in the same turn, with quartiles."""
+    """Yield a table of medians over all turns, and ratios to our time in the same turn, with quartiles."""
     columns = ["", "cores", "s/round", "CPU s", "images/s", "start, s", "MiB", "accuracy"]
     columns += ["weights differ", "time / ours", "CPU time / ours"]
     ours, lines = {(row.cores, row.turn): row for row in rows if row.who == "ours"}, []

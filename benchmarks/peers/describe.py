@@ -19,14 +19,14 @@ from fltrain.runs.spec import RunSpec
 
 CLIENTS = 10
 ENOUGH_ROUNDS = 10**6
-"""Of the spec: how many rounds are trained is the task's business."""
+"""Rounds of the spec; the task sets the number of trained rounds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Work on a data set, which is divided evenly into ``shards``; the first of them are the clients'.
+    """Work on a dataset, which is divided evenly into ``shards``; the first shards are the clients'.
 
-    ``rounds`` unless told otherwise.
+    ``rounds`` is the default number of rounds.
     """
 
     model: str
@@ -42,7 +42,7 @@ CASES = {
 
 
 def spec_of(dataset: str, case: Case) -> RunSpec:
-    """The run as a user of this project describes it."""
+    """Return the run as a user of this project describes it."""
     settings = {
         "dataset": dataset,
         "model": case.model,
@@ -59,7 +59,7 @@ def spec_of(dataset: str, case: Case) -> RunSpec:
 def write_task(
     folder: Path, spec: RunSpec, arrays: Mapping[str, NDArray[Any]], rounds: int, shards: int
 ) -> Task:
-    """Describe the work that all are to do; ``arrays`` are those of a file in MedMNIST's layout."""
+    """Write the task for all simulators; ``arrays`` are those of a file in MedMNIST's layout."""
     images = {
         split: np.ascontiguousarray(_with_channels(arrays[f"{split}_images"])) for split in ("train", "test")
     }
@@ -69,7 +69,7 @@ def write_task(
     drawn = scheme.split(labels["train"], classes, spec.seed)[:CLIENTS]
     size = min(map(len, drawn))
     if size % spec.training.batch_size:
-        # The peers differ in what they do with a last batch that is not full.
+        # The peers treat a last batch that is not full in different ways.
         sys.exit(f"error: batches of {spec.training.batch_size} must divide a client's {size} images evenly")
     chosen = np.concatenate([indices[:size] for indices in drawn])
     own = np.arange(len(chosen)).reshape(CLIENTS, size)
@@ -78,7 +78,7 @@ def write_task(
         for round in range(rounds)
     ]
     normalisation = spec.dataset.normalise(channels)
-    assert normalisation is not None  # the registry states one for these sets
+    assert normalisation is not None  # the registry states one for these datasets
     network = build(spec.model, channels, side, classes, spec.seed)
     np.savez(
         folder / "arrays.npz",
@@ -112,12 +112,12 @@ def write_task(
 
 
 def _with_channels(images: NDArray[Any]) -> NDArray[Any]:
-    """Images ``[n, channels, height, width]`` from grey ones without channels, or with channels last."""
+    """Return images ``[n, channels, height, width]`` from grey ones without channels, or channels last."""
     return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
 
 
 def _epochs(spec: RunSpec, round: int, client: int, images: int) -> NDArray[Any]:
-    """In which order the engine visits a client's images, ``[epochs, images]``."""
+    """Return the order in which the engine visits a client's images, ``[epochs, images]``."""
     where = {"round": round, "client": client}
     streams = [stream(spec.seed, Purpose.BATCH_ORDER, **where, epoch=e) for e in range(spec.training.epochs)]
     return np.stack([random.permutation(images) for random in streams])

@@ -1,7 +1,7 @@
-"""What every simulator is given and what it reports.
+"""Input and output that all simulators share.
 
-A task is a folder with ``task.json`` and ``arrays.npz``, written by ``compare.py``. This module needs nothing
-but NumPy and PyTorch, as it is used in every simulator's own environment.
+A task is a folder with ``task.json`` and ``arrays.npz``, written by ``compare.py``. This module needs only
+NumPy and PyTorch, because it runs in every simulator's own environment.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Task:
             return dict(file)
 
     def _floats(self, images: NDArray[Any]) -> Tensor:
-        """Normalise ``(image / 255 - mean) / std``, rounded as the engine of this project does it."""
+        """Normalise ``(image / 255 - mean) / std``, rounded as in the engine of this project."""
         mean, std = (torch.from_numpy(self.arrays[name]).view(-1, 1, 1) for name in ("mean", "std"))
         shift, scale = (one.expand(images.shape[1:]) for one in (-mean / std, 1 / (255 * std)))
         return torch.addcmul(shift, torch.from_numpy(images).float(), scale)
 
     @cached_property
     def train(self) -> tuple[Tensor, Tensor]:
-        """Images of all clients, normalised beforehand and in memory, and their labels."""
+        """Return the images of all clients, normalised beforehand and in memory, and their labels."""
         return self._floats(self.arrays["train_images"]), torch.from_numpy(self.arrays["train_labels"])
 
     @cached_property
@@ -60,11 +60,11 @@ class Task:
         return self._floats(self.arrays["test_images"]), torch.from_numpy(self.arrays["test_labels"])
 
     def orders(self, round: int, client: int) -> Tensor:
-        """Training images in the order in which a client sees them in a round, ``[epochs, images]``."""
+        """Return training images in the order of a client's batches in a round, ``[epochs, images]``."""
         return torch.from_numpy(self.arrays["orders"][round, client])
 
     def network(self) -> nn.Module:
-        """The network with the weights that all start from."""
+        """Return the network with the initial weights."""
         _, channels, side, _ = self.arrays["test_images"].shape
         network = NETWORKS[self.model](channels, side, self.classes)
         return with_weights(network, torch.from_numpy(self.arrays["start"]))
@@ -72,7 +72,7 @@ class Task:
 
 @cache
 def read(folder: str) -> Task:
-    """The task in a folder; read once by each process."""
+    """Return the task in a folder; each process reads it once."""
     return Task(folder=folder, **json.loads(Path(folder, "task.json").read_text()))
 
 
@@ -102,7 +102,7 @@ NETWORKS = {"lenet5": lenet5, "ecgr_cnn": ecgr_cnn}
 
 
 def train(network: nn.Module, task: Task, round: int, client: int) -> None:
-    """Local training; batches are gathered in memory, which is faster than a DataLoader."""
+    """Train locally; batches are gathered in memory, which is faster than a DataLoader."""
     images, labels = task.train
     optimiser = torch.optim.SGD(
         network.parameters(), lr=task.lr, momentum=task.momentum, weight_decay=task.weight_decay
@@ -116,7 +116,7 @@ def train(network: nn.Module, task: Task, round: int, client: int) -> None:
 
 
 def accuracy(weights: Tensor, task: Task) -> float:
-    """Share of all test images that a network with such weights classifies rightly."""
+    """Return the share of all test images that a network with these weights classifies correctly."""
     network = with_weights(task.network(), weights).eval()
     images, labels = task.test
     with torch.no_grad():
@@ -125,12 +125,12 @@ def accuracy(weights: Tensor, task: Task) -> float:
 
 
 def trained(network: nn.Module) -> list[Tensor]:
-    """What federated averaging averages: parameters, then BatchNorm's running means and variances."""
+    """Return the averaged tensors: parameters, then BatchNorm's running means and variances."""
     return [*network.parameters(), *(buffer for buffer in network.buffers() if buffer.is_floating_point())]
 
 
 def with_weights(network: nn.Module, weights: Tensor) -> nn.Module:
-    """The network with its ``trained`` tensors taken from a vector, as far as that reaches."""
+    """Return the network with its ``trained`` tensors copied from a vector, as far as it reaches."""
     with torch.no_grad():
         for tensor in trained(network):
             if len(weights):
@@ -141,7 +141,7 @@ def with_weights(network: nn.Module, weights: Tensor) -> nn.Module:
 
 @dataclass
 class Report:
-    """When rounds ended, in seconds since the epoch."""
+    """Ends of the rounds, in seconds since the epoch."""
 
     ends: list[float] = field(default_factory=list)
 
@@ -149,12 +149,12 @@ class Report:
         self.ends.append(time.time())
 
     def finish(self, weights: list[Tensor]) -> None:
-        """Keep the final weights in the working directory and print the rest as one line of JSON."""
+        """Write the final weights to the working directory and print the rest as one line of JSON."""
         np.save("weights.npy", torch.cat([tensor.detach().flatten() for tensor in weights]).numpy())
         print(json.dumps({"ends": self.ends}), flush=True)
 
 
 def arguments() -> tuple[Task, int]:
-    """The task, and how many processes are to train its clients: ``SCRIPT FOLDER WORKERS``."""
+    """Return the task and the number of processes that train its clients: ``SCRIPT FOLDER WORKERS``."""
     folder, workers = sys.argv[1:3]
     return read(folder), int(workers)

@@ -1,4 +1,4 @@
-"""What running processes cost."""
+"""CPU time and memory of running processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLE_SECONDS, MEMORY_SECONDS = 0.5, 1.0
 
 
 class Watch:
-    """Looks at running processes and all that they start: processor time over the clock, and peak memory."""
+    """Samples running processes and their children: CPU time over wall time, and peak memory."""
 
     def __init__(self, roots: Iterable[int]) -> None:
         self.roots = [psutil.Process(root) for root in roots]
@@ -31,7 +31,7 @@ class Watch:
         self._thread.join()
 
     def cpu_seconds(self, start: float, end: float) -> float:
-        """Between two times, in seconds since the epoch."""
+        """Return the CPU time between two times, in seconds since the epoch."""
         clock, processor = zip(*self.times, strict=True)
         earlier, later = np.interp([start, end], clock, processor)
         return float(later - earlier)

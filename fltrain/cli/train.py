@@ -28,41 +28,39 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     runs_per_device: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Processes that may share a GPU; {RUNS} if not given, or 1."),
+        typer.Option(min=1, help=f"Processes that may share a GPU (default: {RUNS}, or 1)."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     recordings: Annotated[
         Place,
-        typer.Option(
-            envvar="FLTRAIN_RECORDINGS", help="Where methods that record local steps (ecgr) keep them."
-        ),
+        typer.Option(envvar="FLTRAIN_RECORDINGS", help="Memory for recorded local steps (ecgr)."),
     ] = "auto",
     client_memory: Annotated[
         float,
         typer.Option(
             min=0,
             envvar="FLTRAIN_CLIENT_MEMORY",
-            help="GiB that client state may take in memory; the rest goes into a file.",
+            help="GiB of client state in memory; the rest goes into a file.",
         ),
     ] = 4.0,
     checkpoint_seconds: Annotated[
         float,
         typer.Option(
-            min=0, envvar="FLTRAIN_CHECKPOINT_SECONDS", help="Save the state of a run after so many seconds."
+            min=0, envvar="FLTRAIN_CHECKPOINT_SECONDS", help="Seconds between checkpoints of a run."
         ),
     ] = 120.0,
     checkpoint_rounds: Annotated[
         int | None,
         typer.Option(
-            min=1, envvar="FLTRAIN_CHECKPOINT_ROUNDS", help="Save it after every so many rounds, too."
+            min=1, envvar="FLTRAIN_CHECKPOINT_ROUNDS", help="Also save a checkpoint every N rounds."
         ),
     ] = None,
     determinism: Annotated[
         Profile,
         typer.Option(
             envvar="FLTRAIN_DETERMINISM",
-            help="exact for the same bits every time; fast for whatever PyTorch chooses on CUDA, and for "
-            "executors that are exact up to rounding.",
+            help="exact: the same bits every time; fast: the fastest algorithms on CUDA, and executors that "
+            "are exact up to rounding.",
         ),
     ] = "exact",
     executor: Annotated[

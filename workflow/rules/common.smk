@@ -1,5 +1,5 @@
-# Look-ups for the rules. Configuration is read here only: jobs get what they need through `params`, so that a change
-# reruns exactly the jobs that it affects. Nothing here writes a file.
+# Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
+# reruns only the affected jobs. Nothing here writes a file.
 import gc
 
 from fltrain.core.errors import FltrainError

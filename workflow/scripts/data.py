@@ -1,4 +1,4 @@
-"""Get and prepare a data set."""
+"""Fetch and prepare a dataset."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import prepare
 
 with job(snakemake.log[0]):  # noqa: F821
-    dataset = Dataset.parse(json.loads(snakemake.params.dataset)["settings"], "data set")  # noqa: F821
+    dataset = Dataset.parse(json.loads(snakemake.params.dataset)["settings"], "dataset")  # noqa: F821
     path = Path(snakemake.output.data)  # noqa: F821
     prepared = prepare(dataset, path, Path("results/downloads"), quiet=True)
     LOG.info("%s: digest %s", dataset.id, prepared.digest)

@@ -11,7 +11,7 @@ from fltrain.data.prepared import load_prepared, partition
 with job(snakemake.log[0]):  # noqa: F821
     settings = json.loads(snakemake.params.partition)  # noqa: F821
     scheme, local_test = settings["scheme"]["settings"], settings["local_test"]
-    dataset = Dataset.parse(settings["dataset"]["settings"], "data set")
+    dataset = Dataset.parse(settings["dataset"]["settings"], "dataset")
     divided = partition(
         SCHEMES[scheme["name"]].parse(scheme, "partition"),
         LocalTest.parse(local_test, "local_test") if local_test else None,
