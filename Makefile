@@ -15,6 +15,8 @@ BIN    := $(VENV)/bin
 CORES  ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 PORT   ?= 5000
 SCALE  ?= demo
+# Number of slowest tests that `make test` lists (default: none).
+DURATIONS ?=
 
 # No tool reports usage.
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -88,7 +90,8 @@ results: env ## the same from the published records
 	@$(MAKE) tables SCALE=published
 
 # In the order of testpaths in pyproject.toml: if the slowest file came last, all cores except one would wait.
-PYTEST := $(BIN)/pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
+# The tests of a file stay in one process because they share fixtures that train runs.
+PYTEST := $(BIN)/pytest -n $(CORES) --dist loadfile --no-loadscope-reorder $(if $(DURATIONS),--durations $(DURATIONS))
 
 test: env ## run the tests
 	@$(PYTEST) -m "not slow"

@@ -26,17 +26,13 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest, write_text
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import Component
-from fltrain.data.augmentation import Augmentation
 from fltrain.data.datasets import Dataset
 from fltrain.data.partition import SCHEMES, LocalTest, Scheme
 from fltrain.data.prepared import Partition, PreparedData, prepare
-from fltrain.engine.augment import Augmented
-from fltrain.engine.data import FederatedData
 from fltrain.engine.simulation import Simulation
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
-from fltrain.methods.training import LEARNING_RATES, LearningRate
 from fltrain.models.base import Model
 from fltrain.models.build import build
 from fltrain.models.networks import MODELS
@@ -292,13 +288,6 @@ def of_data(dataset: Dataset) -> Numbers:
     return {"digest": data.digest, "mean": list(data.mean), "std": list(data.std)}
 
 
-AUGMENTATIONS: list[dict[str, Any]] = [
-    {"crop_padding": 2},
-    {"crop_padding": 2, "padding_mode": "reflect"},
-    {"flip": True},
-    {"cutout": 5},
-]
-
 LABELS, CLASSES, WRITERS = np.arange(12_000) % 10, 10, np.arange(12_000) // 300
 
 
@@ -315,23 +304,6 @@ def of_scheme(scheme: Scheme) -> Numbers:
 def parts(indices: Iterable[np.ndarray]) -> str:
     """Digest of index arrays."""
     return digest({f"{client:04}": own for client, own in enumerate(indices)})
-
-
-def of_schedule(schedule: LearningRate) -> Numbers:
-    """Factors of the first rounds."""
-    return {"factors": [schedule.factor(round) for round in range(25)]}
-
-
-def of_augmentation(augmentation: Augmentation) -> Numbers:
-    """Parameters of two visits to images, and sums over the images as they are then."""
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (8, 3, 12, 12), np.uint8)
-    data = PreparedData(images, np.arange(8), images, np.arange(8), 8, (0.3, 0.4, 0.5), (0.2, 0.2, 0.3), "")
-    whole = FederatedData.of(data, Partition([np.arange(8)], ""), torch.device("cpu")).train
-    augmented = Augmented(whole, augmentation)
-    parameters = augmented.parameters(seed=0, round=1, client=2, epochs=2, samples=8)
-    batches = [augmented.batch(torch.arange(8), visit)[0] for visit in parameters]
-    return {"parameters": digest({"": parameters.numpy()}), "images": sums(batches)}
 
 
 def of_model(model: Model) -> Numbers:
@@ -358,7 +330,7 @@ def of_model(model: Model) -> Numbers:
 
 
 def components() -> Iterator[Entry]:
-    """Data, partition schemes, learning rates, augmentations and models, in all variants."""
+    """Yield data, partition schemes and models, in all variants."""
     for dataset in (Dataset(name="digits"), Dataset(name="digits", image_size=16)):
         key = short_hash([dataset.model_dump(mode="json"), dataset.revision])
         yield Entry(dataset.id, f"{dataset.id}-{key}", DATA, partial(of_data, dataset))
@@ -374,13 +346,7 @@ def components() -> Iterator[Entry]:
                 yield Entry(label, f"{name}-{key}", raised(component), partial(numbers, one))
 
     yield from of(SCHEMES, of_scheme, clients=30)
-    yield from of(LEARNING_RATES, of_schedule, rounds=20)
     yield from of(MODELS, of_model)
-    for settings in AUGMENTATIONS:
-        augmentation = Augmentation(**settings)
-        key = short_hash([settings, ENGINE_REVISION])
-        name = " ".join(["augmentation", *(f"{setting}={value}" for setting, value in settings.items())])
-        yield Entry(name, f"augmentation-{key}", ENGINE, partial(of_augmentation, augmentation))
 
 
 def entries() -> list[Entry]:

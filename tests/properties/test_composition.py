@@ -1,7 +1,7 @@
 """Several methods acting as one: the order of their hooks, what they see of each other, what is refused."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar, Literal
@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrain.core.errors import FltrainError
-from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition, LocalHooks
 from fltrain.methods.ecgr import Ecgr
@@ -24,11 +22,8 @@ from fltrain.methods.flfa import Flfa
 from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.types import Aggregate, Needs, Outputs, Recording, Server, Update
 from fltrain.metrics.updates import layer_similarity
-from fltrain.runs.spec import RunSpec
 
 from .helpers import (
-    BASES,
-    PLUGINS,
     Tracing,
     assert_same_model,
     by_name,
@@ -39,8 +34,6 @@ from .helpers import (
     trained,
     update_of,
 )
-
-SPEC = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, "model": "mobilenet_tiny"}
 
 
 # ------------------------------------------------------------------------------------ the order of hooks
@@ -308,35 +301,3 @@ def test_a_plugin_may_own_what_the_base_leaves_to_the_default() -> None:
     empty = torch.zeros(0)
     before = Server(start, empty, empty.long(), {"fedprox": {}, "aggregating": {}})
     assert torch.equal(composition.aggregate(task_of(), before, updates)[0], weights)
-
-
-@pytest.mark.parametrize("written", [str, lambda name: {"name": name}], ids=["name", "mapping"])
-@pytest.mark.parametrize("base", BASES, ids=by_name)
-def test_a_base_method_is_no_plugin(base: type[Method], written: Callable[[str], object]) -> None:
-    name = by_name(base)
-    message = refusal(method="fedavg", plugins=["flfa", written(name)])
-    assert message.startswith("plugins.1: ")
-    assert all(word in message for word in (repr(name), "is no plug-in", "'method'"))
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize("written", [str, lambda name: {"name": name}], ids=["name", "mapping"])
-@pytest.mark.parametrize("plugin", PLUGINS, ids=by_name)
-def test_a_plugin_is_no_base_method(plugin: type[Method], written: Callable[[str], object]) -> None:
-    name = by_name(plugin)
-    message = refusal(method=written(name))
-    assert message.startswith("method: ")
-    assert all(word in message for word in (repr(name), "plug-in", "'plugins'"))
-    assert "\n" not in message
-
-
-def refusal(**changes: object) -> str:
-    """What is said about a spec with these changes, after where it was read from."""
-    with pytest.raises(FltrainError) as raised:
-        RunSpec.parse({**SPEC, **changes}, "run.yaml")
-    return str(raised.value).removeprefix("run.yaml: ")
-
-
-def test_every_method_is_one_or_the_other() -> None:
-    assert {*BASES, *PLUGINS} == set(METHODS.values())
-    assert not {*BASES} & {*PLUGINS}

@@ -83,9 +83,6 @@ def combine(steps: np.ndarray, picked: list[int], beta: float) -> np.ndarray:
     return np.linalg.norm(rows.sum(0)) / np.linalg.norm(combined) * combined
 
 
-# ------------------------------------------------------------------------------------ checks of a method
-
-
 # ------------------------------------------------------------------------------------ by hand
 def test_golden_numbers() -> None:
     """Four steps in the plane, kappa 0.5, beta 0.2: c = (1.6, 1.4), alpha = 2.351802."""

@@ -193,10 +193,3 @@ def test_writing_into_shared_tensors_is_refused(hook: str) -> None:
     writer = type("Writer", (FedAvg,), {"__module__": __name__, hook: writing})
     with pytest.raises(FltrainError, match=rf"^'{hook}' of method 'fedavg' writes into a tensor"):
         trained(writer(), rounds=1)
-
-
-def test_methods_of_the_specification_are_registered() -> None:
-    bases = "fedavg fedprox fedavgm fednova scaffold feddyn fedacg moon fedsol fedrs fedlc fedma fed2"
-    personal = "local perfedavg fedamp fedproto gpfl fedgh fedfcd"
-    assert {*bases.split(), *personal.split()} <= {by_name(base) for base in BASES}
-    assert {"flfa", "ecgr", "fedimpro"} <= {by_name(plugin) for plugin in PLUGINS}

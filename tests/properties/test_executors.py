@@ -21,7 +21,7 @@ from fltrain.methods.training import Exponential
 from fltrain.methods.types import Local, Outputs, State, Step
 from fltrain.models.networks.lenet5 import LeNet5
 
-from .helpers import REPRESENTATIVES, assert_same_model, by_name, simulation
+from .helpers import REPRESENTATIVES, assert_same_model, by_name, simulation, slow_unless_daily
 from .test_statistics import DroppingModel
 
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def test_graphs_need_a_device_that_has_them() -> None:
 
 
 # ------------------------------------------------------------------------------------ steps at fixed places
-@pytest.mark.parametrize("methods", REPRESENTATIVES, ids=by_name)
+@pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATIVES), ids=by_name)
 def test_a_step_at_fixed_places_equals_the_reference(methods: tuple[AnyMethod, ...]) -> None:
     """Up to the rounding of numbers that are tensors here."""
     plain, fixed = compared(Repeating, *methods, epochs=1, fraction=1.0)
@@ -140,7 +140,9 @@ def test_a_step_state_keeps_its_names() -> None:
 # ------------------------------------------------------------------------------------ side by side
 @pytest.mark.parametrize(
     "methods",
-    [methods for methods in REPRESENTATIVES if all(method.name != "flfa" for method in methods)],
+    slow_unless_daily(
+        methods for methods in REPRESENTATIVES if all(method.name != "flfa" for method in methods)
+    ),
     ids=by_name,
 )
 def test_clients_side_by_side_agree_with_the_reference(methods: tuple[AnyMethod, ...]) -> None:
@@ -205,7 +207,9 @@ PASSING = {"fedavg", "moon", "fedsol", "fedfcd", "fedproto", "gpfl"}
 
 
 @pytest.mark.parametrize(
-    "methods", [methods for methods in REPRESENTATIVES if methods[0].name in PASSING], ids=by_name
+    "methods",
+    slow_unless_daily(methods for methods in REPRESENTATIVES if methods[0].name in PASSING),
+    ids=by_name,
 )
 def test_methods_train_in_bfloat16(methods: tuple[AnyMethod, ...]) -> None:
     """Near to the loss in single precision; weights stay in single precision."""

@@ -38,39 +38,6 @@ def mean_of_weights(federation: Simulation, uniform: bool) -> torch.Tensor:
     return samples / samples.sum() @ torch.stack([update.weights for update in updates]).double()
 
 
-# ------------------------------------------------------------------------------------ checks of a method
-
-
-def check_gradient_of_the_penalty(method: FedACG) -> None:
-    """What is added to the gradient is the derivative of beta ||w - r||^2, without a half."""
-    received, weights, gradient = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    variable = weights.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(method.beta * (variable - received).square().sum(), variable)
-    local = local_of(received)
-    corrected = method.correct(gradient, weights, local, method.client_init(local))
-    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
-
-
-def check_trajectory(method: FedACG, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nesterov's form, without m: a step from the lookahead, which is where the last step points to.
-
-    Half of the clients per round; K steps from r on h/2 (w - a)^2 + beta (w - r)^2 end at
-    r + (1 - (1 - lr (h + 2 beta))^K) h (a - r) / (h + 2 beta).
-    """
-    problem, lr, steps, rounds = FOUR_CLIENTS, 0.1, 5, 8
-    federation = half_of(problem.federation(method, monkeypatch, steps=steps, lr=lr))
-    stiff = problem.curvatures + 2 * method.beta
-    share = (1 - (1 - lr * stiff) ** steps) * problem.curvatures / stiff
-    weights = previous = np.zeros(4)
-    sampled = [federation.sample(number) for number in range(rounds)]
-    assert len(set(map(tuple, sampled))) > 2
-    for clients in sampled:
-        received = weights + method.lam * (weights - previous)
-        trained_weights = received + share * (problem.minima - received)
-        weights, previous = trained_weights[clients].mean(0), weights
-    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
-
-
 # ------------------------------------------------------------------------------------ neutral settings
 def test_without_lookahead_and_pull_it_is_federated_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round locally bit for bit; then up to the rounding of the server's sum."""
@@ -146,7 +113,24 @@ def test_clients_start_from_the_lookahead() -> None:
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.85])
 @pytest.mark.parametrize("beta", [0.0, 0.001, STRONG])
 def test_trajectory_is_nesterovs(lam: float, beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_trajectory(FedACG(lam=lam, beta=beta), monkeypatch)
+    """Nesterov's form, without m: a step from the lookahead, which is where the last step points to.
+
+    Half of the clients per round; K steps from r on h/2 (w - a)^2 + beta (w - r)^2 end at
+    r + (1 - (1 - lr (h + 2 beta))^K) h (a - r) / (h + 2 beta).
+    """
+    method = FedACG(lam=lam, beta=beta)
+    problem, lr, steps, rounds = FOUR_CLIENTS, 0.1, 5, 8
+    federation = half_of(problem.federation(method, monkeypatch, steps=steps, lr=lr))
+    stiff = problem.curvatures + 2 * method.beta
+    share = (1 - (1 - lr * stiff) ** steps) * problem.curvatures / stiff
+    weights = previous = np.zeros(4)
+    sampled = [federation.sample(number) for number in range(rounds)]
+    assert len(set(map(tuple, sampled))) > 2
+    for clients in sampled:
+        received = weights + method.lam * (weights - previous)
+        trained_weights = received + share * (problem.minima - received)
+        weights, previous = trained_weights[clients].mean(0), weights
+    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
 def test_without_pull_it_is_fedavgm_but_measured_at_the_lookahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +165,14 @@ def test_momentum_changes_the_path_but_not_where_it_ends(
 # ------------------------------------------------------------------------------------ the penalty
 @pytest.mark.parametrize("beta", [0.001, STRONG])
 def test_gradient_of_the_penalty(beta: float) -> None:
-    check_gradient_of_the_penalty(FedACG(beta=beta))
+    """What is added to the gradient is the derivative of beta ||w - r||^2, without a half."""
+    method = FedACG(beta=beta)
+    received, weights, gradient = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    variable = weights.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(method.beta * (variable - received).square().sum(), variable)
+    local = local_of(received)
+    corrected = method.correct(gradient, weights, local, method.client_init(local))
+    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_first_step_feels_no_pull_wherever_the_lookahead_is() -> None:

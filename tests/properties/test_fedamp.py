@@ -115,27 +115,6 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
     assert again and (new or settings), "clients who return, and some who come later"
 
 
-def check_tests(method: FedAmp, fraction: float) -> None:
-    """All clients are tested with what they last trained; the initial weights if they never did."""
-    federation = simulation(method, executor=Tracing, fraction=fraction, epochs=3)
-    own = [federation.server.weights] * 6
-    for number in range(2):
-        (row,) = [row for row in federation.round(number) if row["kind"] == "evaluation"]
-        for update in federation.executor.updates:
-            own[update.client] = update.trained
-        correct, losses = [], []
-        for weights, images in zip(own, federation.data.tests, strict=True):
-            network = replica(federation, weights, federation.server.buffers).eval()
-            tests, labels = federation.data.train.batch(images)
-            with torch.no_grad():
-                logits = network(tests)
-            correct.append((logits.argmax(1) == labels).double())
-            losses.append(functional.cross_entropy(logits, labels, reduction="none"))
-        assert row["view"] == "personal"
-        assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
-        assert row["accuracy"] == pytest.approx(torch.cat(correct).mean().item())
-
-
 def check_local_only(method: FedAmp, **settings: object) -> None:
     """Bit for bit what clients reach without one another; statistics stay with them in both."""
     settings = {"rounds": 3, "batchnorm": "local", "executor": Tracing, "epochs": 2, **settings}
@@ -286,7 +265,24 @@ def test_the_pull_never_does_more_than_undo_a_step() -> None:
 @pytest.mark.parametrize("fraction", [1.0, 0.34])
 @pytest.mark.parametrize("method", [FedAmp(), FedAmp(variant="kernel", alpha=0.2)], ids=str)
 def test_clients_are_tested_with_their_own_weights(method: FedAmp, fraction: float) -> None:
-    check_tests(method, fraction)
+    """All clients are tested with what they last trained; the initial weights if they never did."""
+    federation = simulation(method, executor=Tracing, fraction=fraction, epochs=3)
+    own = [federation.server.weights] * 6
+    for number in range(2):
+        (row,) = [row for row in federation.round(number) if row["kind"] == "evaluation"]
+        for update in federation.executor.updates:
+            own[update.client] = update.trained
+        correct, losses = [], []
+        for weights, images in zip(own, federation.data.tests, strict=True):
+            network = replica(federation, weights, federation.server.buffers).eval()
+            tests, labels = federation.data.train.batch(images)
+            with torch.no_grad():
+                logits = network(tests)
+            correct.append((logits.argmax(1) == labels).double())
+            losses.append(functional.cross_entropy(logits, labels, reduction="none"))
+        assert row["view"] == "personal"
+        assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+        assert row["accuracy"] == pytest.approx(torch.cat(correct).mean().item())
 
 
 @pytest.mark.parametrize("settings", [{"fraction": 1.0}, {"fraction": 0.34}], ids=str)

@@ -50,9 +50,6 @@ def random_rounds(rounds: int, clients: int) -> Tensor:
     return torch.randn(rounds, clients, SIZE, generator=torch.Generator().manual_seed(0))
 
 
-# ------------------------------------------------------------------------------------ checks of a method
-
-
 # ------------------------------------------------------------------------------------ tests
 @pytest.mark.parametrize("form", FORMS)
 def test_without_momentum_it_is_federated_averaging(form: str) -> None:

@@ -79,17 +79,6 @@ def check_reaches_the_optimum(method: FedDyn, monkeypatch: pytest.MonkeyPatch, m
     np.testing.assert_allclose(weights_after(federation, 30), TWO_CLIENTS.optimum, atol=1e-4)
 
 
-def check_gradient(method: FedDyn) -> None:
-    """What is added to the gradient is the derivative of the linear and the quadratic term."""
-    received, weights, gradient, dual = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    variable = weights.clone().requires_grad_()
-    terms = method.alpha / 2 * (variable - received).square().sum() - dual @ variable
-    (expected,) = torch.autograd.grad(terms, variable)
-    local = local_of(received, state={"dual": dual})
-    corrected = method.correct(gradient, weights, local, method.client_init(local))
-    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
-
-
 # ------------------------------------------------------------------------------------ state identities
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0])
 def test_h_is_the_mean_of_all_duals(alpha: float) -> None:
@@ -149,7 +138,15 @@ def test_buffers_are_averaged_by_size_and_not_shifted() -> None:
 # ------------------------------------------------------------------------------------ local training
 @pytest.mark.parametrize("alpha", [0.01, 1.0])
 def test_gradient(alpha: float) -> None:
-    check_gradient(FedDyn(alpha=alpha, clip=None))
+    """What is added to the gradient is the derivative of the linear and the quadratic term."""
+    method = FedDyn(alpha=alpha, clip=None)
+    received, weights, gradient, dual = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    variable = weights.clone().requires_grad_()
+    terms = method.alpha / 2 * (variable - received).square().sum() - dual @ variable
+    (expected,) = torch.autograd.grad(terms, variable)
+    local = local_of(received, state={"dual": dual})
+    corrected = method.correct(gradient, weights, local, method.client_init(local))
+    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clip", [10.0, 0.5, 1e-4])

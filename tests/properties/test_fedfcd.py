@@ -340,18 +340,6 @@ def check_testing(method: FedFcd, *, fused: bool = True, **settings: str) -> Non
     assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
 
 
-def check_traffic(method: FedFcd) -> None:
-    """Up go number, count and mean of a client's own classes; down classifier and means. Models stay."""
-    federation = watched(method, rounds=2)
-    classes = [3, 3, 2, 3, 2]
-    assert [len(set(digits().train_labels[own])) for own in specialists().clients] == classes
-    introduced, sampled = sum(classes), sum(classes[client] for client in SAMPLED[0] + SAMPLED[1])
-    assert federation.bytes_up == (introduced + sampled) * (8 + 4 + 4 * 8)
-    means, known, head = 4 * 10 * 8, 10, 4 * (8 * 10 + 10)
-    assert federation.bytes_down == 5 * (means + known + head)
-    assert torch.equal(federation.server.weights, federation.initial.weights)
-
-
 # ------------------------------------------------------------------------------------ invariants
 WITHOUT = {"without_fa": True, "without_fd": True, "without_ho": True}
 
@@ -551,7 +539,16 @@ def test_class_means_are_taken_in_evaluation_mode() -> None:
 
 
 def test_models_stay_with_the_clients() -> None:
-    check_traffic(FedFcd())
+    """Up go number, count and mean of a client's own classes; down classifier and means. Models stay."""
+    method = FedFcd()
+    federation = watched(method, rounds=2)
+    classes = [3, 3, 2, 3, 2]
+    assert [len(set(digits().train_labels[own])) for own in specialists().clients] == classes
+    introduced, sampled = sum(classes), sum(classes[client] for client in SAMPLED[0] + SAMPLED[1])
+    assert federation.bytes_up == (introduced + sampled) * (8 + 4 + 4 * 8)
+    means, known, head = 4 * 10 * 8, 10, 4 * (8 * 10 + 10)
+    assert federation.bytes_down == 5 * (means + known + head)
+    assert torch.equal(federation.server.weights, federation.initial.weights)
 
 
 # ------------------------------------------------------------------------------------ tests

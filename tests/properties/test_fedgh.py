@@ -67,31 +67,6 @@ def with_head(weights: Tensor, head: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_training(method: FedGh) -> None:
-    """Cross entropy of the client's last extractor and the server's newest classifier, both trained."""
-    federation = taking_part(method, batch_size=6)
-    models = initial_models(federation)
-    for number in range(len(ROUNDS)):
-        head = head_of(federation, method)
-        models: Models = {c: (with_head(weights, head), own) for c, (weights, own) in models.items()}
-        check_own_round(federation, number, models, cross_entropy)
-
-
-def check_uploads(method: FedGh) -> None:
-    """Mean features of a client's training images by class, in evaluation mode, after training."""
-    federation = taking_part(method, epochs=2)
-    for number in range(2):
-        federation.round(number)
-        for update in federation.executor.updates:
-            network = replica(federation, update.trained, update.buffers).eval()
-            images, labels = federation.data.train.batch(federation.data.clients[update.client])
-            with torch.no_grad():
-                seen = features(network, images).double()
-            classes = sorted(set(labels.tolist()))
-            expected = torch.stack([seen[labels == label].mean(0) for label in classes])
-            sent = update.extras[method.name]
-            assert sent["classes"].tolist() == classes
-            torch.testing.assert_close(sent["means"].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def orders_taken(method: FedGh) -> Iterator[tuple[int, ...]]:
@@ -128,41 +103,16 @@ def orders_taken(method: FedGh) -> Iterator[tuple[int, ...]]:
         state = new
 
 
-def check_point(method: FedGh, point: str) -> None:
-    """All clients, with the server's newest classifier or with the one that they last trained."""
-    federation = taking_part(method, point=point, lr=0.2)
-    models = initial_models(federation)
-    never_trained = set(range(6))
-    for number in range(len(ROUNDS)):
-        federation.rows = federation.round(number)
-        for update in federation.executor.updates:
-            models[update.client] = update.trained, update.buffers
-            never_trained.discard(update.client)
-        head = head_of(federation, method)
-
-        def logits(client: int, images: Tensor, head: Tensor = head) -> Tensor:
-            weights, buffers = models[client]
-            if point == "after_download" or client in never_trained:
-                weights = with_head(weights, head)
-            return replica(federation, weights, buffers).eval()(images)
-
-        check_tests(federation, logits)
-    assert never_trained == {2, 4}
-
-
-def check_traffic(method: FedGh) -> None:
-    """Up: number and mean of each class of a client. Down: the classifier."""
-    partition = with_tests(skewed(digits()))
-    federation = trained(method, rounds=3, batchnorm="local", partition=partition)
-    classes = [len(set(digits().train_labels[images].tolist())) for images in partition.clients]
-    sampled = [client for number in range(3) for client in federation.sample(number)]
-    assert federation.bytes_up == sum(classes[client] * (8 + 4 * 64) for client in sampled)
-    assert federation.bytes_down == len(sampled) * 4 * (64 * 10 + 10)
-
-
 # ------------------------------------------------------------------------------------ tests
 def test_clients_train_their_extractor_with_the_servers_classifier() -> None:
-    check_training(FedGh(server_lr=0.3))
+    """Cross entropy of the client's last extractor and the server's newest classifier, both trained."""
+    method = FedGh(server_lr=0.3)
+    federation = taking_part(method, batch_size=6)
+    models = initial_models(federation)
+    for number in range(len(ROUNDS)):
+        head = head_of(federation, method)
+        models: Models = {c: (with_head(weights, head), own) for c, (weights, own) in models.items()}
+        check_own_round(federation, number, models, cross_entropy)
 
 
 def test_every_client_holds_the_servers_classifier_sampled_or_not() -> None:
@@ -201,7 +151,21 @@ def test_extractors_differ_after_the_first_round() -> None:
 
 
 def test_uploads_are_class_means_of_the_trained_model() -> None:
-    check_uploads(FedGh())
+    """Mean features of a client's training images by class, in evaluation mode, after training."""
+    method = FedGh()
+    federation = taking_part(method, epochs=2)
+    for number in range(2):
+        federation.round(number)
+        for update in federation.executor.updates:
+            network = replica(federation, update.trained, update.buffers).eval()
+            images, labels = federation.data.train.batch(federation.data.clients[update.client])
+            with torch.no_grad():
+                seen = features(network, images).double()
+            classes = sorted(set(labels.tolist()))
+            expected = torch.stack([seen[labels == label].mean(0) for label in classes])
+            sent = update.extras[method.name]
+            assert sent["classes"].tolist() == classes
+            torch.testing.assert_close(sent["means"].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
@@ -274,8 +238,34 @@ def test_with_equal_extractors_the_servers_loss_falls_in_every_round() -> None:
 
 @pytest.mark.parametrize("point", ["after_download", "after_local"])
 def test_all_clients_are_tested_at_the_point_asked_for(point: str) -> None:
-    check_point(FedGh(server_lr=0.5), point)
+    """All clients, with the server's newest classifier or with the one that they last trained."""
+    method = FedGh(server_lr=0.5)
+    federation = taking_part(method, point=point, lr=0.2)
+    models = initial_models(federation)
+    never_trained = set(range(6))
+    for number in range(len(ROUNDS)):
+        federation.rows = federation.round(number)
+        for update in federation.executor.updates:
+            models[update.client] = update.trained, update.buffers
+            never_trained.discard(update.client)
+        head = head_of(federation, method)
+
+        def logits(client: int, images: Tensor, head: Tensor = head) -> Tensor:
+            weights, buffers = models[client]
+            if point == "after_download" or client in never_trained:
+                weights = with_head(weights, head)
+            return replica(federation, weights, buffers).eval()(images)
+
+        check_tests(federation, logits)
+    assert never_trained == {2, 4}
 
 
 def test_models_do_not_travel_but_for_the_servers_classifier() -> None:
-    check_traffic(FedGh())
+    """Up: number and mean of each class of a client. Down: the classifier."""
+    method = FedGh()
+    partition = with_tests(skewed(digits()))
+    federation = trained(method, rounds=3, batchnorm="local", partition=partition)
+    classes = [len(set(digits().train_labels[images].tolist())) for images in partition.clients]
+    sampled = [client for number in range(3) for client in federation.sample(number)]
+    assert federation.bytes_up == sum(classes[client] * (8 + 4 * 64) for client in sampled)
+    assert federation.bytes_down == len(sampled) * 4 * (64 * 10 + 10)

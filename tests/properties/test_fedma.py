@@ -196,9 +196,6 @@ def noisy(federation: Simulation, size: float, seed: int) -> Tensor:
     return start + size * start.std() * noise
 
 
-# ------------------------------------------------------------------------------------ checks of a method
-
-
 # ------------------------------------------------------------------------------------ fixed width
 @MODELS
 def test_shuffled_copies_average_to_the_same_function(model: Model) -> None:

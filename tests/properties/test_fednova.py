@@ -115,29 +115,6 @@ def check_reaches_the_objective(
     assert distances[0] / distances[1] == pytest.approx(2, abs=0.15)
 
 
-def check_trajectory(
-    method: FedNova, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0, lr: float = 0.2
-) -> None:
-    """Clients with 6, 2 and 1 steps, from the definitions of a_k, tau_eff and the server's step."""
-    pull = lr * method.mu
-    counts = STEPS
-    if method.normaliser == "momentum":
-        counts = np.array([moved(steps, momentum, pull) for steps in STEPS])
-    effective = (SHARES * (counts if method.tau_eff == "normalisers" else STEPS)).sum()
-    # From r, a client ends at r + share (minimum - r): moved() under its own steepness.
-    shares = np.array(
-        [h * lr * moved(steps, momentum, pull, lr * h) for steps, h in zip(STEPS, CURVATURES, strict=True)]
-    )
-    weight = velocity = 0.0
-    for _ in range(6):
-        direction = (SHARES * shares * (MINIMA - weight) / counts).sum()
-        velocity = method.server_momentum * velocity + effective * direction
-        weight += velocity
-    federation = uneven(method, monkeypatch, momentum=momentum, lr=lr)
-    assert weights_after(federation, 6)[0] == pytest.approx(weight, abs=1e-5)
-    assert abs(weight) > 0.1
-
-
 def check_is_federated_averaging_if_all_take_as_many_steps(method: FedNova, **training: object) -> None:
     """In every round up to rounding, given what the clients sent; buffers bit for bit."""
     settings = {"epochs": 3, "batch_size": FULL_BATCH, **training}
@@ -298,7 +275,26 @@ def test_clients_with_unequal_steps_are_not_averaged_plainly() -> None:
     ids=str,
 )
 def test_trajectory(settings: dict[str, object], momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_trajectory(FedNova(**settings), monkeypatch, momentum)
+    """Clients with 6, 2 and 1 steps, from the definitions of a_k, tau_eff and the server's step."""
+    method = FedNova(**settings)
+    lr = 0.2
+    pull = lr * method.mu
+    counts = STEPS
+    if method.normaliser == "momentum":
+        counts = np.array([moved(steps, momentum, pull) for steps in STEPS])
+    effective = (SHARES * (counts if method.tau_eff == "normalisers" else STEPS)).sum()
+    # From r, a client ends at r + share (minimum - r): moved() under its own steepness.
+    shares = np.array(
+        [h * lr * moved(steps, momentum, pull, lr * h) for steps, h in zip(STEPS, CURVATURES, strict=True)]
+    )
+    weight = velocity = 0.0
+    for _ in range(6):
+        direction = (SHARES * shares * (MINIMA - weight) / counts).sum()
+        velocity = method.server_momentum * velocity + effective * direction
+        weight += velocity
+    federation = uneven(method, monkeypatch, momentum=momentum, lr=lr)
+    assert weights_after(federation, 6)[0] == pytest.approx(weight, abs=1e-5)
+    assert abs(weight) > 0.1
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -89,8 +89,34 @@ def pulled(method: FedProto, means: Means) -> Callable[[int, Network, Tensor, Te
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_training(method: FedProto) -> None:
+
+
+def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tensor:
+    """What a client says of features, whatever its classifier."""
+    network = Network(classifier=torch.nn.Linear(seen.shape[1], len(means)))
+    local = local_of(torch.zeros(1), {"means": means, "known": known})
+    with torch.no_grad():
+        return method.predict(network, seen, local)
+
+
+def assert_same_clients(first: Simulation, second: Simulation) -> None:
+    """What clients have is the same bit for bit, and so is the record."""
+    assert first.clients.keys() == second.clients.keys()
+    for client, kept in first.clients.items():
+        for part, tensor in kept[OWN].items():
+            assert torch.equal(tensor, second.clients[client][OWN][part]), part
+    assert first.rows == second.rows
+
+
+# ------------------------------------------------------------------------------------ tests
+every_source = pytest.mark.parametrize("source", ["post", "running", "last_epoch"])
+every_averaging = pytest.mark.parametrize("averaging", ["plain", "weighted", "fedproto"])
+
+
+@pytest.mark.parametrize("weight", [0.3, 5.0])
+def test_local_training_is_cross_entropy_and_the_pull_to_the_means(weight: float) -> None:
     """An ordinary loop with the pull written out, while classes are unknown and after."""
+    method = FedProto(weight=weight)
     federation = taking_part(method, rounds=FEW[:3], epochs=1)
     models, unknown = initial_models(federation), []
     for number in range(3):
@@ -100,8 +126,18 @@ def check_training(method: FedProto) -> None:
     assert unknown == [set(range(10)), {3, 7, 8}, {8}]
 
 
-def check_uploads(method: FedProto) -> None:
+@every_source
+def test_without_weight_the_classifiers_are_those_of_local_training_bit_for_bit(source: str) -> None:
+    """Local-only training bit for bit: nothing that is computed beside it leaves a trace."""
+    method = FedProto(weight=0.0, source=source, inference="head")
+    settings = {"rounds": 3, "batchnorm": "local", "epochs": 2}
+    assert_same_clients(trained(method, **settings), trained(LocalOnly(), **settings))
+
+
+@every_source
+def test_uploads_are_the_means_of_the_features_in_question(source: str) -> None:
     """Naive sums of features in evaluation mode after training, or in training mode before every step."""
+    method = FedProto(source=source)
     partition = with_tests(skewed(digits()))
     federation = taking_part(
         method, rounds=([3, 5], [3, 5]), partition=partition, epochs=3, batch_size=4, last_batch="drop"
@@ -129,8 +165,10 @@ def check_uploads(method: FedProto) -> None:
     assert any(len(images) % 4 for images in (data.clients[3], data.clients[5]))
 
 
-def check_means(method: FedProto) -> None:
+@every_averaging
+def test_the_server_averages_those_who_have_a_class(averaging: str) -> None:
     """Of those who take part; what none of them has, stays."""
+    method = FedProto(averaging=averaging)
     federation = taking_part(method, rounds=FEW)
     expected: Means = {}
     for number in range(len(FEW)):
@@ -144,88 +182,6 @@ def check_means(method: FedProto) -> None:
         for label, mean in expected.items():
             torch.testing.assert_close(found[label].double(), mean, rtol=1e-5, atol=1e-6)
     assert stale == {8}
-
-
-def check_decisions(method: FedProto) -> None:
-    """The nearest of the newest means, for all images of all clients, sampled or not."""
-    federation = taking_part(method, rounds=FEW)
-    models = initial_models(federation)
-    for number in range(len(FEW)):
-        row = federation.round(number)[-1]
-        for update in federation.executor.updates:
-            models[update.client] = update.trained, update.buffers
-        means, correct = known_means(federation, method.name), []
-        for client, images in enumerate(federation.data.tests):
-            images, labels = federation.data.train.batch(images)
-            own = replica(federation, *models[client]).eval()
-            with torch.no_grad():
-                for feature, label in zip(features(own, images), labels.tolist(), strict=True):
-                    distances = {known: (feature - mean).norm() for known, mean in means.items()}
-                    correct.append(min(distances, key=distances.get) == label)
-        said = decisions_of_all(federation.everyone, federation._at(number + 1), federation.clients)
-        assert said.correct.tolist() == correct
-        assert row["accuracy"] == pytest.approx(sum(correct) / len(correct))
-        assert 0 < row["loss"] < 100
-
-
-def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tensor:
-    """What a client says of features, whatever its classifier."""
-    network = Network(classifier=torch.nn.Linear(seen.shape[1], len(means)))
-    local = local_of(torch.zeros(1), {"means": means, "known": known})
-    with torch.no_grad():
-        return method.predict(network, seen, local)
-
-
-def check_traffic(method: FedProto) -> None:
-    """Up: class, count and mean for each class of a client. Down: all means, and which there are."""
-    partition = with_tests(skewed(digits()))
-    federation = trained(method, rounds=3, batchnorm="local", partition=partition)
-    labels = digits().train_labels
-    classes = [len(set(labels[images].tolist())) for images in partition.clients]
-    sampled = [federation.sample(number) for number in range(3)]
-    expected = sum(classes[client] * (8 + 4 + 4 * 64) for clients in sampled for client in clients)
-    assert federation.bytes_up == expected
-    assert federation.bytes_down == sum(map(len, sampled[1:])) * (10 * 4 * 64 + 10)
-    initial = taking_part(method).server
-    assert torch.equal(federation.server.weights, initial.weights)
-    assert torch.equal(federation.server.buffers, initial.buffers)
-
-
-def assert_same_clients(first: Simulation, second: Simulation) -> None:
-    """What clients have is the same bit for bit, and so is the record."""
-    assert first.clients.keys() == second.clients.keys()
-    for client, kept in first.clients.items():
-        for part, tensor in kept[OWN].items():
-            assert torch.equal(tensor, second.clients[client][OWN][part]), part
-    assert first.rows == second.rows
-
-
-# ------------------------------------------------------------------------------------ tests
-every_source = pytest.mark.parametrize("source", ["post", "running", "last_epoch"])
-every_averaging = pytest.mark.parametrize("averaging", ["plain", "weighted", "fedproto"])
-
-
-@pytest.mark.parametrize("weight", [0.3, 5.0])
-def test_local_training_is_cross_entropy_and_the_pull_to_the_means(weight: float) -> None:
-    check_training(FedProto(weight=weight))
-
-
-@every_source
-def test_without_weight_the_classifiers_are_those_of_local_training_bit_for_bit(source: str) -> None:
-    """Local-only training bit for bit: nothing that is computed beside it leaves a trace."""
-    method = FedProto(weight=0.0, source=source, inference="head")
-    settings = {"rounds": 3, "batchnorm": "local", "epochs": 2}
-    assert_same_clients(trained(method, **settings), trained(LocalOnly(), **settings))
-
-
-@every_source
-def test_uploads_are_the_means_of_the_features_in_question(source: str) -> None:
-    check_uploads(FedProto(source=source))
-
-
-@every_averaging
-def test_the_server_averages_those_who_have_a_class(averaging: str) -> None:
-    check_means(FedProto(averaging=averaging))
 
 
 @every_averaging
@@ -263,7 +219,26 @@ def test_the_three_averages_by_hand() -> None:
 
 
 def test_the_nearest_known_mean_decides() -> None:
-    check_decisions(FedProto())
+    """The nearest of the newest means, for all images of all clients, sampled or not."""
+    method = FedProto()
+    federation = taking_part(method, rounds=FEW)
+    models = initial_models(federation)
+    for number in range(len(FEW)):
+        row = federation.round(number)[-1]
+        for update in federation.executor.updates:
+            models[update.client] = update.trained, update.buffers
+        means, correct = known_means(federation, method.name), []
+        for client, images in enumerate(federation.data.tests):
+            images, labels = federation.data.train.batch(images)
+            own = replica(federation, *models[client]).eval()
+            with torch.no_grad():
+                for feature, label in zip(features(own, images), labels.tolist(), strict=True):
+                    distances = {known: (feature - mean).norm() for known, mean in means.items()}
+                    correct.append(min(distances, key=distances.get) == label)
+        said = decisions_of_all(federation.everyone, federation._at(number + 1), federation.clients)
+        assert said.correct.tolist() == correct
+        assert row["accuracy"] == pytest.approx(sum(correct) / len(correct))
+        assert 0 < row["loss"] < 100
 
 
 def test_decisions_do_not_change_when_features_and_means_move_together() -> None:
@@ -316,7 +291,19 @@ def test_the_classifier_decides_if_it_is_asked_to() -> None:
 
 
 def test_models_do_not_travel() -> None:
-    check_traffic(FedProto())
+    """Up: class, count and mean for each class of a client. Down: all means, and which there are."""
+    method = FedProto()
+    partition = with_tests(skewed(digits()))
+    federation = trained(method, rounds=3, batchnorm="local", partition=partition)
+    labels = digits().train_labels
+    classes = [len(set(labels[images].tolist())) for images in partition.clients]
+    sampled = [federation.sample(number) for number in range(3)]
+    expected = sum(classes[client] * (8 + 4 + 4 * 64) for clients in sampled for client in clients)
+    assert federation.bytes_up == expected
+    assert federation.bytes_down == sum(map(len, sampled[1:])) * (10 * 4 * 64 + 10)
+    initial = taking_part(method).server
+    assert torch.equal(federation.server.weights, initial.weights)
+    assert torch.equal(federation.server.buffers, initial.buffers)
 
 
 def test_tests_on_trained_models_are_the_same() -> None:

@@ -10,23 +10,17 @@ from fltrain.methods.fedprox import FedProx
 from .helpers import FULL_BATCH, assert_same_model, local_of, trained
 from .quadratics import TWO_CLIENTS, weights_after
 
-# ------------------------------------------------------------------------------------ checks of a method
 
-
-def check_gradient_of_the_penalty(proximal: type[FedProx]) -> None:
+# ------------------------------------------------------------------------------------ tests
+def test_gradient_of_the_penalty() -> None:
     """What is added to the gradient is the derivative of (mu/2) ||w - r||^2."""
     random = torch.Generator().manual_seed(0)
     received, weights, gradient = torch.randn(3, 50, generator=random)
     variable = weights.clone().requires_grad_()
     penalty = 0.3 / 2 * (variable - received).square().sum()
     (expected,) = torch.autograd.grad(penalty, variable)
-    corrected = proximal(mu=0.3).correct(gradient, weights, local_of(received), {})
+    corrected = FedProx(mu=0.3).correct(gradient, weights, local_of(received), {})
     torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
-
-
-# ------------------------------------------------------------------------------------ tests
-def test_gradient_of_the_penalty() -> None:
-    check_gradient_of_the_penalty(FedProx)
 
 
 def test_the_larger_mu_the_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,17 +37,6 @@ def factors(federation: Simulation, alpha: float) -> list[Tensor]:
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_local_training(method: FedRS) -> None:
-    """Two rounds of cross entropy on restricted logits, bias included, against an ordinary loop."""
-    federation = simulation(method, executor=Tracing)
-    factor = factors(federation, method.alpha)
-    assert len({tuple(own.tolist()) for own in factor}) > 2
-
-    def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(factor[client] * network(images), labels)
-
-    for number in range(2):
-        check_round(federation, number, loss)
 
 
 def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, InPlaceStep, Simulation]:
@@ -60,31 +49,20 @@ def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, InPlaceSt
     return *rows, step, federation
 
 
-def check_rows_of_missing_classes(method: FedRS) -> None:
-    """alpha mean(prob'_c h), and alpha mean(prob'_c) for the bias, where prob' are restricted predictions."""
-    weight, bias, step, federation = gradient_of_the_classifier(method)
-    server, (factor, *_) = federation.server, factors(federation, method.alpha)
-    network = replica(federation, server.weights, server.buffers)
-    with torch.no_grad():
-        seen = network.features(step.images)
-        restricted = factor * (seen @ network.classifier.weight.T + network.classifier.bias)
-        probabilities = restricted.exp() / restricted.exp().sum(1, keepdim=True)
-    missing = [label for label in range(10) if label not in (0, 1, 2)]
-    for label in missing:
-        pushed = probabilities[:, label]
-        expected = method.alpha * (pushed[:, None] * seen).mean(0)
-        torch.testing.assert_close(weight[label], expected, rtol=1e-4, atol=1e-7)
-        torch.testing.assert_close(bias[label], method.alpha * pushed.mean(), rtol=1e-4, atol=1e-7)
-        assert weight[label].any() == (method.alpha > 0)
-        assert bias[label].any() == (method.alpha > 0)
-    for label in (0, 1, 2):
-        assert weight[label].any()
-
-
 # ------------------------------------------------------------------------------------ tests
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.9])
 def test_local_training_is_cross_entropy_of_restricted_logits(alpha: float) -> None:
-    check_local_training(FedRS(alpha=alpha))
+    """Two rounds of cross entropy on restricted logits, bias included, against an ordinary loop."""
+    method = FedRS(alpha=alpha)
+    federation = simulation(method, executor=Tracing)
+    factor = factors(federation, method.alpha)
+    assert len({tuple(own.tolist()) for own in factor}) > 2
+
+    def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(factor[client] * network(images), labels)
+
+    for number in range(2):
+        check_round(federation, number, loss)
 
 
 @pytest.mark.parametrize("mode", ["binary", "frequency"])
@@ -111,7 +89,25 @@ def test_clients_with_all_classes_are_federated_averaging_bit_for_bit_in_binary_
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
 def test_rows_of_missing_classes_are_pushed_by_alpha(alpha: float) -> None:
-    check_rows_of_missing_classes(FedRS(alpha=alpha))
+    """alpha mean(prob'_c h), and alpha mean(prob'_c) for the bias, where prob' are restricted predictions."""
+    method = FedRS(alpha=alpha)
+    weight, bias, step, federation = gradient_of_the_classifier(method)
+    server, (factor, *_) = federation.server, factors(federation, method.alpha)
+    network = replica(federation, server.weights, server.buffers)
+    with torch.no_grad():
+        seen = network.features(step.images)
+        restricted = factor * (seen @ network.classifier.weight.T + network.classifier.bias)
+        probabilities = restricted.exp() / restricted.exp().sum(1, keepdim=True)
+    missing = [label for label in range(10) if label not in (0, 1, 2)]
+    for label in missing:
+        pushed = probabilities[:, label]
+        expected = method.alpha * (pushed[:, None] * seen).mean(0)
+        torch.testing.assert_close(weight[label], expected, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(bias[label], method.alpha * pushed.mean(), rtol=1e-4, atol=1e-7)
+        assert weight[label].any() == (method.alpha > 0)
+        assert bias[label].any() == (method.alpha > 0)
+    for label in (0, 1, 2):
+        assert weight[label].any()
 
 
 def test_full_restriction_leaves_rows_of_missing_classes_alone_but_for_weight_decay() -> None:

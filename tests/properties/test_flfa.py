@@ -71,9 +71,6 @@ def upstream(name: str) -> set[str]:
     return set(FORWARD_ORDER[: FORWARD_ORDER.index(name)])
 
 
-# ------------------------------------------------------------------------------------ checks of a method
-
-
 # ------------------------------------------------------------------------------------ equal to the base
 @bases
 def test_without_selected_layers_it_is_the_base_bit_for_bit(base: type[Method]) -> None:

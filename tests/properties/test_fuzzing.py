@@ -28,7 +28,6 @@ from fltrain.data.partition import SCHEMES, LocalTest, Scheme
 from fltrain.data.prepared import PreparedData, load_partition, load_prepared, partition, prepare
 from fltrain.data.registry import load
 from fltrain.experiments.plan import plan
-from fltrain.methods import METHODS
 from fltrain.models.networks import MODELS
 from fltrain.runs.spec import RunSpec
 
@@ -202,12 +201,6 @@ def test_a_run_is_understood_and_written_back_or_refused(data: Any) -> None:
             assert RunSpec.parse(again, "again").run_id == spec.run_id
         for name in (spec.run_id, spec.partition_id):
             assert re.fullmatch(r"\w[\w.+-]*", name, re.ASCII)
-
-
-def test_every_method_is_among_the_runs() -> None:
-    spelled_out = [spec for spec in SPECS if "plugins" in spec]
-    used = {method["name"] for spec in spelled_out for method in (spec["method"], *spec["plugins"])}
-    assert used == METHODS.keys()
 
 
 # ------------------------------------------------------------------------------------ experiments, registries

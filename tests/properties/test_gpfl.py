@@ -193,9 +193,6 @@ def check_rounds(method: Gpfl, model: Model) -> None:
     assert len(heads) < 2 * rounds  # some clients returned; in the first rounds some had not taken part yet
 
 
-# ------------------------------------------------------------------------------------ parts of it
-
-
 # ------------------------------------------------------------------------------------ tests
 @pytest.mark.parametrize("conditions", ["global", "trained"])
 def test_rounds_are_those_of_the_formulas(conditions: str) -> None:

@@ -83,12 +83,6 @@ def check_tests(federation: Simulation, logits: Callable[[int, Tensor], Tensor])
 
 
 # ------------------------------------------------------------------------------------ checks of a method
-def check_training(method: Method) -> None:
-    """Ordinary training of six models, each of which goes on where its client last stopped."""
-    federation = taking_part(method, epochs=2, batch_size=6)
-    models = initial_models(federation)
-    for number in range(len(ROUNDS)):
-        check_own_round(federation, number, models, cross_entropy)
 
 
 def check_nobody_else_matters(method: Method, **settings: object) -> None:
@@ -112,25 +106,14 @@ def check_nobody_else_matters(method: Method, **settings: object) -> None:
         assert torch.equal(*(getattr(end, part) for end in ends)), part
 
 
-def check_decisions(method: Method) -> None:
-    """All clients are tested with their own last models, those that never took part with the initial one."""
-    federation = taking_part(method)
-    models = initial_models(federation)
-    federation.rows = []
-
-    def logits(client: int, images: Tensor) -> Tensor:
-        return replica(federation, *models[client]).eval()(images)
-
-    for number in range(len(ROUNDS)):
-        federation.rows += federation.round(number)
-        for update in federation.executor.updates:
-            models[update.client] = update.trained, update.buffers
-        check_tests(federation, logits)
-
-
 # ------------------------------------------------------------------------------------ tests
 def test_it_is_ordinary_training_of_every_client_by_itself() -> None:
-    check_training(LocalOnly())
+    """Ordinary training of six models, each of which goes on where its client last stopped."""
+    method = LocalOnly()
+    federation = taking_part(method, epochs=2, batch_size=6)
+    models = initial_models(federation)
+    for number in range(len(ROUNDS)):
+        check_own_round(federation, number, models, cross_entropy)
 
 
 def test_on_quadratics_every_client_approaches_its_own_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +147,20 @@ def test_what_a_client_learns_does_not_depend_on_the_others() -> None:
 
 
 def test_all_clients_are_tested_with_their_own_models() -> None:
-    check_decisions(LocalOnly())
+    """All clients are tested with their own last models, those that never took part with the initial one."""
+    method = LocalOnly()
+    federation = taking_part(method)
+    models = initial_models(federation)
+    federation.rows = []
+
+    def logits(client: int, images: Tensor) -> Tensor:
+        return replica(federation, *models[client]).eval()(images)
+
+    for number in range(len(ROUNDS)):
+        federation.rows += federation.round(number)
+        for update in federation.executor.updates:
+            models[update.client] = update.trained, update.buffers
+        check_tests(federation, logits)
 
 
 def test_the_point_of_the_test_makes_no_difference() -> None:

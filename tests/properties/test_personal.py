@@ -197,7 +197,10 @@ def test_weights_do_not_depend_on_whose_statistics_are_tested() -> None:
 
 
 # ------------------------------------------------------------------------------------ the point of the test
-def check_point(point: str) -> None:
+
+
+@pytest.mark.parametrize("point", ["after_download", "after_local"])
+def test_clients_are_tested_at_the_point(point: str) -> None:
     """The newest global model, or what each client trained last (the global model if it never did)."""
     federation = simulation(FedAvg(), executor=Tracing, point=point, partition=own_tests(), **FEW)
     last: dict[int, tuple[Tensor, Tensor]] = {}
@@ -213,11 +216,6 @@ def check_point(point: str) -> None:
         assert_tested(rows[-1], row_of(federation, model_of), view)
         if number == 0:
             assert len(last) < CLIENTS
-
-
-@pytest.mark.parametrize("point", ["after_download", "after_local"])
-def test_clients_are_tested_at_the_point(point: str) -> None:
-    check_point(point)
 
 
 def test_the_point_of_the_test_does_not_change_the_training() -> None:

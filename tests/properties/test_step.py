@@ -56,11 +56,12 @@ def test_gradients_are_copies() -> None:
     assert torch.equal(first, kept)
 
 
-# ------------------------------------------------------------------------------------ checks of a step
-def check_gradient(kind: type[InPlaceStep], model: Model) -> None:
+# ------------------------------------------------------------------------------------ tests
+@models
+def test_gradient_is_that_of_an_ordinary_network(model: Model) -> None:
     """It is that of the client's own loss, or of the one given, on the batch, twice in a row."""
     federation = federation_of(model=model)
-    step, server = step_of(federation, kind=kind), federation.server
+    step, server = step_of(federation, kind=InPlaceStep), federation.server
     network = replica(federation, server.weights, server.buffers)
     for _ in range(2):
         for loss, same in (
@@ -74,10 +75,10 @@ def check_gradient(kind: type[InPlaceStep], model: Model) -> None:
             assert gradient.norm() > 1e-3
 
 
-def check_gradient_at_other_weights(kind: type[InPlaceStep]) -> None:
+def test_gradient_at_other_weights_leaves_the_weights_as_they_were() -> None:
     """It is taken there, and the weights are what they were, to the last bit."""
     federation = federation_of()
-    step, server = step_of(federation, kind=kind), federation.server
+    step, server = step_of(federation, kind=InPlaceStep), federation.server
     here, memory = federation.model.weights.clone(), federation.model.weights.data_ptr()
     for seed in range(3):
         there, _ = elsewhere(federation, seed)
@@ -96,13 +97,14 @@ def check_gradient_at_other_weights(kind: type[InPlaceStep]) -> None:
     assert torch.equal(again, untouched)
 
 
-def check_gradient_in_a_part(kind: type[InPlaceStep], model: Model) -> None:
+@models
+def test_gradient_in_a_part_of_the_parameters(model: Model) -> None:
     """Bit for bit the whole gradient in the part, zero in all other parameters; statistics alike."""
     federation = federation_of(model=model)
     slots = federation.model.layout.parameters
 
     def found(part: Part) -> tuple[Tensor, Tensor]:
-        step = step_of(federation, kind=kind)
+        step = step_of(federation, kind=InPlaceStep)
         return step.differentiate(part=part)[0].clone(), federation.model.buffers.clone()
 
     whole, tracked = found("all")
@@ -114,127 +116,6 @@ def check_gradient_in_a_part(kind: type[InPlaceStep], model: Model) -> None:
             expected = slot.of(whole) if slot.name in own else torch.zeros(slot.shape)
             assert torch.equal(slot.of(gradient), expected), slot.name
         assert torch.equal(statistics, tracked)
-
-
-def check_tracking(kind: type[InPlaceStep]) -> None:
-    """With ``track`` a pass is one batch to the running statistics, without it is none."""
-    federation = federation_of()
-    step, server, model = step_of(federation, kind=kind), federation.server, federation.model
-    network = replica(federation, server.weights, server.buffers)
-    gradient = step.differentiate(track=False)[0].clone()
-    assert torch.equal(model.buffers, server.buffers)
-    assert torch.equal(model.counters, server.counters)
-    for batches in (1, 2):
-        assert torch.equal(step.differentiate()[0], gradient)
-        network(step.images)
-        torch.testing.assert_close(model.buffers, running(network), rtol=1e-5, atol=1e-6)
-        assert torch.equal(model.counters, server.counters + batches)
-        # Elsewhere, untracked, in between.
-        step.differentiate(at=elsewhere(federation)[0], track=False)
-
-
-def check_routing(kind: type[InPlaceStep], flfa: Flfa) -> None:
-    """Without ``route`` errors travel as in a network that no plug-in has changed."""
-    federation, plain = federation_of(flfa), federation_of()
-    plain.server = replace(plain.server, weights=federation.server.weights, buffers=federation.server.buffers)
-    here, _ = elsewhere(federation)
-    ordinary = step_of(plain, weights=here).differentiate()[0]
-    step = step_of(federation, kind=kind, weights=here)
-    assert torch.equal(step.differentiate(route=False)[0], ordinary)
-    changed = changed_parameters(federation, step.differentiate()[0], ordinary)
-    upstream = {name.rpartition(".")[0] for name in changed}
-    assert upstream == set(FORWARD_ORDER[:-1])
-    assert torch.equal(step.differentiate(route=False)[0], ordinary)
-
-
-def check_frozen(kind: type[InPlaceStep], model: Model, twins: type[FrozenModels] = FrozenModels) -> None:
-    """Frozen models say what a network with their weights says; neither they nor the trained one change."""
-    federation = federation_of(model=model)
-    step, trained_model = step_of(federation, kind=kind, twins=twins), federation.model
-    vectors = ("weights", "buffers", "counters", "gradient")
-    step.differentiate()
-    before = [getattr(trained_model, name).clone() for name in vectors]
-    others = [elsewhere(federation, seed) for seed in range(2)]
-    given = [tensor.clone() for other in others for tensor in other]
-    for training in (False, True, True, False):
-        for weights, buffers in others:
-            network = replica(federation, weights, buffers).train(training)
-            said = step.frozen(weights, buffers, training=training)
-            with torch.no_grad():
-                seen = features(network, step.images)
-                torch.testing.assert_close(said.features, seen, rtol=1e-5, atol=1e-6)
-                torch.testing.assert_close(said.logits, network.classifier(seen), rtol=1e-5, atol=1e-6)
-            assert not said.features.requires_grad and not said.logits.requires_grad
-    for (held, twin), (weights, buffers) in zip(step.others.twins, others, strict=True):
-        assert held[0] is weights
-        assert held[1] is buffers
-        assert torch.equal(twin.weights, weights)
-        assert torch.equal(twin.buffers, buffers)
-        assert torch.equal(twin.counters, trained_model.counters)
-        assert not twin.gradient.any()
-    for name, old in zip(vectors, before, strict=True):
-        assert torch.equal(getattr(trained_model, name), old), name
-    assert federation.network.training
-    for tensor, old in zip([tensor for other in others for tensor in other], given, strict=True):
-        assert torch.equal(tensor, old)
-
-
-def check_frozen_models_are_told_apart(twins: type[FrozenModels], count: int) -> None:
-    """Whatever is asked for, in whatever order and however often, the answer is that of these weights."""
-    federation = federation_of(model=LeNet5())
-    step = step_of(federation, twins=twins, frozen=count)
-    others = [elsewhere(federation, seed) for seed in range(3)]
-
-    def check(weights: Tensor, buffers: Tensor) -> None:
-        with torch.no_grad():
-            expected = replica(federation, weights, buffers)(step.images)
-        torch.testing.assert_close(step.frozen(weights, buffers).logits, expected, rtol=1e-5, atol=1e-6)
-
-    for which in (0, 1, 0, 0, 2, 1, 2, 0, 1, 1):
-        check(*others[which])
-    for seed in range(6):  # new tensors, which may lie where those before them were
-        check(*elsewhere(federation, seed))
-    check(others[0][0].clone(), others[0][1])
-
-
-def check_plugins_leave_frozen_models_alone(twins: type[FrozenModels], flfa: Flfa) -> None:
-    """Within the pass in which errors are rerouted, a frozen model is an ordinary network of its own."""
-    federation = federation_of(Moon(first="initial"), flfa)
-    here, _ = elsewhere(federation, seed=7)
-    step = step_of(federation, twins=twins, weights=here)
-    start, buffers = federation.server.weights, federation.server.buffers
-    said: list[tuple[Tensor, Tensor]] = []
-
-    def loss(outputs: Outputs) -> Tensor:
-        assert any("forward" in module.__dict__ for module in federation.network.modules())
-        for weights in (start, here):
-            said.append((weights, step.frozen(weights, buffers).features))
-        for _, twin in step.others.twins:
-            assert not any("forward" in module.__dict__ for module in twin.network.modules())
-            assert not any(module._forward_hooks for module in twin.network.modules())
-        return step.hooks.loss(outputs, step)
-
-    step.differentiate(loss)
-    for weights, seen in said:
-        network = replica(federation, weights, buffers).eval()
-        torch.testing.assert_close(seen, features(network, step.images), rtol=1e-5, atol=1e-6)
-    assert len(said) == 2
-    assert not any("forward" in module.__dict__ for module in federation.network.modules())
-
-
-# ------------------------------------------------------------------------------------ tests
-@models
-def test_gradient_is_that_of_an_ordinary_network(model: Model) -> None:
-    check_gradient(InPlaceStep, model)
-
-
-def test_gradient_at_other_weights_leaves_the_weights_as_they_were() -> None:
-    check_gradient_at_other_weights(InPlaceStep)
-
-
-@models
-def test_gradient_in_a_part_of_the_parameters(model: Model) -> None:
-    check_gradient_in_a_part(InPlaceStep, model)
 
 
 def test_options_act_together() -> None:
@@ -251,12 +132,35 @@ def test_options_act_together() -> None:
 
 
 def test_one_pass_is_one_batch_to_the_running_statistics() -> None:
-    check_tracking(InPlaceStep)
+    """With ``track`` a pass is one batch to the running statistics, without it is none."""
+    federation = federation_of()
+    step, server, model = step_of(federation, kind=InPlaceStep), federation.server, federation.model
+    network = replica(federation, server.weights, server.buffers)
+    gradient = step.differentiate(track=False)[0].clone()
+    assert torch.equal(model.buffers, server.buffers)
+    assert torch.equal(model.counters, server.counters)
+    for batches in (1, 2):
+        assert torch.equal(step.differentiate()[0], gradient)
+        network(step.images)
+        torch.testing.assert_close(model.buffers, running(network), rtol=1e-5, atol=1e-6)
+        assert torch.equal(model.counters, server.counters + batches)
+        # Elsewhere, untracked, in between.
+        step.differentiate(at=elsewhere(federation)[0], track=False)
 
 
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
 def test_plugins_change_how_errors_travel_only_where_asked(flfa: Flfa) -> None:
-    check_routing(InPlaceStep, flfa)
+    """Without ``route`` errors travel as in a network that no plug-in has changed."""
+    federation, plain = federation_of(flfa), federation_of()
+    plain.server = replace(plain.server, weights=federation.server.weights, buffers=federation.server.buffers)
+    here, _ = elsewhere(federation)
+    ordinary = step_of(plain, weights=here).differentiate()[0]
+    step = step_of(federation, kind=InPlaceStep, weights=here)
+    assert torch.equal(step.differentiate(route=False)[0], ordinary)
+    changed = changed_parameters(federation, step.differentiate()[0], ordinary)
+    upstream = {name.rpartition(".")[0] for name in changed}
+    assert upstream == set(FORWARD_ORDER[:-1])
+    assert torch.equal(step.differentiate(route=False)[0], ordinary)
 
 
 def test_the_clients_own_loss_is_that_of_its_methods() -> None:
@@ -307,12 +211,54 @@ def test_a_methods_own_forward_pass_is_that_of_the_trained_network_only() -> Non
 
 @models
 def test_frozen_models_say_what_their_weights_say_and_never_change(model: Model) -> None:
-    check_frozen(InPlaceStep, model)
+    """Frozen models say what a network with their weights says; neither they nor the trained one change."""
+    federation = federation_of(model=model)
+    step, trained_model = step_of(federation, kind=InPlaceStep, twins=FrozenModels), federation.model
+    vectors = ("weights", "buffers", "counters", "gradient")
+    step.differentiate()
+    before = [getattr(trained_model, name).clone() for name in vectors]
+    others = [elsewhere(federation, seed) for seed in range(2)]
+    given = [tensor.clone() for other in others for tensor in other]
+    for training in (False, True, True, False):
+        for weights, buffers in others:
+            network = replica(federation, weights, buffers).train(training)
+            said = step.frozen(weights, buffers, training=training)
+            with torch.no_grad():
+                seen = features(network, step.images)
+                torch.testing.assert_close(said.features, seen, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(said.logits, network.classifier(seen), rtol=1e-5, atol=1e-6)
+            assert not said.features.requires_grad and not said.logits.requires_grad
+    for (held, twin), (weights, buffers) in zip(step.others.twins, others, strict=True):
+        assert held[0] is weights
+        assert held[1] is buffers
+        assert torch.equal(twin.weights, weights)
+        assert torch.equal(twin.buffers, buffers)
+        assert torch.equal(twin.counters, trained_model.counters)
+        assert not twin.gradient.any()
+    for name, old in zip(vectors, before, strict=True):
+        assert torch.equal(getattr(trained_model, name), old), name
+    assert federation.network.training
+    for tensor, old in zip([tensor for other in others for tensor in other], given, strict=True):
+        assert torch.equal(tensor, old)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_frozen_models_are_told_apart(count: int) -> None:
-    check_frozen_models_are_told_apart(FrozenModels, count)
+    """Whatever is asked for, in whatever order and however often, the answer is that of these weights."""
+    federation = federation_of(model=LeNet5())
+    step = step_of(federation, twins=FrozenModels, frozen=count)
+    others = [elsewhere(federation, seed) for seed in range(3)]
+
+    def check(weights: Tensor, buffers: Tensor) -> None:
+        with torch.no_grad():
+            expected = replica(federation, weights, buffers)(step.images)
+        torch.testing.assert_close(step.frozen(weights, buffers).logits, expected, rtol=1e-5, atol=1e-6)
+
+    for which in (0, 1, 0, 0, 2, 1, 2, 0, 1, 1):
+        check(*others[which])
+    for seed in range(6):  # new tensors, which may lie where those before them were
+        check(*elsewhere(federation, seed))
+    check(others[0][0].clone(), others[0][1])
 
 
 def test_a_frozen_model_that_is_asked_again_is_not_loaded_again() -> None:
@@ -348,7 +294,28 @@ def test_frozen_models_share_no_memory_with_the_trained_one() -> None:
 
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
 def test_plugins_leave_frozen_models_alone(flfa: Flfa) -> None:
-    check_plugins_leave_frozen_models_alone(FrozenModels, flfa)
+    """Within the pass in which errors are rerouted, a frozen model is an ordinary network of its own."""
+    federation = federation_of(Moon(first="initial"), flfa)
+    here, _ = elsewhere(federation, seed=7)
+    step = step_of(federation, twins=FrozenModels, weights=here)
+    start, buffers = federation.server.weights, federation.server.buffers
+    said: list[tuple[Tensor, Tensor]] = []
+
+    def loss(outputs: Outputs) -> Tensor:
+        assert any("forward" in module.__dict__ for module in federation.network.modules())
+        for weights in (start, here):
+            said.append((weights, step.frozen(weights, buffers).features))
+        for _, twin in step.others.twins:
+            assert not any("forward" in module.__dict__ for module in twin.network.modules())
+            assert not any(module._forward_hooks for module in twin.network.modules())
+        return step.hooks.loss(outputs, step)
+
+    step.differentiate(loss)
+    for weights, seen in said:
+        network = replica(federation, weights, buffers).eval()
+        torch.testing.assert_close(seen, features(network, step.images), rtol=1e-5, atol=1e-6)
+    assert len(said) == 2
+    assert not any("forward" in module.__dict__ for module in federation.network.modules())
 
 
 def test_the_statistics_of_frozen_models_are_those_given() -> None:

@@ -136,29 +136,17 @@ FIXED = {"name": "flfa", "strategy": "fixed", "layers": ["nope"]}
 
 SPECS: dict[str, tuple[str, list[str]]] = {
     "wrong key": (spec(roundz=3), ["'roundz'", "'rounds'"]),
-    "wrong nested key": (spec(training={"lrr": 0.1}), ["training", "'lrr'", "'lr'"]),
-    "wrong type": (spec(rounds="three"), ["rounds", "integer", "'three'"]),
-    "wrong nested type": (spec(training={"lr": [0.1]}), ["training.lr", "number"]),
-    "truth value for a number": (spec(rounds=True), ["rounds", "integer", "True"]),
-    "out of range": (spec(participation={"fraction": 2}), ["participation.fraction", "1", "2"]),
     "not a number": (spec(training={"lr": float("nan")}), ["spec.yaml"]),
     "unknown method": (spec(method="fedavgg"), ["method", "'fedavgg'", "'fedavg'", "scaffold"]),
-    "unknown plug-in": (spec(plugins=["flfaa"]), ["plugins", "'flfaa'", "'flfa'"]),
-    "plug-in twice": (spec(plugins=["flfa", "flfa"]), ["'flfa'"]),
     "unknown layer": (spec(plugins=[FIXED]), ["plugins.flfa.layers", "'nope'", "classifier"]),
     "more layers than there are": (spec(plugins=[{"name": "flfa", "n_fa": 99}]), ["n_fa", "99", "9"]),
-    "images too small": (spec(model="lenet5"), ["'lenet5'", "12", "8", "image_size"]),
     "more clients than images": (spec(partition={**DIRICHLET, "clients": 5000}), ["clients", "5000", "1438"]),
-    "more images than there are": (spec(partition={**DIRICHLET, "min_size": 500}), ["min_size", "500"]),
     "sizes that no draw reaches": (
         spec(partition={**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}),
         ["min_size", "140", "alpha"],
     ),
-    "a date": (spec(seed=yaml.safe_load("2024-01-01")), ["spec.yaml"]),
     "not YAML": ("a: [b", ["spec.yaml", "YAML"]),
-    "not YAML either": ("a: b: c", ["spec.yaml", "YAML"]),
     "a list": ("- a\n- b\n", ["spec.yaml", "mapping"]),
-    "a text": ("hello", ["spec.yaml", "mapping"]),
     "empty": ("", ["spec.yaml", "mapping"]),
 }
 LATE = {
@@ -240,11 +228,8 @@ def test_results_that_are_no_folder(
     ("text", "told"),
     [
         (None, "the same name 'fedprox'"),
-        ("def f(:", "fltrain.methods.mine: cannot be loaded (invalid syntax"),
-        (
-            "import nothere",
-            "fltrain.methods.mine: cannot be loaded (ModuleNotFoundError: No module named 'nothere')",
-        ),
+        ("def f(:", "cannot be loaded (SyntaxError: invalid syntax"),
+        ("import nothere", "cannot be loaded (ModuleNotFoundError: No module named 'nothere')"),
     ],
     ids=["name", "syntax", "import"],
 )

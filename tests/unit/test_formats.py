@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pickle
-import re
 import shutil
 import struct
 import tarfile
@@ -800,15 +799,6 @@ def test_a_share_of_two_trees(tmp_path: Path) -> None:
 
 
 # What readers share
-
-
-def test_every_reader_says_what_it_is() -> None:
-    for name, kind in READERS.items():
-        assert kind.__doc__ and kind.model_fields["name"].default == name
-    with pytest.raises(
-        FltrainError, match=re.escape("unknown key 'train_fracton'; did you mean 'train_fraction'")
-    ):
-        reader("folder", train_fracton=0.5)
 
 
 def test_statistics_are_those_of_the_pixels() -> None:

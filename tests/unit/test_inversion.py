@@ -484,7 +484,6 @@ def test_more_images_than_there_are(run: TrainedRun) -> None:
         recover(run, layout(images=100000))
 
 
-# --- mutations
 # ---------------------------------------------------------------- the figure
 def sheet(*records: Record) -> Sheet:
     """A sheet with one point, and a seed for each record."""

@@ -348,23 +348,6 @@ def grouped(pool: Pool, clients: Sequence[Tensor]) -> list[list[Tensor]]:
     return groups
 
 
-def check_means(pool_type: type[Pool]) -> None:
-    """Posterior means (s0 mu0 + s sum v) / (s0 + m s) of the members, after clients came and went."""
-    for seed in range(3):
-        clients = some_clients(seed, scale=3.0)
-        pool = pool_for(pool_type)
-        grow(pool, clients, 5, np.random.default_rng(seed))
-        s, s0 = 1 / pool.sigma, 1 / pool.sigma0
-        groups = grouped(pool, clients)
-        assert all(groups), "global neurons that nobody has are dropped"
-        assert len(groups) <= 8
-        for members, mean in zip(groups, pool.means, strict=True):
-            expected = (s0 * pool.prior + s * torch.stack(members).sum(0)) / (s0 + s * len(members))
-            torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
-        for places, size in zip((pool.members[n] for n in range(CLIENTS)), SIZES, strict=True):
-            assert len(set(places.tolist())) == size, "a client's neurons stay apart"
-
-
 def test_gains() -> None:
     for seed in range(3):
         clients = some_clients(seed)
@@ -401,7 +384,20 @@ def test_joining_is_the_best_of_all_assignments() -> None:
 
 
 def test_posterior_means() -> None:
-    check_means(Pool)
+    """Posterior means (s0 mu0 + s sum v) / (s0 + m s) of the members, after clients came and went."""
+    for seed in range(3):
+        clients = some_clients(seed, scale=3.0)
+        pool = pool_for(Pool)
+        grow(pool, clients, 5, np.random.default_rng(seed))
+        s, s0 = 1 / pool.sigma, 1 / pool.sigma0
+        groups = grouped(pool, clients)
+        assert all(groups), "global neurons that nobody has are dropped"
+        assert len(groups) <= 8
+        for members, mean in zip(groups, pool.means, strict=True):
+            expected = (s0 * pool.prior + s * torch.stack(members).sum(0)) / (s0 + s * len(members))
+            torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
+        for places, size in zip((pool.members[n] for n in range(CLIENTS)), SIZES, strict=True):
+            assert len(set(places.tolist())) == size, "a client's neurons stay apart"
 
 
 def test_popularity_ends_at_ten() -> None:

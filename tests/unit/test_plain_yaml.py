@@ -348,9 +348,13 @@ OWN = re.compile("becomes part of a path|names consist of up to 100")
 
 
 @pytest.mark.parametrize("name", UNSAFE)
-def test_names_cannot_lead_out_of_the_results_folder(tmp_path: Path, name: str) -> None:
+def test_names_that_are_no_part_of_a_path_are_refused(name: str) -> None:
     with pytest.raises(FltrainError, match=OWN):
         file_name(name)
+
+
+def test_names_cannot_lead_out_of_the_results_folder(tmp_path: Path) -> None:
+    name = "../x"
     with pytest.raises(FltrainError, match=OWN):
         plan(CONFIG, name)
     with pytest.raises(FltrainError, match=OWN):

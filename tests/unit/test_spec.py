@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,6 @@ from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import Component, catalogue
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
-from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition
 from fltrain.methods.training import Training
 from fltrain.models.networks import MODELS
 from fltrain.runs.spec import Evaluation, RunSpec
@@ -59,28 +58,17 @@ def refusal(**changes: Any) -> str:
             "dataset",
             "'image_sise'; did you mean 'image_size'?",
         ),
-        ({"partition": {"name": "iid", "client": 9}}, "partition", "'client'; did you mean 'clients'?"),
-        ({"model": {"name": "lenet5", "nam": 1}}, "model", "'nam'; did you mean 'name'?"),
         ({"method": {"name": "fedprox", "m": 1}}, "method", "'m'; did you mean 'mu'?"),
         ({"plugins": [{"name": "flfa", "nfa": 1}]}, "plugins.0", "'nfa'; did you mean 'n_fa'?"),
-        ({"training": {"epoch": 1}}, "training", "'epoch'; did you mean 'epochs'?"),
         (
             {"training": {"lr_schedule": {"name": "exponential", "deca": 1}}},
             "training.lr_schedule",
             "'deca'; did you mean 'decay'?",
         ),
-        ({"participation": {"fractions": 0.1}}, "participation", "'fractions'; did you mean 'fraction'?"),
-        ({"evaluation": {"evry": 1}}, "evaluation", "'evry'; did you mean 'every'?"),
         (
             {"evaluation": {"extra": [{"name": "mnist", "image_sise": 1}]}},
             "evaluation.extra.0",
             "'image_size'?",
-        ),
-        ({"local_test": {"fractoin": 0.2}}, "local_test", "'fractoin'; did you mean 'fraction'?"),
-        (
-            {"training": {"augmentation": {"cutuot": 2}}},
-            "training.augmentation",
-            "'cutuot'; did you mean 'cutout'?",
         ),
     ],
 )
@@ -109,7 +97,6 @@ def test_the_place_is_spelled_with_the_users_own_keys() -> None:
         ({"plugins": ["fedprox"]}, "plugins.0: 'fedprox' is no plug-in; write it under 'method'"),
         ({"training": {"lr_schedule": "exp"}}, "training.lr_schedule: unknown learning-rate schedule 'exp'"),
         ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
-        ({"method": {"name": 3}}, "method: unknown method 3 (known: "),
         ({"method": {"name": ["fedavg"]}}, "method: unknown method ['fedavg']"),
     ],
 )
@@ -123,15 +110,9 @@ def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], me
     [
         ({"rounds": True}, "rounds: input should be a valid integer, got True"),
         ({"rounds": "3"}, "rounds: input should be a valid integer, got '3'"),
-        ({"rounds": 3.5}, "rounds: input should be a valid integer, got 3.5"),
         ({"rounds": 3.0}, "rounds: input should be a valid integer, got 3.0"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1, got 0"),
-        ({"seed": -1}, "seed: input should be greater than or equal to 0, got -1"),
-        ({"training": {"lr": True}}, "training.lr: input should be a valid number, got True"),
-        ({"training": {"lr": "0.1"}}, "training.lr: input should be a valid number, got '0.1'"),
-        ({"training": {"lr": "fast"}}, "training.lr: input should be a valid number, got 'fast'"),
         ({"training": {"lr": "1e-3"}}, "training.lr: input should be a valid number, got '1e-3'"),
-        ({"training": {"lr": "nan"}}, "training.lr: input should be a valid number, got 'nan'"),
         ({"training": {"lr": 0}}, "training.lr: input should be greater than 0, got 0"),
         ({"training": {"momentum": 1}}, "training.momentum: input should be less than 1, got 1"),
         (
@@ -177,23 +158,6 @@ def test_missing_settings_are_named() -> None:
 
 
 # ------------------------------------------------------------------------------------ parts that do not fit
-class Median(Method):
-    """Owns the aggregation."""
-
-    name: Literal["median"] = "median"
-
-    def aggregate(self, task: Any, state: Any, before: Any, updates: Any) -> Any:
-        raise TypeError
-
-
-class Trimmed(Method):
-    """Owns it too, as a plug-in."""
-
-    name: Literal["trimmed"] = "trimmed"
-    plugin: ClassVar[bool] = True
-
-    def aggregate(self, task: Any, state: Any, before: Any, updates: Any) -> Any:
-        raise TypeError
 
 
 def test_what_is_called_almost_like_a_hook_is_refused() -> None:
@@ -216,15 +180,6 @@ def test_two_components_of_one_name_are_refused() -> None:
 
     with pytest.raises(FltrainError, match=r"components of the same name 'same'; change 'name' in one"):
         catalogue(Base)
-
-
-def test_two_owners_of_an_exclusive_hook_are_named() -> None:
-    assert "aggregate" in EXCLUSIVE_HOOKS
-    with pytest.raises(
-        ValueError, match="'median' and 'trimmed' cannot be combined: both define 'aggregate'"
-    ):
-        Composition((Median(), METHODS["flfa"](), Trimmed()))
-    assert Composition((METHODS["fedavg"](), Trimmed())).name == "fedavg+trimmed"
 
 
 def test_more_classes_per_client_than_there_are_are_refused_before_anything_runs() -> None:

@@ -344,6 +344,7 @@ def test_a_caption_or_a_published_value_concerns_its_item_only(changed: Checkout
     assert "Params have changed" in jobs[BUBBLES] and "Which classes they hold." in jobs[BUBBLES]
 
 
+@pytest.mark.slow
 def test_a_new_revision_of_a_data_set_concerns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()
@@ -364,6 +365,7 @@ def test_an_item_that_shows_partitions_needs_data_and_partitions_only(fresh: Che
     assert set(fresh.jobs("toy_shares")) == {DATA, *divided, BUBBLES}
 
 
+@pytest.mark.slow
 def test_data_and_partitions_can_be_had_beforehand_also_of_other_sets(fresh: Checkout) -> None:
     divided = {f"partitioning data: {spec.partition_id}" for spec in fresh.plan.specs}
     assert len(divided) == 3
@@ -371,7 +373,9 @@ def test_data_and_partitions_can_be_had_beforehand_also_of_other_sets(fresh: Che
     assert set(jobs) == {DATA, "preparing dataset mnist", *divided}
 
 
-@pytest.mark.parametrize("arguments", [("--dry-run",), ("--lint",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("--dry-run",), pytest.param(("--lint",), marks=pytest.mark.slow)], ids=" ".join
+)
 def test_looking_changes_no_file(changed: Checkout, arguments: tuple[str, ...]) -> None:
     """Not even if something is to be done: the database was deleted, and files have dates in the future."""
     changed.results.tracking.unlink()
@@ -389,6 +393,7 @@ def test_an_unknown_scale_is_one_clear_error(fresh: Checkout) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
     """FedProx needs FedAvg, over which the table shows its gain; FedAvg needs no other."""
     average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
@@ -400,6 +405,7 @@ def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
         assert set(fresh.jobs(settings=settings)) == {*common, *training(*runs)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
@@ -430,6 +436,7 @@ def test_a_restricted_table_says_so(changed: Checkout) -> None:
         assert "restricted to item toy/accuracy, method fedavg." in (folder / page).read_text()
 
 
+@pytest.mark.slow
 def test_a_restriction_takes_no_item_from_runs_in_mlflow(changed: Checkout) -> None:
     """FedAvg's run is in the table and in the added one; only the latter is asked for."""
     added = """\
@@ -485,6 +492,7 @@ def test_mlflow_that_cannot_be_written_stops_nothing_else(changed: Checkout) -> 
     assert set(jobs_in(said)) == {TRACK}
 
 
+@pytest.mark.slow
 def test_a_deleted_database_is_made_again(changed: Checkout) -> None:
     changed.results.tracking.unlink()
     assert changed.jobs().keys() == {TRACK}
@@ -504,6 +512,7 @@ def test_a_clock_that_was_set_back_costs_no_record(changed: Checkout) -> None:
     assert set(jobs_in(said)) == {*training(run), TABLE}
 
 
+@pytest.mark.slow
 def test_a_damaged_file_can_be_made_again_without_training_what_is_complete(changed: Checkout) -> None:
     spec = changed.plan.items[0].entries[-1].spec
     partition, run = changed.results.partition(spec), spec.run_id
@@ -518,6 +527,7 @@ def test_a_damaged_file_can_be_made_again_without_training_what_is_complete(chan
     assert changed.jobs("toy_accuracy").keys() == {*training(run), TABLE}
 
 
+@pytest.mark.slow
 def test_data_that_are_made_anew_are_no_reason_to_train_again(changed: Checkout) -> None:
     missing, kept = (entry.spec for entry in changed.plan.items[0].entries)
     shutil.rmtree(changed.results.run(missing.run_id))
@@ -588,14 +598,6 @@ def test_a_new_method_takes_one_file_and_one_line(changed: Checkout) -> None:
     assert float(rows["Halved"]["mean"]) == pytest.approx(100 * record.summary["accuracy"]["final"])
     average = changed.results.record(rows["FedAvg"]["runs"])
     assert record.summary["loss"] != average.summary["loss"], "it does what it says"
-
-
-def test_the_workflow_has_no_lint() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--lint"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert "your workflow is in a good condition" in done.stderr + done.stdout, done.stdout
-    assert done.returncode == 0
 
 
 # ---------------------------------------------------------------- jobs that fail, beside one that does not
