@@ -12,6 +12,7 @@ from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.types import (
+    Aggregate,
     Local,
     Network,
     Outputs,
@@ -32,21 +33,36 @@ EXCLUSIVE_NEEDS = ("private", "recording", "schedule")
 """Needs that only one method of a combination may set."""
 
 
-@contextmanager
-def _read_only(method: Method, hook: str, *tensors: Tensor | State) -> Iterator[None]:
-    """Refuse a hook that writes into the given tensors, or into the tensors of the given states.
+def _versions(tensors: Sequence[Tensor]) -> int:
+    """Sum of the tensors' versions; every write into one of them increases it."""
+    return sum([tensor._version for tensor in tensors])
+
+
+def _tensors(*shared: Tensor | State | Local) -> list[Tensor]:
+    """Tensors that methods share, with those of states and of a client."""
+    tensors: list[Tensor] = []
+    for item in shared:
+        if isinstance(item, Local):
+            tensors += _tensors(item.start, item.buffers, item.class_counts, item.payload, item.state)
+        else:
+            tensors += item.values() if isinstance(item, dict) else [item]
+    return tensors
+
+
+def _guarded(method: Method, hook: str, arguments: Sequence[Any], shared: Sequence[Tensor]) -> Any:
+    """Return the result of a hook that must not write into the shared tensors.
 
     Raises:
         FltrainError: if it does.
     """
-    held = [one for given in tensors for one in (given.values() if isinstance(given, dict) else [given])]
-    before = [tensor._version for tensor in held]
-    yield
-    if [tensor._version for tensor in held] != before:
+    before = _versions(shared)
+    result = getattr(method, hook)(*arguments)
+    if _versions(shared) != before:
         raise FltrainError(
             f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
             "too; return a new tensor, or clone it first"
         )
+    return result
 
 
 @dataclass(frozen=True)
@@ -151,19 +167,21 @@ class Composition:
         self, task: Task, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, Tensor, dict[str, State]]:
         """Return new global weights ``[P]``, BatchNorm statistics ``[B]``, and the state of every method."""
-        handed: list[Tensor | State] = [before.weights, before.buffers, *before.states.values()]
+        shared = _tensors(before.weights, before.buffers, *before.states.values())
         for update in updates:
-            handed += [update.start, update.trained, update.weights, update.buffers, *update.extras.values()]
+            shared += _tensors(update.start, update.trained, update.weights, update.buffers)
+            shared += _tensors(*update.extras.values())
         owner = self._owner("aggregate")
-        with _read_only(owner, "aggregate", *handed):
-            result = owner.aggregate(task, before.states[owner.name], before, updates)
+        arguments = (task, before.states[owner.name], before, updates)
+        result: Aggregate = _guarded(owner, "aggregate", arguments, shared)
         buffers = result.buffers
         if buffers is None:
             buffers = data_weighted_mean(updates, [update.buffers for update in updates])
         states = {**before.states, owner.name: result.state}
         for method in self._with("server_step"):
-            with _read_only(method, "server_step", *handed, states[method.name]):
-                states[method.name] = method.server_step(task, states[method.name], before, updates)
+            state = states[method.name]
+            arguments = (task, state, before, updates)
+            states[method.name] = _guarded(method, "server_step", arguments, [*shared, *state.values()])
         return result.weights, buffers, states
 
     def report(
@@ -213,9 +231,8 @@ class Composition:
         """Return the client with the weights that its local training or its test starts from."""
         for method in self._with("start_weights"):
             view, state = self.views(local, payloads, states)[method.name], server.states[method.name]
-            with _read_only(method, "start_weights", server.weights, state, *_tensors(view)):
-                start = method.start_weights(local.start, state, view)
-            local = replace(local, start=start)
+            arguments, shared = (local.start, state, view), _tensors(server.weights, state, view)
+            local = replace(local, start=_guarded(method, "start_weights", arguments, shared))
         return local
 
     def client_init(
@@ -223,11 +240,10 @@ class Composition:
     ) -> LocalHooks:
         """Return the hooks of one client's local training, which starts from ``local.start``."""
         locals_ = self.views(local, payloads, states)
-        step_states = {}
+        step_states: dict[str, State] = {}
         for method in self.methods:
             view = locals_[method.name]
-            with _read_only(method, "client_init", *_tensors(view)):
-                step_states[method.name] = method.client_init(view)
+            step_states[method.name] = _guarded(method, "client_init", (view,), _tensors(view))
         return LocalHooks(self, locals_, step_states)
 
     # ---------------------------------------------------------------- tests
@@ -235,19 +251,13 @@ class Composition:
         """Return the weights that a client is tested with, given those of its model."""
         for method in self._with("test_weights"):
             view = views[method.name]
-            with _read_only(method, "test_weights", *_tensors(view)):
-                weights = method.test_weights(weights, view)
+            weights = _guarded(method, "test_weights", (weights, view), _tensors(view))
         return weights
 
     def predict(self, network: Network, images: Tensor, views: Mapping[str, Local]) -> Tensor:
         """Return the logits of a client's test images."""
         owner = self._owner("predict")
         return owner.predict(network, images, views[owner.name])
-
-
-def _tensors(local: Local) -> list[Tensor | State]:
-    """Return the tensors of a client that its methods share."""
-    return [local.start, local.buffers, local.class_counts, local.payload, local.state]
 
 
 @dataclass
@@ -259,63 +269,64 @@ class LocalHooks:
     step_states: dict[str, State]
 
     def __post_init__(self) -> None:
-        chained = ("route", "loss", "correct", "post_step", "next_state")
-        self._chain = {hook: self.composition._with(hook) for hook in chained}
-        self._criterion = self.composition._owner("criterion")
-        self._gradient = self.composition._owner("gradient")
-        self._forward = self.composition._owner("forward")
+        hooks = ("route", "forward", "criterion", "loss", "gradient", "correct", "post_step", "next_state")
+        self._methods = {hook: self.composition._with(hook) for hook in hooks}
+        self._shared = {name: _tensors(local) for name, local in self.locals_.items()}
 
     def _of(self, method: Method) -> tuple[Local, State]:
         return self.locals_[method.name], self.step_states[method.name]
 
-    def _call(self, method: Method, hook: str, *arguments: Any, guarded: Sequence[Tensor] = ()) -> Any:
-        """Return the result of a hook, which must not write into the client's tensors or the guarded ones."""
-        local, step_state = self._of(method)
-        with _read_only(method, hook, *guarded, *_tensors(local)):
-            return getattr(method, hook)(*arguments, local, step_state)
+    def _call(self, method: Method, hook: str, *arguments: Any, shared: Sequence[Tensor] = ()) -> Any:
+        """Return the result of a hook, which must not write into the client's tensors or the shared ones."""
+        return _guarded(method, hook, (*arguments, *self._of(method)), [*self._shared[method.name], *shared])
+
+    def _exclusive(self, hook: str, *arguments: Any) -> Any:
+        """Return the result of an exclusive hook; the default, which writes nothing, is not guarded."""
+        if owners := self._methods[hook]:
+            return self._call(owners[0], hook, *arguments)
+        base = self.composition.methods[0]
+        return getattr(base, hook)(*arguments, *self._of(base))
 
     def route(self, network: Network) -> AbstractContextManager[None]:
         """Return the context of a forward and backward pass."""
-        return self._entered(network) if self._chain["route"] else nullcontext()
+        return self._entered(network) if self._methods["route"] else nullcontext()
 
     @contextmanager
     def _entered(self, network: Network) -> Iterator[None]:
         with ExitStack() as stack:
-            for method in self._chain["route"]:
+            for method in self._methods["route"]:
                 stack.enter_context(method.route(network, *self._of(method)))
             yield
 
     def forward(self, network: Network, step: Step) -> Outputs:
         """Return features and logits of a batch."""
-        outputs: Outputs = self._call(self._forward, "forward", network, step)
+        outputs: Outputs = self._exclusive("forward", network, step)
         return outputs
 
     def loss(self, outputs: Outputs, step: Step) -> Tensor:
         """Return the client's training loss on a batch."""
-        loss: Tensor = self._call(self._criterion, "criterion", outputs.logits, step.labels)
-        for method in self._chain["loss"]:
+        loss: Tensor = self._exclusive("criterion", outputs.logits, step.labels)
+        for method in self._methods["loss"]:
             loss = self._call(method, "loss", loss, outputs, step)
         return loss
 
     def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of the step and its loss."""
-        if not self.composition._with("gradient"):
-            return step.gradient()
-        result: tuple[Tensor, Tensor] = self._call(
-            self._gradient, "gradient", step, weights, guarded=[weights]
-        )
-        return result
+        for method in self._methods["gradient"]:
+            result: tuple[Tensor, Tensor] = self._call(method, "gradient", step, weights, shared=[weights])
+            return result
+        return step.gradient()
 
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Return the gradient that the optimiser uses."""
-        for method in self._chain["correct"]:
-            gradient = self._call(method, "correct", gradient, weights, guarded=[weights])
+        for method in self._methods["correct"]:
+            gradient = self._call(method, "correct", gradient, weights, shared=[weights])
         return gradient
 
     def post_step(self, weights: Tensor) -> None:
         """Move the weights, in place, after an optimiser step."""
-        for method in self._chain["post_step"]:
-            moved = self._call(method, "post_step", weights, guarded=[weights])
+        for method in self._methods["post_step"]:
+            moved = self._call(method, "post_step", weights, shared=[weights])
             if moved is not weights:
                 weights.copy_(moved)
 
@@ -326,15 +337,15 @@ class LocalHooks:
             FltrainError: if a method renews a step state, but no pass was observed.
         """
         renewed: dict[str, State] = {}
-        for method in self._chain["next_state"]:
+        for method in self._methods["next_state"]:
             if not observed:
+                owner = self._methods["gradient"][0].name
                 raise FltrainError(
-                    f"'gradient' of method {self._gradient.name!r} takes no gradient of the client's own "
-                    f"loss, which 'next_state' of {method.name!r} needs; call step.differentiate() without "
-                    "a loss once"
+                    f"'gradient' of method {owner!r} takes no gradient of the client's own loss, which "
+                    f"'next_state' of {method.name!r} needs; call step.differentiate() without a loss once"
                 )
             arguments = (*observed[-1], weights)
-            renewed[method.name] = self._call(method, "next_state", *arguments, guarded=[weights])
+            renewed[method.name] = self._call(method, "next_state", *arguments, shared=[weights])
         self.step_states.update(renewed)  # together: a method may have taken another pass on the batch
 
     def client_final(self, update: Update) -> tuple[Update, dict[str, State]]:
@@ -342,6 +353,6 @@ class LocalHooks:
         base, *plugins = self.composition.methods
         states: dict[str, State] = {}
         for method in (*plugins, base):
-            guarded = [update.trained, update.buffers]
-            update, states[method.name] = self._call(method, "client_final", update, guarded=guarded)
+            shared = [update.trained, update.buffers]
+            update, states[method.name] = self._call(method, "client_final", update, shared=shared)
         return replace(update, trajectory=None), states
