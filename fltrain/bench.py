@@ -1,9 +1,9 @@
-"""``fltrain bench``: training speed of the engine beside a bare PyTorch loop, in one process.
+"""``fltrain bench``: training speed of the engine compared with a bare PyTorch loop, in one process.
 
-Clients with random images train for some rounds: with each executor, and in a loop that is written by hand
-for federated averaging. All take turns within each repeat; ratios are of times of the same repeat. Whatever
-does federated averaging must end its first round at the same weights, or nothing is timed. On one CPU thread
-times are CPU seconds, which other work on the machine disturbs less than wall time.
+Clients with random images train for some rounds: with each executor, and in a hand-written loop for federated
+averaging. All take turns within each repeat; ratios are of times of the same repeat. All must end the first
+round of federated averaging at the same weights, otherwise the command stops. On one CPU thread times are CPU
+times, which other work on the machine disturbs less than wall time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Bench:
         method: a method, or a method with plug-ins as ``fedavg+flfa``.
         steps: batches of each client in a round.
         repeats: timed rounds.
-        precision: of the products of layers.
+        precision: precision of products in layers.
     """
 
     model: str
@@ -216,7 +216,7 @@ def kernel_seconds(bench: Bench, work: Callable[[], object]) -> float:
 
 @cache
 def computes(name: str) -> bool:
-    """True if an operation of PyTorch has a CPU kernel, and is neither a view nor about memory."""
+    """Return True if an operation of PyTorch has a CPU kernel that is not a view or memory management."""
     name = name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or _MEMORY.fullmatch(name):
@@ -285,7 +285,7 @@ def measure(bench: Bench) -> list[Row]:
 
     Raises:
         FltrainError: if network, dataset, method and device do not fit together.
-        MethodError: if an executor or the bare loop does not do the work of federated averaging.
+        MethodError: if an executor or the bare loop does not compute federated averaging.
     """
     keep_freed_memory()
     threads = torch.get_num_threads()

@@ -3,4 +3,4 @@
 from typing import Literal
 
 ExecutorName = Literal["auto", "sequential", "vectorized", "cuda_graph"]
-"""Names of executors, see ``fltrain.engine.executors``; here, so that planning needs no torch."""
+"""Names of executors, see ``fltrain.engine.executors``; defined here, so that planning needs no torch."""

@@ -13,10 +13,10 @@ from fltrain.engine.data import Split
 
 
 class Augmented:
-    """Square training images as the local step sees them: augmented and normalised.
+    """Square training images as the local step gets them: augmented and normalised.
 
-    Padding, crop and mirroring are one gather of bytes, whose indices are put together from rows of a small
-    table. Without augmentation, batches equal ``Split.batch`` bit for bit.
+    Padding, crop and mirroring are one gather of bytes, with indices from rows of a small table. Without
+    augmentation, batches equal ``Split.batch`` bit for bit.
     """
 
     def __init__(self, split: Split, augmentation: Augmentation) -> None:
@@ -29,7 +29,7 @@ class Augmented:
         self.augmentation = augmentation
         shape = split.images.shape[1:]
         self.side = shape[-1]
-        augmentation.check(self.side)  # not every data set's size is known before it is read
+        augmentation.check(self.side)  # planning does not check datasets of unknown size
         self.moves = augmentation.crop_padding > 0 or augmentation.flip
         self.black = augmentation.crop_padding > 0 and augmentation.padding_mode == "zeros"
         self.line = torch.arange(self.side, device=split.images.device)
@@ -39,9 +39,9 @@ class Augmented:
         self.shift = split.shift.expand(shape).contiguous()
 
     def parameters(self, seed: int, round: int, client: int, epochs: int, samples: int) -> Tensor:
-        """Parameters of a client's visits to its images in a round, in their order: ``[epochs, samples, 5]``.
+        """Return parameters of a client's visits to its images in a round: ``[epochs, samples, 5]``.
 
-        They do not depend on how the images are divided into batches, nor on other clients.
+        They do not depend on the division of the images into batches, nor on other clients.
         """
         drawn = [
             self.augmentation.draw(
@@ -54,7 +54,7 @@ class Augmented:
         return torch.from_numpy(np.stack(drawn)).to(self.split.images.device)
 
     def batch(self, indices: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather images ``[b]``, changed as their parameters ``[b, 5]`` say and normalised, and labels."""
+        """Gather images ``[b]``, augmented by their parameters ``[b, 5]`` and normalised, and labels."""
         top, left, flip, row, column = parameters.long().unbind(-1)
         images = self.split.images.index_select(0, indices)
         if self.moves:
@@ -72,14 +72,14 @@ class Augmented:
         pixels = torch.add(columns[:, None, :], rows[:, :, None], alpha=self.side).flatten(1)
         source = images.flatten(2)
         if self.black:
-            # One more pixel, which is black; whatever lies outside points at it or beyond.
+            # One more pixel, which is black; indices outside the image point at it or beyond.
             source = functional.pad(source, (0, 1))
             pixels = pixels.clamp(max=self.side**2)
         channels = images.shape[1]
         return source.gather(2, pixels[:, None].expand(-1, channels, -1)).view(images.shape)
 
     def _sources(self) -> Tensor:
-        """Where the pixels of a line come from, by offset of the crop, and then the same mirrored."""
+        """Return source pixels of a line by offset of the crop, and the same mirrored."""
         padding, side = self.augmentation.crop_padding, self.side
         line = torch.arange(-padding, side + padding, device=self.line.device)
         if self.black:
@@ -90,7 +90,7 @@ class Augmented:
         return torch.cat([crops, crops.flip(1)])
 
     def _in_hole(self, centre: Tensor) -> Tensor:
-        """Which pixels of a line (1, else 0) lie within the hole, ``[b, side]``."""
+        """Return a mask ``[b, side]``: 1 for pixels of a line within the hole, else 0."""
         size = self.augmentation.cutout
         offset = self.line - centre[:, None] + size // 2
         return ((offset >= 0) & (offset < size)).to(self.scale.dtype)

@@ -2,8 +2,8 @@
 
 A checkpoint is a safetensors file with a digest. It holds the weights, the states of server, methods and
 clients, and the rows of the record so far. It appears under its name only when it is complete. Two are kept:
-if the later one is damaged, the run resumes from the other. They lie outside the record, in a folder with
-the run's ID, and are removed when the record is complete.
+if the later one is damaged, the run resumes from the other. They are outside the record, in a folder with the
+run's ID, and are removed when the record is complete.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Checkpoints:
         return None
 
     def remove(self) -> None:
-        """Delete all of them."""
+        """Delete all checkpoints of the run."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _about(self, simulation: Simulation, progress: Progress) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _encoded(rows: list[Row]) -> NDArray[np.uint8]:
 
 
 def _state(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
-    """All tensors that the next round depends on, by their paths in the checkpoint."""
+    """Yield all tensors that the next round depends on, by their paths in the checkpoint."""
     server = simulation.server
     yield from {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}.items()
     for name, tensor in simulation.last_models.items():
@@ -193,7 +193,7 @@ def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[s
         return torch.from_numpy(arrays[name]).to(device, copy=True)
 
     def states(owner: str) -> dict[str, State]:
-        """States by method, without those that hold no tensors."""
+        """Return states by method, without those that hold no tensors."""
         return {
             method: {name: tensor(f"{owner}/{method}/{name}") for name in held}
             for method, held in names.get(owner, {}).items()
@@ -209,7 +209,7 @@ def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[s
 
 
 def _tree(paths: Iterable[str]) -> dict[str, Any]:
-    """Paths as nested dictionaries."""
+    """Return paths as nested dictionaries."""
     tree: dict[str, Any] = {}
     for path in paths:
         level = tree

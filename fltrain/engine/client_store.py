@@ -84,7 +84,7 @@ class ClientStore(MutableMapping[int, Kept]):
     """Client states by client.
 
     Tensors stay on their device until all of them together take more than ``limit`` bytes. From then on, the
-    large ones lie in a file in ``folder``, whose pages the system keeps in memory as long as there is room.
+    large ones are in a file in ``folder``, whose pages the system keeps in memory as long as there is room.
     """
 
     def __init__(self, folder: Path = Path(), limit: float = math.inf) -> None:
@@ -96,7 +96,7 @@ class ClientStore(MutableMapping[int, Kept]):
 
     @property
     def spilled(self) -> bool:
-        """True if large tensors lie in a file."""
+        """True if large tensors are in a file."""
         return self._file is not None
 
     def views(self, client: int) -> Kept:

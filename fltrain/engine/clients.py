@@ -1,4 +1,4 @@
-"""A client between two rounds: what it keeps, and what it holds once the server's message has come."""
+"""Clients between two rounds: client state, and the client after it has received the server's message."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fltrain.models.part import Part
 from fltrain.runtime.determinism import tf32_products
 
 OWN, TRAINED = "own model", "trained model"
-"""Beside the states of the methods, by their names, a client keeps parts of its model under these."""
+"""Names of the entries of a client's model in its client state, next to those of the methods."""
 
 Kept = Mapping[str, State]
-"""What a client keeps between rounds."""
+"""Client state between rounds, by method."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What the server has when a round begins, and the settings of local training."""
+    """The server at the beginning of a round, and the settings of local training."""
 
     number: int
     task: Task
@@ -40,18 +40,18 @@ class Round:
 
     @property
     def lr_factor(self) -> float:
-        """What initial learning rates are multiplied by in this round (after the last: as in the last)."""
+        """Factor of the initial learning rates in this round (after the last round: that of the last)."""
         return self.training.lr_schedule.factor(min(self.number, self.task.rounds - 1))
 
 
 @dataclass(frozen=True)
 class Ownership:
-    """Which parts of the model clients keep for themselves.
+    """The parts of the model that stay with the clients.
 
     Attributes:
-        private: the parameters that never leave their client.
-        buffers: whether BatchNorm statistics never do.
-        trained: whether clients also keep the whole model as they trained it, to be tested with it.
+        private: parameters that never leave their client.
+        buffers: BatchNorm statistics never leave their client.
+        trained: clients also keep their whole trained model, to be tested with it.
     """
 
     private: Part | None = None
@@ -59,11 +59,11 @@ class Ownership:
     trained: bool = False
 
     def weights(self, layout: Layout) -> slice:
-        """Where the private parameters lie in the weight vector."""
+        """Return the positions of the private parameters in the weight vector."""
         return slice(0, 0) if self.private is None else layout.part(self.private)
 
     def sent(self, update: Update, layout: Layout) -> Update:
-        """The update without what is private: its weights are those that the client started from."""
+        """Return the update without private parts: their weights are those at the start."""
         if self.private is None:
             return update
         if self.private == "all":
@@ -73,7 +73,7 @@ class Ownership:
         return replace(update, weights=weights)
 
     def kept(self, update: Update, layout: Layout) -> dict[str, State]:
-        """What a client keeps of the model after local training."""
+        """Return the parts of the model that a client keeps after local training."""
         statistics = {"buffers": update.buffers, "counters": update.counters}
         own: State = dict(statistics) if self.buffers else {}
         if self.private is not None:
@@ -86,7 +86,7 @@ class Ownership:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A client that has received the server's message: itself, what it keeps, its BatchNorm statistics."""
+    """A client that has received the server's message: its view, client state and BatchNorm statistics."""
 
     local: Local
     kept: Kept
@@ -96,7 +96,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Clients:
-    """All clients of a run, who take turns on one model."""
+    """All clients of a run; they take turns on one model."""
 
     model: FlatModel
     data: FederatedData
@@ -104,13 +104,13 @@ class Clients:
     ownership: Ownership = Ownership()
 
     def arrive(self, round: Round, client: int, kept: Kept | None, *, to_train: bool = True) -> Arrived:
-        """Hand the server's message to a client, and put the model it then has into the network.
+        """Send the server's message to a client, and load the client's model into the network.
 
         Args:
             round: the round that begins.
-            client: its number.
-            kept: what it kept; None if it has not taken part yet.
-            to_train: true for local training, false for a test.
+            client: number of the client.
+            kept: its client state; None before its first participation.
+            to_train: True for local training, False for a test.
         """
         server, layout, indices = round.server, self.model.layout, self.data.clients[client]
         start, kept = server.weights, kept or {}
@@ -143,7 +143,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class ClientExamples:
-    """See ``fltrain.methods.base.Examples``; it works on the model that the client is being trained with."""
+    """See ``fltrain.methods.base.Examples``; it uses the model that is loaded for the client."""
 
     model: FlatModel
     split: Split

@@ -1,4 +1,4 @@
-"""The data as the local step sees them: uint8 images on the device, index arrays per client."""
+"""Data for the local step: uint8 images on the device, index arrays per client."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Split:
     ``scale`` and ``shift`` normalise a byte by one multiplication and one addition; they have a number for
     each pixel ``[c, h, w]``, which is several times faster on a CPU than one for each channel.
 
-    ``channels_last``: whether batches hold the channels of a pixel side by side in memory; networks compute
-    in the layout of what they are given. Layouts differ in speed and in rounding.
+    ``channels_last``: batches store the channels of a pixel next to one another; networks compute in the
+    layout of their input. Layouts differ in speed and in rounding.
     """
 
     images: Tensor
@@ -41,26 +41,26 @@ class Split:
         return images, self.labels.index_select(0, indices)
 
     def laid_out(self, images: Tensor) -> Tensor:
-        """The images ``[b, c, h, w]`` in the layout of batches."""
+        """Return the images ``[b, c, h, w]`` in the layout of batches."""
         if not self.channels_last:
             return images
-        # The detour by one dimension is for grey images: their strides would not tell the layout.
+        # The detour by one dimension is for grey images: their strides do not determine the layout.
         pixels = images.movedim(1, -1)
         return pixels.flatten().view(pixels.shape).movedim(-1, 1)
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A partitioned data set on the device.
+    """A partitioned dataset on the device.
 
     Attributes:
         train: images that ``clients`` index.
         test: the global test images.
         clients: training images of each client.
-        tests: test images of each client, indices into ``train``, if clients set some aside.
-        extra: test images of further data sets by name.
+        tests: test images of each client, indices into ``train``, with local test splits.
+        extra: test images of further datasets by name.
         classes: number of classes.
-        class_counts: training images of each class that each client has, float32 ``[clients, classes]``.
+        class_counts: training images per client and class, float32 ``[clients, classes]``.
     """
 
     train: Split
@@ -80,7 +80,7 @@ class FederatedData:
         extra: Mapping[str, PreparedData] | None = None,
         channels_last: bool = False,
     ) -> FederatedData:
-        """Move a prepared data set, its partition and further test images to ``device``."""
+        """Move a prepared dataset, its partition and further test images to ``device``."""
         mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         std = torch.tensor(data.std, device=device).view(-1, 1, 1)
 

@@ -1,4 +1,4 @@
-"""Testing: the global model, or each client with a model of its own."""
+"""Tests of the global model, or of each client's own model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fltrain.models.network import Network
 
 @dataclass(frozen=True)
 class TestResult:
-    """What the network said of some images, in their order.
+    """Predictions for some images, in their order.
 
     Attributes:
-        correct: whether each image was classified correctly, 1 or 0 ``[n]``.
+        correct: 1 for images that were classified correctly, else 0, ``[n]``.
         losses: cross entropy of each image ``[n]``.
-        features: representation of each image ``[n, d]``, if it was asked for.
+        features: representation of each image ``[n, d]``, if requested.
     """
 
     correct: Tensor
     losses: Tensor
     features: Tensor | None
 
-    __test__ = False  # not a test class, whatever its name
+    __test__ = False  # pytest must not collect it
 
     @property
     def accuracy(self) -> float:
@@ -44,7 +44,7 @@ class TestResult:
         return float(self.losses.double().mean())
 
     def by_client(self, clients: Sequence[Tensor]) -> Tensor:
-        """Accuracy of each client, whose images follow one another ``[clients]``."""
+        """Return the accuracy of each client, whose images follow one another, ``[clients]``."""
         parts = self.correct.double().split([len(images) for images in clients])
         return torch.stack([part.mean() for part in parts])
 
@@ -52,7 +52,7 @@ class TestResult:
 def test(
     network: Network, split: Split, indices: Tensor | None = None, keep_features: bool = False
 ) -> TestResult:
-    """Test the network, in evaluation mode, on all images of the split or on those named."""
+    """Test the network, in evaluation mode, on all images of the split or on the given ones."""
 
     def decide(images: Tensor) -> tuple[Tensor, Tensor | None]:
         features = network.features(images)
@@ -62,12 +62,12 @@ def test(
 
 
 def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> TestResult:
-    """Test all clients on images of their own, each with its own model and decisions.
+    """Test all clients on their own images, each with its own model and predictions.
 
     Args:
-        clients: all of them; they must have test images.
-        round: the round that would come next.
-        kept: what the clients that took part so far keep.
+        clients: all clients; they must have test images.
+        round: the next round.
+        kept: client states of the clients that have taken part.
     """
     assert clients.data.tests is not None
     model, composition = clients.model, clients.composition
@@ -95,10 +95,10 @@ def _test(
     indices: Tensor | None,
     decide: Callable[[Tensor], tuple[Tensor, Tensor | None]],
 ) -> TestResult:
-    """Test with what is decided of images: their logits and, if they are to be kept, their features."""
+    """Test with a function of images that returns their logits and, if requested, their features."""
     order = torch.arange(len(split), device=split.labels.device) if indices is None else indices
     if order.device.type == "cpu":
-        # Faster for most networks: the sums that keep some from training so are not taken here.
+        # Faster for most networks: tests do not need the double precision of training.
         split = replace(split, channels_last=True)
 
     def tested(chosen: Tensor) -> TestResult:
@@ -116,7 +116,7 @@ def _test(
 
 
 def _joined(results: Sequence[TestResult]) -> TestResult:
-    """Results of one after the other."""
+    """Return the results of several tests as one."""
     features = [result.features for result in results if result.features is not None]
     return TestResult(
         torch.cat([result.correct for result in results]),

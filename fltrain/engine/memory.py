@@ -1,4 +1,4 @@
-"""What to do when a device has no memory left."""
+"""Recovery when a device has no memory left."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ MOST = {"cpu": 64, "cuda": 1024}
 times faster)."""
 
 BATCH = dict(MOST)
-"""How many there are now: fewer, where memory ran out."""
+"""Current numbers: smaller after memory ran out."""
 
-_SAID = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""What PyTorch says in plain RuntimeErrors: of the CPU, and of NVIDIA's libraries."""
+_OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""PyTorch's texts in plain RuntimeErrors: of the CPU, and of NVIDIA's libraries."""
 
 Result = TypeVar("Result")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that a device, or the machine, has no memory left."""
+    """Return True if the error means that a device, or the machine, has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _OUT_OF_MEMORY)
 
 
 def start_anew() -> None:
-    """Forget, before a run, that memory ran out in another one."""
+    """Reset the batch sizes before a run, after memory ran out in another one."""
     BATCH.update(MOST)
 
 
 def reduced() -> bool:
-    """Whether memory ran out, so that numbers may be rounded otherwise than they would have been."""
+    """Return True if memory ran out, so that rounding may differ from that of a run with ample memory."""
     return BATCH != MOST
 
 
 def in_batches(indices: Tensor, work: Callable[[Tensor], Result]) -> list[Result]:
-    """Do the work, in evaluation mode, on as many indices at once as memory allows; results in their order.
+    """Do the work in evaluation mode on batches that fit into memory; return the results in their order.
 
-    When memory runs out, the batch is done again in halves, and the rest of the run keeps to that size.
+    When memory runs out, the batch is repeated in halves, and the rest of the run keeps to that size.
 
     Raises:
-        RuntimeError, MemoryError: if a single image is too much.
+        RuntimeError, MemoryError: if a single image needs too much memory.
     """
     results: list[Result] = []
     rest, device = indices, indices.device.type
@@ -58,7 +58,7 @@ def in_batches(indices: Tensor, work: Callable[[Tensor], Result]) -> list[Result
         except (RuntimeError, MemoryError) as error:
             if len(batch) <= 1 or not out_of_memory(error):
                 raise
-            # What the failed work had made is freed with the error: at the end of this block.
+            # The tensors of the failed work are freed with the error: at the end of this block.
         else:
             rest = rest[len(batch) :]
             if not len(rest):

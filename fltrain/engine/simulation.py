@@ -41,7 +41,7 @@ class Diverged(Exception):
 
 @dataclass
 class Costs:
-    """Where the time went, in seconds, and what was done in it."""
+    """Wall time by phase, in seconds, and the amount of work."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     round_seconds: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Costs:
 
     @property
     def of_rounds(self) -> float:
-        """Those spent on training and aggregation."""
+        """Seconds of training and aggregation."""
         return self.seconds["train"] + self.seconds["aggregate"]
 
     @contextmanager
@@ -64,9 +64,9 @@ class Costs:
 class Simulation:
     """A run in memory: ``run`` trains it and yields the rows of its record.
 
-    The next round depends, beside spec and data, on ``finished`` (the rounds so far), ``server`` and
-    ``clients``; the record, beside the rows, on ``last_models`` (of the last round's clients, if the record
-    keeps them), ``bytes_down`` and ``bytes_up``. These are what a checkpoint holds.
+    The next round depends on spec, data, ``finished`` (number of finished rounds), ``server`` and
+    ``clients``; the record also depends on its rows, ``last_models`` (of the last round's clients, if the
+    record keeps them), ``bytes_down`` and ``bytes_up``. A checkpoint holds all of these.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Simulation:
         store: ClientStore | None = None,
         poll: Callable[[], None] | None = None,
     ) -> None:
-        """Build network, server and data on ``device``; what clients keep goes into ``store``.
+        """Build network, server and data on ``device``; client state goes into ``store``.
 
         ``poll`` is called before each client is trained. If it raises, the simulation is as before the round.
 
@@ -102,7 +102,7 @@ class Simulation:
         self.device = device
         self.costs = Costs()
         with self.costs.phase("setup", device):
-            # On GPUs it is what tensor cores compute with.
+            # The layout of tensor cores on GPUs.
             channels_last = spec.model.channels_last if device.type == "cpu" else spec.precision != "fp32"
             self.data = FederatedData.of(data, partition, device, extra, channels_last)
             self.composition = spec.composition
@@ -142,10 +142,10 @@ class Simulation:
         self.finished = self.bytes_down = self.bytes_up = 0
 
     def _network(self, client: int | None = None) -> Network:
-        """A newly drawn network, as the methods adapt it: the one the run starts from, or a client's own."""
+        """Return a newly drawn network, adapted by the methods: the run's initial one, or a client's own."""
         spec, (_, channels, side, _) = self.spec, self.data.train.images.shape
         network = build(spec.model, channels, side, self.data.classes, spec.seed, client)
-        # A stream of its own, so that what methods add does not change how the rest is drawn.
+        # A separate stream, so that additions of methods do not change the other initial weights.
         drawn = 0 if client is None else client + 1
         with seeded_torch(spec.seed, Purpose.INITIALISATION, round=1, client=drawn):
             network = self.composition.adapt(network, self.data.classes)
@@ -154,7 +154,7 @@ class Simulation:
         return network
 
     def _initialise(self, client: int | None = None) -> tuple[Tensor, Tensor]:
-        """Weights and buffers of a newly drawn network; see ``Task.initialise``."""
+        """Return weights and buffers of a newly drawn network; see ``Task.initialise``."""
         network = self._network(client)
         buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
         return (
@@ -163,10 +163,10 @@ class Simulation:
         )
 
     def run(self) -> Iterator[list[Row]]:
-        """Train the rounds that are left and yield the rows of each.
+        """Train the remaining rounds and yield the rows of each.
 
         Raises:
-            Diverged: if a loss or a weight is not finite; the rows of the rounds before have been yielded.
+            Diverged: if a loss or a weight is not finite; the rows of earlier rounds have been yielded.
         """
         for number in range(self.finished, self.spec.rounds):
             with noting(f"in round {number + 1}"):
@@ -174,7 +174,7 @@ class Simulation:
             yield rows
 
     def sample(self, number: int) -> list[int]:
-        """Clients of a round, ascending: uniform without replacement, the same for every method."""
+        """Return the cohort of a round, ascending: uniform without replacement, equal for every method."""
         count = self.spec.participation.per_round(self.task.clients)
         random = stream(self.spec.seed, Purpose.CLIENT_SAMPLING, round=number)
         return sorted(random.choice(self.task.clients, count, replace=False).tolist())
@@ -192,7 +192,7 @@ class Simulation:
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
         with (
-            noting(f"aggregating what clients {sampled} sent"),
+            noting(f"aggregating the uploads of clients {sampled}"),
             self.costs.phase("aggregate", self.device),
         ):
             weights, buffers, states = self.composition.aggregate(self.task, before, updates)
@@ -231,7 +231,7 @@ class Simulation:
             rows += [
                 {"kind": name, **row} for name, row in self.composition.report(self.task, before, updates)
             ]
-        # Not before, as statistics ask clients for what they were when the round began.
+        # Store client states last: statistics use those at the beginning of the round.
         with self.costs.phase("aggregate", self.device):
             for result in trained:
                 self.clients[result.update.client] = result.kept
@@ -243,16 +243,16 @@ class Simulation:
         return [{"round": number + 1, **row} for row in rows]
 
     def _gradients(self, round: Round, sampled: Sequence[int]) -> Tensor:
-        """See ``FinishedRound``; what clients keep must still be what they began the round with."""
+        """See ``FinishedRound``; client states must still be those at the beginning of the round."""
         return self.executor.gradients(round, sampled, self.clients)
 
     def _at(self, number: int) -> Round:
-        """A round (counted from 0) that begins with what the server has now."""
+        """Return a round (counted from 0) that begins with the current server."""
         payloads = self.composition.payload(self.server.states)
         return Round(number, self.task, self.spec.training, self.server, payloads)
 
     def _images_of_steps(self, samples: int) -> int:
-        """Images in all local steps of a client that has so many."""
+        """Return the number of images in all local steps of a client with ``samples`` images."""
         training, schedule = self.spec.training, self.composition.schedule
         epochs = training.epochs * schedule.passes * len(schedule.phases)
         return epochs * sum(training.batch_sizes(samples, schedule.batches))
@@ -265,7 +265,7 @@ class Simulation:
         self.server = replace(self.server, states=states)
 
     def _evaluate(self, finished: int) -> list[Row]:
-        """Test after so many rounds."""
+        """Test after ``finished`` rounds."""
         data, network = self.data, self.network
         rows: list[Row] = []
         if data.tests is not None and self.spec.personal:

@@ -1,4 +1,4 @@
-"""What is measured of a round beside accuracy; ``evaluation.statistics`` of a run names what it wants."""
+"""Measurements of a round in addition to accuracy, as listed in ``evaluation.statistics``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """A round that is over: the server afterwards, what clients sent, and what else they can be asked for.
+    """A finished round: the server afterwards, the updates, and access to gradients.
 
     ``gradients`` returns the gradient of each client's mean loss at the weights it received, ``[m, P]``.
     """
@@ -39,12 +39,12 @@ class FinishedRound:
 
     @cached_property
     def displacements(self) -> Tensor:
-        """What went up relative to what was received, ``[m, P]``."""
+        """Uploaded minus received weights, ``[m, P]``."""
         return torch.stack([update.displacement for update in self.updates])
 
 
 def _grouped(slots: Iterable[Slot], name_of: Callable[[str], str]) -> dict[str, list[Slot]]:
-    """Slots by a part of their names, in order."""
+    """Return slots grouped by a part of their names, in order."""
     groups: dict[str, list[Slot]] = {}
     for slot in slots:
         groups.setdefault(name_of(slot.name), []).append(slot)
@@ -52,13 +52,13 @@ def _grouped(slots: Iterable[Slot], name_of: Callable[[str], str]) -> dict[str, 
 
 
 def _layers(layout: Layout) -> dict[str, list[Slot]]:
-    """Parameters of each Conv2d and Linear module."""
+    """Return the parameters of each Conv2d and Linear module."""
     modules = _grouped(layout.parameters, lambda name: name.rpartition(".")[0])
     return {layer.name: modules[layer.name] for layer in layout.layers}
 
 
 def _blocks(layout: Layout) -> dict[str, list[Slot]]:
-    """Parameters of each top-level block (stem, stage1, ...)."""
+    """Return the parameters of each top-level block (stem, stage1, ...)."""
     return _grouped(layout.parameters, lambda name: name.partition(".")[0])
 
 
@@ -74,7 +74,7 @@ def _similarity(round: FinishedRound) -> Row:
 
 
 def _divergence(round: FinishedRound) -> Row:
-    """Distance of the clients' weights from the new global ones, for all weights, per layer and block."""
+    """Return distances of the clients' weights from the new global ones: in total, per layer and block."""
     rows = torch.stack([update.trained for update in round.updates])
 
     def of(groups: Mapping[str, Sequence[Slot]]) -> dict[str, float]:
@@ -86,7 +86,7 @@ def _divergence(round: FinishedRound) -> Row:
 
 
 def _dissimilarity(round: FinishedRound) -> Row:
-    """Variance of the clients' gradients per block: of the parts below and above a cut, take the sums."""
+    """Return the variance of the clients' gradients per block; add blocks for the parts around a cut."""
     rows = round.gradients()
     blocks = {name: gradient_variance(rows, slots) for name, slots in _blocks(round.layout).items()}
     return {"dissimilarity": {"blocks": blocks, "all": sum(blocks.values())}}
@@ -101,7 +101,7 @@ STATISTICS: dict[str, Callable[[FinishedRound], Row]] = {
 
 
 def measure(wanted: Iterable[str], round: FinishedRound) -> list[Row]:
-    """Rows of the wanted statistics of a round, one per kind."""
+    """Return the rows of the wanted statistics of a round, one per kind."""
     rows: dict[str, Row] = {}
     for name in wanted:
         if name in STATISTICS:

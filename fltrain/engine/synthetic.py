@@ -1,4 +1,4 @@
-"""A run on random images: the engine's work on a spec without its data set, for those who measure it."""
+"""A run on random images, to measure the engine without the run's dataset."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def rehearsal(
     device: torch.device,
     executor: ExecutorFactory = SequentialExecutor,
 ) -> Simulation:
-    """A simulation of a run whose clients have so many random images each.
+    """Return a simulation of a run with random images.
 
     Args:
-        spec: the run; of its partition, the number of clients counts.
+        spec: the run; only the number of clients of its partition matters.
         images: training images of each client.
-        tests: test images in all; clients that test on images of their own share them.
-        device: where to compute.
-        executor: who trains the clients.
+        tests: number of test images; with local test splits, the clients share them.
+        device: device of the run.
+        executor: executor of local training.
 
     Raises:
-        FltrainError: if the registry does not say of what size the images are, or the run refuses them.
+        FltrainError: if the registry lacks the size of the images, or they do not fit the run.
     """
     entry, side = spec.dataset.entry, spec.dataset.side
     if not (entry.channels and entry.classes and side):
         raise FltrainError(
-            f"data set {spec.dataset.name!r}: its images have a size that only the files can tell; state "
+            f"dataset {spec.dataset.name!r}: its images have a size that only the files can tell; state "
             "channels, side and classes in config/datasets.yaml"
         )
     clients = spec.partition.clients

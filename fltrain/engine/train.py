@@ -60,13 +60,13 @@ def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Par
 
 @dataclass(frozen=True)
 class Execution:
-    """How runs are executed: what their numbers do not depend on.
+    """Settings of the execution, which do not change the numbers of a run.
 
     Attributes:
-        device: that trains.
+        device: device of the run.
         threads: of the processor.
         recordings: where methods that record local steps keep them.
-        client_memory: GiB that client state may take on the device; the rest goes into a file.
+        client_memory: GiB of client state on the device; the rest goes into a file.
         checkpoints: when they are due.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
         executor: name of the executor, see ``fltrain.engine.executors.choose``.
@@ -382,5 +382,5 @@ def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
     if simulation.spec.evaluation.keep == "nothing":
         return None
     kept = {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}
-    kept |= simulation.last_models  # none unless the spec says `clients`, or if the first round diverged
+    kept |= simulation.last_models  # empty unless the spec keeps `clients`, or if the first round diverged
     return {name: tensor.cpu().numpy() for name, tensor in kept.items()}

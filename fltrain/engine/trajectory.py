@@ -1,4 +1,4 @@
-"""Recording what a client does in every local step."""
+"""Recording of a client's local steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fltrain.methods.types import Place, Recording
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHARE = 0.5
-"""Of the device's free memory, what a trajectory may take before ``auto`` moves it to the host."""
+"""Share of the device's free memory for a trajectory; ``auto`` moves a larger one to the host."""
 
 
 class Trajectory:
     """A matrix ``[steps, P]`` that takes one row per local step, and (for displacements) two vectors.
 
-    On the host it lies in pinned memory, so that the device need not wait for the copies.
+    On the host it is in pinned memory, so that the device need not wait for the copies.
     """
 
     def __init__(self, recording: Recording, steps: int, start: Tensor, place: Place) -> None:
@@ -52,6 +52,6 @@ class Trajectory:
 
 def _too_large(size: int, start: Tensor) -> bool:
     free, _ = torch.cuda.mem_get_info(start.device)
-    # What PyTorch holds but does not use, such as the last client's trajectory, is free, too.
+    # Memory that PyTorch holds but does not use, such as the last client's trajectory, is also free.
     cached = torch.cuda.memory_reserved(start.device) - torch.cuda.memory_allocated(start.device)
     return size > SHARE * (free + cached)

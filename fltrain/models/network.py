@@ -1,4 +1,4 @@
-"""What the engine and the methods may ask of a network: features, classifier, ordered layers, blocks."""
+"""Base class of networks: features, classifier, ordered layers, blocks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fltrain.core.errors import FltrainError
 from fltrain.runtime.determinism import tf32_products
 
 SHORTCUTS = frozenset({"shortcut", "downsample"})
-"""What modules beside the main path are called (the second name is torchvision's)."""
+"""Names of modules next to the main path (the second name is torchvision's)."""
 
 
 class Network(nn.Module):
     """A chain of named blocks that ends in a classifier.
 
-    The blocks (stem, stage1, ... classifier) are the top-level children, run in order; what lies before the
-    classifier is the feature extractor.
+    The blocks (stem, stage1, ... classifier) are the top-level children, run in order; the blocks before the
+    classifier are the feature extractor.
 
     Attributes:
-        products: type in which the layers of the feature extractor multiply (PyTorch's autocast); None for
-            that of their weights, which the representation and the classifier have in any case.
-        tf32: true if these layers may multiply in TF32 (CUDA).
+        products: type of the products in the feature extractor's layers (PyTorch's autocast); None for that
+            of their weights, which the representation and the classifier always have.
+        tf32: True if these layers may multiply in TF32 (CUDA).
     """
 
     classifier: nn.Module
@@ -42,7 +42,7 @@ class Network(nn.Module):
         return self.through((block for name, block in self.named_children() if name != "classifier"), images)
 
     def through(self, blocks: Iterable[nn.Module], maps: Tensor) -> Tensor:
-        """Return what blocks of the feature extractor, one after the other, make of maps or images."""
+        """Return the output of some blocks of the feature extractor for maps or images."""
         if self.products is None:
             return self._through(blocks, maps)
         with torch.autocast(maps.device.type, self.products):
@@ -61,7 +61,7 @@ class Network(nn.Module):
 
     @property
     def splits(self) -> dict[int, str]:
-        """Where the network can be cut in two: number of the last convolution below the cut -> last block.
+        """Cuts of the network: number of the last convolution below the cut -> last block.
 
         Convolutions of the main path are counted from 1, those of shortcuts are not. Blocks without weights
         (pooling, flatten) belong to the convolutions before them. No cut lies behind a Linear module.
@@ -80,10 +80,10 @@ class Network(nn.Module):
         return last_blocks
 
     def cut(self, split: int | None) -> int:
-        """Return the number of a cut: the one asked for, or the middle one of those that the network has.
+        """Return the number of a cut: ``split``, or the middle cut of the network if ``split`` is None.
 
         Raises:
-            FltrainError: if there is no such cut; names those that there are.
+            FltrainError: if there is no such cut; the message lists the existing ones.
         """
         cuts = sorted(self.splits)
         if not cuts:
@@ -96,20 +96,20 @@ class Network(nn.Module):
         return cuts[(len(cuts) - 1) // 2] if split is None else split
 
     def lower(self, images: Tensor, split: int) -> Tensor:
-        """Return the maps that leave the part below a cut; ``split`` is a key of ``splits``."""
+        """Return the maps above the part below a cut; ``split`` is a key of ``splits``."""
         return self.through(self._parts(split)[0], images)
 
     def upper_features(self, maps: Tensor, split: int) -> Tensor:
-        """Return the representation ``[n, d]`` that the part above a cut makes of ``maps``."""
+        """Return the representation ``[n, d]`` of ``maps`` from the part above a cut."""
         return self.through(self._parts(split)[1][:-1], maps)
 
     def upper(self, maps: Tensor, split: int) -> Tensor:
-        """Return the logits that the part above a cut makes of ``maps``."""
+        """Return the logits of ``maps`` from the part above a cut."""
         logits: Tensor = self.classifier(self.upper_features(maps, split))
         return logits
 
     def _parts(self, split: int) -> tuple[list[nn.Module], list[nn.Module]]:
-        """Blocks below and above a cut."""
+        """Return the blocks below and above a cut."""
         last_below = self.splits[self.cut(split)]
         names = [name for name, _ in self.named_children()]
         blocks = list(self.children())
@@ -118,7 +118,7 @@ class Network(nn.Module):
 
 
 def map_shape(network: Network, example: Tensor, split: int) -> tuple[int, ...]:
-    """Return the shape of an image's maps at a cut; the network is left as it was."""
+    """Return the shape of an image's maps at a cut; the network does not change."""
     training = network.training
     try:
         with torch.no_grad():
@@ -134,8 +134,8 @@ class Layer:
     Attributes:
         name: module path, for example ``stage1.expand``.
         inputs: number of input channels (Conv2d) or features (Linear).
-        sends_error: whether an error travels on from its input; not so where only images come in.
-        producers: indices of the layers whose outputs feed this one; empty if only the images do.
+        sends_error: True if an error travels on from its input; False if its input is the images.
+        producers: indices of the layers whose outputs feed this one; empty for the first layers.
         consumers: indices of the layers that this one feeds; empty for the classifier.
     """
 
@@ -152,13 +152,13 @@ class Layer:
 
 
 def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
-    """Return the layers in registration order and how they are wired, found by one forward pass.
+    """Return the layers in registration order with their connections, from one forward pass.
 
-    Wiring is read off the autograd graph: behind a layer's input, the nearest nodes that are outputs of
-    layers are its producers, whatever norms, activations, poolings or sums lie between.
+    Connections are read from the autograd graph: behind a layer's input, the nearest nodes that are outputs
+    of layers are its producers, across norms, activations, poolings and sums.
 
     Args:
-        network: any module; its mode and buffers are left as they were.
+        network: any module; its mode and buffers do not change.
         example: a batch of images that the network accepts.
     """
     modules = {
@@ -184,7 +184,7 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
     handles = [watch(index, name, module) for index, (name, module) in enumerate(modules.items())]
     training = network.training
     try:
-        # Evaluation mode: BatchNorm buffers stay as they are and one image is enough.
+        # Evaluation mode: BatchNorm buffers do not change, and one image is enough.
         with torch.enable_grad():
             network.eval()(example)
     finally:
@@ -203,7 +203,7 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
 
 
 def _nearest(node: Node | None, outputs: dict[Node, int]) -> tuple[int, ...]:
-    """Indices of the layer outputs first met on every path behind ``node``."""
+    """Return the indices of the first layer outputs on every path behind ``node``."""
     found: set[int] = set()
     seen: set[Node] = set()
     pending = [node]

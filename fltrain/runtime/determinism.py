@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Profile = Literal["exact", "fast"]
 Level = Literal["bitwise", "statistical"]
 
-# What PyTorch says in place of failing; the second if cuBLAS was not told which workspace to use.
+# Warnings of PyTorch about operations; the second comes if cuBLAS has no fixed workspace.
 _ADMITTED = re.compile(r"(.+?) does not have a deterministic implementation|.*because it uses (CuBLAS)")
 
 
@@ -73,7 +73,7 @@ def determined(profile: Profile, device: torch.device, tf32: bool = False) -> It
     Raises:
         FltrainError: if TF32 is wanted on a device without it.
     """
-    import torch  # here, as the command line names the profiles without waiting for PyTorch
+    import torch  # in the function, so that the command line can list the profiles without PyTorch
 
     determinism = Determinism(device, profile)
     if device.type == "cpu":
@@ -94,7 +94,7 @@ def determined(profile: Profile, device: torch.device, tf32: bool = False) -> It
         try:
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.set_deterministic_debug_mode("warn" if exact else "default")
-            # A kernel per new tensor, for memory that nothing here reads before it is written.
+            # Filling costs a kernel per new tensor, and no memory here is read before it is written.
             settings.fill_uninitialized_memory = False
             yield determinism
         finally:
@@ -105,7 +105,7 @@ def determined(profile: Profile, device: torch.device, tf32: bool = False) -> It
 
 @contextmanager
 def tf32_products(allowed: bool) -> Iterator[None]:
-    """Within the context, matrix products on CUDA may use TF32.
+    """Allow TF32 for matrix products on CUDA within the context.
 
     It encloses the passes of a network only, so that products of methods and statistics stay in single
     precision: PyTorch's flag holds for the whole process.

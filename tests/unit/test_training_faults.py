@@ -98,7 +98,7 @@ def test_a_fault_on_the_server_names_the_clients(invoke: Invoke, monkeypatch: py
     code, said = invoke(SPEC)
     assert code == 1
     assert re.search(
-        r"IndexError: out of range \(in round 1, aggregating what clients \[\d+, \d+\] sent\)", said
+        r"IndexError: out of range \(in round 1, aggregating the uploads of clients \[\d+, \d+\]\)", said
     )
 
 

@@ -3,8 +3,8 @@
 A captured step reads and writes tensors at fixed places. Clients whose methods hold tensors of the same names
 and shapes share a ``Session``: the tensors of a client, and its learning rate, steps and other numbers, are
 copied into the session's tensors when its turn comes. One step is captured for every phase and number of
-images in a batch, when such a batch comes for the second time; the first one runs as it is, because PyTorch
-prepares itself then. Captured steps are kept as long as the executor, as they share one pool of memory.
+images in a batch, when such a batch comes for the second time; the first one runs without capture, because
+PyTorch prepares itself then. The executor keeps captured steps, because they share one pool of memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Captured:
 
 
 class Session:
-    """Fixed tensors that captured steps read and write beside the network.
+    """Fixed tensors that captured steps read and write in addition to the network.
 
     Attributes:
         hooks: the hooks, bound to the fixed tensors.

@@ -61,7 +61,7 @@ class SequentialExecutor:
 
     Attributes:
         name: name of the executor.
-        exact: true if it computes the same bits as this one.
+        exact: True if it computes the same bits as this executor.
     """
 
     name: ClassVar[str] = "sequential"
@@ -71,7 +71,7 @@ class SequentialExecutor:
         """Prepare for the clients of a run.
 
         Raises:
-            FltrainError: if their device or network cannot be trained so.
+            FltrainError: if the executor cannot train on their device or with their network.
         """
         self.clients = clients
         self.model = clients.model
@@ -85,14 +85,14 @@ class SequentialExecutor:
 
     @classmethod
     def check(cls, device: torch.device) -> None:
-        """Refuse a device that the executor does not work on.
+        """Refuse a device that the executor does not support.
 
         Raises:
-            FltrainError: if it does not.
+            FltrainError: for such a device.
         """
 
     def images(self, round: Round) -> Augmented:
-        """Return the training images, augmented as the run has it."""
+        """Return the training images with the run's augmentation."""
         split, augmentation = self.clients.data.train, round.training.augmentation
         images = self._images
         if images is None or images.split is not split or images.augmentation != augmentation:
@@ -227,7 +227,7 @@ def local_step(
         gradient = gradient.clone()  # a pass in next_state would overwrite it
     hooks.post_step(weights)
     hooks.next_state(step.outputs, weights)
-    step.outputs.clear()  # they refer to the step, and this circle would keep its tensors alive
+    step.outputs.clear()  # they refer to the step, and this circle would keep its tensors in memory
     return loss, gradient
 
 
@@ -327,7 +327,7 @@ class FrozenModels:
         ]
 
     def holding(self, weights: Tensor, buffers: Tensor) -> FlatModel:
-        """Return a copy with these tensors, which must not change as long as they are used here."""
+        """Return a copy with these tensors, which must not change during their use."""
 
         def same(held: tuple[Tensor, Tensor] | None) -> bool:
             return held is not None and held[0] is weights and held[1] is buffers
@@ -361,12 +361,12 @@ def batch_orders(round: Round, client: int, epochs: int, samples: int, device: t
 
 
 class Sgd:
-    """SGD with momentum and weight decay on flat vectors, step for step as ``torch.optim.SGD``.
+    """SGD with momentum and weight decay on flat vectors, equal to ``torch.optim.SGD`` step by step.
 
     It moves the parameters of one phase of local training.
 
     Attributes:
-        part: these parameters.
+        part: parameters of the phase.
         rate: learning rate of the round; on CUDA a tensor of no dimension, so that captured steps read it.
         velocity: momentum of the current client.
     """
@@ -379,7 +379,7 @@ class Sgd:
         self.rate: float | Tensor = torch.zeros_like(model.weights[0]) if model.weights.is_cuda else 0.0
 
     def reset(self, round: Round) -> None:
-        """Take the learning rate of a round, and forget all steps."""
+        """Set the learning rate of a round, and forget all steps."""
         self.training = round.training
         rate = round.lr_factor * (round.training.lr if self.phase.lr is None else self.phase.lr)
         if isinstance(self.rate, Tensor):

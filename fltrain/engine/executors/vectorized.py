@@ -177,7 +177,7 @@ def _step_of_one(
 
 
 class _Stack:
-    """Tensors of clients as rows of stacked tensors; a tensor that they have in common is there once."""
+    """Tensors of clients as rows of stacked tensors; a common tensor is stored once."""
 
     def __init__(self, members: Sequence[_Client]) -> None:
         self.members = members
@@ -195,7 +195,7 @@ class _Stack:
             self.dims.append(None if common else 0)
 
     def rows(self, places: Sequence[int]) -> tuple[Moving, list[Tensor], list[int | None]]:
-        """Return the tensors of some clients, and the dimension of those that are only read."""
+        """Return the tensors of some clients, and the dimension of the read-only ones."""
         if len(places) == len(self.members):
             return self.moving, self.held, self.dims
         index = torch.tensor(places, device=self.moving["weights"].device)
