@@ -106,12 +106,16 @@ golden: env ## update the settings and numbers that tests compare with (refuses 
 	@$(BIN)/python tests/golden/identity.py
 	@$(BIN)/python tests/golden/golden.py
 
-lint: env ## check style, types and the workflow
+# Paths without hard-to-read wording.
+PROSE := fltrain workflow benchmarks Makefile Snakefile .ci config/scales config/register.yaml config/datasets.yaml
+
+lint: env ## check style, wording, types and the workflow
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/snakefmt --check Snakefile workflow/rules
 	@$(BIN)/lint-imports
+	@$(BIN)/python docs/prose.py $(PROSE)
 	@$(BIN)/snakemake --lint
 
 format: env ## rewrite the sources in the project's style

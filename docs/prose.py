@@ -29,11 +29,17 @@ CHECKED = ("*.py", "*.md", "*.smk", "*.yaml", "Makefile", "Snakefile", ".ci/run"
 
 
 def main() -> int:
-    """Print each hit as ``file:line: remedy`` and return the exit code."""
+    """Print each hit as ``file:line: remedy`` and return the exit code.
+
+    Arguments of the command are paths or folders to check (default: the whole repository).
+    """
     listed = subprocess.run(["git", "ls-files", *CHECKED], capture_output=True, text=True, check=True)
+    chosen = tuple(sys.argv[1:])
     hits = 0
     for name in listed.stdout.splitlines():
         path = Path(name)
+        if chosen and not any(path.is_relative_to(place) for place in chosen):
+            continue
         if not path.is_file() or path.is_symlink() or path == Path("docs/prose.py"):
             continue
         for number, line in enumerate(path.read_text().splitlines(), start=1):

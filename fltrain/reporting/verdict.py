@@ -74,7 +74,7 @@ class CellNumbers:
 
     Attributes:
         values: one per seed; a diverged seed counts as chance accuracy (rounds to a target: infinite).
-        group: equal for cells of one data set and measure, which share their spread.
+        group: equal for cells of one dataset and measure, which share their spread.
         floor: smallest believable standard deviation: one test image.
         over_seeds: summary of the seeds.
         runs: complete runs, of which ``diverged`` ended early.
@@ -115,7 +115,7 @@ class CellNumbers:
 
 @dataclass(frozen=True)
 class GainJudgement:
-    """Our gain beside the published one: ``interval`` of our gain, ``differences`` of ours minus theirs."""
+    """Our gain and the published one: ``interval`` of our gain, ``differences`` of ours minus theirs."""
 
     spread: Spread
     interval: Interval | None

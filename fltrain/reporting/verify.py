@@ -56,7 +56,7 @@ class Verification:
         self.config = config
         self.scale = scale
         self.problems = 0
-        self._counts = dict.fromkeys(("record", "partition", "data set", "table"), 0)
+        self._counts = dict.fromkeys(("record", "partition", "dataset", "table"), 0)
         self._data: dict[str, dict[str, Any]] = {}
         self._partitions: dict[str, str] = {}
         self._damaged: set[str] = set()
@@ -65,7 +65,7 @@ class Verification:
         """Check everything; what depends on other files comes after them."""
         root = self.results.root
         parts = (
-            self._each("data set", sorted(root.glob("data/*.safetensors")), self._check_data),
+            self._each("dataset", sorted(root.glob("data/*.safetensors")), self._check_data),
             self._each("partition", sorted(root.glob("partitions/*.safetensors")), self._check_partition),
             self._each("record", [one.folder for one in self.results.records()], self._check_record),
             self._tables(),
@@ -97,7 +97,7 @@ class Verification:
 
     # ------------------------------------------------------------------------------ data and partitions
     def _check_data(self, path: Path) -> Iterator[Finding]:
-        _, about = read_arrays(path, "prepared data set")
+        _, about = read_arrays(path, "prepared dataset")
         self._data[path.stem] = about
         sheet = path.with_suffix(".png")
         if not sheet.exists():

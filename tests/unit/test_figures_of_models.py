@@ -84,7 +84,7 @@ def test_a_run_that_is_missing_is_left_out(records: dict[str, Record], tmp_path:
 
 
 def test_more_layers_than_there_are(records: dict[str, Record], tmp_path: Path) -> None:
-    with pytest.raises(FltrainError, match=r"figure\.layers: 9 are asked for, plain has 4 that can be shown"):
+    with pytest.raises(FltrainError, match=r"figure\.layers: 9, but plain has only 4 layers"):
         drawn(records, {"kind": "preference", "columns": "case", "layers": 9, "images": 5}, tmp_path)
 
 

@@ -153,7 +153,7 @@ def verify(place: Place, *arguments: str) -> Any:
 def test_whole_results_are_consistent(whole: Place) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")}
     done = verify(whole)
-    counted = "3 records, 2 partitions, 1 data set, 2 tables: all consistent\n"
+    counted = "3 records, 2 partitions, 1 dataset, 2 tables: all consistent\n"
     assert (done.exit_code, done.stdout) == (0, counted)
     assert {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")} == before, "nothing is changed"
 
@@ -168,7 +168,7 @@ def test_records_alone_are_enough(place: Place) -> None:
     started = place.results.run("digits-fedavg-started")
     started.mkdir()
     (started / "train.log").write_text("killed")
-    assert verify(place).stdout == "3 records, 0 partitions, 0 data sets, 0 tables: all consistent\n"
+    assert verify(place).stdout == "3 records, 0 partitions, 0 datasets, 0 tables: all consistent\n"
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
     done = verify(place)
     assert done.exit_code == 2
     *lines, last = done.stdout.splitlines()
-    assert last == "3 records, 2 partitions, 1 data set, 2 tables: 5 problems"
+    assert last == "3 records, 2 partitions, 1 dataset, 2 tables: 5 problems"
     starts = (place.partitions[0], f"{one.run_id}: costs.json", f"{other.run_id}: metrics.jsonl")
     for start in (*starts, kept.folder / MODELS_FILE, place.table("kept")):
         assert sum(line.startswith(str(start)) for line in lines) == 1, start

@@ -1,6 +1,6 @@
 """Claims of a paper judged on our runs: supported, contradicted, or undecided. No torch.
 
-The rules of decision stand with the tests in ``fltrain.experiments.claims``.
+The rules of decision are documented with the tests in ``fltrain.experiments.claims``.
 """
 
 from __future__ import annotations
@@ -148,12 +148,12 @@ def judge(
     """Judge every claim of a paper at a scale.
 
     Args:
-        claims: how each is judged.
+        claims: the claims with their tests.
         statements: the claims as the paper states them.
         sheets: the paper's items at the scale.
         runs: returns the record of a run id, complete or not.
         published: returns the published values behind an item.
-        reduced: whether the scale is.
+        reduced: True for a reduced scale.
 
     Raises:
         FltrainError: if a claim is not among the statements, or its test does not fit the item.
@@ -266,7 +266,7 @@ def _within(sheet: Sheet, test: Quantity, finding: Finding) -> Finding:
 
 
 def _names_its_labels(test: Quantity, sheet: Sheet, axis: str | None) -> bool:
-    """Whether a claim is about labels of an axis, all of which the item has."""
+    """Return True if a claim names labels of an axis and the item has all of them."""
     if axis is None:
         return False
     choices: tuple[Mapping[str, OneOrSeveral], ...] = test.at, *test.sides
@@ -295,7 +295,7 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
 
 # ---------------------------------------------------------------- numbers
 def _absent(sheet: Sheet, test: Quantity) -> str:
-    """The first label or axis that the claim names and the item does not have at this scale."""
+    """Return the first label or axis of the claim that the item lacks at this scale."""
     for axis, labels in test.choices:
         if not set(labels) & set(sheet.axes.get(axis, ())):
             return f"{axis} {' or '.join(map(repr, labels))}"
@@ -303,7 +303,7 @@ def _absent(sheet: Sheet, test: Quantity) -> str:
 
 
 def _lines(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
-    """The numbers of a claim, one for each place and seed: values, or differences between two labels."""
+    """Return the numbers of a claim per place and seed: values, or differences between two labels."""
     frame = _numbers(sheet, test, runs, published)
     if test.over:
         frame = _differences(frame, test.over, test.relative)
@@ -319,7 +319,7 @@ def _lines(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd
 
 
 def _numbers(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
-    """The measure or curve of all runs of the item, or of some parts of their networks together."""
+    """Return the measure or curve of all runs of the item, or of some parts of their networks."""
     if test.measure is None:
         frame = values_of(sheet, runs, lambda record, _: _over_rounds(record, test))
     else:
@@ -336,7 +336,7 @@ def _numbers(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> 
 
 
 def _as_shown(sheet: Sheet, name: str) -> Measured:
-    """The measure as the item's table shows it, if it does."""
+    """Return the measure in the form of the item's table, if the table shows it."""
     if measure(name).over_seeds == "max":
         raise FltrainError(
             f"{name!r} is one number over all seeds, so that there is none of every run to test"
@@ -432,12 +432,12 @@ class Evidence:
 
     @property
     def empty(self) -> int:
-        """How many places have no number."""
+        """Number of places without a number."""
         return self.numbers.shape[1] - len(self.filled)
 
     @property
     def losses(self) -> list[str]:
-        """What became of runs, and how many places they left without a number, in words."""
+        """Lost runs and the number of places without a number, in words."""
         lost = [f"{number} {LOST[state]}" for state, number in self.lost.items() if number]
         return lost + ([f"{_counted(self.empty, 'place')} without a number"] if self.empty else [])
 

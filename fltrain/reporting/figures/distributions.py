@@ -1,4 +1,4 @@
-"""Figures of how numbers are distributed over layers, and selected steps over local training."""
+"""Histograms of numbers over layers, and figures of selected local steps."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fltrain.runs.record import Record, Results
 Map = NDArray[np.float64]
 
 PLACES = 20
-"""Most parts into which the local training of a round is divided."""
+"""Maximum number of parts of the local training of a round."""
 STEPS = {"other local steps": "#dfe3ea", "selected local steps": style.INDIGO}
 MOST_CLIENTS = 12
-"""Most clients below one another."""
+"""Maximum number of clients below one another."""
 
 
 # ---------------------------------------------------------------- histograms
 def spread(sheet: Sheet, figure: Histogram, runs: Runs) -> pd.DataFrame:
-    """The numbers that are shown: panel, seed, layer (or block) and value.
+    """Return the shown numbers: panel, seed, layer (or block) and value.
 
     Raises:
         FltrainError: if a record has none in that round, or not one per layer or block.
@@ -86,7 +86,7 @@ def draw_histogram(sheet: Sheet, figure: Histogram, results: Results) -> tuple[C
 
 # ---------------------------------------------------------------- selected steps
 def selections(record: Record) -> pd.DataFrame:
-    """Every local step of a run: round, client, step (from 0), whether it was selected, and steps in all.
+    """Return every local step of a run: round, client, step (from 0), selected or not, number of steps.
 
     Raises:
         FltrainError: if no steps were selected in the run.
@@ -105,7 +105,7 @@ def selections(record: Record) -> pd.DataFrame:
 
 
 def shares(steps: pd.DataFrame, places: int) -> Map:
-    """Share of the selected steps in each of ``places`` equal parts of a client's training, over clients.
+    """Return the share of the selected steps in each of ``places`` equal parts of clients' training.
 
     Clients with more steps count as much as others; of a step that lies in two parts, each gets its part.
     Returns ``[places, rounds]``; a round without any steps is not a number.
@@ -193,7 +193,7 @@ def _draw_apart(found: dict[str, pd.DataFrame]) -> Canvas:
 
 
 def _image(axes: Axes, shown: Map, extent: tuple[float, float, float, float], colours: Colormap) -> AxesImage:
-    """A map from 0 to 1 whose first row lies below; what is not a number stays grey."""
+    """A map from 0 to 1 whose first row lies below; values that are not numbers stay grey."""
     axes.set_facecolor("#d5dae1")
     axes.grid(visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))

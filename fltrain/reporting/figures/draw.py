@@ -1,8 +1,7 @@
 """Figures: curves over rounds, points and bars, and the images of each class at each client.
 
-All figures are written here. Histograms and selected steps are drawn in ``distributions``, what looks into
-trained models in ``preferences`` and ``inversions``. Runs that are missing are left out and named below the
-figure.
+This module writes all figures. Histograms and selected steps are drawn in ``distributions``, figures of
+trained models in ``preferences`` and ``inversion``. Missing runs are named below the figure.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from fltrain.runs.measures import measure
 from fltrain.runs.record import Results
 
 NAMED = 6
-"""Most cells that are named below a figure because their runs are missing; more are only counted."""
+"""Maximum number of missing runs whose cells are named below a figure; more are only counted."""
 
 THIN_LINES = "Thin lines: seeds that are left when another one has diverged."
 
@@ -69,7 +68,7 @@ def draw(sheet: Sheet, results: Results) -> tuple[Canvas, pd.DataFrame]:
 
 
 def _drawn(sheet: Sheet, figure: Figure, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    """What a figure shows, and its numbers, by its kind."""
+    """Return the canvas and the numbers of a figure, by its kind."""
     match figure:
         case Curves():
             return _draw_curves(sheet, figure, results)
@@ -114,9 +113,9 @@ def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
             canvas.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=metadata)
 
 
-# ---------------------------------------------------------------- what is said below
+# ---------------------------------------------------------------- notes
 def _notes(sheet: Sheet, results: Results) -> list[str]:
-    """What the lines and bands are, and which runs are missing or diverged."""
+    """Return notes on lines and bands, and on missing and diverged runs."""
     notes: list[str] = []
     if isinstance(sheet.figure, Bubbles):
         return notes

@@ -25,7 +25,7 @@ PICTURE, NUMBERS, LABEL = 19.0, 4.5, 36.0
 
 
 def attack(sheet: Sheet, figure: Inversion, results: Results, device: str = "auto") -> Recovered:
-    """Attack the run of a sheet; what comes out can be drawn and measured.
+    """Attack the run of a sheet; return the recovered images.
 
     Raises:
         NothingToShow: if the run diverged.
@@ -42,7 +42,7 @@ def attack(sheet: Sheet, figure: Inversion, results: Results, device: str = "aut
 
 
 def measurements(recovered: Recovered) -> pd.DataFrame:
-    """One row per recovered image: what it was recovered from, how near it came, and the loss.
+    """One row per recovered image: its target, its similarity, and the loss.
 
     ``psnr`` and ``ssim`` are those to the nearest private image; ``mean_image_psnr`` and ``mean_image_ssim``
     those of the mean image, which a successful attack has to beat by far. ``loss`` is the mean square between
@@ -74,7 +74,7 @@ def measurements(recovered: Recovered) -> pd.DataFrame:
 
 
 def draw(found: Recovered) -> Canvas:
-    """Draw private images, the mean images of their classes, and what an attack recovered, row by row."""
+    """Draw private images, the mean images of their classes, and recovered images, row by row."""
     from matplotlib.figure import Figure as Canvas
 
     from fltrain.reporting.figures.style import GREY, MILLIMETRE, SMALL

@@ -1,4 +1,4 @@
-"""Figures of what neurons speak for: their top classes at each client, and how layers differ in it (Fed2)."""
+"""Figures of class preferences: top classes of neurons at each client, and variance by layer (Fed2)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
     The numbers are those of every neuron: its top class, or -1 if it never speaks.
 
     Raises:
-        FltrainError: if a network has fewer layers than are to be shown.
+        FltrainError: if a network has fewer layers than ``figure.layers``.
     """
     runs = _runs(sheet, figure.columns, results)
     canvas, grid = style.canvas(len(runs), figure.layers, height=45)
@@ -72,8 +72,8 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
         hidden = [layer for layer in aligned if not layer.startswith("classifier")]
         if len(hidden) < figure.layers:
             raise FltrainError(
-                f"{sheet.id}: figure.layers: {figure.layers} are asked for, {label} has {len(hidden)} "
-                "that can be shown; use at most these"
+                f"{sheet.id}: figure.layers: {figure.layers}, but {label} has only {len(hidden)} "
+                "layers to show; use at most these"
             )
         for across, layer in zip(grid, hidden[-figure.layers :], strict=True):
             bars = torch.stack([top_classes(client[layer]) for client in clients]).numpy()

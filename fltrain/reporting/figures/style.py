@@ -1,7 +1,7 @@
-"""How figures look: one place for each method, sizes that can be read in print, what panels have in common.
+"""Style of figures: a fixed place for each method, sizes that can be read in print, common parts of panels.
 
 The rule for colours. A method has one place in all figures: a colour, a dash and a marker (``PLACES``), so
-that no two are told apart by colour alone. FedAvg is black and solid; local training alone is grey. A method
+that no two differ by colour alone. FedAvg is black and solid; local training alone is grey. A method
 with plug-ins takes the colour of the first and dash and marker of the last of them: FedProx with FLFA has
 FedProx's colour and FLFA's dashes. FedAvg adds nothing of its own: FedAvg with FLFA is FLFA. A line stands
 for what all its runs share: where ``+ ECGR`` is shown on four methods, it has ECGR's place, and the line
@@ -38,7 +38,7 @@ PANEL = 75.0
 SINGLE = 115.0
 """Width of a panel that is the only one."""
 SMALL = 7.5
-"""Font size of what is beside the point."""
+"""Font size of secondary text."""
 TIE = "\N{NO-BREAK SPACE}"
 GREY = "#5b6675"
 
@@ -131,7 +131,7 @@ def look_of(methods: Sequence[str]) -> Look:
 
 
 def looks(labels: Sequence[str], axis: str | None, cells: Iterable[Cell]) -> dict[str, Look]:
-    """The look of each label on an axis, by what its runs are; see the rule above.
+    """Return the look of each label on an axis, by the methods of its runs; see the rule above.
 
     Runs that are missing or diverged count as well, so that the others look the same without them; a label
     that no run is planned for has no look. Without an axis there is one label, which stands for all runs.
@@ -160,7 +160,7 @@ def _shared(compositions: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def scale(count: int) -> list[Look]:
-    """So many looks in order, from dark to light: for points of a scale, layers, blocks."""
+    """Return ``count`` looks in order, from dark to light: for points of a scale, layers, blocks."""
     shades = matplotlib.colormaps["viridis"]
     # The last sixth of the palette is too light on white.
     return [
@@ -170,7 +170,7 @@ def scale(count: int) -> list[Look]:
 
 
 def _variants(look: Look, count: int) -> Iterator[Look]:
-    """So many looks of one method: its own, then lighter ones with other markers and dashes."""
+    """Yield ``count`` looks of one method: its own, then lighter ones with other markers and dashes."""
     yield look
     first = MARKERS.index(look.marker)
     dashes = [dash for dash in (DASHED, DOTTED, DASH_DOTTED, SOLID) if dash != look.dash]

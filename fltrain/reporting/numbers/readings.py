@@ -1,4 +1,4 @@
-"""What figures read off the records of their runs: those that are there, and curves over rounds."""
+"""Data of figures from records: finished runs, and curves over rounds."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def first_of_each(sheet: Sheet, axis: str | None, runs: Runs) -> Iterator[tuple[
 
 
 class NothingToShow(Exception):
-    """All runs of a figure diverged before there was anything of what it shows."""
+    """All runs of a figure diverged before they had any of its numbers."""
 
 
 def diverged(record: Record) -> bool:
-    """Whether a run ended early, as its loss was not finite any more."""
+    """Return True if a run ended early because its loss was not finite."""
     return bool(record.summary["status"] == "diverged")
 
 
@@ -50,7 +50,7 @@ def curve(record: Record, name: str) -> pd.DataFrame:
     """Return ``kind.field`` of a record's rows over the rounds; rows without a value are left out.
 
     There is one column, or one per layer or block if the field holds several numbers. Where a round has
-    several such rows (tests on further data sets), the first counts, the run's own test.
+    several such rows (tests on further datasets), the first counts, the run's own test.
 
     Raises:
         FltrainError: if the record has no such rows.

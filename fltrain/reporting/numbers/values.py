@@ -1,7 +1,7 @@
 """The numbers behind tables and claims: a data frame with one line for each run and place of a sheet.
 
 Its columns are the sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done,
-diverged, stale or missing), ``value``, ``gain``, and ``names``, what the published table calls the place.
+diverged, stale or missing), ``value``, ``gain``, and ``names``, its names in the published table.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.
 
 
 def names_at(frame: pd.DataFrame) -> Callable[[pd.Series, Labels], Names | None]:
-    """How the published table calls the cell at a line's place but with the given labels: a look-up."""
+    """Return a look-up of the published names of the cell at a line's place but with the given labels."""
     where = places(frame)
     named: dict[tuple[str, ...], Names] = {}
     for place, names in zip(zip(*(frame[name] for name in where), strict=True), frame["names"], strict=True):
@@ -134,7 +134,7 @@ def _targets(
 ) -> dict[tuple[tuple[str, str], ...], float]:
     """Target accuracy by the labels of the cell that sets it (FedImpro, tables 2 and 9).
 
-    It is the best of the worst of its runs, but for those that diverged.
+    It is the lowest best accuracy of its runs, without diverged ones.
 
     At full scale it is the published one: that of the paper's text, else that of the file (metric
     ``target_acc``, printed for a row, not for a method).

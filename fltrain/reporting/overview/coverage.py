@@ -1,4 +1,4 @@
-"""What of the papers is declared: their tables and figures, the items here that stand for them, runs counted.
+"""Coverage of the papers: their tables and figures, our items for them, and the numbers of runs.
 
 The papers' side is data: ``config/reported/experiments.csv`` has a row for each table and figure (or panel)
 with the number of training runs behind it, ``config/reported/distinct_runs.csv`` the number of a paper's runs
@@ -24,8 +24,8 @@ class Experiment:
 
     Attributes:
         paper: the paper's name, for example ``flfa``.
-        item: what the paper calls it, for example ``figure 2a``.
-        shows: what it shows, in a few words.
+        item: its name in the paper, for example ``figure 2a``.
+        shows: its content, in a few words.
         stated_seeds: as the paper says it, for example ``5 (0;1;42;999;2025)`` or ``not stated``.
         runs: training runs behind it, seeds included; None if the text does not allow to count them.
     """
@@ -115,7 +115,7 @@ def totals(path: Path) -> dict[str, Total]:
 
 
 def coverage(paper: Paper, planned: Sequence[PlannedItem], published: Iterable[Experiment]) -> list[Covered]:
-    """Set the items of a paper beside its tables and figures.
+    """Match the items of a paper with its tables and figures.
 
     Args:
         paper: the paper.

@@ -1,4 +1,4 @@
-"""What a scale consists of, for the overview: plain data that a workflow can hand to a job. No pandas."""
+"""Content of a scale for the overview, as plain data for a job of the workflow. Does not import pandas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Texts = Annotated[tuple[str, ...], Strict(False)]
 
 
 class ListedItem(Settings):
-    """A table or figure: what it is called, whether the paper prints values to compare, its runs by id."""
+    """A table or figure: its name, True if the paper prints its values, and its runs by ID."""
 
     name: str
     title: str
@@ -38,7 +38,7 @@ class ListedPaper(Settings):
 class Listing(Settings):
     """All that a scale consists of, as plain data that a workflow can hand to a job.
 
-    ``restrictions`` say what was asked for of the scale, if that is not all.
+    ``restrictions`` list the requested parts of the scale, if not all of it.
     """
 
     scale: str

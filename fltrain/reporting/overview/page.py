@@ -1,6 +1,6 @@
 """The overview of a scale: papers, tables, figures, verdicts, claims, costs and runs, as HTML. No torch.
 
-What is planned is handed over as plain data; what was made of it is read from the results folder.
+The plan comes as plain data; results are read from the results folder.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class Counts:
-    """Verdicts on published values and gains, beside the numbers that chance alone would give."""
+    """Verdicts on published values and gains, and the numbers that chance alone would give."""
 
     verdicts: dict[str, int]
     expected: dict[str, float]
@@ -120,7 +120,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class ItemEntry:
-    """A table or figure with what was made of it.
+    """A table or figure with its files.
 
     Attributes:
         files: addresses by form.
@@ -144,7 +144,7 @@ class ItemEntry:
 
     @property
     def address(self) -> str:
-        """Where it is shown: a page of its own, or its place among the figures."""
+        """Address of its own page, or of its place among the figures."""
         return self.files.get("html") or (f"#{self.id}" if "png" in self.files else "")
 
 
@@ -162,7 +162,7 @@ class PaperEntry:
 
     @property
     def claim_verdicts(self) -> dict[str, int]:
-        """How often each verdict on a claim was given."""
+        """Number of claims by verdict."""
         return dict(Counter(claim["verdict"] for claim in self.claims))
 
 
@@ -270,7 +270,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
             files=files,
             picture=_picture(folder, files["png"]) if "png" in files else "",
             counts=Counts.of(found),
-            # Like verdicts, it would compare what is not comparable.
+            # Like verdicts, it would compare numbers that are not comparable.
             rank_correlation={} if reduced else found.get("rank_correlation") or {},
         )
 
@@ -287,7 +287,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
 
 
 def _picture(folder: Path, address: str) -> str:
-    """What an image element shows: the PNG file itself as an address, or where it is if it is large."""
+    """Return the source of an image element: the PNG file itself, or its address if it is large."""
     file = folder / address
     if file.stat().st_size > PICTURE_BYTES:
         return address
@@ -295,7 +295,7 @@ def _picture(folder: Path, address: str) -> str:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """What was judged of a paper; nothing where that has not been done."""
+    """Return the summary of a paper; empty if the file does not exist."""
     if not path.exists():
         return {"items": [], "claims": []}
     summary: dict[str, Any] = read_json(path)

@@ -404,7 +404,7 @@ class _Assembly:
         return cell, numbers
 
     def _resolution(self, group: pd.DataFrame, what: Measure) -> tuple[Hashable, float]:
-        """Return the data set of a cell's runs, and the smallest believable spread of the measure on it."""
+        """Return the dataset of a cell's runs, and the smallest believable spread of the measure on it."""
         part = group.iloc[0][what.dimension] if what.dimension and what.dimension in group else None
         for run in " ".join(group["run"]).split():
             record = self.runs(run)

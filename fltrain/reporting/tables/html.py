@@ -42,7 +42,7 @@ LINKED = (*RECORD_FILES, "train.log")
 
 @dataclass(frozen=True)
 class Code:
-    """Version of the code and numeric profile of a run: numbers may depend on them beside the spec."""
+    """Version of the code and numeric profile of a run: numbers may depend on them, too."""
 
     revision: str
     profile: str
@@ -139,7 +139,7 @@ class Measurement:
 
 
 def verdict_sentence(cell: TableCell) -> str:
-    """Return one sentence on our value beside the published one."""
+    """Return one sentence on our value and the published one."""
     ours = value_text(cell, as_interval=True)
     if cell.verdict in (None, "not run") or cell.published is None:
         start = f"Ours: {ours}" if ours else ""
@@ -165,7 +165,7 @@ def verdict_sentence(cell: TableCell) -> str:
 
 
 def gain_sentence(cell: TableCell) -> str:
-    """Return one sentence on our gain beside the published one."""
+    """Return one sentence on our gain and the published one."""
     if cell.gain is None:
         return ""
     digits = cell.decimals
