@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,13 +17,25 @@ from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
-from fltrain.methods.types import Local, Outputs, Phase, Place, Update
+from fltrain.methods.types import Local, Outputs, Phase, Place, Step, Update
 from fltrain.models.flat import FlatModel
 from fltrain.models.part import Part
 from fltrain.runtime.determinism import tf32_products
 
-if TYPE_CHECKING:
-    from fltrain.engine.executors.vectorized import FunctionalStep
+
+class ExecutorStep(Step, Protocol):
+    """A local step as an executor differentiates it.
+
+    Attributes:
+        hooks: hooks of the client's methods.
+        outputs: observed passes of the step, each with the (part of the) step that it ran on.
+    """
+
+    @property
+    def hooks(self) -> LocalHooks: ...
+
+    @property
+    def outputs(self) -> MutableSequence[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -208,12 +220,13 @@ def _never() -> None:
 
 
 def local_step(
-    step: InPlaceStep | FunctionalStep, weights: Tensor, optimiser: Sgd, velocity: Tensor
+    step: ExecutorStep, weights: Tensor, optimiser: Sgd, velocity: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Take a local step: move ``weights`` and ``velocity`` in place, renew the step state of the hooks.
 
     All executors run this function: ``sequential`` calls it, ``cuda_graph`` captures it, ``vectorized`` maps
-    it over clients. Only differentiation has two forms, see ``InPlaceStep`` and ``FunctionalStep``.
+    it over clients. Only differentiation has two forms, ``InPlaceStep`` and the functional step of
+    ``vectorized``.
 
     Returns:
         loss and gradient ``[P]`` of the step.
@@ -243,7 +256,7 @@ class InPlaceStep:
     """A local step on the loaded model; see ``fltrain.methods.types.Step``.
 
     ``backward`` adds to one flat gradient. For a single client on the CPU (batches of 32, CPU time) this
-    takes 0.78 of the time of ``FunctionalStep`` with LeNet-5, 0.97 with ECGR's CNN.
+    takes 0.78 of the time of the functional step with LeNet-5, 0.97 with ECGR's CNN.
     """
 
     model: FlatModel
