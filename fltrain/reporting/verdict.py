@@ -244,7 +244,8 @@ def _judge(cell: CellNumbers, spread: Spread) -> Judgement:
     if cell.over_seeds != "mean":
         return _judge_by_bootstrap(cell, judged)
     if not judged.mean_interval:
-        return replace(judged, verdict="inconclusive", reason=_too_few(statistic.n))
+        reason = "target not reached" if math.isinf(statistic.mean) else _too_few(statistic.n)
+        return replace(judged, verdict="inconclusive", reason=reason)
     return _judge_mean(cell, judged, statistic.n)
 
 

@@ -725,3 +725,9 @@ def test_anomalies_that_name_no_column(tmp_path: Path, printed: Path) -> None:
     path.write_text("paper,item,match,reason\ntoy,table,method,why\n")
     with pytest.raises(FltrainError, match="write column=text"):
         read(printed)
+
+
+def test_rounds_to_a_target_that_a_run_missed_are_inconclusive_for_that_reason() -> None:
+    never = CellNumbers((math.inf, 5.0, 6.0), runs=3, published=6.0, margin=1.2, points=False)
+    (judged,) = compare([never])
+    assert (judged.verdict, judged.reason) == ("inconclusive", "target not reached")
