@@ -22,9 +22,12 @@ else:
 
         def __init__(self, name: str) -> None:
             self._name = name
+            self._module: Any = None
 
         def __getattr__(self, attribute: str) -> Any:
-            return getattr(importlib.import_module(self._name), attribute)
+            if self._module is None:  # local steps come here: do not search for the module each time
+                self._module = importlib.import_module(self._name)
+            return getattr(self._module, attribute)
 
     torch = _LazyModule("torch")
     nn = _LazyModule("torch.nn")
