@@ -1,8 +1,8 @@
-"""Write the pages that are made from code and configuration: methods, which go together, items.
+"""Generate pages from code and configuration: index of methods, compatibility of methods, items.
 
-``python docs/generate.py`` writes them, ``--check`` only says whether they are up to date; with names of
-pages only these, as in ``python docs/generate.py --check items``. ``methods/compatibility`` takes a minute:
-every cell of the matrix is a federation, trained for two rounds and compared, bit for bit, with its base.
+``python docs/generate.py`` writes all pages, ``--check`` reports outdated ones. Name pages to restrict both:
+``python docs/generate.py --check items``. ``methods/compatibility`` takes a minute: every cell of the matrix
+is a federation, trained for two rounds and compared, bit for bit, with its base method.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ PLUGINS = [name for name, method in METHODS.items() if method.plugin]
 INDEX = """\
 # Methods
 
-Each is one file in `fltrain/methods` under the contract of `fltrain/methods/base.py`. A base method goes into
-`method:` of a run, plug-ins go into `plugins:`; see [which go together](compatibility.md).
+Each method is one file in `fltrain/methods` that follows the contract in `fltrain/methods/base.py`. Name a base
+method in `method:` of a run and plug-ins in `plugins:`. See also the [compatible combinations](compatibility.md).
 
-The cost of local training on a batch is relative to FedAvg's, counting forward and backward passes (measured:
-`benchmarks/README.md`). Traffic (down / up, beside weights and buffers) and state kept between rounds
-(client / server) are in vectors of the model's size. *No model*: the model itself is not sent; *no head*: all
-of it but the classifier is. Lines of code are those of the method's file, without comments and docstrings;
-their median is {median}.
+* **Step**: cost of local training on a batch in forward and backward passes, relative to FedAvg (measured:
+  `benchmarks/README.md`).
+* **Traffic** (down / up) and **state** (client / server) are in vectors of the model's size. Traffic excludes
+  weights and buffers. *No model*: the model is not sent. *No head*: the classifier is not sent.
+* **Lines of code** of the method's file exclude comments and docstrings. Their median is {median}.
 
 | name | kind | source | step | traffic | state | lines of code |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -60,49 +60,49 @@ their median is {median}.
 """
 
 COMPATIBILITY = """\
-# Which methods go together
+# Compatibility of methods
 
-Made by `docs/generate.py`: every cell is a federation that was trained for two rounds and compared with its
-base method. `works`: it trains, and differently from the base. `= base`: weights and buffers are those of the
-base method, bit for bit.
+`docs/generate.py` writes this page. For every cell it trains a federation for two rounds and compares it with
+the base method. `works`: the combination trains, with other weights than the base method. `= base`: weights
+and buffers equal the base method's, bit for bit.
 
 ## Plug-ins with their default settings
 
 {defaults}
 
-The order of the plug-ins does not matter: FLFA acts in the backward passes, FedImpro in the forward pass and
-the loss, ECGR on what goes up. In general, hooks run in the order base method, then plug-ins as written. Only
-`client_final` starts with the plug-ins, so that a base method sees the final upload
+The order of these plug-ins does not matter: FLFA acts in the backward passes, FedImpro in the forward pass and
+the loss, ECGR on the upload. In general, hooks run in this order: base method, then plug-ins as configured.
+Only `client_final` runs plug-ins first, so that the base method sees the final upload
 (see `fltrain/methods/base.py`).
 
-## When a plug-in changes nothing
+## Plug-ins without effect
 
 {reasons}
 
 {neutral}
 
-## What is refused
+## Refused combinations
 
 {refusals}
-* What the tables call `refused`:
+* combinations marked `refused` in the tables:
 {combinations}
 """
 
 
 ITEMS = """\
-# What is declared of each paper
+# Items of each paper
 
-Made by `docs/generate.py` from `config/`, at the papers' own protocol (`scale=paper`). How to run it, and
-where it departs from the texts: [reproduce.md](reproduce.md).
+`docs/generate.py` writes this page from `config/`, at the papers' own protocol (`scale=paper`).
+[reproduce.md](reproduce.md) tells you how to run the items and how they depart from the texts.
 
-In the tables of what was published, *runs* are those that the text lets count, with the paper's number of
-seeds (one where it states none); *here* are the distinct settings that our items train, times that number.
-What items share is trained once. In the tables of items, *runs* are those of `scale=paper`.
+Tables of published results: *runs* follow from the text, with the paper's number of seeds (one if it states
+none). *Ours* are the distinct settings of our items, times that number. Items share runs with equal settings.
+Tables of items: *runs* are those of `scale=paper`.
 
 {papers}
 ## Assumptions
 
-What the texts lost or leave open (`config/register.yaml`). Tables and figures print those that concern them.
+Values that the texts lost or leave open (`config/register.yaml`). Tables and figures print their assumptions.
 
 {register}
 """
@@ -154,7 +154,7 @@ def index() -> str:
 # ------------------------------------------------------------------------------------ compatibility
 @dataclass(frozen=True)
 class Column:
-    """Plug-ins with settings, and why they change nothing, if they do not."""
+    """Plug-ins with settings, and the reason if they have no effect."""
 
     title: str
     plugins: list[Any]
@@ -200,7 +200,7 @@ NEUTRAL = [
 WORKS, SAME = "works", "= base"
 PERSONAL = {name for name in BASES if Composition((METHODS[name](),)).personal}
 REFUSED: dict[str, None] = {}
-"""Why combinations of the tables are refused, in the order in which they were met."""
+"""Reasons for refused combinations of the tables, in order of occurrence."""
 
 
 def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -> Simulation:
@@ -243,7 +243,7 @@ def on_its_own(base: str, training: tuple[tuple[str, Any], ...]) -> Simulation:
 
 
 def models(simulation: Simulation) -> list[torch.Tensor]:
-    """All that is trained: the server's model, what clients keep of theirs and for the base method."""
+    """All trained tensors: the server's model, and client state of model and base method."""
     server = simulation.server
     base = simulation.spec.method.name
     own = [
@@ -278,7 +278,7 @@ def matrix(columns: list[Column]) -> str:
 
 
 def refusals() -> list[str]:
-    """What cannot be combined, with the message."""
+    """Refused combinations, with the error message."""
     attempts = {
         "a base method as a plug-in": ("fedavg", ["fedprox"]),
         "a plug-in as a base method": (PLUGINS[0], []),
@@ -296,7 +296,7 @@ def refusals() -> list[str]:
 
 
 def compatibility() -> str:
-    """The page that says which methods go together."""
+    """The page on combinations of methods."""
     reasons = "\n".join(f"* {column.title}: {column.why}." for column in NEUTRAL)
     parts = {"defaults": matrix(COLUMNS), "neutral": matrix(NEUTRAL), "refusals": "\n".join(refusals())}
     combinations = "\n".join(f"  * {why}" for why in REFUSED)
@@ -318,7 +318,7 @@ def bullets(lines: Iterable[str]) -> str:
 
 
 def published_row(one: Covered, untrained: Mapping[str, str]) -> list[object]:
-    """A table or figure of a paper, and what stands for it."""
+    """A table or figure of a paper, and our items for it."""
     published = "?" if one.experiment.runs is None else one.experiment.runs
     targets = ", ".join(f"`{item.target}`" for item in one.items)
     return [
@@ -332,11 +332,11 @@ def published_row(one: Covered, untrained: Mapping[str, str]) -> list[object]:
 
 
 def item_row(item: PlannedItem) -> list[object]:
-    """An item of ours."""
+    """One of our items."""
     return [
         f"`{item.target}`",
         item.item.title,
-        ", ".join(item.item.covers) or "our own",
+        ", ".join(item.item.covers) or "added by us",
         len(cells([item])),
         len({entry.spec.seed for entry in item.entries}),
         len(item.run_ids),
@@ -345,13 +345,13 @@ def item_row(item: PlannedItem) -> list[object]:
 
 
 def where(match: Mapping[str, Sequence[str]]) -> str:
-    """Which rows of a published table are meant, in brackets; nothing if all are."""
+    """The selected rows of a published table, in brackets; empty for all rows."""
     columns = [" or ".join(text or f"no {column}" for text in texts) for column, texts in match.items()]
     return f" ({', '.join(columns)})" if columns else ""
 
 
 def paper_section(paper: Paper, planned: list[PlannedItem]) -> str:
-    """What is declared of one paper."""
+    """The section of one paper."""
     parts = [f"## {paper.title}", f"{paper.citation}. `--config scale=paper papers={paper.paper}`"]
     runs = {run for item in planned for run in item.run_ids}
     total = totals(CONFIG / "reported" / "distinct_runs.csv").get(paper.paper)
@@ -359,28 +359,28 @@ def paper_section(paper: Paper, planned: list[PlannedItem]) -> str:
     if total:
         explained = f" {total.explained}" if total.explained else ""
         count += (
-            f" With the paper's own numbers of seeds its text lets count {total.published:,}, "
-            f"and {total.declared:,} are declared for them.{explained}"
+            f" With the paper's own numbers of seeds, its text implies {total.published:,} runs, "
+            f"and our items declare {total.declared:,} of them.{explained}"
         )
     parts.append(count)
     if paper.assumptions:
-        parts.append(f"Assumptions behind all items: {', '.join(paper.assumptions)}.")
+        parts.append(f"Assumptions of all items: {', '.join(paper.assumptions)}.")
     published = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     if published:
-        heads = ["in the paper", "what it shows", "seeds", "runs", "here", "item"]
+        heads = ["in the paper", "content", "seeds", "runs", "ours", "item"]
         parts.append(table(heads, (published_row(one, paper.untrained) for one in published)))
-    heads = ["item", "title", "stands for", "cells", "seeds", "runs", "own assumptions"]
+    heads = ["item", "title", "reproduces", "cells", "seeds", "runs", "own assumptions"]
     parts.append(table(heads, map(item_row, planned)))
     explained = [f"`{item.target}`: {item.item.counted}" for item in planned if item.item.counted]
     if explained:
-        parts += ["Where the numbers of runs differ:", bullets(explained)]
+        parts += ["Differences in the numbers of runs:", bullets(explained)]
     doubtful = [
         f"{anomaly.file.removesuffix('.csv').partition('_')[2]}{where(anomaly.match)}: {anomaly.reason}"
         for anomaly in read_anomalies(CONFIG / "reported" / "anomalies.csv")
         if anomaly.file.startswith(f"{paper.paper}_")
     ]
     if doubtful:
-        parts += ["Published values that tables mark as doubtful:", bullets(doubtful)]
+        parts += ["Published values marked as doubtful:", bullets(doubtful)]
     kinds = Counter(claim.test.kind for claim in paper.claims)
     if kinds:
         listed = ", ".join(f"{number} {kind.replace('_', ' ')}" for kind, number in sorted(kinds.items()))
@@ -409,13 +409,13 @@ WRITTEN = {
     "methods/compatibility": compatibility,
     "items": items,
 }
-"""What makes each page."""
+"""Page -> function that returns its text."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pages", nargs="*", help=f"all if none are named: {', '.join(WRITTEN)}")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    parser.add_argument("pages", nargs="*", help=f"pages (default: all): {', '.join(WRITTEN)}")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is outdated")
     options = parser.parse_args()
     for name in options.pages:
         if name not in WRITTEN:
@@ -428,9 +428,9 @@ def main() -> int:
             stale.append(name)
             if not options.check:
                 page.write_text(text, encoding="utf-8")
-    said = "out of date; run python docs/generate.py {}" if options.check else "written"
+    result = "outdated; run python docs/generate.py {}" if options.check else "written"
     for name in stale:
-        print(f"{name}.md: {said.format(name)}")
+        print(f"{name}.md: {result.format(name)}")
     return int(options.check and bool(stale))
 
 

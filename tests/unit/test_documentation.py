@@ -31,11 +31,11 @@ from .helpers import federation, tiny
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
 SECTIONS = [
-    "What it optimises",
+    "Objective",
     "Settings",
     "Variants",
-    "What is tested",
-    "Where well-known frameworks deviate",
+    "Tests",
+    "Deviations of frameworks",
     "Cost and traffic",
 ]
 
