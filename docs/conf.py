@@ -1,4 +1,4 @@
-"""How Sphinx makes a site of the Markdown files that are read on GitHub (``make docs``).
+"""Sphinx configuration: a site from the Markdown files that are read on GitHub (``make docs``).
 
 The repository's root is the source folder, so that a relative link means the same file here and there; what
 is linked but is no page is offered for download. README.md is the home page. Nothing is fetched from other
@@ -71,7 +71,7 @@ myst_enable_extensions = ["dollarmath"]
 myst_dmath_double_inline = True
 myst_disable_syntax = ["myst_block_break", "myst_line_comment", "myst_target"]
 
-# What docstrings set apart by "::" is no Python.
+# Literal blocks ("::") in docstrings are not Python.
 highlight_language = "none"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -106,7 +106,7 @@ def as_mathml(translator: HTML5Translator, node: nodes.math | nodes.math_block) 
     formula = convert(text.replace(r"\arg", r"\operatorname{arg}"), display="inline" if inline else "block")
     if unknown := re.findall(r"\\\w+", formula):
         LOG.warning("not understood: %s in %r", ", ".join(unknown), text, location=node)
-    # As in LaTeX, only bars after \left or \right grow with what is between them.
+    # As in LaTeX, only bars after \left or \right grow with their content.
     formula = re.sub(r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false">\1</mo>', formula)
     translator.body.append(formula if inline else f'<div class="math">{formula}</div>')
     raise nodes.SkipNode

@@ -36,7 +36,7 @@ SECONDS = 60
 PAPER, TABLE, FIGURE, ABLATION = "flfa", "flfa/table1", "flfa/figure2", "flfa/table4"
 COLUMNS = ("Dataset", "Source", "Models", "final_accuracy", "method", "plugins", "seed")
 CELLS, CELL_COLUMNS = "cells", ("Dataset", "Source", "Models", "mean", "gain", "item", "verdict")
-# So that pages show what they are about, and no assistant beside it.
+# Hide the assistant, so that pictures show the page only.
 PREFERENCES = {
     "mlflow.workflowType_v1": '"machine_learning"',
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
@@ -104,7 +104,7 @@ class Tour:
         return f"experiments/{self.experiment}/runs?searchFilter={quote(condition)}"
 
     def expect_count(self, condition: str) -> None:
-        """The interface must list as many runs as the store has."""
+        """The interface must list all runs of the store."""
         count = len(self.runs(condition))
         expect(self.page.get_by_text(f"{count} matching runs")).to_be_visible()
         expect(self.page.get_by_role("link", name="digits-").first).to_be_visible()
@@ -152,7 +152,7 @@ class Tour:
         self.page.keyboard.press("Escape")
         self.page.get_by_placeholder("Search metric charts").fill("test_accuracy")
         expect(self.page.locator(".scatterlayer .trace").first).to_be_visible()
-        # The button that enlarges the one chart is beside its menu.
+        # The button that enlarges the one chart is next to its menu.
         menu = self.page.get_by_test_id("experiment-view-compare-runs-card-menu")
         expect(menu).to_have_count(1)  # the search has ended
         menu.locator("xpath=preceding::button[1]").click()
