@@ -45,8 +45,9 @@ PLUGINS = [name for name, method in METHODS.items() if method.plugin]
 INDEX = """\
 # Methods
 
-Each method is one file in `fltrain/methods` that follows the contract in `fltrain/methods/base.py`. Name a base
-method in `method:` of a run and plug-ins in `plugins:`. See also the [compatible combinations](compatibility.md).
+Each method is one file in `fltrain/methods` that follows the contract in `fltrain/methods/base.py`. Name a
+base method in `method:` of a run and plug-ins in `plugins:`. See also
+the [compatible combinations](compatibility.md).
 
 * **Step**: cost of local training on a batch in forward and backward passes, relative to FedAvg (measured:
   `benchmarks/README.md`).
@@ -70,9 +71,9 @@ and buffers equal the base method's, bit for bit.
 
 {defaults}
 
-The order of these plug-ins does not matter: FLFA acts in the backward passes, FedImpro in the forward pass and
-the loss, ECGR on the upload. In general, hooks run in this order: base method, then plug-ins as configured.
-Only `client_final` runs plug-ins first, so that the base method sees the final upload
+The order of these plug-ins does not matter: FLFA acts in the backward passes, FedImpro in the forward pass
+and the loss, ECGR on the upload. In general, hooks run in this order: base method, then plug-ins as
+configured. Only `client_final` runs plug-ins first, so that the base method sees the final upload
 (see `fltrain/methods/base.py`).
 
 ## Plug-ins without effect
