@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -36,7 +37,7 @@ from fltrain.reporting.figures.inversion import attack, draw, measurements
 from fltrain.runs.record import Record, Results
 
 from .conftest import Register
-from .helpers import CPU, tiny, trained, write_npz
+from .helpers import CPU, seal, tiny, trained, write_npz
 
 PIXELS = {"kind": "pixels", "steps": 200}
 PRIOR = {"kind": "prior", "steps": 150, "lr": 0.01, "ema": 0.9, "channels": 8}
@@ -586,7 +587,9 @@ def test_a_run_that_keeps_no_model_cannot_be_attacked(results: Results, tmp_path
 
 def test_a_figure_of_a_run_that_diverged_is_empty(record: Record, tmp_path: Path) -> None:
     folder = Results(tmp_path).run(record.run_id)
+    shutil.copytree(record.folder, folder)
     write_json(folder / "summary.json", {**record.summary, "status": "diverged"})
+    seal(folder)
     drawn = sheet(record).model_copy(update={"figure": layout()})
     canvas, numbers = figures.draw(drawn, Results(tmp_path))
     assert [text.get_text() for panel in canvas.axes for text in panel.texts] == ["no run"]
