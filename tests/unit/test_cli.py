@@ -633,6 +633,5 @@ def test_track_exports_what_is_trained_once(config: Path) -> None:
 def test_schema_writes_a_schema_per_kind_of_file(tmp_path: Path) -> None:
     invoke("schema", "--config", "somewhere")
     files = sorted((tmp_path / "somewhere" / "schemas").iterdir())
-    assert [path.stem for path in files] == sorted(SCHEMAS)
-    for path in files:
-        assert read_json(path)["title"] == SCHEMAS[path.stem].__name__
+    titles = {name: kind.__name__ for name, kind in SCHEMAS.items()} | {"verdicts": "TableCell"}
+    assert {path.stem: read_json(path)["title"] for path in files} == titles

@@ -110,7 +110,7 @@ def test_who_waits_says_so_once_for_a_while(
     monkeypatch.setattr(Slots, "take", patient)
     assert slots.wait().device == 0
     (record,) = caplog.records
-    told = ("2 here", "2 processes each", str(tmp_path / "locks"))
+    told = ("2 GPUs", "2 processes each", str(tmp_path / "locks"))
     assert [word for word in told if word not in record.getMessage()] == []
 
 

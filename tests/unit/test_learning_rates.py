@@ -107,8 +107,8 @@ class Telling(SequentialExecutor):
 
     def _step(self, images: Any, chosen: Any, how: Any, hooks: Any, optimiser: Any) -> Any:
         (local, *_) = hooks.locals_.values()
-        assert optimiser.lr == local.lr
-        self.told.append((self.number, optimiser.lr))
+        assert optimiser.rate == local.lr
+        self.told.append((self.number, optimiser.rate))
         return super()._step(images, chosen, how, hooks, optimiser)
 
 

@@ -167,9 +167,9 @@ class Watching(SequentialExecutor):
         super().__init__(*args)
         self.seeds: dict[tuple[int, int], int] = {}
 
-    def _train(self, round: Any, images: Any, client: int, states: Any) -> Trained:
+    def _train(self, round: Any, client: int, kept: Any) -> Trained:
         self.seeds[round.number, client] = torch.initial_seed()
-        return super()._train(round, images, client, states)
+        return super()._train(round, client, kept)
 
 
 def dropout_run(

@@ -106,6 +106,7 @@ OUTPUTS = [
     "tracked.json",
     "index.html",
     "runs.html",
+    "verdicts.csv",
     *(f"toy/{name}" for name in ("claims.csv", "claims.md", "summary.json")),
     *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html", "published.html")),
     *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in ("csv", "pdf", "svg", "png")),
