@@ -171,7 +171,7 @@ def test_shares_by_hand() -> None:
     ids=str,
 )
 def test_shares_of_each_cloud_model_sum_to_one(method: FedAmp) -> None:
-    """Rows sum to one, nothing is negative, and own shares are what they should be."""
+    """Rows sum to one, nothing is negative, and the diagonal has the set self-weight."""
     for clients in (1, 2, 5):
         shares = method.shares(list(drawn(clients)))
         torch.testing.assert_close(shares.sum(1), torch.ones(clients).double(), rtol=0, atol=1e-12)
@@ -265,7 +265,7 @@ def test_the_pull_never_does_more_than_undo_a_step() -> None:
 @pytest.mark.parametrize("fraction", [1.0, 0.34])
 @pytest.mark.parametrize("method", [FedAmp(), FedAmp(variant="kernel", alpha=0.2)], ids=str)
 def test_clients_are_tested_with_their_own_weights(method: FedAmp, fraction: float) -> None:
-    """All clients are tested with what they last trained; the initial weights if they never did."""
+    """Clients are tested with their last trained weights, or with the initial weights."""
     federation = simulation(method, executor=Tracing, fraction=fraction, epochs=3)
     own = [federation.server.weights] * 6
     for number in range(2):

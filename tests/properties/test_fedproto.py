@@ -100,7 +100,7 @@ def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tens
 
 
 def assert_same_clients(first: Simulation, second: Simulation) -> None:
-    """What clients have is the same bit for bit, and so is the record."""
+    """Client states and records are equal bit for bit."""
     assert first.clients.keys() == second.clients.keys()
     for client, kept in first.clients.items():
         for part, tensor in kept[OWN].items():

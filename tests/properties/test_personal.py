@@ -149,7 +149,7 @@ def test_private_parameters_stay_with_their_client(part: Part) -> None:
     assert federation.bytes_up == federation.bytes_down == 4 * 2 * sent
 
 
-# ------------------------------------------------------------------------------------ statistics of one's own
+# ------------------------------------------------------------------------ local BatchNorm statistics
 
 
 def test_local_statistics_stay_with_their_client() -> None:

@@ -244,7 +244,7 @@ def test_frozen_models_say_what_their_weights_say_and_never_change(model: Model)
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_frozen_models_are_told_apart(count: int) -> None:
-    """Whatever is asked for, in whatever order and however often, the answer is that of these weights."""
+    """Frozen passes depend on the given weights only, not on order or number of calls."""
     federation = federation_of(model=LeNet5())
     step = step_of(federation, twins=FrozenModels, frozen=count)
     others = [elsewhere(federation, seed) for seed in range(3)]

@@ -128,7 +128,7 @@ def test_the_code_that_decides_numbers_is_covered() -> None:
         "data.readers.digits",
     }
     assert not {name for name in names if name.startswith(("runs.", "reporting.", "core.errors"))}
-    assert not {"data.download", "data.fetch", "data.unpack"} & {*names}, "checksums cover what they make"
+    assert not {"data.download", "data.fetch", "data.unpack"} & {*names}, "checksums cover their files"
 
 
 @pytest.mark.parametrize("name", METHODS)
