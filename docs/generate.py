@@ -1,8 +1,8 @@
-"""Generate pages from code and configuration: index of methods, compatibility of methods, items.
+"""Generate pages from code and configuration: index and compatibility of methods, configuration, papers.
 
 ``python docs/generate.py`` writes all pages, ``--check`` reports outdated ones. Name pages to restrict both:
-``python docs/generate.py --check items``. ``methods/compatibility`` takes a minute: every cell of the matrix
-is a federation, trained for two rounds and compared, bit for bit, with its base method.
+``python docs/generate.py --check papers/flfa``. ``methods/compatibility`` takes a minute: every cell of the
+matrix is a federation, trained for two rounds and compared, bit for bit, with its base method.
 """
 
 from __future__ import annotations
@@ -10,28 +10,32 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import inspect
 import itertools
+import json
+import re
 import statistics
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fltrain.core.config import Settings, nested
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import OWN
 from fltrain.engine.simulation import Simulation
 from fltrain.experiments.plan import PlannedItem, plan
 from fltrain.experiments.published import read_anomalies
-from fltrain.experiments.schema import Paper, Register, read_yaml
+from fltrain.experiments.schema import Paper, Register, Scale, read_yaml
 from fltrain.methods import METHODS
+from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.reporting.overview.coverage import Covered, cells, coverage, experiments, totals
 from fltrain.runs.spec import RunSpec
@@ -90,22 +94,37 @@ configured. Only `client_final` runs plug-ins first, so that the base method see
 """
 
 
-ITEMS = """\
-# Items of each paper
+MARK = "<!-- docs/generate.py writes the rest of this page from config/. -->"
+"""The pages of papers are written by hand above this line."""
 
-`docs/generate.py` writes this page from `config/`, at the papers' own protocol (`scale=paper`).
-[reproduce.md](reproduce.md) tells you how to run the items and how they depart from the texts.
+PAPER = """\
+{written}{mark}
 
-Tables of published results: *runs* follow from the text, with the paper's number of seeds (one if it states
-none). *Ours* are the distinct settings of our items, times that number. Items share runs with equal settings.
-Tables of items: *runs* are those of `scale=paper`.
+## Tables and figures
 
-{papers}
+*Runs* follow from the text, with the paper's number of seeds (one if it states none). *Ours* are the distinct
+settings of our items, times that number. {count}
+
+{coverage}
+
+## Items
+
+*Runs* are those of `scale=paper`. Items share runs with equal settings.
+
+{items}
+
 ## Assumptions
 
-Values that the texts lost or leave open (`config/register.yaml`). Tables and figures print their assumptions.
+The text lost these values or leaves them open (`config/register.yaml`). Tables and figures print their
+assumptions.
 
-{register}
+{assumptions}
+
+## Doubtful cells
+
+Tables mark these published values (`config/reported/anomalies.csv`).
+
+{doubtful}
 """
 
 
@@ -324,12 +343,15 @@ def published_row(one: Covered, untrained: Mapping[str, str]) -> list[object]:
     targets = ", ".join(f"`{item.target}`" for item in one.items)
     return [
         one.experiment.item,
+        targets or f"not trained: {untrained.get(one.experiment.item, 'not declared')}",
         one.experiment.shows,
         one.experiment.stated_seeds,
         published,
         one.runs if one.items else "",
-        targets or f"not trained: {untrained.get(one.experiment.item, 'not declared')}",
     ]
+
+
+ITEM_HEADS = ["item", "title", "reproduces", "cells", "seeds", "runs", "own assumptions"]
 
 
 def item_row(item: PlannedItem) -> list[object]:
@@ -351,64 +373,185 @@ def where(match: Mapping[str, Sequence[str]]) -> str:
     return f" ({', '.join(columns)})" if columns else ""
 
 
-def paper_section(paper: Paper, planned: list[PlannedItem]) -> str:
-    """The section of one paper."""
-    parts = [f"## {paper.title}", f"{paper.citation}. `--config scale=paper papers={paper.paper}`"]
+def paper_page(name: str) -> str:
+    """The page of a paper: the part that is written by hand, then coverage, items and assumptions."""
+    planned = [item for item in plan(CONFIG, "paper").items if item.paper.paper == name]
+    paper = planned[0].paper
     runs = {run for item in planned for run in item.run_ids}
-    total = totals(CONFIG / "reported" / "distinct_runs.csv").get(paper.paper)
-    count = f"Distinct runs at `scale=paper`: {len(runs):,}."
+    total = totals(CONFIG / "reported" / "distinct_runs.csv").get(name)
+    count = f"At `scale=paper`, the items have {len(runs):,} distinct runs."
     if total:
-        explained = f" {total.explained}" if total.explained else ""
         count += (
-            f" With the paper's own numbers of seeds, its text implies {total.published:,} runs, "
-            f"and our items declare {total.declared:,} of them.{explained}"
-        )
-    parts.append(count)
-    if paper.assumptions:
-        parts.append(f"Assumptions of all items: {', '.join(paper.assumptions)}.")
-    published = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
-    if published:
-        heads = ["in the paper", "content", "seeds", "runs", "ours", "item"]
-        parts.append(table(heads, (published_row(one, paper.untrained) for one in published)))
-    heads = ["item", "title", "reproduces", "cells", "seeds", "runs", "own assumptions"]
-    parts.append(table(heads, map(item_row, planned)))
+            f" With the paper's own numbers of seeds, its text implies {total.published:,} runs; our items "
+            f"declare {total.declared:,} of them. {total.explained}"
+        ).rstrip()
+    covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
+    heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]
     explained = [f"`{item.target}`: {item.item.counted}" for item in planned if item.item.counted]
-    if explained:
-        parts += ["Differences in the numbers of runs:", bullets(explained)]
+    register = read_yaml(CONFIG / "register.yaml", Register, "register").entries
+    used = dict.fromkeys([*paper.assumptions, *(one for item in planned for one in item.item.assumptions)])
     doubtful = [
         f"{anomaly.file.removesuffix('.csv').partition('_')[2]}{where(anomaly.match)}: {anomaly.reason}"
         for anomaly in read_anomalies(CONFIG / "reported" / "anomalies.csv")
-        if anomaly.file.startswith(f"{paper.paper}_")
+        if anomaly.file.startswith(f"{name}_")
     ]
-    if doubtful:
-        parts += ["Published values marked as doubtful:", bullets(doubtful)]
-    kinds = Counter(claim.test.kind for claim in paper.claims)
-    if kinds:
-        listed = ", ".join(f"{number} {kind.replace('_', ' ')}" for kind, number in sorted(kinds.items()))
-        parts.append(f"Claims of the text: {kinds.total()}; by the kind of their test: {listed}.")
-    return "\n\n".join(parts) + "\n"
+    return PAPER.format(
+        written=(PAGES / "papers" / f"{name}.md").read_text(encoding="utf-8").partition(MARK)[0],
+        mark=MARK,
+        count=count,
+        coverage=table(heads, (published_row(one, paper.untrained) for one in covered)),
+        items="\n\n".join(filter(None, [table(ITEM_HEADS, map(item_row, planned)), bullets(explained)])),
+        assumptions=table(
+            ["", "question", "assumed", "also possible"],
+            (
+                [key, one.question, one.assumed, one.alternatives]
+                for key, one in register.items()
+                if key in used
+            ),
+        ),
+        doubtful=bullets(doubtful),
+    )
 
 
-def items() -> str:
-    """The page of all papers, items, numbers of runs and assumptions."""
-    planned = plan(CONFIG, "paper").items
-    papers = {item.paper.paper: item.paper for item in planned}
-    sections = [
-        paper_section(paper, [item for item in planned if item.paper.paper == name])
-        for name, paper in papers.items()
-    ]
-    register = read_yaml(CONFIG / "register.yaml", Register, "register")
+# ------------------------------------------------------------------------------------ configuration
+CONFIGURED = {"Run": RunSpec, "Paper": Paper, "Scale": Scale, "Register of assumptions": Register}
+KINDS: dict[str, type[Settings]] = {}
+"""Class name -> class of all mappings."""
+CONFIGURATION = """\
+# Configuration
+
+`docs/generate.py` writes this page from the classes that read the files. An unknown key, a wrong type or a
+value out of range is refused with the path of the key. Editors check the files with the JSON schemas in
+`config/schemas`.
+
+* A [run](#runspec) is a file for `fltrain train`, for example `config/examples/scaffold-flfa.yaml`.
+* A [paper](#paper-1) in `config/papers` declares tables, figures and claims as grids of runs.
+* A [scale](#scale-1) in `config/scales` selects items and changes their settings.
+* The [register](#register-of-assumptions) in `config/register.yaml` lists the settings that the papers
+  lack.
+* The [workflow](#workflow) reads `config/config.yaml`.
+
+[Methods](methods/README.md) have pages of their own with their settings.
+
+{parts}
+
+## Workflow
+
+`config/config.yaml`; each key can be set on the command line with `--config KEY=VALUE`.
+
+```yaml
+{workflow}
+```
+"""
+
+
+def title_of(kind: type[Settings]) -> str:
+    """Name of a mapping: a component's own, as users write it, else the class's."""
+    name = kind.model_fields.get("name")
+    return str(name.default) if name and isinstance(name.default, str) else kind.__name__
+
+
+def link(name: str) -> str:
+    """A link to the section of a mapping, or to the page of a method."""
+    kind = KINDS[name]
+    if issubclass(kind, Method):
+        return f"[{title_of(kind)}](methods/{title_of(kind)}.md)"
+    return f"[{title_of(kind)}](#{title_of(kind).lower()})"
+
+
+def allowed(schema: Mapping[str, Any]) -> str:
+    """The values that a key takes, in words, from its JSON schema."""
+    if "$ref" in schema:
+        return link(schema["$ref"].rpartition("/")[2])
+    if "discriminator" in schema:
+        return ", ".join(allowed(option) for option in schema["oneOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        components = [option for option in options if "discriminator" in option]
+        return " or ".join(dict.fromkeys(allowed(option) for option in components or options))
+    kind = schema.get("type", "any value")
+    if kind == "array":
+        return f"list of {allowed(schema['items'])}" if "items" in schema else "list"
+    limits = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    bounds = [f"{word} {schema[key]:g}" for key, word in limits.items() if key in schema]
+    words = {"object": "mapping", "string": "text", "boolean": "`true`, `false`", "null": "`null`"}
+    return ", ".join([words.get(kind, kind), *bounds])
+
+
+def described(kind: type[Settings]) -> tuple[str, dict[str, str]]:
+    """The text of a class's docstring, and of its attributes, inherited ones included."""
+    text, meanings = "", {}
+    for parent in reversed([one for one in kind.__mro__ if issubclass(one, Settings)]):
+        told = inspect.cleandoc(parent.__dict__.get("__doc__") or "").replace("``", "`")
+        text, _, attributes = told.partition("\nAttributes:\n")
+        entries = re.split(r"(?m)^    (\w+): ", attributes)[1:]
+        meanings |= {key: " ".join(one.split()) for key, one in zip(entries[::2], entries[1::2], strict=True)}
+    return text.strip(), meanings
+
+
+def default_of(schema: Mapping[str, Any]) -> str:
+    """The default of a key; that of a mapping follows from its own section."""
+    value = schema.get("default")
+    return "see there" if isinstance(value, dict) and value else f"`{json.dumps(value)}`"
+
+
+def section(kind: type[Settings], schema: Mapping[str, Any]) -> str:
+    """The section of one mapping: its description, then its keys."""
+    text, meanings = described(kind)
+    required = schema.get("required", [])
     rows = [
-        [name, entry.question, entry.assumed, entry.alternatives] for name, entry in register.entries.items()
+        [
+            f"`{key}`",
+            allowed(one),
+            "required" if key in required else default_of(one),
+            meanings.get(key, ""),
+        ]
+        for key, one in schema.get("properties", {}).items()
+        if "const" not in one
     ]
-    heads = ["", "question", "assumed", "also possible"]
-    return ITEMS.format(papers="\n".join(sections), register=table(heads, rows))
+    listed = table(["key", "value", "default", "meaning"], rows) if rows else "No further keys."
+    return f"### {title_of(kind)}\n\n{text}\n\n{listed}"
+
+
+def settings_of(kind: type[Settings]) -> dict[str, type[Settings]]:
+    """The mapping itself and all mappings in it, by class name."""
+    found = {kind.__name__: kind}
+    for setting in kind.model_fields.values():
+        for inner in nested(setting.annotation):
+            if inner.__name__ not in found:
+                found |= settings_of(inner)
+    return found
+
+
+def configuration() -> str:
+    """The page on every key of the configuration files."""
+    parts: list[str | tuple[type[Settings], Mapping[str, Any]]] = []
+    for title, kind in CONFIGURED.items():
+        schema = kind.model_json_schema()
+        parts.append(f"## {title}")
+        for name, inner in settings_of(kind).items():
+            if name not in KINDS and not issubclass(inner, Method):
+                parts.append((inner, schema if inner is kind else schema["$defs"][name]))
+            KINDS[name] = inner
+    sections = [one if isinstance(one, str) else section(*one) for one in parts]
+    workflow = (CONFIG / "config.yaml").read_text(encoding="utf-8")
+    return CONFIGURATION.format(parts="\n\n".join(sections), workflow=workflow.strip())
 
 
 WRITTEN = {
     "methods/README": index,
     "methods/compatibility": compatibility,
-    "items": items,
+    "configuration": configuration,
+    **{
+        f"papers/{page.stem}": partial(paper_page, page.stem)
+        for page in sorted((PAGES / "papers").glob("*.md"))
+    },
 }
 """Page -> function that returns its text."""
 

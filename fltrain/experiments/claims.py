@@ -236,10 +236,14 @@ def quantities(test: Test) -> Iterator[Quantity]:
 
 
 class Claim(Settings):
-    """A row of the file of claims, by its columns ``where`` and ``claim``, and its test.
+    """A row of the file of claims, and its test.
 
-    ``decided`` is the day on which the test was last changed, if that was after the rule for verdicts. If the
-    runs had been seen by that day, the verdict is exploratory.
+    Attributes:
+        where: column ``where`` of the row: the place in the paper.
+        claim: column ``claim`` of the row: the text.
+        test: how our runs judge it.
+        decided: day on which the test was last changed, if that was after the rule for verdicts. If the runs
+            had been seen by that day, the verdict is exploratory.
     """
 
     where: str

@@ -113,9 +113,14 @@ class Measured(Settings):
 
 
 class Table(Layout):
-    """Layout of a table: the axes (or dimension of the measure) that run down and across.
+    """Layout of a table.
 
-    ``order_by`` names one of its measures: rows are then sorted from the largest mean to the smallest.
+    Attributes:
+        rows: axis (or dimension of the measure) that runs down.
+        columns: axis that runs across.
+        panels: axis with a table of its own for each value.
+        measures: numbers to show.
+        order_by: measure by which rows are sorted, from the largest mean to the smallest.
     """
 
     rows: str
@@ -183,13 +188,15 @@ PARTS = ("layers", "blocks")
 
 
 class Curves(Layout):
-    """Curves over rounds: panels side by side, one line per point of the axis ``series``.
+    """Curves over rounds.
 
-    The panels are repeated across for each point of the axis ``columns`` and down for each of ``rows``.
-    Instead of an axis, ``series`` can name a field that holds several numbers: ``layers`` or ``blocks``. The
-    curves run over rounds, or over local ``epochs`` (rounds times the local epochs of a round).
-
-    ``smoothing`` shows centred means over this number of points (odd), and the measured values as pale lines.
+    Attributes:
+        over: unit of the horizontal axis; ``epochs`` are rounds times local epochs.
+        smoothing: number of points (odd) of a centred mean; the measured values become pale lines.
+        series: axis with one line per value, or a field with several numbers (``layers``, ``blocks``).
+        columns: axis whose values repeat the panels across.
+        rows: axis whose values repeat the panels down.
+        panels: panels side by side.
     """
 
     kind: Literal["curves"]

@@ -51,7 +51,12 @@ AxisName = Annotated[str, _none_of(*NO_AXES, by="by a column of the tables")]
 
 
 class Point(Settings):
-    """One value of an axis: a patch of the settings, and its names in the published table."""
+    """One value of an axis.
+
+    Attributes:
+        set: settings to merge into those of the cell.
+        reported: names of the value in the published table.
+    """
 
     set: Patch
     reported: dict[str, str] = {}
@@ -188,7 +193,13 @@ class Special(Settings):
 
 
 class Ambiguity(Settings):
-    """One entry of the register."""
+    """One entry of the register.
+
+    Attributes:
+        question: the setting that the text lacks.
+        assumed: our value.
+        alternatives: other values that fit the text.
+    """
 
     question: str
     assumed: str
@@ -202,7 +213,12 @@ class Ambiguity(Settings):
 
 
 class Reported(Settings):
-    """File of published values behind an item, and the number of seeds that the paper averaged, if known."""
+    """Published values behind an item.
+
+    Attributes:
+        file: file in ``config/reported``, without its ending.
+        seeds: number of seeds that the paper averaged, if known (default: 1 is assumed).
+    """
 
     file: FileName
     seeds: int | None = Field(default=None, ge=1)
@@ -213,9 +229,18 @@ def _file(value: Any) -> Any:
 
 
 class Item(Settings):
-    """A table or figure of a paper: the grid of runs behind it, and its layout.
+    """A table or figure of a paper: the grid of runs behind it, and its layout (``table`` or ``figure``).
 
     Attributes:
+        title: its heading.
+        caption: further text below it.
+        settings: settings of a run, merged into those of the paper.
+        axes: dimensions of the grid, by name.
+        exceptions: patches for some cells.
+        seeds: number of seeds (default: the paper's).
+        table: layout of a table.
+        figure: layout of a figure.
+        reported: file of published values in ``config/reported``, without its ending.
         covers: the paper's tables and figures that the item reproduces, by their names in
             ``config/reported/experiments.csv``; empty for our own items.
         counted: reason for a number of cells that differs from that file, if it does.
@@ -263,8 +288,16 @@ class Item(Settings):
 class Paper(Settings):
     """A paper: its protocol, its items, and the tests of its claims.
 
-    ``assumptions`` are entries of ``config/register.yaml`` for all items; ``untrained`` gives the reason why
-    the paper's other tables and figures need no training.
+    Attributes:
+        paper: its short name, which is also the name of the file.
+        title: its title.
+        citation: authors, venue and year.
+        assumptions: entries of ``config/register.yaml`` that concern all items.
+        settings: settings of a run that all items share.
+        seeds: number of seeds of each cell.
+        items: tables and figures, by name.
+        untrained: tables and figures of the paper that need no training, each with the reason.
+        claims: claims of the text, with their tests.
     """
 
     paper: FileName
@@ -300,7 +333,11 @@ class Paper(Settings):
 
 
 class Register(Settings):
-    """Settings that the papers' texts lack or leave open, each with our assumption and alternatives."""
+    """Settings that the papers' texts lack or leave open, each with our assumption and alternatives.
+
+    Attributes:
+        entries: assumptions by name.
+    """
 
     entries: dict[str, Ambiguity] = {}
 
@@ -319,9 +356,15 @@ class Register(Settings):
 
 
 class Reduction(Settings):
-    """Settings and axes that replace an item's own, and further exceptions; ``seeds`` is the maximum number.
+    """Changes of an item.
 
-    ``title`` describes the reduced item in a few words; ``figure`` patches the layout of a figure.
+    Attributes:
+        title: the reduced item in a few words.
+        figure: patch of a figure's layout.
+        settings: settings to merge into those of the item.
+        axes: axes that replace those of the same name.
+        exceptions: further patches for some cells.
+        seeds: maximum number of seeds.
     """
 
     title: str | None = None
@@ -361,10 +404,15 @@ FOLDERS = (
 
 
 class Scale(Reduction):
-    """Reduction of the papers' protocol, and the items that run, each possibly reduced further.
+    """Selected items, and changes of the papers' protocol for all of them or for one.
 
-    ``seen`` is the day by which all runs of the scale had been seen. A verdict is exploratory if its rule or
-    test was decided on that day or later.
+    Attributes:
+        scale: its name, which is also the name of the file.
+        title: its heading.
+        reduced: whether runs depart from the papers' protocol. If so, pages give no verdicts.
+        items: items (``flfa/table1``) or papers (``flfa``), each with further changes if need be.
+        seen: day by which all runs of the scale had been seen. A verdict is exploratory if its rule or test
+            was decided on that day or later.
     """
 
     seen: Annotated[datetime.date, Strict(False)] | None = None

@@ -86,9 +86,17 @@ else:
 class Training(Settings):
     """Local training: SGD as in PyTorch, with a new optimiser for every client and round.
 
-    ``clip_norm`` scales down a gradient whose global norm exceeds it. A last batch that is not full is kept,
-    unless it holds one sample and is not the only batch (BatchNorm cannot train on it); or it is dropped,
-    unless it is the only batch.
+    Attributes:
+        epochs: local epochs of a client in a round.
+        batch_size: images of a step.
+        lr: learning rate of the first round.
+        lr_schedule: learning rate over rounds.
+        momentum: momentum of SGD, zero at the start of every round.
+        weight_decay: weight of the L2 penalty on all parameters.
+        augmentation: random changes of the training images.
+        clip_norm: scales down a gradient whose global norm exceeds it.
+        last_batch: ``keep`` a last batch that is not full, unless it holds one image and is not the only
+            batch (BatchNorm cannot train on it); or ``drop`` it, unless it is the only batch.
     """
 
     epochs: int = Field(default=5, ge=1)

@@ -58,9 +58,10 @@ class Model(Component):
 class NormedModel(Model):
     """A network whose convolutions are followed by norm layers.
 
-    ``norm``: ``bn`` BatchNorm, ``gn`` GroupNorm, ``none`` nothing. ``norm_groups``: number of groups of each
-    GroupNorm; without it the number is the largest divisor of the width that is at most a sixteenth of it, so
-    a group has about 16 channels.
+    Attributes:
+        norm: ``bn`` BatchNorm, ``gn`` GroupNorm, ``none`` nothing.
+        norm_groups: number of groups of each GroupNorm (default: the largest divisor of the width that is at
+            most a sixteenth of it, so a group has about 16 channels).
     """
 
     norm: Literal["bn", "gn", "none"]

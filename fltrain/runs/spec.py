@@ -52,7 +52,11 @@ else:
 
 
 class Participation(Settings):
-    """Share of the clients that trains in a round, drawn uniformly without replacement."""
+    """Share of the clients that trains in a round, drawn uniformly without replacement.
+
+    Attributes:
+        fraction: clients per round as a share of all, rounded; at least one client.
+    """
 
     fraction: float = Field(default=0.1, gt=0, le=1)
 
@@ -75,8 +79,6 @@ else:
     ]
 
 Precision = Literal["fp32", "tf32", "bf16"]
-"""Precision of the products in layers: single, the reference; ten bits of each factor, if the device has
-TF32 (CUDA); or with eight, in bfloat16. Weights, sums over clients and statistics are in single precision."""
 
 Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separability"]
 
@@ -84,18 +86,21 @@ Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separ
 class Evaluation(Settings):
     """Tests and further measurements.
 
-    Models are tested every ``every`` rounds, and in each of the last tenth of the rounds, whose mean is the
-    final accuracy. On local test images (``local_test``) all clients are tested, in the cohort or not.
-    ``point``: ``after_download`` tests the model that a client gets next from the server (the global model,
-    unless the method defines another one); ``after_local`` tests the client's model after its last local
-    training. In both cases the payload is the latest one.
+    On local test images (``local_test``) all clients are tested, whether in the cohort or not.
 
-    ``statistics``: ``drift`` and ``similarity`` of the clients' updates, ``divergence`` of their weights from
-    the new global ones and ``dissimilarity`` of their gradients (which costs an epoch) in every round,
-    ``separability`` of the features at every test. ``targets``: accuracies (0 to 1) whose first round is
-    reported. ``extra``: further datasets whose test images the model is tested on, normalised like the run's
-    own. ``keep``: the record also holds the final ``model``, and the models of the last round's ``clients``,
-    for figures that analyse them.
+    Attributes:
+        every: rounds between tests. Each of the last tenth of the rounds is tested, too; their mean is the
+            final accuracy.
+        point: ``after_download`` tests the model that a client gets next from the server (the global model,
+            unless the method defines another one); ``after_local`` tests the client's model after its last
+            local training. In both cases the payload is the latest one.
+        statistics: ``drift`` and ``similarity`` of the clients' updates, ``divergence`` of their weights from
+            the new global ones and ``dissimilarity`` of their gradients (which costs an epoch) in every
+            round, ``separability`` of the features at every test.
+        targets: accuracies (0 to 1) whose first round is reported.
+        extra: further datasets whose test images the model is tested on, normalised like the run's own.
+        keep: the record also holds the final ``model``, and the models of the last round's ``clients``, for
+            figures that analyse them.
     """
 
     every: int = Field(default=1, ge=1)
@@ -107,7 +112,26 @@ class Evaluation(Settings):
 
 
 class RunSpec(Settings):
-    """One training run: everything that decides its numbers."""
+    """One training run: everything that decides its numbers.
+
+    Attributes:
+        dataset: training and test images; a name, or a mapping with options.
+        partition: division of the training images among the clients.
+        local_test: share of each client's images for testing (default: the dataset's test images).
+        model: network.
+        method: base method.
+        plugins: plug-ins on the base method, in the order in which their hooks run.
+        training: local training.
+        rounds: communication rounds.
+        participation: share of the clients in a round.
+        evaluation: tests and further measurements.
+        batchnorm: running statistics of BatchNorm: ``average`` averages them by data size; ``local`` leaves
+            them with the client, as SiloBN does. Scales and shifts are averaged in both cases.
+        precision: precision of products in layers: ``fp32``; ``tf32``, ten bits of each factor, on CUDA
+            devices that have it; ``bf16``, eight bits. Weights, sums over clients and statistics are in
+            single precision.
+        seed: seed of all random streams: partition, initial weights, cohorts, batches, augmentation.
+    """
 
     dataset: AnyDataset
     partition: AnyScheme

@@ -182,7 +182,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
-@pytest.mark.parametrize("name", ["methods/README", "items"])
+@pytest.mark.parametrize("name", ["methods/README", "configuration", "papers/ecgr"])
 def test_pages_made_from_code_and_configuration_are_up_to_date(name: str, generate: dict[str, Any]) -> None:
     """Beside the matrix of methods, see below."""
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == generate["WRITTEN"][name]()
@@ -193,10 +193,10 @@ def test_a_page_can_be_checked_and_written_alone(
 ) -> None:
     monkeypatch.setitem(generate["main"].__globals__, "PAGES", tmp_path)
     endings = []
-    for arguments in (["--check", "items"], ["items"], ["--check", "items"]):
+    for arguments in (["--check", "configuration"], ["configuration"], ["--check", "configuration"]):
         monkeypatch.setattr(sys, "argv", ["generate.py", *arguments])
         endings.append((generate["main"](), [path.name for path in tmp_path.iterdir()]))
-    assert endings == [(1, []), (0, ["items.md"]), (0, ["items.md"])]
+    assert endings == [(1, []), (0, ["configuration.md"]), (0, ["configuration.md"])]
 
 
 def test_the_page_of_errors_lists_the_exit_codes() -> None:

@@ -32,7 +32,11 @@ class TrainingLabels:
 
 
 class Scheme(Component):
-    """A way to divide the training images among ``clients``."""
+    """A way to divide the training images among clients.
+
+    Attributes:
+        clients: number of clients.
+    """
 
     clients: int = Field(default=100, ge=1)
 
@@ -80,7 +84,8 @@ class Scheme(Component):
 class LabelSkew(Scheme):
     """A scheme that sets the number of images of each class per client; the images are drawn at random.
 
-    Every client gets at least ``min_size`` images; otherwise the scheme refuses.
+    Attributes:
+        min_size: minimum number of images per client; the scheme refuses if it cannot be reached.
     """
 
     min_size: int = Field(default=10, ge=0)

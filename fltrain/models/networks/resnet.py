@@ -12,8 +12,10 @@ from fltrain.models.base import NormedModel
 class ResNet(NormedModel):
     """A ResNet; stride on the 3x3 convolution of bottlenecks, 1x1 shortcuts where the shape changes.
 
-    ``stem``: ``cifar`` is a 3x3 convolution of stride 1, ``imagenet`` torchvision's 7x7 of stride 2 with
-    max-pooling. ``initialisation``: PyTorch's, or that of torchvision's ResNets (``he``).
+    Attributes:
+        stem: ``cifar`` is a 3x3 convolution of stride 1, ``imagenet`` torchvision's 7x7 of stride 2 with
+            max-pooling.
+        initialisation: of PyTorch's layers (``pytorch``), or of torchvision's ResNets (``he``).
     """
 
     citation: ClassVar[str] = "He et al., Deep residual learning for image recognition, CVPR 2016"
