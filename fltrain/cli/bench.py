@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from fltrain.cli.options import comma_separated
 from fltrain.cli.output import print_table
@@ -57,12 +56,8 @@ def run_bench(
         precision=precision,
     )
     rows = benching.measure(settings)
-    table = Table()
-    for heading in rows[0].cells:
-        table.add_column(heading, no_wrap=True)
-    for row in rows:
-        table.add_row(*row.cells.values())
-    print_table(table)
+    cells = [row.cells for row in rows]
+    print_table(list(cells[0]), [list(row.values()) for row in cells])
     if out is not None:
         content = {**asdict(settings), "device": str(settings.device), "rows": [asdict(row) for row in rows]}
         write_json(out, content)

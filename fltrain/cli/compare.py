@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from fltrain.cli.options import ConfigOption, ItemsArgument, ResultsOption, WhereOption, comma_separated
 from fltrain.cli.output import print_table
@@ -53,12 +52,7 @@ def compare(
     runs = find_runs(results, conditions, uri, config)
     compared = comparing.compare(runs, metric, comma_separated(over or ""), baseline)
     rows = compared.rows()
-    table = Table()
-    for heading in rows[0]:
-        table.add_column(heading, no_wrap=True)
-    for row in rows:
-        table.add_row(*row.values())
-    print_table(table)
+    print_table(list(rows[0]), [list(row.values()) for row in rows])
     for remark in compared.remarks:
         typer.echo(remark)
     if sketch:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from fltrain.cli.options import ResultsOption
 from fltrain.cli.output import print_table
@@ -25,20 +24,16 @@ def list_data(results: ResultsOption = Path("results")) -> None:
     from fltrain.data.datasets import registry
     from fltrain.data.fetch import whereabouts
 
-    table = Table()
-    table.add_column("name", no_wrap=True)
-    for name in ("images", "classes", "pixels", "download"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("licence", "where"):
-        table.add_column(name, no_wrap=True)
+    rows = []
     for name, entry in registry().items():
         counts = f"{_count(entry.train_images)} + {_count(entry.test_images)}"
         pixels = "" if entry.side is None else f"{entry.side} x {entry.side} x {entry.channels or '?'}"
         sizes = [file.bytes for file in entry.files]
         download = f"{sum(filter(None, sizes)) / 1e6:,.0f} MB" if sizes and all(sizes) else ""
         where = whereabouts(name, entry, Results(results).downloads)
-        table.add_row(name, counts, _count(entry.classes), pixels, download, entry.licence or "", where)
-    print_table(table)
+        rows.append((name, counts, _count(entry.classes), pixels, download, entry.licence or "", where))
+    numbers = ("images", "classes", "pixels", "download")
+    print_table(("name", *numbers, "licence", "where"), rows, right=numbers)
 
 
 def _count(number: int | None) -> str:
@@ -95,9 +90,8 @@ def show_data(
     for key, value in lines.items():
         if value is not None:
             typer.echo(f"{key + ':':15}{value}")
-    table = Table("class", "name", "training", "test")
     histogram = data.about["histogram"]
     names = data.about["class_names"] or [""] * data.classes
-    for label, row in enumerate(zip(names, histogram["train"], histogram["test"], strict=True)):
-        table.add_row(str(label), *map(str, row))
-    print_table(table)
+    classes = zip(names, histogram["train"], histogram["test"], strict=True)
+    rows = [(str(label), *map(str, row)) for label, row in enumerate(classes)]
+    print_table(("class", "name", "training", "test"), rows)

@@ -7,19 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from fltrain.cli.options import (
-    ConfigOption,
-    DatasetsOption,
-    ItemsArgument,
-    MethodsOption,
-    ResultsOption,
-    ScaleOption,
-    SeedsOption,
-    WhereOption,
-    selection_of,
-)
+from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
@@ -31,12 +20,12 @@ from fltrain.runtime.devices import pick_device
 
 
 def show_plan(
-    items: ItemsArgument = None,
-    scale: ScaleOption = "demo",
-    datasets: DatasetsOption = None,
-    methods: MethodsOption = None,
-    seeds: SeedsOption = None,
-    where: WhereOption = None,
+    items: options.ItemsArgument = None,
+    scale: options.ScaleOption = "demo",
+    datasets: options.DatasetsOption = None,
+    methods: options.MethodsOption = None,
+    seeds: options.SeedsOption = None,
+    where: options.WhereOption = None,
     hours: Annotated[
         float | None, typer.Option(min=0, help="Show the items and seeds that fit into this many hours.")
     ] = None,
@@ -51,11 +40,11 @@ def show_plan(
     out: Annotated[
         Path | None, typer.Option(help="CSV file for the run table (default: RESULTS/SCALE/plan.csv).")
     ] = None,
-    results: ResultsOption = Path("results"),
-    config: ConfigOption = Path("config"),
+    results: options.ResultsOption = Path("results"),
+    config: options.ConfigOption = Path("config"),
 ) -> None:
     """Show the runs behind each table and figure, with hours, traffic and disk space."""
-    wanted, folder = selection_of(items, datasets, methods, seeds, where), Results(results)
+    wanted, folder = options.selection_of(items, datasets, methods, seeds, where), Results(results)
     planned = plan(config, scale).restricted(wanted)
     if new_scale and (datasets or methods):
         raise FltrainError(
@@ -68,8 +57,8 @@ def show_plan(
         # On a GPU that other runs use, measurements would be too slow.
         measure(planned, folder, pick_device(device, runs=1), typer.echo)
     costs = PlanCosts.of(planned, folder)
-    options = {"--datasets": datasets, "--methods": methods, "--seeds": seeds}
-    hint = _calibration(items or [], scale, {**options, "--results": results, "--config": config})
+    given = {"--datasets": datasets, "--methods": methods, "--seeds": seeds}
+    hint = _calibration(items or [], scale, {**given, "--results": results, "--config": config})
     if hours is not None:
         _check_estimates(costs, hint)
         planned = costs.within(hours)
@@ -95,18 +84,15 @@ def _calibration(items: list[str], scale: str, options: dict[str, object]) -> st
 
 def _print_costs(costs: PlanCosts) -> None:
     scale = costs.plan.scale
-    table = Table(title=f"{scale.scale}: {scale.title}", title_justify="left")
-    for name in ("item", "title"):
-        table.add_column(name, no_wrap=True)
-    for name in ("cells x seeds", "runs", "trained", "hours", "left", "traffic, GB", "disk, MB"):
-        table.add_column(name, justify="right")
+    rows: list[tuple[str, ...]] = []
     for item in costs.plan.items:
         counts = (len(item.entries), len(item.run_ids), len(costs.done & set(item.run_ids)))
-        table.add_row(item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids))
-    table.add_section()
+        rows.append((item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids)))
     counts = (len(costs.plan.specs), len(costs.plan.runs), len(costs.done))
-    table.add_row("all, shared runs once", "", *map(str, counts), *_prices(costs, list(costs.plan.runs)))
-    print_table(table)
+    rows += (), ("all, shared runs once", "", *map(str, counts), *_prices(costs, list(costs.plan.runs)))
+    numbers = ("cells x seeds", "runs", "trained", "hours", "left", "traffic, GB", "disk, MB")
+    typer.echo(f"{scale.scale}: {scale.title}")
+    print_table(("item", "title", *numbers), rows, right=numbers)
 
 
 def _prices(costs: PlanCosts, runs: list[str]) -> list[str]:

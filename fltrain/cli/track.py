@@ -7,17 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli.options import (
-    ConfigOption,
-    DatasetsOption,
-    ItemsArgument,
-    MethodsOption,
-    ResultsOption,
-    ScaleOption,
-    SeedsOption,
-    WhereOption,
-    selection_of,
-)
+from fltrain.cli import options
 from fltrain.core.errors import Stopped
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
@@ -25,14 +15,14 @@ from fltrain.runtime.signals import Stopping
 
 
 def track(
-    items: ItemsArgument = None,
-    scale: ScaleOption = "demo",
-    datasets: DatasetsOption = None,
-    methods: MethodsOption = None,
-    seeds: SeedsOption = None,
-    where: WhereOption = None,
-    results: ResultsOption = Path("results"),
-    config: ConfigOption = Path("config"),
+    items: options.ItemsArgument = None,
+    scale: options.ScaleOption = "demo",
+    datasets: options.DatasetsOption = None,
+    methods: options.MethodsOption = None,
+    seeds: options.SeedsOption = None,
+    where: options.WhereOption = None,
+    results: options.ResultsOption = Path("results"),
+    config: options.ConfigOption = Path("config"),
     uri: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +48,7 @@ def track(
 
     folder = Results(results)
     whole = plan(config, scale)
-    planned = whole.restricted(selection_of(items, datasets, methods, seeds, where))
+    planned = whole.restricted(options.selection_of(items, datasets, methods, seeds, where))
     runs = dict.fromkeys(planned.runs)
     if every:
         runs |= dict.fromkeys(record.run_id for record in folder.records())

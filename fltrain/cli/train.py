@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,54 +20,45 @@ from fltrain.runtime.devices import RUNS, pick_device
 from fltrain.runtime.signals import Stopping
 
 
+def _option(envvar: str, metavar: str, text: str, min: float | None = None) -> Any:
+    """Return an option that can also be set by an environment variable."""
+    return typer.Option(envvar=envvar, metavar=metavar, help=text, min=min)
+
+
 def train(
     specs: Annotated[
         list[str], typer.Argument(help="YAML or JSON files with one run each; - reads one from stdin.")
     ],
     results: ResultsOption = Path("results"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     runs_per_device: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Processes that may share a GPU (default: {RUNS}, or 1)."),
+        typer.Option(min=1, metavar="N", help=f"Processes that may share a GPU (default: {RUNS}, or 1)."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads.")] = 1,
     recordings: Annotated[
         Place,
-        typer.Option(envvar="FLTRAIN_RECORDINGS", help="Memory for recorded local steps (ecgr)."),
+        _option(
+            "FLTRAIN_RECORDINGS", "NAME", "Memory for recorded local steps (ecgr): auto, device or host."
+        ),
     ] = "auto",
     client_memory: Annotated[
         float,
-        typer.Option(
-            min=0,
-            envvar="FLTRAIN_CLIENT_MEMORY",
-            help="GiB of client state in memory; the rest goes into a file.",
-        ),
+        _option("FLTRAIN_CLIENT_MEMORY", "GIB", "Client state in memory; the rest goes into a file.", min=0),
     ] = 4.0,
     checkpoint_seconds: Annotated[
-        float,
-        typer.Option(
-            min=0, envvar="FLTRAIN_CHECKPOINT_SECONDS", help="Seconds between checkpoints of a run."
-        ),
+        float, _option("FLTRAIN_CHECKPOINT_SECONDS", "N", "Seconds between checkpoints of a run.", min=0)
     ] = 120.0,
     checkpoint_rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, envvar="FLTRAIN_CHECKPOINT_ROUNDS", help="Also save a checkpoint every N rounds."
-        ),
+        int | None, _option("FLTRAIN_CHECKPOINT_ROUNDS", "N", "Also save a checkpoint every N rounds.", min=1)
     ] = None,
     determinism: Annotated[
-        Profile,
-        typer.Option(
-            envvar="FLTRAIN_DETERMINISM",
-            help="exact: the same bits every time; fast: the fastest algorithms on CUDA, and executors that "
-            "are exact up to rounding.",
-        ),
+        Profile, _option("FLTRAIN_DETERMINISM", "NAME", "exact: the same bits every time; or fast (CUDA).")
     ] = "exact",
     executor: Annotated[
         ExecutorName,
-        typer.Option(
-            envvar="FLTRAIN_EXECUTOR",
-            help="How local steps run: sequential (auto), vectorized (clients side by side) or cuda_graph.",
+        _option(
+            "FLTRAIN_EXECUTOR", "NAME", "auto, sequential, vectorized (clients side by side) or cuda_graph."
         ),
     ] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Train runs even if they have a record.")] = False,

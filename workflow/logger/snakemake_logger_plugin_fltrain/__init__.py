@@ -28,6 +28,8 @@ HIDDEN = (
     "Conda environments: ignored",
     "Select jobs",
     "Elapsed time",
+    "Loading script",
+    "Adding ",
 )
 """Beginnings of messages that do not help the user."""
 
