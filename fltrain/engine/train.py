@@ -130,7 +130,9 @@ def train(
         LOG.exception("%s failed", spec.run_id)
         raise
     except Stopped as stopped:
-        raise type(stopped)(f"{spec.run_id}: {stopped}; the next start resumes there") from None
+        option, saved = " with --again" * record.complete, results.saved_rounds(spec.run_id)
+        start = f"resumes after round {saved}" if saved else "begins with round 1, because no round is saved"
+        raise type(stopped)(f"{spec.run_id}: {stopped}; the next start{option} {start}") from None
     return Record(record.folder)
 
 
@@ -216,10 +218,9 @@ def _rounds(
         LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, diverged["round"], reason)
         return diverged
     except Stopped as stopped:
-        saved = simulation.finished > 0 and checkpoints.save(simulation, account())
-        state = "its state is saved" if saved else "its state is that of the last checkpoint, if there is one"
-        where = f"after round {simulation.finished} of {spec.rounds}"
-        raise type(stopped)(f"{stopped} {where}; {state}") from None
+        if simulation.finished:
+            checkpoints.save(simulation, account())
+        raise type(stopped)(f"{stopped} after round {simulation.finished} of {spec.rounds}") from None
     except FltrainError:
         raise
     except Exception as error:

@@ -32,6 +32,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import json_text, read_json, replacing, write_arrays
 from fltrain.core.hashing import canonical_json
 from fltrain.data.datasets import Dataset
+from fltrain.runs.forms import Costs, Provenance, check_form, parse_strict
 from fltrain.runs.spec import RunSpec
 
 Row = dict[str, Any]
@@ -142,8 +143,8 @@ class Results:
 class Record:
     """Record of one run. Files are read on first use.
 
-    ``summary``, ``metrics`` and ``rows`` raise ``Damaged`` if the files do not have their digests. To leave
-    out damaged records, test ``usable`` first.
+    Everything that is read from files, except ``spec``, raises ``Damaged`` if they do not have their digests.
+    To leave out damaged records, test ``usable`` first.
     """
 
     folder: Path
@@ -155,12 +156,9 @@ class Record:
 
     @property
     def damage(self) -> str:
-        """Damaged file of a complete record and its problem; empty if the digests are correct.
-
-        ``costs.json`` and ``provenance.json`` have no digests; ``fltrain verify`` checks their form.
-        """
+        """Damaged file of a complete record and its problem; empty if the digests are correct."""
         try:
-            states = [(self.folder / name).stat() for name in ("spec.json", "metrics.jsonl", "summary.json")]
+            states = [(self.folder / name).stat() for name in RECORD_FILES]
         except OSError as error:
             return f"{error.filename}: {error.strerror}; restore the file or retrain the run"
         return _damage(self.folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
@@ -221,11 +219,13 @@ class Record:
     @cached_property
     def costs(self) -> dict[str, Any]:
         """Seconds by phase, throughput, peak memory."""
+        self._check()
         return self._mapping("costs.json")
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Code, packages and machine."""
+        self._check()
         return self._mapping("provenance.json")
 
     @property
@@ -257,14 +257,15 @@ def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
 
 
 def check_digests(folder: Path) -> None:
-    """Check that spec, metrics and summary of a complete record are unchanged.
+    """Check that the files of a complete record are unchanged.
 
-    Records of older versions have a digest of the metrics only; their summary is computed again.
+    Records of older versions have a digest of the metrics only; their summary is computed again, and costs
+    and provenance must have their form.
 
     Raises:
         ValueError: with the file and the problem, or another one of ``BROKEN``.
     """
-    contents = {name: (folder / name).read_bytes() for name in ("summary.json", "metrics.jsonl", "spec.json")}
+    contents = {name: (folder / name).read_bytes() for name in RECORD_FILES}
     name = "summary.json"
     try:
         summary = from_json(contents[name])
@@ -281,6 +282,12 @@ def check_digests(folder: Path) -> None:
     for name, digest in (("metrics.jsonl", digests["metrics"]), ("spec.json", digests.get("spec"))):
         if digest is not None and digest != sha256(contents[name]):
             raise ValueError(f"{name}: changed after training (summary.json has another digest)")
+    for name, form in (("costs.json", Costs), ("provenance.json", Provenance)):
+        data = parse_strict(contents[name], name)
+        if not isinstance(data, dict) or "digest" not in data:
+            check_form(form, data, name)
+        elif data != with_digest(data):
+            raise ValueError(f"{name}: changed after training (its digest differs)")
     if "summary" not in digests and (spec := Record(folder).run_spec):
         check_summary(spec, parse_rows(contents["metrics.jsonl"]), summary, folder.name)
 
@@ -310,6 +317,12 @@ def check_format(summary: Mapping[str, Any]) -> None:
 def sha256(content: bytes) -> str:
     """Return the SHA-256 of a file's content, as hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
+
+
+def with_digest(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of ``costs.json`` or ``provenance.json`` with its digest."""
+    content = {key: value for key, value in data.items() if key != "digest"}
+    return {**content, "digest": sha256(canonical_json(content).encode())}
 
 
 def summary_digest(summary: Mapping[str, Any]) -> str:
@@ -406,7 +419,8 @@ def write_record(
 ) -> None:
     """Write the record of a run; the summary, which marks it complete, comes last.
 
-    The summary gets the format of the record and the digests of spec, metrics and itself.
+    The summary gets the format of the record and the digests of spec, metrics and itself; costs and
+    provenance get their own digests.
     """
     metrics = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     settings = json_text(spec.canonical)
@@ -416,8 +430,8 @@ def write_record(
     texts = {
         "spec.json": settings,
         "metrics.jsonl": metrics,
-        "costs.json": json_text(costs),
-        "provenance.json": json_text(provenance),
+        "costs.json": json_text(with_digest(costs)),
+        "provenance.json": json_text(with_digest(provenance)),
         "summary.json": json_text(complete),
     }
     with ExitStack() as places:  # write all files, then rename them in reverse order

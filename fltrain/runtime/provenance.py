@@ -36,13 +36,17 @@ def gather(device: torch.device, threads: int, plugins: Iterable[Path] = ()) -> 
         device: the device that trains.
         threads: CPU threads.
         plugins: source files of components that are not part of fltrain; ``dirty`` covers them.
+
+    Returns:
+        plain data. Without git, or outside a repository, ``commit`` and ``dirty`` are None.
     """
     cuda = device.type == "cuda"
     package = Path(__file__).resolve().parents[1]
+    changed = _changed(package)
     return {
         "fltrain": version("fltrain"),
-        "commit": _git(package, "rev-parse", "HEAD"),
-        "dirty": _changed(package) or any(_changed(file, alone=True) for file in plugins),
+        "commit": None if changed is None else _git(package, "rev-parse", "HEAD"),
+        "dirty": None if changed is None else changed or any(map(_changed_plugin, plugins)),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
         "platform": platform.platform(),
@@ -100,17 +104,19 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _changed(path: Path, alone: bool = False) -> bool:
-    """Return True if git reports changes or untracked files below a path.
-
-    A file outside of a repository (``alone``) counts as changed unless it belongs to an installed package.
-    """
+def _changed(path: Path) -> bool | None:
+    """Return True if git reports changes or untracked files below a path; None if git does not track it."""
     folder = path if path.is_dir() else path.parent
+    if _git(folder, "ls-files", "--error-unmatch", "--", str(path)) is None:
+        return None
     status = _git(folder, "status", "--porcelain", "--untracked-files=all", "--", str(path))
-    if status is None:
-        installed = Path(sysconfig.get_paths()["purelib"])
-        return alone and installed not in path.parents
-    return bool(status)
+    return None if status is None else bool(status)
+
+
+def _changed_plugin(file: Path) -> bool:
+    """Return True if a file differs from its commit, or has none and belongs to no installed package."""
+    changed = _changed(file)
+    return Path(sysconfig.get_paths()["purelib"]) not in file.parents if changed is None else changed
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -15,7 +15,7 @@ from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.layout import Sheet
-from fltrain.runs.record import Record, Results, sha256, summary_digest
+from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest
 from fltrain.runs.spec import RunSpec
 
 CPU = torch.device("cpu")
@@ -99,6 +99,8 @@ def seal(folder: Path) -> None:
     for name in ("spec.json", "metrics.jsonl"):
         summary["digests"][name.partition(".")[0]] = sha256((folder / name).read_bytes())
     summary["digests"]["summary"] = summary_digest(summary)
+    for name in ("costs.json", "provenance.json"):
+        write_json(folder / name, with_digest(read_json(folder / name)))
     write_json(folder / "summary.json", summary)
 
 

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import write_json
+from fltrain.core.files import read_json, write_json
 from fltrain.methods.fedavg import FedAvg
 from fltrain.reporting.verify import Verification
 from fltrain.runs import archive
 from fltrain.runs.archive import Imported, export_records, import_records, recover_records
-from fltrain.runs.record import RECORD_FILES, Record, Results, summary_digest
+from fltrain.runs.record import RECORD_FILES, Record, Results, summary_digest, with_digest
 
 from .helpers import TINY, tiny, trained
 from .killing import importing
@@ -102,6 +102,12 @@ def refused(path: Path, there: Results, *said: str) -> None:
     assert not list((there.root / "runs").glob(".*"))
 
 
+def move_to_gpu(record: Record) -> None:
+    """Make a record that of another device."""
+    path = record.folder / "provenance.json"
+    write_json(path, with_digest({**read_json(path), "device": "cuda:0"}))
+
+
 # ---------------------------------------------------------------- there and back
 def test_records_arrive_as_they_left(here: Results, there: Results, packed: Path) -> None:
     assert import_records(packed, there) == Imported(added=2, replaced=0, unchanged=0)
@@ -142,7 +148,7 @@ def test_a_different_record_is_kept_unless_told_otherwise(
     import_records(packed, there)
     mine = next(there.records())
     provenance = mine.folder / "provenance.json"
-    provenance.write_text(provenance.read_text().replace('"cpu"', '"cuda:0"'))
+    move_to_gpu(mine)
     (mine.folder / "models.safetensors").write_bytes(b"of the other training")
     refused(packed, there, "1 of its 2 records", mine.run_id, "--replace")
     assert "cuda:0" in provenance.read_text()
@@ -306,8 +312,13 @@ def test_every_file_has_to_be_what_it_is(
     refused(repack(tmp_path / "bad.tar.gz", record, {name: content}), there, record.run_id)
 
 
-def sealed(summary: Any) -> Any:
-    """The summary with the digest that it should have: a forger can compute it."""
+def sealed(name: str, data: Any) -> Any:
+    """The content of a file with the digest that it should have: a forger can compute it."""
+    if name in ("costs.json", "provenance.json"):
+        return with_digest(data)
+    if name != "summary.json":
+        return data
+    summary = data
     try:
         return {**summary, "digests": {**summary["digests"], "summary": summary_digest(summary)}}
     except KeyError:
@@ -317,7 +328,7 @@ def sealed(summary: Any) -> Any:
 def edited(record: Record, name: str, change: Callable[[Any], Any]) -> dict[str, bytes | None]:
     data = json.loads((record.folder / name).read_text())
     data = change(data)
-    return {name: json.dumps(sealed(data) if name == "summary.json" else data).encode()}
+    return {name: json.dumps(sealed(name, data)).encode()}
 
 
 def test_the_folder_has_to_be_that_of_the_spec(here: Results, there: Results, tmp_path: Path) -> None:
@@ -447,7 +458,7 @@ def test_rows_that_were_tampered_with(name: str, here: Results, there: Results, 
     path = tmp_path / "bad.tar.gz"
     refused(repack(path, record, {"metrics.jsonl": rows}), there, "metrics.jsonl: changed after training")
     digests = {**record.summary["digests"], "metrics": hashlib.sha256(rows).hexdigest()}
-    knowing = edited(record, "summary.json", lambda summary: sealed({**summary, "digests": digests}))
+    knowing = edited(record, "summary.json", lambda summary: {**summary, "digests": digests})
     refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), there, said)
 
 
@@ -471,9 +482,7 @@ def contents(record: Record) -> Files:
 def differ(results: Results) -> None:
     """Make all records differ from the archived ones."""
     for record in results.records():
-        (record.folder / "provenance.json").write_text(
-            (record.folder / "provenance.json").read_text().replace('"cpu"', '"cuda:0"')
-        )
+        move_to_gpu(record)
         (record.folder / "train.log").write_text("old")
 
 

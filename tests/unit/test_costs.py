@@ -30,7 +30,7 @@ from fltrain.experiments.costs import (
 from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.scale_file import scale_file, write_scale
 from fltrain.experiments.selection import Selection
-from fltrain.runs.record import Results
+from fltrain.runs.record import Results, with_digest
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.provenance import gather
 
@@ -328,7 +328,7 @@ def test_records_of_unknown_devices_are_not_compared(measured: tuple[Plan, Resul
     costs = PlanCosts.of(planned, results)
     costs = replace(costs, estimates={run: Estimate(99.0, 0, 0) for run in planned.runs})
     assert costs.check(results) is not None
-    write_json(record.folder / "provenance.json", {"commit": None})
+    write_json(record.folder / "provenance.json", with_digest({"commit": None}))
     assert costs.check(results) is None
 
 

@@ -119,6 +119,22 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+def test_a_run_without_a_saved_round_is_not_said_to_resume(tmp_path: Path) -> None:
+    spec = tiny(participation={"fraction": 1.0}, training={"epochs": 60}, model="mlp")
+    (tmp_path / "run.json").write_text(spec.to_json())
+    process = fltrain("train", "run.json", cwd=tmp_path)
+    log = tmp_path / "results" / "runs" / spec.run_id / "train.log"
+    wait_for(log, process)
+    while "parameters" not in log.read_text():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate()[0].splitlines()[-1] == (
+        f"{spec.run_id}: stopped by SIGTERM after round 0 of 3; "
+        "the next start begins with round 1, because no round is saved"
+    )
+    assert process.returncode == 75
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
 )
@@ -135,8 +151,8 @@ def test_a_signal_saves_the_state_and_ends_the_program(
     assert process.returncode == code
     last = said.splitlines()[-1]
     assert re.fullmatch(
-        rf"{re.escape(spec.run_id)}: stopped by {number.name} after round \d+ of 60; its state is saved; "
-        r"the next start resumes there",
+        rf"{re.escape(spec.run_id)}: stopped by {number.name} after round (\d+) of 60; "
+        r"the next start resumes after round \1",
         last,
     )
     assert "Traceback" not in said

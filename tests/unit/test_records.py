@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import write_json
+from fltrain.core.files import read_json, write_json
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.runs import record as records
@@ -185,9 +185,9 @@ def test_damaged_records_are_named(tmp_path: Path, name: str, content: str | Non
 
 
 def test_a_document_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "costs.json").write_text("[1]")
-    with pytest.raises(Damaged, match=r"costs\.json: not a JSON object"):
-        _ = Record(tmp_path).costs
+    (tmp_path / "spec.json").write_text("[1]")
+    with pytest.raises(Damaged, match=r"spec\.json: not a JSON object"):
+        _ = Record(tmp_path).spec
 
 
 def without_own_digest(summary: Any) -> Any:
@@ -207,6 +207,10 @@ EDITS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "metrics": ("metrics.jsonl", lambda rows: rows.replace('"round": 2', '"round": 1')),
     "no metrics": ("metrics.jsonl", lambda rows: ""),
     "spec": ("spec.json", lambda spec: {**spec, "rounds": 4}),
+    "no costs": ("costs.json", lambda costs: {}),
+    "no seconds": ("costs.json", lambda costs: {**costs, "seconds": {}}),
+    "no provenance": ("provenance.json", lambda facts: {}),
+    "a list": ("provenance.json", lambda facts: [facts]),
 }
 
 
@@ -221,6 +225,10 @@ def test_an_edited_record_gives_no_results(
     summary = record.folder / "summary.json"
     if older:
         summary.write_text(json.dumps(without_own_digest(json.loads(summary.read_text()))))
+        for name_of_file in ("costs.json", "provenance.json"):
+            data = read_json(record.folder / name_of_file)
+            del data["digest"]
+            write_json(record.folder / name_of_file, data)
     assert record.usable and record.damage == ""
     file, edit = EDITS[name]
     path = record.folder / file
@@ -235,6 +243,26 @@ def test_an_edited_record_gives_no_results(
             read()
     (record.folder / file).write_text(text)
     assert Record(record.folder).usable, "a restored file is accepted"
+
+
+@pytest.mark.parametrize(
+    ("file", "edit"),
+    [
+        ("costs.json", lambda costs: {**costs, "round_seconds": [0.001]}),
+        ("costs.json", lambda costs: {**costs, "digest": "0" * 64}),
+        ("provenance.json", lambda facts: {**facts, "device": "cuda:0"}),
+    ],
+)
+def test_costs_and_provenance_have_digests(
+    file: str, edit: Callable[[Any], Any], measured: Record, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(measured.folder, tmp_path / measured.run_id))
+    write_json(folder / file, edit(read_json(folder / file)))
+    edited = Record(folder)
+    assert edited.damage.startswith(f"{folder / file}: changed after training")
+    for read in (lambda: edited.costs, lambda: edited.provenance, lambda: edited.summary):
+        with pytest.raises(Damaged, match=re.escape(str(folder / file))):
+            read()
 
 
 def test_traffic_is_guarded_although_it_does_not_follow_from_the_metrics(

@@ -19,7 +19,7 @@ from fltrain.core.files import read_json, write_json
 from fltrain.methods import METHODS
 from fltrain.methods.fedprox import FedProx
 from fltrain.runs import sources
-from fltrain.runs.record import Record, Results
+from fltrain.runs.record import Record, Results, with_digest
 from fltrain.runs.remarks import mixed, remarks
 from fltrain.runs.sources import changed_code, components, source_digests
 from fltrain.runs.status import State
@@ -169,7 +169,7 @@ def with_code(record: Record, change: Callable[[dict[str, str]], dict[str, str] 
     path = record.folder / "provenance.json"
     found = read_json(path)
     digests = change(dict(found.pop("sources")))
-    write_json(path, found if digests is None else {**found, "sources": digests})
+    write_json(path, with_digest(found if digests is None else {**found, "sources": digests}))
     return Record(record.folder)
 
 
@@ -248,6 +248,21 @@ def test_dirty_counts_untracked_files_of_the_package_and_plugins(checkout: Path,
     assert gather(CPU, 1, [alone])["dirty"] is True, "a file without history"
     assert gather(CPU, 1, [installed])["dirty"] is False, "its package has a version"
     assert gather(CPU, 1, [checkout / "runtime" / "provenance.py"])["dirty"] is False, "committed"
+
+
+def test_without_a_commit_the_state_of_the_code_is_unknown(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without git, without a repository, and in a package that git ignores in another project."""
+    unknown = {"commit": None, "dirty": None}
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        assert gather(CPU, 1, [checkout / "plugin.py"]).items() >= unknown.items()
+    subprocess.run(["git", "rm", "-rq", "--cached", "."], cwd=checkout, check=True)
+    (checkout.parent / ".gitignore").write_text("fltrain\n")
+    assert gather(CPU, 1).items() >= unknown.items()
+    shutil.rmtree(checkout.parent / ".git")
+    assert gather(CPU, 1).items() >= unknown.items()
 
 
 def test_the_instruction_set_is_recorded(tmp_path: Path) -> None:
