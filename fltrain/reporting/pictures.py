@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +20,8 @@ COLOURS = {
 }
 GREY = "#777777"
 WIDTH, ROW, TOP, BOTTOM = 360, 16, 8, 34
+LONG = 30
+"""Lines of a forest plot from which on its axis stands above, too."""
 
 
 @dataclass(frozen=True)
@@ -76,29 +79,33 @@ def forest(bars: Sequence[Bar], axis: str, limit: float = math.inf) -> str:
     pad = 0.05 * (high - low) or 1.0
     low, high = low - pad, high + pad
     left = 12 + round(6.2 * max(len(bar.label) for bar in bars))
-    height = TOP + ROW * len(bars) + BOTTOM
+    top = TOP if len(bars) <= LONG else BOTTOM  # a long plot has its axis above, too
+    end = top + ROW * len(bars)
 
     def x(value: float) -> str:
         return f"{left + WIDTH * (min(max(value, low), high) - low) / (high - low):.1f}"
 
-    end = TOP + ROW * len(bars)
     parts = [
         f'<svg class="forest" role="img" aria-label="{escape(axis)}" xmlns="http://www.w3.org/2000/svg" '
-        f'width="{left + WIDTH + 12}" height="{height}" font-family="sans-serif" font-size="11" '
+        f'width="{left + WIDTH + 12}" height="{end + BOTTOM}" font-family="sans-serif" font-size="11" '
         'fill="currentColor">'
     ]
     for number, bar in enumerate(bars):
-        parts += _bar(bar, x, TOP + ROW * number, left, limit)
+        parts += _bar(bar, x, top + ROW * number, left, limit)
     parts.append(
-        f'<path d="M{x(0)} {TOP}V{end}" stroke="{GREY}" stroke-dasharray="2 2" fill="none"/>'
+        f'<path d="M{x(0)} {top}V{end}" stroke="{GREY}" stroke-dasharray="2 2" fill="none"/>'
         f'<path d="M{left} {end}H{left + WIDTH}" stroke="{GREY}" fill="none"/>'
     )
-    for tick in _ticks(low, high):
-        parts.append(
-            f'<path d="M{x(tick)} {end}v4" stroke="{GREY}" fill="none"/>'
-            f'<text x="{x(tick)}" y="{end + 15}" text-anchor="middle">{tick:g}</text>'
-        )
-    parts.append(f'<text x="{left + WIDTH / 2}" y="{end + 29}" text-anchor="middle">{escape(axis)}</text>')
+    for edge, tick_length, numbers, name in [(end, 4, end + 15, end + 29), (top, -4, top - 7, top - 21)]:
+        if edge == end or top > TOP:
+            for tick in _ticks(low, high):
+                parts.append(
+                    f'<path d="M{x(tick)} {edge}v{tick_length}" stroke="{GREY}" fill="none"/>'
+                    f'<text x="{x(tick)}" y="{numbers}" text-anchor="middle">{tick:g}</text>'
+                )
+            parts.append(
+                f'<text x="{left + WIDTH / 2}" y="{name}" text-anchor="middle">{escape(axis)}</text>'
+            )
     return "".join([*parts, "</svg>"])
 
 
@@ -143,9 +150,14 @@ def _typical(bars: Sequence[Bar]) -> float:
 def paper_forest(cells: Iterable[TableCell]) -> tuple[str, str]:
     """Return the forest plots of a paper: differences in units of their margins, and gains in points."""
     cells = list(cells)
-    places = {id(cell): f"{cell.item}: {cell.place}" for cell in cells}
-    differences = [difference_bar(cell, True, places[id(cell)]) for cell in cells]
-    gains = [bar for cell in cells if (bar := gain_bar(cell, places[id(cell)]))]
+    labels = {(cell.item, cell.label) for cell in cells}
+    several = {item for item, count in Counter(item for item, _ in labels).items() if count > 1}
+
+    def name(cell: TableCell) -> str:
+        return f"{cell.item}: {cell.place}" + (f" ({cell.label})" if cell.item in several else "")
+
+    differences = [difference_bar(cell, True, name(cell)) for cell in cells]
+    gains = [bar for cell in cells if (bar := gain_bar(cell, name(cell)))]
     return (
         forest([bar for bar in differences if bar], "difference to the published value, in margins", LIMIT),
         forest(gains, "gain over the base method, points", _typical(gains)),

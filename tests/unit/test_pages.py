@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import jsonschema
+import pandas as pd
 import pytest
 
 from fltrain.experiments.plan import plan
@@ -253,6 +255,20 @@ def test_all_cells_are_in_one_file(toy: Toy) -> None:
     cells = read_csv(toy.folder / "verdicts.csv")
     assert [(cell.paper, cell.item) for cell in cells] == [("paper", "table1")] * len(METHODS) * len(PLUGINS)
     assert cells == read_csv(toy.folder / "paper" / "table1.csv")
+
+
+def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
+    """Empty fields are left out; texts stay texts if they look like numbers."""
+    schema = json.loads((ROOT / "config" / "schemas" / "verdicts.json").read_text())
+    texts = {name: str for name, one in schema["properties"].items() if one.get("type") == "string"}
+    frame = pd.read_csv(toy.folder / "verdicts.csv", dtype=texts)
+    assert list(frame) == list(schema["properties"])
+    rows = [{key: value for key, value in row.items() if pd.notna(value)} for row in frame.to_dict("records")]
+    assert len(rows) == len(METHODS) * len(PLUGINS) and any("difference_low" in row for row in rows)
+    for row in rows:
+        jsonschema.validate(row, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**rows[0], "verdict": "fine"}, schema)
 
 
 def test_files_that_are_not_there_are_not_linked(tmp_path: Path) -> None:

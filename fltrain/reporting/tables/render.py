@@ -266,7 +266,10 @@ def _comparison(shown: Sequence[TableCell]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    low, middle, high = (f"{value:.2g}" for value in (min(values), median(values), max(values)))
+    low, middle, high = (
+        f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+        for value in (min(values), median(values), max(values))
+    )
     return low if low == high else f"{low} to {high}, median {middle}"
 
 

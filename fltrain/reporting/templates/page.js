@@ -57,6 +57,16 @@ for (const table of document.querySelectorAll("table.sortable")) {
   show();
 }
 
+// A table that is wider than its frame has a note, and fades out at the right until its end is in sight.
+for (const frame of document.querySelectorAll(".frame")) {
+  const show = () => {
+    frame.classList.toggle("wide", frame.scrollWidth > frame.clientWidth + 1);
+    frame.classList.toggle("more", frame.scrollWidth > frame.scrollLeft + frame.clientWidth + 1);
+  };
+  frame.addEventListener("scroll", show, { passive: true });
+  new ResizeObserver(show).observe(frame);
+}
+
 // A link to something inside of closed details opens them.
 const reveal = () => {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
