@@ -21,7 +21,10 @@ from fltrain.core.registry import Component
 from fltrain.runs.spec import RunSpec
 
 PARTS = ("data", "engine", "methods", "metrics", "models", "core.rng", "runtime.determinism")
-"""Packages and modules of fltrain whose code decides numbers."""
+"""Packages and modules of fltrain whose code decides numbers.
+
+``data.medmnist`` is one of them: it states the number of classes, hence the size of the network's output.
+"""
 
 CHECKED = ("data.download", "data.fetch", "data.unpack")
 """Modules among them that do not: checksums cover the files that they make."""

@@ -224,6 +224,8 @@ def _remedy(uri: str, reason: str) -> str:
         return "end the program that uses it, then export again"
     if "full" in reason or "I/O" in reason:
         return "make room, then export again"
+    if any(word in reason for word in ("readonly", "unable to open", "Permission denied")):
+        return "allow writing to the file and its folder, or name another database with --uri"
     return "delete it, then export again: it is made anew from the records"
 
 

@@ -317,18 +317,20 @@ def test_figures_name_the_stale_runs(filled: Fill) -> None:
 def test_edited_records_are_left_out_of_tables_and_figures_and_named(
     older: bool, filled: Fill, tmp_path: Path
 ) -> None:
-    cells = filled(kept=[0.5, 0.6], edited=[0.5], emptied=[0.5])
+    cells = filled(kept=[0.5, 0.6], edited=[0.5], emptied=[0.5], part=[0.5, 0.6])
     edited, emptied = (cells.results.run(f"{name}-0") for name in ("edited", "emptied"))
     summary = json.loads((edited / "summary.json").read_text())
     if older:
         summary["digests"] = {"metrics": summary["digests"]["metrics"]}
     (edited / "summary.json").write_text(json.dumps({**summary, "accuracy": {"final": 0.9999}}))
     (emptied / "metrics.jsonl").write_text("\n")
+    (cells.results.run("part-1") / "costs.json").write_text("{}")
     outputs = {form: tmp_path / f"table.{form}" for form in ("csv", "md", "tex", "html")}
     sheet = cells.sheet(table={"rows": "method", "measures": [{"measure": "final_accuracy"}]})
     tables.write(sheet, cells.results.record, None, outputs)
     shown = rows(outputs["md"].read_text())
-    assert shown["kept"].startswith("55.00") and shown["edited"] == shown["emptied"] == "not run"
+    assert shown["kept"].startswith("55.00") and shown["edited"] == shown["emptied"] == "damaged"
+    assert shown["part"] == "50.00 (1 of 2 damaged)"
     for form, path in outputs.items():
         assert "99.99" not in path.read_text()
         assert ("Damaged and left out: " in path.read_text()) == (form != "csv")
@@ -337,7 +339,7 @@ def test_edited_records_are_left_out_of_tables_and_figures_and_named(
     figure = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
     canvas, _ = figures.draw(cells.sheet(figure=figure), cells.results)
     notes = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
-    assert "Damaged: edited; emptied." in notes
+    assert "Damaged: edited; emptied; part (seed 1)." in notes
 
 
 def test_claims_count_stale_runs_as_lost(filled: Fill) -> None:

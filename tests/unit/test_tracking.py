@@ -770,19 +770,21 @@ def make_read_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("make", "reason", "remedy"),
     [
-        (make_folder, "unable to open database file"),
-        (make_other_file, "file is not a database"),
-        (make_read_only, "attempt to write a readonly database"),
+        (make_folder, "unable to open database file", "allow writing"),
+        (make_other_file, "file is not a database", "delete it"),
+        (make_read_only, "attempt to write a readonly database", "allow writing"),
     ],
 )
-def test_a_database_that_cannot_be_written_is_one_clear_line(tmp_path: Path, make: Any, reason: str) -> None:
+def test_a_database_that_cannot_be_written_is_one_clear_line(
+    tmp_path: Path, make: Any, reason: str, remedy: str
+) -> None:
     make(tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     with pytest.raises(FltrainError) as caught:
         export(nothing(tmp_path), uri)
-    assert str(caught.value).startswith(f"{uri}: cannot write to this MLflow store ({reason}); delete it")
+    assert str(caught.value).startswith(f"{uri}: cannot write to this MLflow store ({reason}); {remedy}")
 
 
 def truncate(path: Path) -> None:

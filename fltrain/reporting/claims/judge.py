@@ -51,6 +51,7 @@ from fltrain.experiments.published import Published, Statement
 from fltrain.reporting.numbers.readings import Runs, curve
 from fltrain.reporting.numbers.values import (
     ABSENT,
+    DAMAGED,
     DIVERGED,
     MISSING,
     STALE,
@@ -477,7 +478,7 @@ class Evidence:
 
 
 AVERAGE = "the average"
-LOST = {DIVERGED: "diverged", STALE: "stale", MISSING: "not run"}
+LOST = {DIVERGED: "diverged", STALE: "stale", DAMAGED: "damaged", MISSING: "not run"}
 UNTESTABLE = "no test: it takes two seeds that differ"
 INCOMPLETE = "no test: an average takes a number at every place"
 

@@ -21,10 +21,10 @@ from fltrain.runs.record import Record
 Numbers = Mapping[str, float]
 """Label of a dimension (empty if there is none) -> number."""
 
-DONE, DIVERGED, STALE, MISSING = "done", "diverged", "stale", "missing"
-STATES = (DONE, DIVERGED, STALE, MISSING)
+DONE, DIVERGED, STALE, DAMAGED, MISSING = "done", "diverged", "stale", "damaged", "missing"
+STATES = (DONE, DIVERGED, STALE, DAMAGED, MISSING)
 """From best to worst."""
-ABSENT = (STALE, MISSING)
+ABSENT = (STALE, DAMAGED, MISSING)
 """Those of runs without a record; there is an older one of those that are stale."""
 
 UNKNOWN = "—"
@@ -54,7 +54,8 @@ def values_of(
             state = DIVERGED if diverged(record) else DONE
             found.append((cell, state, read(record, cell) or {}))
         else:
-            found.append((cell, STALE if cell.stale else MISSING, {}))
+            state = DAMAGED if record.complete else STALE if cell.stale else MISSING
+            found.append((cell, state, {}))
     # A run without numbers stands in all places that other runs have.
     nothing = dict.fromkeys((label for _, _, numbers in found for label in numbers), math.nan)
     nothing = nothing or {UNKNOWN if dimension else "": math.nan}

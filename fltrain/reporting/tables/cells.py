@@ -25,6 +25,7 @@ from fltrain.experiments.published import Names, Published, PublishedValue
 from fltrain.reporting.numbers.readings import Runs
 from fltrain.reporting.numbers.values import (
     ABSENT,
+    DAMAGED,
     DIVERGED,
     MISSING,
     STALE,
@@ -103,6 +104,7 @@ class TableCell(BaseModel):
     n: int = _column("seeds with a value, diverged ones included", 0)
     diverged: int = _column("seeds whose run diverged; they count as chance accuracy", 0)
     stale: int = _column("seeds whose record is stale", 0)
+    damaged: int = _column("seeds whose record is damaged", 0)
     missing: int = _column("seeds without a record", 0)
     value_seeds: Integers = _column("seeds of the values", ())
     values: Floats = _column("our value of each seed", ())
@@ -361,6 +363,7 @@ class _Assembly:
             n=len(values),
             diverged=states[DIVERGED],
             stale=states[STALE],
+            damaged=states[DAMAGED],
             missing=states[MISSING],
             value_seeds=tuple(valued["seed"]),
             values=values,

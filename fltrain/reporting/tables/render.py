@@ -38,13 +38,13 @@ class Entry:
 
 def value_text(cell: TableCell, as_interval: bool = False) -> str:
     """Return our value with its spread or interval; runs that diverged are counted first."""
-    absent = {"not run": cell.missing, "stale": cell.stale}
+    absent = {"not run": cell.missing, "stale": cell.stale, "damaged": cell.damaged}
     lost = f"{cell.diverged} of {cell.seeds} diverged" if cell.diverged else ""
     if cell.mean is None:
         if cell.gains or (cell.gain is None and cell.published_gain is not None and cell.published is None):
             return ""  # an average of gains has no value
         return lost or next((name for name, count in absent.items() if count), "—")
-    if cell.diverged and cell.diverged + cell.missing + cell.stale == cell.seeds:
+    if cell.diverged and cell.diverged + sum(absent.values()) == cell.seeds:
         return lost
     text = _number(cell.mean, cell.decimals)
     if as_interval and cell.low is not None and cell.high is not None:
