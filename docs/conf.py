@@ -38,7 +38,14 @@ NAVIGATION = {
             "docs/inversion",
         ],
         "Extend": ["docs/add-a-method", "docs/add-a-network", "docs/add-a-dataset", "docs/add-an-experiment"],
-        "Running": ["docs/one-gpu", "docs/cluster", "docs/gpus", "docs/interruptions", "docs/records", "docs/performance"],
+        "Running": [
+            "docs/one-gpu",
+            "docs/cluster",
+            "docs/gpus",
+            "docs/interruptions",
+            "docs/records",
+            "docs/performance",
+        ],
         "Reference": [
             "docs/methods/README",
             "docs/configuration",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,9 @@ def show_plan(
     hours: Annotated[
         float | None, typer.Option(min=0, help="Show the items and seeds that fit into this many hours.")
     ] = None,
+    cheapest: Annotated[
+        bool, typer.Option("--cheapest", help="Show items that decide a claim of a paper, cheapest first.")
+    ] = False,
     new_scale: Annotated[
         Path | None,
         typer.Option("--write-scale", help="Write the items and seeds shown to a new file in config/scales."),
@@ -63,7 +67,11 @@ def show_plan(
         _check_estimates(costs, hint)
         planned = costs.within(hours)
         costs = PlanCosts.of(planned, folder)
-    _print_costs(costs)
+    if cheapest:
+        costs = replace(costs, plan=costs.cheapest())
+        if costs.unknown:
+            typer.echo("order: by number of training images, as hours are not estimated yet")
+    _print_costs(costs, claims=cheapest)
     for line in _remarks(costs, folder, hint):
         typer.echo(line)
     listed = out or results / scale / "plan.csv"
@@ -82,17 +90,23 @@ def _calibration(items: list[str], scale: str, options: dict[str, object]) -> st
     return shlex.join(["fltrain", "plan", *items, "--scale", scale, *given, "--calibrate"])
 
 
-def _print_costs(costs: PlanCosts) -> None:
+def _print_costs(costs: PlanCosts, claims: bool) -> None:
+    """Print the table of items; ``claims`` adds the number of claims that each decides alone."""
     scale = costs.plan.scale
     rows: list[tuple[str, ...]] = []
     for item in costs.plan.items:
+        title = f"{item.item.title} ({_count(item.claims, 'claim')})" if claims else item.item.title
         counts = (len(item.entries), len(item.run_ids), len(costs.done & set(item.run_ids)))
-        rows.append((item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids)))
-    counts = (len(costs.plan.specs), len(costs.plan.runs), len(costs.done))
+        rows.append((item.id, title, *map(str, counts), *_prices(costs, item.run_ids)))
+    counts = (len(costs.plan.specs), len(costs.plan.runs), len(costs.done & costs.plan.runs.keys()))
     rows += (), ("all, shared runs once", "", *map(str, counts), *_prices(costs, list(costs.plan.runs)))
     numbers = ("cells x seeds", "runs", "trained", "hours", "left", "traffic, GB", "disk, MB")
     typer.echo(f"{scale.scale}: {scale.title}")
     print_table(("item", "title", *numbers), rows, right=numbers)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _prices(costs: PlanCosts, runs: list[str]) -> list[str]:

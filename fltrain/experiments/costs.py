@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json
 from fltrain.core.hashing import short_hash
-from fltrain.experiments.plan import Plan, table_rows
+from fltrain.experiments.plan import Plan, PlannedItem, table_rows
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
@@ -138,6 +139,12 @@ class Workload:
         return training.epochs * sum(training.batch_sizes(self.images)) / self.batch
 
     @property
+    def trained(self) -> float:
+        """Training images of the run, each as often as it is used."""
+        clients = self.spec.participation.per_round(self.spec.partition.clients)
+        return self.spec.rounds * clients * self.steps * self.batch
+
+    @property
     def tests(self) -> int:
         """Number of tests of the model in a run."""
         every = self.spec.evaluation.every
@@ -212,6 +219,22 @@ class PlanCosts:
     def unknown(self) -> list[str]:
         """Runs without a record and without an estimate."""
         return [run for run in self.plan.runs if run not in self.estimates and run not in self.done]
+
+    def cheapest(self) -> Plan:
+        """Return the items that decide a claim without other items, the one with the least work left first.
+
+        Work is time if all missing runs have an estimate, else the number of training images.
+        """
+
+        def work_left(item: PlannedItem) -> float:
+            missing = set(item.run_ids) - self.done
+            if not self.unknown:
+                return self.sum(missing).seconds
+            works = [Workload.of(self.plan.runs[run]) for run in missing]
+            return sum(work.trained if work else math.inf for work in works)
+
+        deciding = [item for item in self.plan.items if item.claims]
+        return replace(self.plan, items=sorted(deciding, key=work_left))
 
     def within(self, hours: float) -> Plan:
         """Return the part of the plan that fits into a time budget: items with their first seeds.

@@ -96,6 +96,12 @@ class PlannedItem:
         return f"{self.paper.paper}/{self.name}"
 
     @property
+    def claims(self) -> int:
+        """Number of the paper's claims that are decided by this item alone."""
+        needed = [{quantity.item for quantity in quantities(claim.test)} for claim in self.paper.claims]
+        return needed.count({self.name})
+
+    @property
     def target(self) -> str:
         """Name of the workflow's target, for example ``flfa_table1``."""
         return f"{self.paper.paper}_{self.name}"

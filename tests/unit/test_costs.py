@@ -216,6 +216,24 @@ def test_a_factor_is_the_composition_over_federated_averaging(monkeypatch: pytes
     assert bench.factor(workload(method="moon")) == 1.5
 
 
+def test_cheapest_lists_items_that_decide_a_claim_by_the_work_that_is_left() -> None:
+    planned = plan(Path(__file__).parents[2] / "config", "paper").restricted(Selection(items=("flfa",)))
+    ordered = PlanCosts(planned, None, {}, frozenset()).cheapest().items
+    works = [[Workload.of(planned.runs[run]) for run in item.run_ids] for item in ordered]
+    images = [sum(work.trained for work in some if work) for some in works]
+    assert images == sorted(images)
+    assert {item.name for item in planned.items} - {item.name for item in ordered} == {
+        item.name for item in planned.items if not item.claims
+    }
+    first = planned.runs[ordered[0].run_ids[0]]
+    work = Workload.of(first)
+    assert work is not None
+    per_round = first.participation.per_round(first.partition.clients)
+    assert work.trained == pytest.approx(
+        first.rounds * per_round * first.training.epochs * work.images, rel=0.01
+    )
+
+
 # ---------------------------------------------------------------- plans
 @pytest.fixture
 def measured(tmp_path: Path) -> tuple[Plan, Results]:
