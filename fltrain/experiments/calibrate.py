@@ -43,12 +43,9 @@ PATIENCE = 0.5
 SHORT = 0.05
 """Maximum seconds of a step for measuring a composition on the network of its runs."""
 FEW = 16
-"""Images per batch when a composition is measured on a network with longer steps."""
+"""Maximum images per batch for measuring a composition on a network with longer steps."""
 STEPS = 2
 """Local steps of a measured round."""
-
-SMALL = ({"dataset": "mnist", "model": "lenet5"}, {"dataset": "mnist", "model": "mobilenet_tiny"})
-"""Networks for measuring a composition whose own network is slow."""
 
 FEDAVG: Patch = {"method": "fedavg", "plugins": []}
 
@@ -126,23 +123,13 @@ class Stopwatch:
 
     def factor(self, work: Workload) -> float:
         """Return the time of the composition's local training divided by FedAvg's on the same network."""
-        settings, step = _settings(work.spec), self.costs.steps.get(work.step)
-        short = step is not None and step.step <= SHORT
-        networks: list[Patch] = [settings, *({**_plain(settings), **small} for small in SMALL)]
-        if not short:
-            networks = [*networks[1:], settings]
-        *others, last = networks
-        for network in others:
-            try:
-                return self._factor(work, network)
-            except (FltrainError, Diverged):
-                continue
-        return self._factor(work, last, None if short else min(work.batch, FEW))
-
-    def _factor(self, work: Workload, settings: Patch, batch: int | None = None) -> float:
-        both = settings, {**settings, **FEDAVG}
-        with_, without = (self._simulation(work, patch, batch=batch) for patch in both)
-        return self._seconds(lambda: _trained(with_)) / self._seconds(lambda: _trained(without))
+        step = self.costs.steps.get(work.step)
+        batch = work.batch if step and step.step <= SHORT else min(work.batch, FEW)
+        composed = _settings(work.spec)
+        ours, fedavg = (
+            self._simulation(work, settings, batch=batch) for settings in (composed, {**composed, **FEDAVG})
+        )
+        return self._seconds(lambda: _trained(ours)) / self._seconds(lambda: _trained(fedavg))
 
     def exchange(self, work: Workload) -> Exchange:
         """Return the traffic of two clients per round; it does not depend on the batch size."""
@@ -208,12 +195,6 @@ def _settings(spec: RunSpec) -> Patch:
         "rounds": 10**6,
         "evaluation": {"every": 10**6, "point": spec.evaluation.point},
     }
-
-
-def _plain(settings: Patch) -> Patch:
-    """Return settings without those that may not fit another dataset or network."""
-    training = {**settings["training"], "augmentation": {}}
-    return {**settings, "training": training, "batchnorm": "average"}
 
 
 def _trained(simulation: Simulation) -> float:

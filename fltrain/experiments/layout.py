@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple, Self
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, Strict, model_validator
 
@@ -46,20 +46,14 @@ def _measure(item: str, name: str) -> Measure:
         raise FltrainError(f"{item}: {error}") from None
 
 
-def _varied(axes: Axes) -> list[str]:
-    return [axis for axis, labels in axes.items() if len(labels) > 1]
-
-
-def _check_shown(item: str, axes: Iterable[str], shown: Collection[str]) -> None:
-    for axis in axes:
-        if axis not in shown:
-            raise FltrainError(
-                f"{item}: the layout does not show the axis {axis!r}; its points would be mixed"
-            )
-
-
 class Layout(Settings):
-    """Layout of a table or figure."""
+    """Layout of a table or figure.
+
+    ``PLACES`` are its fields that name an axis, ``NO_AXIS`` other names that these fields accept.
+    """
+
+    PLACES: ClassVar[tuple[str, ...]] = ()
+    NO_AXIS: ClassVar[tuple[str, ...]] = ()
 
     def check(self, item: str, axes: Axes) -> None:
         """Refuse a layout that names unknown axes or labels, or that would mix the points of an axis.
@@ -67,7 +61,20 @@ class Layout(Settings):
         Raises:
             FltrainError: with the ones that exist.
         """
-        raise TypeError(f"{type(self).__name__} does not define its check")
+        self._check_places(item, axes)
+
+    def _check_places(self, item: str, axes: Axes) -> None:
+        shown = [name for place in self.PLACES if (name := getattr(self, place)) is not None]
+        for name in shown:
+            if name not in self.NO_AXIS:
+                _check_axis(item, "the layout", name, [*axes, *self.NO_AXIS])
+            if shown.count(name) > 1:
+                raise FltrainError(f"{item}: the layout names the axis {name!r} twice")
+        for axis, labels in axes.items():
+            if len(labels) > 1 and axis not in shown:
+                raise FltrainError(
+                    f"{item}: the layout does not show the axis {axis!r}; its points would be mixed"
+                )
 
 
 class Average(Settings):
@@ -123,6 +130,8 @@ class Table(Layout):
         order_by: measure by which rows are sorted, from the largest mean to the smallest.
     """
 
+    PLACES = ("rows", "columns", "panels")
+
     rows: str
     columns: str | None = None
     panels: str | None = None
@@ -130,7 +139,6 @@ class Table(Layout):
     order_by: str | None = None
 
     def check(self, item: str, axes: Axes) -> None:
-        places = [place for place in (self.rows, self.columns, self.panels) if place is not None]
         headings = [(measured.measure, measured.label) for measured in self.measures]
         for name, label in headings:
             if headings.count((name, label)) > 1:
@@ -158,13 +166,10 @@ class Table(Layout):
                     f"{item}: {measured.measure!r} is a maximum over seeds, which cannot be paired: it has "
                     "no 'gain_over' and no 'relative_to'; show 'best_accuracy' for these"
                 )
-            dimension = what.dimension
-            known = [*axes, *filter(None, [dimension])]
-            for place in places:
-                _check_axis(item, "the table's layout", place, known)
+            dimension = {what.dimension: ("several", "labels")} if what.dimension else {}
+            self._check_places(item, {**axes, **dimension})
             for reference in ("gain_over", "relative_to", "target_of"):
                 _check_labels(item, reference, getattr(measured, reference), axes)
-            _check_shown(item, [*_varied(axes), *filter(None, [dimension])], places)
 
 
 class Panel(Settings):
@@ -199,6 +204,9 @@ class Curves(Layout):
         panels: panels side by side.
     """
 
+    PLACES = ("series", "columns", "rows")
+    NO_AXIS = PARTS
+
     kind: Literal["curves"]
     over: Literal["rounds", "epochs"] = "rounds"
     smoothing: int = Field(default=1, ge=1)
@@ -212,13 +220,7 @@ class Curves(Layout):
             raise FltrainError(
                 f"{item}: smoothing: {self.smoothing} {self.over} have no middle; take an odd number"
             )
-        places = [place for place in (self.series, self.columns, self.rows) if place is not None]
-        for place in places:
-            if place not in PARTS:
-                _check_axis(item, "the figure's layout", place, axes)
-            if places.count(place) > 1:
-                raise FltrainError(f"{item}: the figure's layout names the axis {place!r} twice")
-        _check_shown(item, _varied(axes), places)
+        self._check_places(item, axes)
         for panel in self.panels:
             _check_labels(item, "reduction_from", panel.reduction_from, axes)
             if panel.reduction_from and set(panel.reduction_from) != {self.series}:
@@ -238,6 +240,8 @@ class Points(Layout):
         measure: name of a measure (see ``fltrain.runs.measures``).
     """
 
+    PLACES = ("along", "series")
+
     kind: Literal["points", "bars"]
     along: str
     label: str
@@ -245,12 +249,7 @@ class Points(Layout):
     measure: str
 
     def check(self, item: str, axes: Axes) -> None:
-        places = [self.along, *filter(None, [self.series])]
-        for place in places:
-            _check_axis(item, "the figure's layout", place, axes)
-        if self.along == self.series:
-            raise FltrainError(f"{item}: the figure's layout names the axis {self.along!r} twice")
-        _check_shown(item, _varied(axes), places)
+        self._check_places(item, axes)
         what = _measure(item, self.measure)
         if what.targeted or what.dimension or what.over_seeds == "max":
             raise FltrainError(f"{item}: the measure {self.measure!r} is not one number for each run")
@@ -266,17 +265,13 @@ class Histogram(Layout):
         columns: axis with a panel for each point; one panel if None.
     """
 
+    PLACES = ("columns",)
+
     kind: Literal["histogram"]
     curve: str
     label: str | None = None
     round: int = Field(default=1, ge=1)
     columns: str | None = None
-
-    def check(self, item: str, axes: Axes) -> None:
-        places = [self.columns] if self.columns else []
-        for place in places:
-            _check_axis(item, "columns", place, axes)
-        _check_shown(item, _varied(axes), places)
 
 
 SEEDS = "seeds"
@@ -293,25 +288,20 @@ class SelectedSteps(Layout):
             their training; ``apart`` shows each client's steps, clients below one another.
     """
 
+    PLACES = ("columns",)
+    NO_AXIS = (SEEDS,)
+
     kind: Literal["selection"]
     columns: str | None = None
     clients: Literal["together", "apart"] = "together"
-
-    def check(self, item: str, axes: Axes) -> None:
-        places = [self.columns] if self.columns and self.columns != SEEDS else []
-        for place in places:
-            _check_axis(item, "columns", place, [*axes, SEEDS])
-        _check_shown(item, _varied(axes), places)
 
 
 class SideBySide(Layout):
     """A figure with a column for each point of the axis ``columns``; it shows the first seed of the grid."""
 
-    columns: str
+    PLACES = ("columns",)
 
-    def check(self, item: str, axes: Axes) -> None:
-        _check_axis(item, "columns", self.columns, axes)
-        _check_shown(item, _varied(axes), [self.columns])
+    columns: str
 
 
 class Bubbles(SideBySide):
@@ -448,14 +438,6 @@ class Inversion(Layout):
             for target in self.targets
             for noise in (self.noises if target == "class_mean" else (0.0,))
         ]
-
-    def check(self, item: str, axes: Axes) -> None:
-        for axis, labels in axes.items():
-            if len(labels) > 1:
-                raise FltrainError(
-                    f"{item}: the layout does not show the axis {axis!r}; an inversion attacks one run: "
-                    "leave the axis one of its points"
-                )
 
 
 Figure = Annotated[

@@ -199,7 +199,7 @@ def test_what_refuses_to_be_measured_is_left_out_and_said(
     def refuse(*_: Any) -> None:
         raise FltrainError("not on this network")
 
-    monkeypatch.setattr(calibration.Stopwatch, "_factor", refuse)
+    monkeypatch.setattr(calibration.Stopwatch, "factor", refuse)
     planned, results = toy(tmp_path), Results(tmp_path / "out")
     said: list[str] = []
     calibrate(planned, results, CPU, said.append)
