@@ -29,9 +29,6 @@ def compare(
     curve: Annotated[str, typer.Option(help="Metric of the curves.")] = "test_accuracy",
     sketch: Annotated[bool, typer.Option("--sketch", help="Show curves in the terminal.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file (.csv, .md).")] = None,
-    uri: Annotated[
-        str | None, typer.Option(help="MLflow store to read from, in place of the records in RESULTS.")
-    ] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
@@ -49,7 +46,7 @@ def compare(
     for path, endings in ((plot, comparing.PICTURES), (out, comparing.TABLES)):
         if path:
             comparing.check_ending(path, endings)
-    runs = find_runs(results, conditions, uri, config)
+    runs = find_runs(results, conditions, config)
     compared = comparing.compare(runs, metric, comma_separated(over or ""), baseline)
     rows = compared.rows()
     print_table(list(rows[0]), [list(row.values()) for row in rows])

@@ -35,9 +35,6 @@ def track(
     follow: Annotated[
         bool, typer.Option("--follow", help="Keep exporting new records until Ctrl-C.")
     ] = False,
-    interval: Annotated[
-        float, typer.Option(min=0.1, help="With --follow: seconds between two checks of the records.")
-    ] = 10.0,
 ) -> None:
     """Export the trained runs, tables and figures of a scale to MLflow; exporting again changes nothing.
 
@@ -60,6 +57,6 @@ def track(
     stopping = Stopping()
     try:
         with stopping.heeded(), stopping.interruptible():  # the next export completes an interrupted one
-            tracking.follow(wanted, store, typer.echo, interval)
+            tracking.follow(wanted, store, typer.echo)
     except (Stopped, KeyboardInterrupt):
         typer.echo(f"{store}: no longer followed; `fltrain track` goes on from here")

@@ -1,9 +1,8 @@
 """Comparison of runs: means over seeds, differences paired by seed, curves.
 
-Runs come from records or from an MLflow store (``fltrain.tracking.run_view``). Runs that agree in everything
-except the seed are one line of the table. The compared settings (``over``, by default method and plug-ins)
-name the variant of a line. All other settings in which the chosen runs differ are conditions: nothing is
-compared across, for example, two datasets.
+Runs that agree in everything except the seed are one line of the table. The compared settings (``over``, by
+default method and plug-ins) name the variant of a line. All other settings in which the chosen runs differ
+are conditions: nothing is compared across, for example, two datasets.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ def load_runs(
     results: str | Path = "results",
     *,
     where: str | Iterable[str] = (),
-    uri: str | None = None,
     config: str | Path = "config",
 ) -> pd.DataFrame:
     """Load metrics of runs: a row per run, metric and round.
@@ -32,14 +31,13 @@ def load_runs(
         results: folder that holds ``runs/``.
         where: conditions, for example ``"items=flfa/table1 method=fedavg,fedprox training.lr!=0.1"``; keys
             are the columns above, ``commit``, ``revisions``, ``folder``, and settings by dotted name.
-        uri: MLflow store to read from, in place of the folder.
         config: folder with ``papers/`` and ``scales/``, which assign runs of the folder to items.
 
     Raises:
-        FltrainError: if no run is left, or the source cannot be read.
+        FltrainError: if no run is left, or the configuration is not valid.
     """
     rows: list[tuple[Any, ...]] = []
-    for run in find_runs(results, where, uri, config):
+    for run in find_runs(results, where, config):
         names = (run.run_id, *(run.fields[name] for name in _FEW))
         finals = {metric: [(run.rounds, value)] for metric, value in run.finals.items()}
         for metric, curve in {**run.curves, **finals}.items():
@@ -53,7 +51,6 @@ def load_settings(
     results: str | Path = "results",
     *,
     where: str | Iterable[str] = (),
-    uri: str | None = None,
     config: str | Path = "config",
 ) -> pd.DataFrame:
     """Load fields, settings and final metrics of runs: a row per run, indexed by its ID.
@@ -62,9 +59,9 @@ def load_settings(
     metrics with one value. The arguments are those of ``load_runs``.
 
     Raises:
-        FltrainError: if no run is left, or the source cannot be read.
+        FltrainError: if no run is left, or the configuration is not valid.
     """
-    runs = find_runs(results, where, uri, config)
+    runs = find_runs(results, where, config)
     rows = {run.run_id: {**run.settings, **run.fields, **run.finals} for run in runs}
     frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     metrics = {name for run in runs for name in run.finals}
@@ -76,21 +73,15 @@ def load_settings(
 def find_runs(
     results: str | Path = "results",
     where: str | Iterable[str] = (),
-    uri: str | None = None,
     config: str | Path = "config",
 ) -> list[RunView]:
-    """Return the chosen runs of a results folder or, with ``uri``, of an MLflow store.
+    """Return the chosen runs of a results folder.
 
     Raises:
-        FltrainError: if no run is left, or the source cannot be read.
+        FltrainError: if no run is left, or the configuration is not valid.
     """
     conditions = parse_where(where)
-    if uri:
-        from fltrain.tracking.mlflow_store import stored_runs
-
-        return choose_runs(stored_runs(uri, conditions), conditions)
     scales = [scale for one in conditions if one.key == "scale" and not one.excluded for scale in one.values]
     folder = Results(Path(results))
-    return choose_runs(
-        recorded_runs(folder, memberships_of(folder, Path(config), scales or None)), conditions
-    )
+    memberships = memberships_of(folder, Path(config), scales or None)
+    return choose_runs(recorded_runs(folder, memberships), conditions)

@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -29,11 +29,9 @@ from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.mlflow_store import (
     FINGERPRINT,
-    PATIENCE,
     RUN_ID,
     Data,
     NewRun,
-    Patience,
     Store,
     StoredRun,
     corrections,
@@ -47,6 +45,8 @@ REVISION = 3
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
 """Files of a table or figure that become artifacts, in this order."""
+INTERVAL = 10
+"""Seconds between two looks at the files in ``follow``."""
 CELLS = "cells"
 """Experiment of the cells of all tables."""
 CELL_METRICS = {
@@ -132,33 +132,29 @@ class Exported:
     """
 
     created: int = 0
-    unchanged: int = 0
-    retagged: int = 0
     replaced: int = 0
-    left_out: int = 0
+    retagged: int = 0
+    unchanged: int = 0
     items: int = field(default=0, compare=False)
     cells: int = field(default=0, compare=False)
+    left_out: int = 0
 
     def __str__(self) -> str:
-        counts = {
-            "created": self.created,
-            "replaced": self.replaced,
-            "retagged": self.retagged,
-            "unchanged": self.unchanged,
-            "tables and figures written": self.items,
-            "cells written": self.cells,
-            "left out (damaged or of another version, see `fltrain verify`)": self.left_out,
+        names = {
+            "left_out": "left out (damaged or of another version, see `fltrain verify`)",
+            "items": "tables and figures written",
+            "cells": "cells written",
         }
-        return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing to export"
+        counts = {names.get(name, name): count for name, count in asdict(self).items() if count}
+        return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing to export"
 
 
-def export(wanted: Wanted, uri: str, patience: Patience = PATIENCE) -> Exported:
+def export(wanted: Wanted, uri: str) -> Exported:
     """Update an MLflow store to match records, tables and figures; do not change anything else in it.
 
     Args:
         wanted: what to export.
         uri: address of the store, ``sqlite:///path`` or that of a tracking server.
-        patience: longest waits.
 
     Raises:
         FltrainError: if the store cannot be written to. The next export goes on after the last run written.
@@ -178,7 +174,7 @@ def export(wanted: Wanted, uri: str, patience: Patience = PATIENCE) -> Exported:
     homes = [*papers, *([CELLS] if pages else [])]
     # Runs outside of all items can become stale without a change of their files.
     assigned = bool(papers) and all(run in wanted.memberships for run in wanted.runs)
-    with writing(uri, wanted.results.root, patience) as store:
+    with writing(uri, wanted.results.root) as store:
         if assigned and store.is_complete(wanted.scale, digest, homes):
             return Exported(unchanged=len(prints))
         store.set_incomplete()
@@ -478,16 +474,7 @@ def _page_note(page: Page, homes: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- follow
-Stamp = tuple[int, int]
-
-
-def follow(
-    wanted: Wanted,
-    uri: str,
-    report: Callable[[str], object],
-    interval: float = 10.0,
-    patience: Patience = PATIENCE,
-) -> None:
+def follow(wanted: Wanted, uri: str, report: Callable[[str], object]) -> None:
     """Export everything that exists, then all changes, until an exception interrupts it.
 
     The process runs at low priority. If the store fails after the first export, it is tried again.
@@ -496,17 +483,15 @@ def follow(
         wanted: what to export; its runs need no record yet.
         uri: address of the store.
         report: is called with a line for every export that changed something, and for failures.
-        interval: seconds between two looks at the files.
-        patience: longest waits of each export.
 
     Raises:
         FltrainError: if the first export fails.
     """
     os.nice(10)  # training goes first
     seen = _stamps(wanted)
-    report(f"{uri}: {export(wanted, uri, patience)}; following, Ctrl-C ends it")
+    report(f"{uri}: {export(wanted, uri)}; following, Ctrl-C ends it")
     while True:
-        sleep(interval)
+        sleep(INTERVAL)
         now = _stamps(wanted)
         changed = {name for name, stamp in now.items() if seen.get(name) != stamp}
         if not changed:
@@ -514,24 +499,20 @@ def follow(
         runs = [run for run in wanted.runs if run in changed]
         part = replace(wanted, runs=runs, pages=[page for page in wanted.pages if page.id in changed])
         try:
-            report(f"{uri}: {export(part, uri, patience)}")
-        except FltrainError as error:
-            report(f"{error}; trying again in {interval:g} s")
-        else:
+            report(f"{uri}: {export(part, uri)}")
             seen = now
+        except FltrainError as error:
+            report(f"{error}; trying again in {INTERVAL} s")
 
 
-def _stamps(wanted: Wanted) -> dict[str, tuple[Stamp, ...]]:
+def _stamps(wanted: Wanted) -> dict[str, list[tuple[int, int]]]:
     """Return dates and sizes of the existing files to export, by run or item."""
     files = {run: [wanted.results.run(run) / "summary.json"] for run in wanted.runs}
     files |= {page.id: wanted.files(page) for page in wanted.pages}
-    stamps = {name: tuple(filter(None, map(_stamp, paths))) for name, paths in files.items()}
-    return {name: values for name, values in stamps.items() if values}
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        status = path.stat()
-    except OSError:  # not there yet, or just removed
-        return None
-    return (status.st_mtime_ns, status.st_size)
+    stamps: dict[str, list[tuple[int, int]]] = {}
+    for name, paths in files.items():
+        for path in paths:
+            with suppress(OSError):  # not there yet, or just removed
+                status = path.stat()
+                stamps.setdefault(name, []).append((status.st_mtime_ns, status.st_size))
+    return stamps

@@ -1,4 +1,4 @@
-"""MLflow stores: opened for one writer at a time, written and read through MLflow's public client.
+"""MLflow stores: opened for one writer at a time, written through MLflow's public client.
 
 A SQLite database is written without waiting for the disk after each transaction, because it can be recreated
 from the records. Files of runs are in a folder next to it (``--artifacts-destination`` of an MLflow server).
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +26,10 @@ from filelock import FileLock, Timeout
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing
 from fltrain.core.hashing import short_hash
-from fltrain.runs.where import NONE, Condition
-from fltrain.tracking.run_view import CURVES, FIELDS, Curve, RunView
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import Experiment
 
 SQLITE = "sqlite:///"
 RUN_ID, FINGERPRINT = "fltrain.run_id", "fltrain.record"
@@ -51,24 +48,8 @@ _TRAINING = {
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _PAGE = 1000, 100, 1000  # limits of one request
 _PARAM_CHARACTERS, _TAG_CHARACTERS, _DIGEST_CHARACTERS = 6000, 5000, 10
 _FEW = 20  # up to this number, runs are looked up one by one
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Longest waits of an export, in seconds.
-
-    Attributes:
-        lock: for another export.
-        database: for another program that writes to the database.
-        server: for the first answer of a tracking server.
-    """
-
-    lock: float = 600.0
-    database: float = 60.0
-    server: float = 10.0
-
-
-PATIENCE = Patience()
+LOCK_SECONDS, DATABASE_SECONDS, SERVER_SECONDS = 600.0, 60.0, 10.0
+"""Longest waits for another export, for another program that uses the database, for a tracking server."""
 
 
 @dataclass(frozen=True)
@@ -109,56 +90,37 @@ class StoredRun:
 
 # --------------------------------------------------------------------------------------------------- opening
 @contextmanager
-def writing(uri: str, folder: Path, patience: Patience = PATIENCE) -> Iterator[Store]:
+def writing(uri: str, folder: Path) -> Iterator[Store]:
     """Open a store for this process alone.
 
     Args:
         uri: ``sqlite:///path`` or the address of a tracking server.
         folder: folder of the lock for a tracking server; the lock of a database is next to it.
-        patience: longest waits.
 
     Raises:
         FltrainError: if the store cannot be written to; one line names the reason and a remedy.
     """
-    with _short_errors(uri, "write to"):
+    with _short_errors(uri):
+        from mlflow import MlflowClient
+
+        path = sqlite_path(uri) if uri.startswith(SQLITE) else None
+        lock = Path(f"{path}.lock") if path else folder / f"mlflow-{short_hash(uri)}.lock"
+        if path is None:
+            _check_reachable(uri)
+        lock.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if not uri.startswith(SQLITE):
-                _check_reachable(uri, patience.server)
-                folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(folder / f"mlflow-{short_hash(uri)}.lock", timeout=patience.lock):
-                    yield Store(_client(uri))
-                return
-            path = sqlite_path(uri)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{path}.lock", timeout=patience.lock):
+            with FileLock(lock, timeout=LOCK_SECONDS), _sqlite_connections():
+                if path is None:
+                    yield Store(MlflowClient(uri))
+                    return
                 if not path.exists():
                     # Creating the tables takes seconds; MLflow cannot use an incomplete database.
                     with replacing(path) as temporary, _sqlite_connections():
-                        _client(f"{SQLITE}{temporary}")
-                _check_database(path, patience.database, write=True)
-                with _sqlite_connections():
-                    yield Store(_client(uri), artifacts_of(path))
+                        MlflowClient(f"{SQLITE}{temporary}")
+                _check_database(path)
+                yield Store(MlflowClient(uri), artifacts_of(path))
         except Timeout:
             raise FltrainError(f"{uri}: another process is exporting to it; try again later") from None
-
-
-@contextmanager
-def reading(uri: str, patience: Patience = PATIENCE) -> Iterator[MlflowClient]:
-    """Open an existing store to read from it.
-
-    Raises:
-        FltrainError: if there is no such store, or it cannot be read.
-    """
-    with _short_errors(uri, "read"):
-        if not uri.startswith(SQLITE):
-            _check_reachable(uri, patience.server)
-            yield _client(uri)
-            return
-        if not sqlite_path(uri).exists():
-            raise FltrainError(f"{uri}: no such database; make it with `fltrain track`")
-        _check_database(sqlite_path(uri), patience.database, write=False)
-        with _sqlite_connections():
-            yield _client(uri)
 
 
 @contextmanager
@@ -188,7 +150,7 @@ def _sqlite_connections() -> Iterator[None]:
 
 
 @contextmanager
-def _short_errors(uri: str, action: str) -> Iterator[None]:
+def _short_errors(uri: str) -> Iterator[None]:
     """Turn all errors of MLflow, SQLite and the network into one line with a remedy."""
     if "://" not in uri:
         raise FltrainError(f"tracking address {uri!r}: use sqlite:///path/to/file.db or http://host:port")
@@ -203,7 +165,7 @@ def _short_errors(uri: str, action: str) -> Iterator[None]:
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
         raise FltrainError(f"tracking needs MLflow: install 'fltrain[workflow]' ({error})") from None
-        # MLflow logs its exceptions, too, and every step of making a database.
+    # MLflow logs its exceptions, too, and every step of making a database.
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
@@ -211,7 +173,7 @@ def _short_errors(uri: str, action: str) -> Iterator[None]:
     except (OSError, ImportError, sqlite3.Error, SQLAlchemyError, mlflow.MlflowException) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FltrainError(
-            f"{uri}: cannot {action} this MLflow store ({reason}); {_remedy(uri, reason)}"
+            f"{uri}: cannot write to this MLflow store ({reason}); {_remedy(uri, reason)}"
         ) from error
 
 
@@ -239,25 +201,19 @@ def artifacts_of(database: Path) -> Path:
     return database.with_name(f"{database.stem}-artifacts")
 
 
-def _client(uri: str) -> MlflowClient:
-    import mlflow
-
-    return mlflow.MlflowClient(uri)
-
-
 # MLflow retries hopeless cases for minutes, and reports them in many words; so check them first.
-def _check_reachable(uri: str, seconds: float) -> None:
+def _check_reachable(uri: str) -> None:
     if uri.startswith("http"):
         try:
-            urlopen(uri, timeout=seconds).close()
+            urlopen(uri, timeout=SERVER_SECONDS).close()
         except HTTPError as answer:
             if answer.code >= 500:  # other codes come from a server that works
                 raise
 
 
-def _check_database(path: Path, seconds: float, write: bool) -> None:
-    with closing(sqlite3.connect(path, timeout=seconds)) as connection:
-        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+def _check_database(path: Path) -> None:
+    with closing(sqlite3.connect(path, timeout=DATABASE_SECONDS)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         connection.execute("SELECT name FROM sqlite_master").fetchall()
         connection.rollback()
 
@@ -297,19 +253,19 @@ class Store:
     def experiment(self, name: str, note: str = "") -> str:
         """Return the ID of an experiment; create, restore or describe it if needed."""
         experiment = self._experiments.get(name)
+        deleted = experiment is not None and experiment.lifecycle_stage == "deleted"
         if experiment is None:
             location = f"{_PROXIED}/{name}" if self._artifacts else None
             known = self._client.create_experiment(name, location, _TRAINING)
-        elif experiment.lifecycle_stage == "deleted":
-            known = experiment.experiment_id
-            self._client.restore_experiment(known)
         else:
             known = experiment.experiment_id
+        if deleted:
+            self._client.restore_experiment(known)
         current = experiment.tags if experiment else {}
         changes = corrections(current, with_note({}, note)) if note else {}
         for key, value in changes.items():
             self._client.set_experiment_tag(known, key, value)
-        if changes or experiment is None or experiment.lifecycle_stage == "deleted":
+        if changes or experiment is None or deleted:
             self._experiments[name] = self._client.get_experiment(known)
         return str(known)
 
@@ -415,51 +371,3 @@ def _pages(search: Any) -> Iterator[Any]:
         token = page.token
         if not token:
             return
-
-
-# --------------------------------------------------------------------------------------------------- reading
-def stored_runs(uri: str, where: Sequence[Condition] = ()) -> list[RunView]:
-    """Return views of the exported runs in an MLflow store; their curves are read at first use.
-
-    Args:
-        uri: address of the store.
-        where: conditions; those with a single value of a field filter the store's query.
-
-    Raises:
-        FltrainError: if the store cannot be read.
-    """
-    asked = [
-        f"tags.`{one.key}` = '{one.values[0]}'"
-        for one in where
-        if one.key in FIELDS[3:]
-        and not one.excluded
-        and len(one.values) == 1
-        and re.fullmatch(r"\w+", one.values[0])
-    ]
-    exported = f"tags.`{RUN_ID}` LIKE '%'"
-    with reading(uri) as client:
-        experiments = [one.experiment_id for one in _pages(client.search_experiments)]
-        search = partial(client.search_runs, experiments)
-        runs = list(_pages(partial(search, " and ".join([exported, *asked]))))
-        # Without any match, load all runs to list the existing values.
-        runs = runs or list(_pages(partial(search, exported)))
-    return [_view(run, uri) for run in runs]
-
-
-def _view(run: Run, uri: str) -> RunView:
-    tags, values = run.data.tags, run.data.metrics
-    finals = {name: value for name, value in values.items() if name not in CURVES}
-    fields = {name: tags.get(name, NONE) for name in FIELDS}
-    fields["items"] = fields["items"].replace(",", "")
-
-    def curves() -> dict[str, Curve]:
-        with reading(uri) as client:
-            return {
-                name: sorted(
-                    (one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)
-                )
-                for name in CURVES
-                if name in values
-            }
-
-    return RunView(tags[RUN_ID], fields, run.data.params, finals, int(run.data.params["rounds"]), curves)

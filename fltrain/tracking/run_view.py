@@ -1,8 +1,4 @@
-"""Runs for MLflow, data frames and comparisons: fields, settings by dotted name, metrics. No torch.
-
-A view is made from a record, or from the MLflow run that an export made of it
-(``fltrain.tracking.mlflow_store``). Both give the same fields, settings and metrics.
-"""
+"""Recorded runs for MLflow, data frames and comparisons: fields, settings by name, metrics. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing runs: choosing, pairing by seed, conditions, curves; from records and from a store alike."""
+"""Comparing runs: choosing, pairing by seed, conditions, curves."""
 
 import csv
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from PIL import Image
 from scipy import stats
@@ -25,7 +24,6 @@ from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking.compare import Comparison, compare, sketch
 from fltrain.tracking.dataframes import find_runs
-from fltrain.tracking.export import Wanted, export
 from fltrain.tracking.run_view import RunView
 
 from .helpers import TINY, seal, tiny
@@ -71,22 +69,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def uri(root: Path) -> str:
-    """An MLflow store of the same runs, which belong to two tables."""
-    results = Results(root)
-    runs = [one.run_id for one in results.records()]
-    members = {
-        one.run_id: ["flfa/table1"] if one.spec["method"]["name"] != "moon" else ["fed2/table1"]
-        for one in results.records()
-    }
-    store = f"sqlite:///{root / 'mlflow.db'}"
-    export(Wanted(results, "demo", members, runs), store)
-    return store
-
-
-def chosen(root: Path, *where: str, uri: str | None = None) -> list[RunView]:
-    return find_runs(root, where, uri, CONFIG)
+def chosen(root: Path, *where: str) -> list[RunView]:
+    return find_runs(root, where, CONFIG)
 
 
 def by_name(comparison: Comparison) -> dict[str, Any]:
@@ -265,24 +249,9 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     assert compare(chosen(root, "status=diverged")).lines[0].value is None, "which it says"
 
 
-# ------------------------------------------------------------------------------------ the same from a store
-def test_a_store_alone_gives_the_same_table_and_curves(root: Path, uri: str) -> None:
-    sources = [chosen(root), chosen(root / "elsewhere", uri=uri)]
-    tables = [compare(runs).numbers() for runs in sources]
-    assert tables[0] == tables[1]
-    sketches = [sketch(compare(runs), runs, "test_loss") for runs in sources]
-    assert sketches[0] == sketches[1] and len(sketches[0]) == 6
-
-
-def test_frames_from_records_and_from_a_store_are_equal(root: Path, uri: str) -> None:
-    frames = []
-    for arguments in ({"results": root}, {"results": root / "elsewhere", "uri": uri}):
-        frame = fltrain.load_runs(**arguments, where="method=fedavg,fedprox")
-        texts = dict.fromkeys(frame.select_dtypes("category"), str)
-        frame = frame.astype(texts).sort_values(["run", "metric", "round"]).reset_index(drop=True)
-        frames.append(frame.drop(columns=["paper", "items", "scale"]))  # unknown to the folder alone
-    pd.testing.assert_frame_equal(*frames)
-    frame = frames[0]
+# ---------------------------------------------------------------------------------------------- data frames
+def test_frames_have_a_row_per_run_metric_and_round(root: Path) -> None:
+    frame = fltrain.load_runs(root, where="method=fedavg,fedprox")
     assert len(frame) == 8 * (3 * 3 + 4)
     final = frame[(frame["metric"] == "final_accuracy") & (frame["method"] == "fedavg")]
     assert sorted(final["value"]) == pytest.approx([0.5, 0.6, 0.7, 0.9])
@@ -317,12 +286,12 @@ def test_curves_that_no_run_has(root: Path) -> None:
         ("plugins!=none,flfa method!=fedavg", 0),
     ],
 )
-def test_runs_are_chosen(root: Path, uri: str, where: str, count: int) -> None:
+def test_runs_are_chosen(root: Path, where: str, count: int) -> None:
     if count == 0:
         with pytest.raises(FltrainError, match=r"no run is left with plugins!=none,flfa \(there are: none\)"):
             chosen(root, where)
         return
-    for runs in (chosen(root, where), chosen(root, *where.split("  "), uri=uri)):
+    for runs in (chosen(root, where), chosen(root, *where.split("  "))):
         assert len({run.run_id for run in runs}) == count
 
 
@@ -349,11 +318,6 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         chosen(tmp_path, "local_test=0.25")
 
 
-def test_a_store_has_the_papers_of_runs(root: Path, uri: str) -> None:
-    assert {run.fields["method"] for run in chosen(root, "paper=fed2", uri=uri)} == {"moon"}
-    assert len(chosen(root, "items=flfa/table1 scale=demo", uri=uri)) == 8
-
-
 @pytest.mark.parametrize(
     ("where", "message"),
     [
@@ -375,8 +339,6 @@ def test_a_filter_that_leaves_no_run_is_refused(root: Path, where: str, message:
 def test_no_runs_at_all(tmp_path: Path) -> None:
     with pytest.raises(FltrainError, match="there are no runs yet"):
         chosen(tmp_path)
-    with pytest.raises(FltrainError, match="no such database; make it with `fltrain track`"):
-        chosen(tmp_path, uri=f"sqlite:///{tmp_path / 'none.db'}")
     assert list(tmp_path.iterdir()) == []
 
 

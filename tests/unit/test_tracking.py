@@ -28,14 +28,20 @@ from fltrain.runs.spec import RunSpec
 from fltrain.tracking import export as exporting
 from fltrain.tracking import mlflow_store
 from fltrain.tracking.export import Exported, Page, Wanted, export, follow
-from fltrain.tracking.mlflow_store import NewRun, Patience, Store, writing
+from fltrain.tracking.mlflow_store import NewRun, Store, writing
 
 from .helpers import seal, tiny, trained
 
-AT_ONCE = Patience(lock=0.1, database=0.1, server=0.2)
 EVERYTHING = {"statistics": ["drift", "similarity", "separability"]}
 CONFIG = Path(__file__).parents[2] / "config"
 TABLE = Page("ecgr/table1", "Accuracy", "The caption.", "**ECGR**\n\nAuthors, 2025")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports do not wait for others."""
+    for wait, seconds in {"LOCK_SECONDS": 0.1, "DATABASE_SECONDS": 0.1, "SERVER_SECONDS": 0.2}.items():
+        monkeypatch.setattr(mlflow_store, wait, seconds)
 
 
 @pytest.fixture(scope="module")
@@ -620,7 +626,7 @@ def followed(
     monkeypatch.setattr(exporting, "sleep", sleep)
     monkeypatch.setattr(exporting.os, "nice", lambda _: 0)  # this process goes on
     with pytest.raises(KeyboardInterrupt):
-        follow(wanted, store.uri, lambda text: reports.append(text.partition(": ")[2]), patience=AT_ONCE)
+        follow(wanted, store.uri, lambda text: reports.append(text.partition(": ")[2]))
     return reports
 
 
@@ -646,6 +652,7 @@ def test_records_and_tables_are_exported_as_they_appear(
     assert store.export(pages=[TABLE]) == Exported(unchanged=3)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_following_goes_on_when_the_store_was_taken(store: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = mlflow_store.FileLock(f"{store.path}.lock")
 
@@ -660,7 +667,7 @@ def test_following_goes_on_when_the_store_was_taken(store: Exports, monkeypatch:
 
 
 def test_ctrl_c_ends_following_cleanly(store: Exports) -> None:
-    command = [sys.executable, "-m", "fltrain", "track", "--follow", "--interval", "0.1", "--every"]
+    command = [sys.executable, "-m", "fltrain", "track", "--follow", "--every"]
     command += ["--results", str(store.results.root), "--config", str(CONFIG), "--uri", store.uri]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=store.folder) as process:
@@ -827,22 +834,24 @@ def test_a_full_disk_ends_an_export_and_the_next_one_goes_on(exported: Exports, 
     assert not store.path.exists() and not list(store.path.parent.glob(".*"))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_database_that_another_program_holds(store: Exports) -> None:
     expected = store.search()
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(FltrainError, match=r"\(database is locked\); end the program that uses it, then"):
-            export(store.wanted(), store.uri, AT_ONCE)
+            export(store.wanted(), store.uri)
     assert store.export() == Exported(unchanged=3)
     assert store.search() == expected
 
 
+@pytest.mark.usefixtures("impatient")
 def test_another_export_that_does_not_end(tmp_path: Path) -> None:
     with (
         mlflow_store.FileLock(f"{tmp_path / 'mlflow.db'}.lock"),
         pytest.raises(FltrainError, match="another process is exporting to it; try again later"),
     ):
-        export(nothing(tmp_path), f"sqlite:///{tmp_path / 'mlflow.db'}", AT_ONCE)
+        export(nothing(tmp_path), f"sqlite:///{tmp_path / 'mlflow.db'}")
 
 
 @contextmanager
@@ -945,6 +954,7 @@ def test_a_server_that_asks_for_a_token(store: Exports, server: str, monkeypatch
         export(store.wanted(), server)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("server", "reason"),
     [
@@ -960,7 +970,7 @@ def test_a_server_that_does_not_work(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # pauses in between take seconds
     with server() as uri, pytest.raises(FltrainError) as caught:
-        export(store.wanted(), uri, AT_ONCE)
+        export(store.wanted(), uri)
     message = str(caught.value)
     assert message.startswith(f"{uri}: cannot write to this MLflow store (") and reason in message
     assert message.endswith("; start the server or check its address, then export again")
