@@ -144,7 +144,8 @@ def verdict_sentence(cell: TableCell) -> str:
     if cell.verdict in (None, "not run") or cell.published is None:
         start = f"Ours: {ours}" if ours else ""
         return f"{start}; {cell.full_verdict}." if start and cell.verdict else f"{start}." if start else ""
-    digits, parts = cell.decimals, [f"{cell.full_verdict.capitalize()}: ours is {ours}"]
+    ours = "ours never reaches the target" if cell.mean == math.inf else f"ours is {ours}"
+    digits, parts = cell.decimals, [f"{cell.full_verdict.capitalize()}: {ours}"]
     parts.append(f"published is {cell.published:.{digits}f}")
     if cell.difference_low is not None and cell.difference_high is not None and cell.margin is not None:
         interval = interval_text((cell.difference_low, cell.difference_high), digits, "+")
