@@ -8,7 +8,7 @@ projections, the classifier, whose neurons are the logits) use the output of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ from fltrain.models.network import Network
 if TYPE_CHECKING:
     from fltrain.engine.data import Split
 
-Spatial = Literal["sum_product", "gap_product"]
-Score = Literal["logit", "prob"]
-
 _LAYERS = (nn.Conv2d, nn.Linear, GroupedClassifier)
 _NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.Identity)
 _ACTIVATIONS = (nn.ReLU, nn.ReLU6)
@@ -34,15 +31,12 @@ def class_preference(
     split: Split,
     classes: int,
     chosen: Tensor | None = None,
-    *,
-    spatial: Spatial = "sum_product",
-    score: Score = "logit",
     batch: int = 64,
 ) -> dict[str, Tensor]:
     """Return the class preferences ``[neurons, classes]`` of every layer, by its name, in float64.
 
     The preference of a neuron for class c is the mean over the images of class c of A dZ_c / dA, summed over
-    the pixels of the map, with Z_c the score of the class. The paper uses at least 50 images of each class.
+    the pixels of the map, with Z_c the logit of the class. The paper uses at least 50 images of each class.
     The network runs in evaluation mode and is unchanged afterwards.
 
     Args:
@@ -50,8 +44,6 @@ def class_preference(
         split: the images.
         classes: number of classes.
         chosen: indices of the images to use (default: all).
-        spatial: sum over pixels of the products, or the product of the means over pixels (``gap_product``).
-        score: score of a class, its ``logit`` or its probability ``prob``.
         batch: number of images whose maps are in memory at once.
 
     Raises:
@@ -72,48 +64,40 @@ def class_preference(
         for part in chosen.split(batch):
             images, labels = split.batch(part)
             with torch.enable_grad():
-                said, logits = _post_activations(network, images.requires_grad_())
-                scores = logits.softmax(1) if score == "prob" else logits
+                activations, logits = _post_activations(network, images.requires_grad_())
                 # Images are independent in evaluation mode, so one backward pass suffices for all of them.
-                own = scores.gather(1, labels[:, None]).sum()
-                errors = torch.autograd.grad(own, list(said.values()), materialize_grads=True)
+                own_class = logits.gather(1, labels[:, None]).sum()
+                errors = torch.autograd.grad(own_class, list(activations.values()), materialize_grads=True)
             by_class = functional.one_hot(labels, classes).double()
-            for (name, maps), error in zip(said.items(), errors, strict=True):
-                values = _products(maps.detach(), error, spatial).double().T @ by_class
+            for (name, maps), error in zip(activations.items(), errors, strict=True):
+                products = maps.detach() * error
+                of_neurons = products.sum((2, 3)) if products.dim() == 4 else products
+                values = of_neurons.double().T @ by_class
                 totals[name] = totals[name] + values if name in totals else values
     finally:
         network.train(training)
     return {name: total / counts for name, total in totals.items()}
 
 
-def _products(maps: Tensor, error: Tensor, spatial: Spatial) -> Tensor:
-    """Return A dZ / dA of each neuron ``[n, neurons]``."""
-    if maps.dim() == 2:
-        return maps * error
-    if spatial == "gap_product":
-        return maps.mean((2, 3)) * error.mean((2, 3))
-    return (maps * error).sum((2, 3))
-
-
 def _post_activations(network: Network, images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Return the post-activation of every layer for some images, by its name, and the logits."""
-    said: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
     # The layer whose output may still pass a norm and a ReLU, and the tensor that it passed on.
-    speaking: list[tuple[str, Tensor]] = []
+    pending: list[tuple[str, Tensor]] = []
 
     def record(name: str, module: nn.Module, input: Tensor, output: Tensor) -> Tensor:
         kind = module[0] if isinstance(module, PerGroup) else module
         if not isinstance(kind, _LAYERS):
             # A tensor that was changed in place, such as a residual sum, is not the layer's output.
             written = int(getattr(kind, "inplace", False))
-            follows = speaking and input is speaking[0][1] and input._version == written
+            follows = pending and input is pending[0][1] and input._version == written
             if not (isinstance(kind, _NORMS + _ACTIVATIONS) and follows):
-                speaking.clear()
+                pending.clear()
                 return output
-            name = speaking[0][0]
-        said[name] = output
+            name = pending[0][0]
+        activations[name] = output
         passed_on = output.clone()  # networks may change their output in place: keep a copy
-        speaking[:] = [] if isinstance(kind, _ACTIVATIONS) else [(name, passed_on)]
+        pending[:] = [] if isinstance(kind, _ACTIVATIONS) else [(name, passed_on)]
         return passed_on
 
     def watch(name: str) -> Any:
@@ -125,7 +109,7 @@ def _post_activations(network: Network, images: Tensor) -> tuple[dict[str, Tenso
     finally:
         for handle in handles:
             handle.remove()
-    return said, logits
+    return activations, logits
 
 
 def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -160,15 +144,14 @@ def total_variance(preferences: Tensor, unit_norm: bool = False) -> float:
     return float((vectors - vectors.mean(0)).square().sum(1).mean())
 
 
-def shared_depth(variances: Sequence[float], share: float = 0.5, least: int = 0) -> int:
+def shared_depth(variances: Sequence[float]) -> int:
     """Return the number of first layers that all groups should share.
 
-    These are the leading layers whose total variance (of vectors of length one) is below ``share`` of the
-    largest; at least ``least`` (4 to 6 on VGG-16). The paper gives no threshold and fixes the number.
+    These are the leading layers whose total variance (of vectors of length one) is below half of the largest.
+    The paper gives no threshold and fixes the number.
     """
-    limit = share * max(variances)
-    leading = next((depth for depth, value in enumerate(variances) if value >= limit), len(variances))
-    return min(max(leading, least), len(variances))
+    half = max(variances) / 2
+    return next((depth for depth, value in enumerate(variances) if value >= half), len(variances))
 
 
 def alignment(preferences: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

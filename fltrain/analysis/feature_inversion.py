@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -197,8 +198,7 @@ class _Prior(_Attacker):
 ATTACKERS: dict[str, type[_Prior | _Pixels]] = {"prior": _Prior, "pixels": _Pixels}
 
 
-@dataclass(frozen=True)
-class Inverted:
+class Inverted(NamedTuple):
     """Images ``[n, channels, height, width]`` from 0 to 1 that an attack recovered.
 
     ``loss`` is the mean square between their features and the targets ``[n]``, ``before`` that of the initial
@@ -209,15 +209,6 @@ class Inverted:
     before: Tensor
     loss: Tensor
 
-    @classmethod
-    def joined(cls, parts: Sequence[Inverted]) -> Inverted:
-        """Return the results of several attacks as one."""
-        return cls(
-            torch.cat([part.images for part in parts]),
-            torch.cat([part.before for part in parts]),
-            torch.cat([part.loss for part in parts]),
-        )
-
 
 def invert(
     features: Features, targets: Tensor, shape: Sequence[int], attack: Attack, seed: int = 0
@@ -227,8 +218,8 @@ def invert(
     All random numbers come from ``seed``. The result for a target does not depend on the others, except for
     rounding.
     """
-    parts = targets.split(TOGETHER)
-    return Inverted.joined([_invert(features, part, shape, attack, seed) for part in parts])
+    parts = [_invert(features, part, shape, attack, seed) for part in targets.split(TOGETHER)]
+    return Inverted(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: Attack, seed: int) -> Inverted:

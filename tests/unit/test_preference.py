@@ -79,7 +79,7 @@ def cuts(network: Network) -> dict[str, int]:
     return found
 
 
-def directly(network: Network, split: Split, spatial: str, score: str) -> dict[str, Tensor]:
+def directly(network: Network, split: Split) -> dict[str, Tensor]:
     """Image by image: run the chain up to the layer, then from there on with its maps as the variable."""
     network = network.eval()
     order = leaves(network)
@@ -96,14 +96,10 @@ def directly(network: Network, split: Split, spatial: str, score: str) -> dict[s
             logits = said
             for module in order[cut:]:
                 logits = module(logits)
-            value = logits.softmax(1)[0, label] if score == "prob" else logits[0, label]
-            (slope,) = torch.autograd.grad(value, said)
+            (slope,) = torch.autograd.grad(logits[0, label], said)
             per_class[int(label)].append(
                 torch.stack(
-                    [
-                        neuron.mean() * its.mean() if spatial == "gap_product" else (neuron * its).sum()
-                        for neuron, its in zip(maps[0], slope[0], strict=True)
-                    ]
+                    [(neuron * its).sum() for neuron, its in zip(maps[0], slope[0], strict=True)]
                 ).double()
             )
         preferences[name] = torch.stack([torch.stack(values).mean(0) for values in per_class], 1)
@@ -123,20 +119,18 @@ CHAINS: dict[str, Any] = {
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_preferences_are_those_of_a_direct_computation(chain: Any, split: Split) -> None:
     network = chain()
-    choices = [("sum_product", "logit"), ("gap_product", "prob")]
-    for spatial, score in choices if isinstance(network.classifier, nn.Linear) else choices[:1]:
-        measured = class_preference(network, split, CLASSES, spatial=spatial, score=score, batch=7)  # type: ignore[arg-type]
-        expected = directly(network, split, spatial, score)
-        assert list(measured) == list(expected)
-        for name, wanted in expected.items():
-            assert measured[name].shape == wanted.shape and measured[name].dtype == torch.float64
-            scale = float(wanted.abs().max())
-            assert scale > 0
-            torch.testing.assert_close(measured[name], wanted, rtol=1e-3, atol=1e-4 * scale, msg=name)
+    measured = class_preference(network, split, CLASSES, batch=7)
+    expected = directly(network, split)
+    assert list(measured) == list(expected)
+    for name, wanted in expected.items():
+        assert measured[name].shape == wanted.shape and measured[name].dtype == torch.float64
+        scale = float(wanted.abs().max())
+        assert scale > 0
+        torch.testing.assert_close(measured[name], wanted, rtol=1e-3, atol=1e-4 * scale, msg=name)
 
 
 def test_neurons_of_the_classifier_are_the_logits(split: Split) -> None:
-    """Of the logits, dZ_c / dZ_i is one or zero; of the probabilities, p_c (1 - p_i) or -p_c p_i."""
+    """dZ_c / dZ_i is one or zero."""
     network = network_of("mlp").eval()
     images, labels = split.batch(torch.arange(IMAGES))
     with torch.no_grad():
@@ -144,12 +138,6 @@ def test_neurons_of_the_classifier_are_the_logits(split: Split) -> None:
     plain = class_preference(network, split, CLASSES)["classifier"]
     means = torch.stack([logits[labels == label].mean(0)[label] for label in range(CLASSES)])
     torch.testing.assert_close(plain, means.diag(), rtol=1e-5, atol=1e-6)
-    probable = class_preference(network, split, CLASSES, score="prob")["classifier"]
-    shares = logits.softmax(1)
-    for label in range(CLASSES):
-        own = torch.eye(CLASSES)[label].double()
-        each = logits * shares[:, label : label + 1] * (own - shares)
-        torch.testing.assert_close(probable[:, label], each[labels == label].mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_projections_and_residual_blocks(split: Split) -> None:
@@ -294,13 +282,6 @@ def test_total_variance_of_special_layers() -> None:
 )
 def test_shared_depth(variances: list[float], depth: int) -> None:
     assert shared_depth(variances) == depth
-
-
-def test_shared_depth_has_bounds() -> None:
-    assert shared_depth([0.9, 0.1, 0.1, 1.0], least=2) == 2
-    assert shared_depth([0.1, 0.2, 0.3, 0.8], least=2) == 3
-    assert shared_depth([0.9, 1.0], least=4) == 2
-    assert shared_depth([0.1, 0.3, 0.6, 1.0], share=0.2) == 1
 
 
 def test_alignment_by_hand() -> None:
