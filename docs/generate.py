@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from extent import Covered, cells, coverage, experiments, totals
 
 from fltrain.core.config import Settings, nested
 from fltrain.core.errors import FltrainError
@@ -37,7 +38,6 @@ from fltrain.experiments.schema import Paper, Register, Scale, read_yaml
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
-from fltrain.reporting.overview.coverage import Covered, cells, coverage, experiments, totals
 from fltrain.runs.spec import RunSpec
 
 PAGES = Path(__file__).parent

@@ -176,9 +176,8 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def generate(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def generate() -> dict[str, Any]:
     """What is in ``docs/generate.py``."""
-    monkeypatch.syspath_prepend(ROOT / "docs")
     return runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 

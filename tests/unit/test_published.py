@@ -10,12 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from extent import Covered, coverage, experiments, totals
 
 from fltrain.experiments import claims
 from fltrain.experiments.layout import Measured
 from fltrain.experiments.plan import Plan, PlannedItem, plan
 from fltrain.experiments.schema import Paper, read_yaml
-from fltrain.reporting.overview.coverage import Covered, coverage, experiments, totals
 from fltrain.runs.measures import measure
 
 ROOT = Path(__file__).parents[2]
