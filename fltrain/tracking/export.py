@@ -128,7 +128,8 @@ def pages_of(plan: Plan) -> list[Page]:
 class Exported:
     """Numbers of runs created, unchanged, retagged or replaced by an export; of items and cells written.
 
-    ``left_out`` counts records that are damaged or have settings of another version.
+    ``left_out`` counts records that are damaged or have settings of another version; ``reason`` is that of
+    the first one.
     """
 
     created: int = 0
@@ -138,14 +139,17 @@ class Exported:
     items: int = field(default=0, compare=False)
     cells: int = field(default=0, compare=False)
     left_out: int = 0
+    reason: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         names = {
-            "left_out": "left out (damaged or of another version, see `fltrain verify`)",
+            "left_out": f"left out (see `fltrain verify`): {self.reason}",
             "items": "tables and figures written",
             "cells": "cells written",
         }
-        counts = {names.get(name, name): count for name, count in asdict(self).items() if count}
+        counts = {
+            names.get(name, name): count for name, count in asdict(self).items() if count and name != "reason"
+        }
         return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing to export"
 
 
@@ -184,7 +188,7 @@ def export(wanted: Wanted, uri: str) -> Exported:
         exporter = _Exporter(wanted, store)
         exporter.export_runs(prints)
         exporter.export_pages(pages)
-        store.set_complete(wanted.scale, digest, homes if assigned else ())
+        store.set_complete(wanted.scale, digest, homes if assigned and not exporter.done.left_out else ())
     return exporter.done
 
 
@@ -192,7 +196,7 @@ def _fingerprint(record: Record) -> str:
     files = [
         record.folder / name for name in RECORD_FILES if name != "metrics.jsonl"
     ]  # the summary has its digest
-    return _digest(file for file in files if file.is_file())
+    return _digest(file for file in files if file.is_file()) + record.damage
 
 
 def _digest(files: Iterable[Path]) -> str:
@@ -248,15 +252,15 @@ class _Exporter:
         for run, fingerprint in fingerprints.items():
             try:
                 count = self._export_run(run, fingerprint, present.get(run, ()))
-            except FltrainError:  # the record is damaged
-                count = "left_out"
+            except FltrainError as error:  # the record is damaged or of another version
+                count, self.done.reason = "left_out", self.done.reason or str(error)
             setattr(self.done, count, getattr(self.done, count) + 1)
 
     def _export_run(self, run: str, fingerprint: str, present: Sequence[StoredRun]) -> str:
         record = self.wanted.results.record(run)
         spec = record.run_spec
-        if spec is None:  # of another version: keep its earlier export
-            return "left_out"
+        if spec is None:  # keep its earlier export
+            raise FltrainError(f"{run}: its settings are those of another version")
         view = view_record(record, spec, {self.wanted.scale: self.wanted.memberships})
         tags = self._run_tags(view, present[0].tags if present else {})
         home = self.homes[run] = self.store.experiment(tags["paper"].split()[0])
