@@ -79,7 +79,7 @@ class Covered:
 def cells(items: Iterable[PlannedItem]) -> frozenset[str]:
     """Distinct settings that are trained for the items, each by its run with the first seed."""
     return frozenset(
-        entry.spec.run_id for item in items if item.trains for entry in item.entries if entry.spec.seed == 0
+        entry.spec.run_id for item in items if item.trains for entry in item.entries if entry.number == 0
     )
 
 

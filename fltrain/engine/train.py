@@ -211,6 +211,8 @@ def _rounds(
         for finished in simulation.run():
             rows += finished
             report(simulation.finished, rows)
+            if _reached(spec, finished):
+                return None
             if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
                 checkpoints.save(simulation, account())
     except Diverged as reason:
@@ -226,6 +228,14 @@ def _rounds(
     except Exception as error:
         raise _failure(spec, error, log) from error
     return None
+
+
+def _reached(spec: RunSpec, rows: list[Row]) -> bool:
+    """Return True if a test of a round reaches the accuracy at which the run ends."""
+    until = spec.evaluation.until
+    return until is not None and any(
+        row.get("split") == spec.test_split and row["accuracy"] >= until for row in rows
+    )
 
 
 def _prepare(

@@ -249,16 +249,16 @@ class PlanCosts:
         left = 3600 * hours
         included = set(self.done)
         seeds = {item.id: 0 for item in self.plan.items}
-        for seed in range(max(entry.seed for item in self.plan.items for entry in item.entries) + 1):
+        for seed in range(max(entry.number for item in self.plan.items for entry in item.entries) + 1):
             for item in self.plan.items:
-                runs = {entry.spec.run_id for entry in item.entries if entry.seed == seed and item.trains}
+                runs = {entry.spec.run_id for entry in item.entries if entry.number == seed and item.trains}
                 cost = self.sum(runs - included).seconds
                 if seeds[item.id] == seed and cost <= left:
                     left -= cost
                     included |= runs
                     seeds[item.id] += 1
         items = [
-            replace(item, entries=[entry for entry in item.entries if entry.seed < seeds[item.id]])
+            replace(item, entries=[entry for entry in item.entries if entry.number < seeds[item.id]])
             for item in self.plan.items
             if seeds[item.id]
         ]

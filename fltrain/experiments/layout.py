@@ -18,7 +18,7 @@ Labels = dict[str, str]
 Axes = Mapping[str, Sequence[str]]
 """Axis -> labels of its points."""
 
-COLUMNS = ("seed", "run", "state", "value", "gain", "names")
+COLUMNS = ("seed", "run", "state", "value", "gain", "names", "best", "best_at_end")
 """Columns of a frame of numbers in addition to the axes (``fltrain.reporting.numbers.values``)."""
 
 NO_AXES = (*COLUMNS, "rows", "series")
@@ -98,9 +98,10 @@ class Measured(Settings):
         reported: value of the column ``metric`` in the file of published values.
         gain_over: adds the difference to the cell with these labels, paired over seeds.
         relative_to: shows multiples of the cell with these labels.
-        target_of: for ``rounds_to_target``: the target is the best accuracy of the cell with these labels,
-            the least over seeds, rounded down to whole per cent.
-        printed_target: the target in per cent that the paper's text states; used at full scale.
+        target_of: for rounds to a target: the target is the best accuracy of the cell with these labels, the
+            least over seeds, rounded down to whole per cent.
+        printed_target: the target in per cent that the paper's text states; used at full scale, and at every
+            scale without ``target_of``.
         margin: largest distance of the mean from the published value that still matches, in the unit of the
             measure, or as a share for measures of time, rounds and traffic (default: the measure's own).
         average: adds a row of averages.
@@ -128,15 +129,19 @@ class Table(Layout):
         panels: axis with a table of its own for each value.
         measures: numbers to show.
         order_by: measure by which rows are sorted, from the largest mean to the smallest.
+        best_of: axis that the table does not show, for example of learning rates. Each cell has the label with
+            which its first seed is best. Its number is that of the other seeds with this label, so that they
+            have no part in the choice; with one seed it is that seed's.
     """
 
-    PLACES = ("rows", "columns", "panels")
+    PLACES = ("rows", "columns", "panels", "best_of")
 
     rows: str
     columns: str | None = None
     panels: str | None = None
     measures: Annotated[tuple[Measured, ...], Strict(False)]
     order_by: str | None = None
+    best_of: str | None = None
 
     def check(self, item: str, axes: Axes) -> None:
         headings = [(measured.measure, measured.label) for measured in self.measures]
@@ -149,12 +154,11 @@ class Table(Layout):
             raise FltrainError(f"{item}: order_by names {self.order_by!r}, which is not shown{hint}")
         for measured in self.measures:
             what = _measure(item, measured.measure)
-            if what.targeted != bool(measured.target_of):
+            if what.targeted != bool(measured.target_of or measured.printed_target):
                 raise FltrainError(
-                    f"{item}: 'target_of' goes with the measure 'rounds_to_target', and only with it"
+                    f"{item}: 'target_of' and 'printed_target' go with measures of rounds to a target, which "
+                    f"need one of them; {measured.measure!r} is {'one' if what.targeted else 'none'}"
                 )
-            if measured.printed_target is not None and not what.targeted:
-                raise FltrainError(f"{item}: 'printed_target' goes with the measure 'rounds_to_target' only")
             if measured.average and measured.average.of == "gain" and not measured.gain_over:
                 raise FltrainError(f"{item}: an average 'of: gain' needs 'gain_over'")
             if measured.average and what.over_seeds != "mean":

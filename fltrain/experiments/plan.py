@@ -60,12 +60,17 @@ AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
 @dataclass(frozen=True)
 class Entry:
-    """The run of a cell with one seed: its position in the item's grid, and its spec."""
+    """The run of a cell with one seed: its position in the item's grid and among its seeds, and its spec."""
 
     labels: Labels
     reported: dict[str, str]
-    seed: int
+    number: int
     spec: RunSpec
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.spec.seed
 
 
 @dataclass(frozen=True)
@@ -146,14 +151,18 @@ class PlannedItem:
     def keeping(self, demand: Demand) -> Self:
         """Return the item with the cells that meet a demand; its sheet gives the reason for missing cells."""
         references = list(_references(self.layout))
-        wanted = [entry for entry in self.entries if demand.met(entry.spec)]
+        wanted = [entry for entry in self.entries if demand.met(entry.spec, entry.number)]
         compared = {
             _place({**entry.labels, **labels})
             for entry in wanted
             for labels in references
             if demand.references
         }
-        kept = [entry for entry in self.entries if demand.met(entry.spec) or _place(entry.labels) in compared]
+        kept = [
+            entry
+            for entry in self.entries
+            if demand.met(entry.spec, entry.number) or _place(entry.labels) in compared
+        ]
         if len(kept) == len(self.entries):
             return self
         shown = {place for entry in kept for place in entry.labels.items()}
@@ -423,17 +432,19 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
         for _, point in combination:
             settings = merge(settings, point.set)
             reported.update(point.reported)
-        for special in [special for special in exceptions if special.matches(settings)]:
+        matching = [special for special in exceptions if special.matches(settings)]
+        applied += [special for special in matching if special not in applied]
+        if any(special.leave_out for special in matching):
+            continue
+        for special in matching:
             settings = merge(settings, special.set)
             reported.update(special.reported)
-            if special not in applied:
-                applied.append(special)
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
         # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that
         # depends on it been computed of the first.
         first = RunSpec.parse({**settings, "seed": 0}, where)
-        specs = [first.model_copy(update={"seed": seed}) for seed in range(seeds)]
-        entries += [Entry(labels, reported, spec.seed, spec) for spec in specs]
+        specs = [first.model_copy(update={"seed": item.first_seed + number}) for number in range(seeds)]
+        entries += [Entry(labels, reported, number, spec) for number, spec in enumerate(specs)]
     planned = PlannedItem(
         paper=paper,
         name=name,
@@ -459,7 +470,7 @@ def _check_needs(item: PlannedItem) -> None:
     Every run needs the curves and models of a figure. At least one run needs each measure, and all that
     claims use.
     """
-    specs = {", ".join(entry.labels.values()): entry.spec for entry in item.entries if entry.seed == 0}
+    specs = {", ".join(entry.labels.values()): entry.spec for entry in item.entries if entry.number == 0}
     for curve in curves_of(item.layout):
         for cell, spec in specs.items():
             if lack := lacking(spec, curve, item.id):

@@ -56,7 +56,7 @@ def write_scale(path: Path, config: Path, part: Plan, title: str) -> None:
 def _reduction(declared: Mapping[str, Yaml], item: PlannedItem) -> Yaml:
     """Return the declaration of an item in a scale (the last by its ID or its paper), with fewer seeds."""
     names = [name for name in declared if name in (item.id, item.paper.paper)]
-    seeds = 1 + max(entry.seed for entry in item.entries)
+    seeds = 1 + max(entry.number for entry in item.entries)
     return _applied(declared[names[-1]], item.reduction, [item]) | {"seeds": seeds}
 
 

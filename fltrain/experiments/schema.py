@@ -164,6 +164,7 @@ class Special(Settings):
             exceptions themselves do not change the compared settings, which include defaults.
         set: settings to merge into those of the cell.
         reported: names of the cell in the published table.
+        leave_out: the cells are not run.
     """
 
     when: Annotated[
@@ -171,8 +172,9 @@ class Special(Settings):
         Field(min_length=1),
         AfterValidator(_setting_paths),
     ]
-    set: Patch
+    set: Patch = {}
     reported: dict[str, str] = {}
+    leave_out: bool = False
 
     @property
     def conditions(self) -> Iterator[tuple[list[str], tuple[Value, ...]]]:
@@ -246,6 +248,7 @@ class Item(Settings):
         counted: reason for a number of cells that differs from that file, if it does.
         assumptions: entries of ``config/register.yaml`` for settings that the text lacks, in addition to the
             paper's.
+        first_seed: the item's seeds are this one and the following ones.
     """
 
     title: str
@@ -257,6 +260,7 @@ class Item(Settings):
     axes: dict[AxisName, Axis]
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: int | None = Field(default=None, ge=1)
+    first_seed: int = Field(default=0, ge=0)
     table: Table | None = None
     figure: Figure | None = None
     reported: Annotated[Reported | None, BeforeValidator(_file, json_schema_input_type=str | Reported)] = None

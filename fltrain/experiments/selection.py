@@ -34,12 +34,12 @@ class Demand:
 
     Attributes:
         why: the condition in words.
-        met: returns true for runs to keep.
+        met: returns true for runs to keep, from the spec and the position of the seed in the item.
         references: also keep the cells with which those are compared.
     """
 
     why: str
-    met: Callable[[RunSpec], bool]
+    met: Callable[[RunSpec, int], bool]
     references: bool = False
 
 
@@ -80,21 +80,23 @@ class Selection(Settings):
     def demands(self) -> Iterator[Demand]:
         """The conditions on runs."""
         if self.datasets:
-            yield Demand(_listed("dataset", self.datasets), lambda spec: spec.dataset.name in self.datasets)
+            yield Demand(
+                _listed("dataset", self.datasets), lambda spec, _: spec.dataset.name in self.datasets
+            )
         if self.methods:
             yield Demand(
                 _listed("method", self.methods),
-                lambda spec: any(method.name in self.methods for method in spec.composition.methods),
+                lambda spec, _: any(method.name in self.methods for method in spec.composition.methods),
                 references=True,
             )
         if (seeds := self.seeds) is not None:
-            yield Demand(f"{seeds} seed{'s' if seeds > 1 else ''}", lambda spec: spec.seed < seeds)
+            yield Demand(f"{seeds} seed{'s' if seeds > 1 else ''}", lambda _, number: number < seeds)
         for condition in parse_where(self.where):
             compared = begins(condition.key, ("method", "plugins"))
             yield Demand(str(condition), partial(_meets, condition), references=compared)
 
 
-def _meets(condition: Condition, spec: RunSpec) -> bool:
+def _meets(condition: Condition, spec: RunSpec, _: int) -> bool:
     names = short_names(spec)
     return condition.meets(names if condition.key in names else settings_text(spec))
 

@@ -40,18 +40,25 @@ def mean_pool() -> nn.Sequential:
 
 
 def initialised(network: Network, how: str) -> Network:
-    """Return the network as PyTorch's layers initialised themselves (``pytorch``), or after He (``he``).
+    """Return the network with weights as PyTorch's layers draw them (``pytorch``), or drawn anew.
 
-    The latter draws convolution weights from N(0, 2 / (kernel area x output channels)) and sets their biases
-    to zero, as torchvision's ResNets and the common CIFAR VGGs do (He et al., Delving deep into rectifiers,
-    ICCV 2015).
+    ``he`` draws convolution weights from N(0, 2 / (kernel area x output channels)) and sets their biases to
+    zero, as torchvision's ResNets and the common CIFAR VGGs do (He et al., Delving deep into rectifiers, ICCV
+    2015). ``glorot`` draws all weights uniformly within sqrt(6 / (fan in + fan out)) of zero, with zero
+    biases (Glorot and Bengio, AISTATS 2010; the default of TensorFlow's layers). ``normal`` draws them from
+    N(0, 0.01), cut at two deviations, with biases of 0.1, as TensorFlow's tutorial on MNIST did.
     """
-    if how == "he":
-        for module in network.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+    for module in network.modules():
+        if how == "he" and isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif how in ("glorot", "normal") and isinstance(module, nn.Conv2d | nn.Linear):
+            if how == "glorot":
+                nn.init.xavier_uniform_(module.weight)
+            else:
+                nn.init.trunc_normal_(module.weight, std=0.1, a=-0.2, b=0.2)
+            nn.init.constant_(module.bias, 0.0 if how == "glorot" else 0.1)
     return network
 
 

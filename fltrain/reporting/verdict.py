@@ -37,6 +37,7 @@ RULE_DATE = datetime.date(2026, 11, 23)
 Interval = tuple[float, float]
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
+Side = Literal["better", "worse", "more", "less", ""]
 GainVerdict = Literal["size reproduced", "direction reproduced", "opposite", "inconclusive"]
 
 VERDICTS: dict[Verdict, str] = {
@@ -85,7 +86,8 @@ class CellNumbers:
         gains: differences to the base method, paired by seed.
         published_gain: published value minus that of the base method, with the deviations of both.
         averaged: number of rows that gains are averages over.
-        points: values are percentages or their differences, so that gains have margins in points.
+        points: values are percentages or their differences, so that gains have margins in points. Others
+            (rounds, seconds) share their spread as a share of each cell's mean.
     """
 
     values: tuple[float, ...]
@@ -105,6 +107,12 @@ class CellNumbers:
     published_gain_stds: tuple[float | None, float | None] = (None, None)
     averaged: int = 1
     points: bool = True
+
+    @property
+    def scale(self) -> float:
+        """Divisor that makes spreads comparable between cells: the mean of values that are not in points."""
+        mean = float(np.mean(self.values)) if self.values else 0.0
+        return abs(mean) if mean and math.isfinite(mean) and not self.points else 1.0
 
     @property
     def failed(self) -> bool:
@@ -134,7 +142,8 @@ class Judgement:
         mean_interval: 90 % interval of our mean.
         difference: our mean (median, maximum) minus the published value, with its 90 % ``interval``.
         verdict: None without a published value.
-        side: ``better`` or ``worse`` than published, if not reproduced; larger numbers count as better.
+        side: side of the miss, if not reproduced: ``better`` or ``worse`` for points, else ``more`` or
+            ``less``.
         reason: why there is no interval, if so.
         seeds_needed: seeds of ours that would decide the cell if the difference stays; infinite if none do.
         p: one-sided p value of the null hypothesis that the true difference lies within the margin.
@@ -149,7 +158,7 @@ class Judgement:
     difference: float | None = None
     interval: Interval | None = None
     verdict: Verdict | None = None
-    side: Literal["better", "worse", ""] = ""
+    side: Side = ""
     reason: str = ""
     seeds_needed: float | None = None
     p: float | None = None
@@ -173,7 +182,10 @@ def gain_margin(published_gain: float) -> float:
 
 def compare(cells: Sequence[CellNumbers]) -> list[Judgement]:
     """Judge all cells of a table; they share their spreads and the list of cells that are not reproduced."""
-    spreads = pooled_spreads([_sample(cell, cell.values, cell.diverged) for cell in cells])
+    pooled = pooled_spreads([_sample(cell, cell.values, cell.diverged, cell.scale) for cell in cells])
+    spreads = [
+        replace(spread, std=spread.std * cell.scale) for cell, spread in zip(cells, pooled, strict=True)
+    ]
     gain_spreads = pooled_spreads([_sample(cell, cell.gains, cell.gains_diverged) for cell in cells])
     judged = [
         replace(_judge(cell, spread), gain=_judge_gain(cell, gain_spread, spread))
@@ -199,10 +211,11 @@ def count_verdicts(verdicts: Iterable[str], order: Iterable[str] = VERDICTS) -> 
     return {verdict: counts[verdict] for verdict in order if counts[verdict]}
 
 
-def _sample(cell: CellNumbers, values: tuple[float, ...], diverged: int) -> Sample:
+def _sample(cell: CellNumbers, values: tuple[float, ...], diverged: int, scale: float = 1.0) -> Sample:
     # A chance accuracy in place of a diverged seed says nothing about the spread of other cells.
     finite = all(map(math.isfinite, values))
-    return Sample(values if finite else (), (cell.group, cell.averaged), cell.floor, not diverged)
+    scaled = tuple(value / scale for value in values) if finite else ()
+    return Sample(scaled, (cell.group, cell.averaged), cell.floor / scale, not diverged)
 
 
 def _quantile(df: int) -> float:
@@ -258,7 +271,14 @@ def _judge_failure(cell: CellNumbers, judged: Judgement) -> Judgement:
         return replace(judged, verdict="reproduced")
     if cell.diverged or any(map(math.isinf, cell.values)):
         return replace(judged, verdict="inconclusive", reason="some runs fail")
-    return replace(judged, verdict="not reproduced", side="better")
+    return replace(judged, verdict="not reproduced", side=_side(cell, cell.points))
+
+
+def _side(cell: CellNumbers, larger: bool) -> Side:
+    """Return the side of a miss from whether our number is larger than the published one."""
+    if cell.points:
+        return "better" if larger else "worse"
+    return "more" if larger else "less"
 
 
 def _error(cell: CellNumbers, spread: Spread, n: float) -> float:
@@ -281,20 +301,18 @@ def _judge_mean(cell: CellNumbers, judged: Judgement, n: int) -> Judgement:
         detectable=margin + (quantile + t_quantile(POWER, spread.df)) * error,
         expected={"reproduced": inside, "not reproduced": outside, "inconclusive": 1 - inside - outside},
     )
-    judged = _labelled(judged, margin)
+    judged = _labelled(cell, judged)
     if judged.verdict == "inconclusive":
         return replace(judged, seeds_needed=_seeds_needed(cell, spread, difference, n))
     return judged
 
 
-def _labelled(judged: Judgement, margin: float) -> Judgement:
+def _labelled(cell: CellNumbers, judged: Judgement) -> Judgement:
     assert judged.interval is not None
-    if _within(judged.interval, margin):
+    if _within(judged.interval, cell.margin):
         return replace(judged, verdict="reproduced")
-    if _beyond(judged.interval, margin):
-        return replace(
-            judged, verdict="not reproduced", side="better" if judged.interval[0] > margin else "worse"
-        )
+    if _beyond(judged.interval, cell.margin):
+        return replace(judged, verdict="not reproduced", side=_side(cell, judged.interval[0] > cell.margin))
     return replace(judged, verdict="inconclusive")
 
 
@@ -321,7 +339,7 @@ def _judge_by_bootstrap(cell: CellNumbers, judged: Judgement) -> Judgement:
     if all(map(math.isfinite, cell.values)):
         theirs = draws.choice(cell.values, (len(differences), cell.published_seeds or 1))
         differences = differences - (summary(theirs, axis=1) - summary(cell.values))
-    return _labelled(replace(judged, interval=percentile_interval(differences)), cell.margin)
+    return _labelled(cell, replace(judged, interval=percentile_interval(differences)))
 
 
 # ---------------------------------------------------------------- gains

@@ -200,7 +200,7 @@ class Verification:
         if runs and len(runs) < len(item.run_ids):
             part = f"made from {len(runs)} of its {len(item.run_ids)} runs"
             yield Finding(f"{path}: {part}, and checked against these", harmless=True)
-            item = item.keeping(Demand(part, lambda spec: spec.run_id in runs))
+            item = item.keeping(Demand(part, lambda spec, _: spec.run_id in runs))
         reported = self.config / "reported"
         published = reported / item.item.reported.file if item.item.reported else None
         with tempfile.TemporaryDirectory() as folder:

@@ -399,12 +399,15 @@ def _over_clients(tests: Sequence[Row]) -> dict[str, float]:
 
 
 def _final(spec: RunSpec, rows: Sequence[Row], split: str, diverged: Row | None) -> float | None:
-    """Return the mean accuracy over the last tenth of the rounds; None for a diverged run."""
+    """Return the mean accuracy over the last tenth of the rounds; None for a diverged run.
+
+    For a run that ended before them (``evaluation.until``), return the last accuracy.
+    """
     if diverged:
         return None
-    final: list[float] = [
-        row["accuracy"] for row in _tests(rows, split, spec.view) if row["round"] in spec.final_rounds
-    ]
+    tests = _tests(rows, split, spec.view)
+    final: list[float] = [row["accuracy"] for row in tests if row["round"] in spec.final_rounds]
+    final = final or [tests[-1]["accuracy"]]
     return sum(final) / len(final)
 
 

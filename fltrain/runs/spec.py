@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
-from fltrain.core.config import Settings
+from fltrain.core.config import Settings, added
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import choice
 from fltrain.data.datasets import Dataset
@@ -101,6 +101,8 @@ class Evaluation(Settings):
         extra: further datasets whose test images the model is tested on, normalised like the run's own.
         keep: the record also holds the final ``model``, and the models of the last round's ``clients``, for
             figures that analyse them.
+        until: the run ends at the first test that reaches this accuracy (0 to 1). If this is before the last
+            tenth of the rounds, the final accuracy is that of the last test.
     """
 
     every: int = Field(default=1, ge=1)
@@ -109,6 +111,7 @@ class Evaluation(Settings):
     targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(default=(), strict=False)
     extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
     keep: Literal["nothing", "model", "clients"] = "nothing"
+    until: float | None = added(None, gt=0, le=1)
 
 
 class RunSpec(Settings):

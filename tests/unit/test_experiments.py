@@ -632,7 +632,7 @@ def test_sheets_say_what_they_were_restricted_to(config: Config) -> None:
 def test_a_sheet_whose_baseline_fell_away_is_still_valid(config: Config) -> None:
     """A method brings its baselines along; other restrictions may leave them out."""
     for whole in config.plan().items:
-        item = whole.keeping(Demand("a part", lambda spec: bool(spec.composition.methods[1:])))
+        item = whole.keeping(Demand("a part", lambda spec, _: bool(spec.composition.methods[1:])))
         assert {cell.labels["plugin"] for cell in item.sheet.cells} == {"FLFA"}
         item.layout.check(item.id, item.sheet.axes)
         assert Sheet.parse(item.sheet.model_dump(mode="json"), "sheet") == item.sheet

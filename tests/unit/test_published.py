@@ -143,12 +143,13 @@ def placed(item: PlannedItem, measured: Measured) -> dict[int, list[str]]:
     values = published_values(item)
     values = values[values["metric"] == measured.reported]
     dimension = measure(measured.measure).dimension
-    found: dict[int, list[str]] = {row: [] for row in values.index}
+    assert item.item.table
+    found: dict[int, dict[str, None]] = {row: {} for row in values.index}
     for entry in item.entries:
-        if entry.spec.seed == 0:
-            for row in values.index[matches(values, entry.reported, dimension)]:
-                found[row].append(" / ".join(entry.labels.values()))
-    return found
+        shown = [label for axis, label in entry.labels.items() if axis != item.item.table.best_of]
+        for row in values.index[matches(values, entry.reported, dimension)]:
+            found[row][" / ".join(shown)] = None
+    return {row: list(cells) for row, cells in found.items()}
 
 
 def compared(paper: str) -> Iterator[tuple[PlannedItem, Measured]]:

@@ -85,12 +85,33 @@ def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Pub
         return None if target is None else what.of(record, target)
 
     frame = values_of(sheet, runs, read, what.dimension, what.of_diverged)
+    if sheet.table and sheet.table.best_of:
+        frame = at_best(frame, sheet.table.best_of, least=what.margin.relative)
     if measured.relative_to:
         frame["value"] = frame["value"] / at_labels(frame, measured.relative_to)
     frame["gain"] = math.nan
     if measured.gain_over:
         frame["gain"] = frame["value"] - at_labels(frame, measured.gain_over)
     return frame
+
+
+def at_best(frame: pd.DataFrame, axis: str, least: bool) -> pd.DataFrame:
+    """Return the lines with the best label of an axis, which becomes the column ``best``.
+
+    The best label of a place is that of its largest (or ``least``) number with the first seed; without any,
+    its first one. Lines of the first seed are left out if a place has others.
+    """
+    kept: list[pd.DataFrame] = []
+    others = [name for name in places(frame) if name != axis]
+    for place in (part for _, part in frame.groupby(others, sort=False)) if others else [frame]:
+        tuning = place["seed"] == place["seed"].min()
+        labels = list(place.loc[tuning, axis])
+        numbers = place[tuning].set_index(axis)["value"]
+        ranked = numbers.dropna().sort_values(ascending=least, kind="stable")
+        chosen = ranked.index[0] if len(ranked) else place[axis].iloc[0]
+        lines = place[(place[axis] == chosen) & (~tuning | tuning.all())]
+        kept.append(lines.assign(best=chosen, best_at_end=chosen in (labels[0], labels[-1])))
+    return pd.concat(kept).drop(columns=axis)
 
 
 def has_labels(frame: pd.DataFrame, labels: Mapping[str, str | Collection[str]]) -> pd.Series:
@@ -147,7 +168,8 @@ def _targets(
             record = runs(cell.run)
             if record.usable and not diverged(record):
                 best.setdefault(_key(cell.labels), []).append(best_accuracy(record))
-            target = None if sheet.reduced else _printed_target(measured, cell, published)
+            reduced = sheet.reduced and bool(measured.target_of)
+            target = None if reduced else _printed_target(measured, cell, published)
             if target is not None:
                 printed[_key(cell.labels)] = target / 100
     own = {key: math.floor(100 * min(values) + 1e-9) / 100 for key, values in best.items()}

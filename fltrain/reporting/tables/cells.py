@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
@@ -40,6 +40,7 @@ from fltrain.reporting.verdict import (
     CellNumbers,
     GainVerdict,
     Judgement,
+    Side,
     Verdict,
     cell_margin,
     compare,
@@ -99,6 +100,8 @@ class TableCell(BaseModel):
     label: str = _column("heading of the measure", "")
     decimals: int = _column("decimals that tables show", 2)
     names: NamesText = _column("the cell in the published table: column=text; ...", {})
+    best: str = _column("label of the axis not shown (rates) with which the cell is best", "")
+    best_at_end: bool = _column("this label is the first or last of its axis", False)
     over_seeds: OverSeeds = _column("summary of the seeds", "mean")
     seeds: int = _column("seeds that were planned", 0)
     n: int = _column("seeds with a value, diverged ones included", 0)
@@ -134,7 +137,7 @@ class TableCell(BaseModel):
     difference_low: Number = _column("lower end of the interval of the difference")
     difference_high: Number = _column("upper end of the interval of the difference")
     verdict: Verdict | None = _column("verdict on the value; empty at a reduced scale")
-    side: Literal["better", "worse", ""] = _column("side on which a value is not reproduced", "")
+    side: Side = _column("side on which a value is not reproduced", "")
     reason: str = _column("reason why there is no interval", "")
     seeds_needed: Number = _column("seeds of ours that would decide an inconclusive cell; inf: none would")
     p: Number = _column("one-sided p value against a true difference within the margin")
@@ -358,6 +361,8 @@ class _Assembly:
             label=measured.label or what.label,
             decimals=2 if measured.relative_to else what.decimals,
             names=dict(names),
+            best=str(first.get("best", "")),
+            best_at_end=bool(first.get("best_at_end", False)),
             over_seeds=what.over_seeds,
             seeds=len(group),
             n=len(values),

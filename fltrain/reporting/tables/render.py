@@ -51,6 +51,7 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
         text += f" {interval_text((cell.low, cell.high), cell.decimals)}"
     elif cell.std is not None:
         text += f" ± {cell.std:.{cell.decimals}f}"
+    text += f" at {cell.best}" if cell.best else ""
     notes = [f"{count} of {cell.seeds} {name}" for name, count in absent.items() if count]
     return (f"{lost}; " if lost else "") + text + (f" ({', '.join(notes)})" if notes else "")
 
@@ -182,6 +183,10 @@ STALE_RUNS = (
     "Stale: the run was trained before one of its components was revised, so its numbers are not shown. "
     "Train it again."
 )
+BEST = (
+    "Each cell has the {axis} with which its first seed is best. With further seeds, the number is that of "
+    "these alone."
+)
 DIVERGED_RUNS = "A diverged run counts as chance accuracy in means and gains."
 ONE_SEED = "One seed: no spread and no intervals; ranks carry no weight."
 EXPLORATORY = "Exploratory: the rule was decided after these runs had been seen."
@@ -223,9 +228,14 @@ class Notes:
         """Collect the notes of a table."""
         reasons = dict.fromkeys(reason for cell in shown for reason in cell.anomalies)
         diverged = DIVERGED_RUNS if any(cell.diverged and cell.n for cell in shown) else ""
+        ends = [cell.place for cell in shown if cell.best_at_end]
+        best = BEST.format(axis=checked(sheet).best_of) if checked(sheet).best_of else ""
+        at_end = (
+            f"At the end of the grid, where a better one may lie beyond: {'; '.join(ends)}." if ends else ""
+        )
         return cls(
             marks={reason: str(number) for number, reason in enumerate(reasons, start=1)},
-            seeds=" ".join(filter(None, (over_seeds(sheet), diverged))),
+            seeds=" ".join(filter(None, (over_seeds(sheet), best, at_end, diverged))),
             comparison=_comparison(shown),
             stale=STALE_RUNS if any(cell.stale for cell in shown) else "",
             absent=f"Published values without a run here: {len(missing)}." if missing else "",
@@ -315,6 +325,8 @@ def by_chance(cells: Sequence[TableCell]) -> str:
 def over_seeds(sheet: Sheet) -> str:
     """Return a sentence on the summary over seeds that a table shows."""
     seeds = len({cell.seed for cell in sheet.cells})
+    if seeds > 1 and checked(sheet).best_of:
+        seeds -= 1
     if seeds < 2:
         return ONE_SEED
     summaries: dict[str, str] = {}
