@@ -129,9 +129,9 @@ class Table(Layout):
         panels: axis with a table of its own for each value.
         measures: numbers to show.
         order_by: measure by which rows are sorted, from the largest mean to the smallest.
-        best_of: axis that the table does not show, for example of learning rates. Each cell has the label with
-            which its first seed is best. Its number is that of the other seeds with this label, so that they
-            have no part in the choice; with one seed it is that seed's.
+        best_of: axis that the table does not show, for example of learning rates. Each cell has the label
+            with which its first seed is best. Its number is that of the other seeds with this label, so that
+            they have no part in the choice; with one seed it is that seed's.
     """
 
     PLACES = ("rows", "columns", "panels", "best_of")
