@@ -42,7 +42,7 @@ class TrainedRun:
             name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()
         }
         self.data, self.model, self.task = simulation.data, simulation.model, simulation.task
-        if self.spec.composition.global_model:
+        if self.spec.composition.needs.global_model:
             self.load_global()
 
     @property
@@ -58,7 +58,7 @@ class TrainedRun:
         Raises:
             FltrainError: if the method has none.
         """
-        if not self.spec.composition.global_model:
+        if not self.spec.composition.needs.global_model:
             raise FltrainError(f"method {self.spec.method.name!r} has no global model to look into")
         self.model.load(self.arrays["weights"], self.arrays["buffers"], self.arrays["counters"])
 

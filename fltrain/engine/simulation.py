@@ -22,7 +22,7 @@ from fltrain.engine.client_store import ClientStore
 from fltrain.engine.clients import Clients, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
-from fltrain.engine.executors.sequential import Executor, SequentialExecutor, Trained
+from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, measure
 from fltrain.methods.types import Server, State, Task
 from fltrain.metrics.separability import separability
@@ -32,7 +32,7 @@ from fltrain.models.network import Network, map_shape
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.devices import synchronize
 
-ExecutorFactory = Callable[[Clients], Executor]
+ExecutorFactory = Callable[[Clients], SequentialExecutor]
 
 
 class Diverged(Exception):
@@ -129,8 +129,8 @@ class Simulation:
                 self.composition.server_init(self.task, start),
             )
             self.ownership = Ownership(
-                self.composition.private,
-                buffers=spec.batchnorm == "local" or self.composition.private == "all",
+                private := self.composition.needs.private,
+                buffers=spec.batchnorm == "local" or private == "all",
                 trained=spec.evaluation.point == "after_local",
             )
             self.everyone = Clients(self.model, self.data, self.composition, self.ownership)
@@ -181,7 +181,7 @@ class Simulation:
 
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
-        if number == 0 and self.composition.initial_upload:
+        if number == 0 and self.composition.needs.initial_upload:
             with self.costs.phase("setup", self.device):
                 self._initial_upload()
         before, task, sampled = self.server, self._at(number), self.sample(number)
@@ -204,7 +204,7 @@ class Simulation:
                 buffers, counters = before.buffers, before.counters
             # A last step can overflow although every loss was finite; such weights are not measured.
             _finite(weights.abs().max(), "a global weight")
-            if not self.composition.global_model:
+            if not self.composition.needs.global_model:
                 own = torch.stack([update.trained.abs().max() for update in updates])
                 _finite(own.max(), "a client's weight")
             self.server = Server(weights, buffers, counters, states)

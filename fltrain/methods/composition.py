@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from fltrain.core.errors import FltrainError
@@ -14,9 +15,9 @@ from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.types import (
     Aggregate,
     Local,
+    Needs,
     Network,
     Outputs,
-    Recording,
     Schedule,
     Server,
     State,
@@ -24,7 +25,6 @@ from fltrain.methods.types import (
     Task,
     Update,
 )
-from fltrain.models.part import Part
 
 EXCLUSIVE_HOOKS = ("aggregate", "criterion", "forward", "gradient", "predict")
 """Hooks that only one method of a combination may define; all others are chained in order."""
@@ -49,7 +49,7 @@ def _tensors(*shared: Tensor | State | Local) -> list[Tensor]:
     return tensors
 
 
-def _guarded(method: Method, hook: str, arguments: Sequence[Any], shared: Sequence[Tensor]) -> Any:
+def _guarded(method: Method, hook: str, *arguments: Any, shared: Sequence[Tensor]) -> Any:
     """Return the result of a hook that must not write into the shared tensors.
 
     Raises:
@@ -89,13 +89,12 @@ class Composition:
             if len(owners) > 1:
                 first, second = owners[0].name, owners[1].name
                 raise ValueError(f"{first!r} and {second!r} cannot be combined: both define '{claim}'")
-        if self.private == "all":
-            for method in self.methods:
-                if method.needs.uploads:
-                    raise ValueError(
-                        f"{method.name!r} needs the weights that clients send; "
-                        f"with {self._claiming('private')[0].name!r} they send none"
-                    )
+        for method in self.methods if self.needs.private == "all" else ():
+            if method.needs.uploads:
+                raise ValueError(
+                    f"{method.name!r} needs the weights that clients send; "
+                    f"with {self._claiming('private')[0].name!r} they send none"
+                )
 
     @property
     def name(self) -> str:
@@ -116,37 +115,32 @@ class Composition:
         return tuple(method for method in self.methods if getattr(method.needs, need) is not None)
 
     # ---------------------------------------------------------------- needs
-    @property
-    def private(self) -> Part | None:
-        """Parameters that never leave their client."""
-        return next((method.needs.private for method in self._claiming("private")), None)
-
-    @property
-    def recording(self) -> Recording | None:
-        """Record of the local steps that a method needs."""
-        return next((method.needs.recording for method in self._claiming("recording")), None)
+    @cached_property
+    def needs(self) -> Needs:
+        """Requirements of all methods together."""
+        needs = [method.needs for method in self.methods]
+        exclusive = {
+            name: next((claim for one in needs if (claim := getattr(one, name)) is not None), None)
+            for name in EXCLUSIVE_NEEDS
+        }
+        return Needs(
+            **exclusive,
+            all_clients=any(one.all_clients for one in needs),
+            initial_upload=any(one.initial_upload for one in needs),
+            uploads=any(one.uploads for one in needs),
+            global_model=exclusive["private"] is None and all(one.global_model for one in needs),
+            frozen_models=sum(one.frozen_models for one in needs),
+        )
 
     @property
     def schedule(self) -> Schedule:
         """Passes of local training over a client's images."""
-        return next(
-            (method.needs.schedule or Schedule() for method in self._claiming("schedule")), Schedule()
-        )
-
-    @property
-    def frozen_models(self) -> int:
-        """Number of frozen models that a local step uses."""
-        return sum(method.needs.frozen_models for method in self.methods)
-
-    @property
-    def global_model(self) -> bool:
-        """True if the server's weights are a model that can be tested."""
-        return self.private is None and all(method.needs.global_model for method in self.methods)
+        return self.needs.schedule or Schedule()
 
     @property
     def personal(self) -> bool:
         """True if clients have custom models or predictions, to be tested on their own images."""
-        return bool(self._with("test_weights") or self._with("predict")) or self.private is not None
+        return bool(self._with("test_weights") or self._with("predict")) or self.needs.private is not None
 
     # ---------------------------------------------------------------- server
     def adapt(self, network: Network, classes: int) -> Network:
@@ -171,17 +165,17 @@ class Composition:
         for update in updates:
             shared += _tensors(update.start, update.trained, update.weights, update.buffers)
             shared += _tensors(*update.extras.values())
-        owner = self._owner("aggregate")
-        arguments = (task, before.states[owner.name], before, updates)
-        result: Aggregate = _guarded(owner, "aggregate", arguments, shared)
-        buffers = result.buffers
+        states, owner = dict(before.states), self._owner("aggregate")
+        arguments = (task, states[owner.name], before, updates)
+        result: Aggregate = _guarded(owner, "aggregate", *arguments, shared=shared)
+        states[owner.name], buffers = result.state, result.buffers
         if buffers is None:
             buffers = data_weighted_mean(updates, [update.buffers for update in updates])
-        states = {**before.states, owner.name: result.state}
         for method in self._with("server_step"):
             state = states[method.name]
             arguments = (task, state, before, updates)
-            states[method.name] = _guarded(method, "server_step", arguments, [*shared, *state.values()])
+            shared = [*shared, *state.values()]
+            states[method.name] = _guarded(method, "server_step", *arguments, shared=shared)
         return result.weights, buffers, states
 
     def report(
@@ -194,11 +188,6 @@ class Composition:
                 yield method.name, row
 
     # ---------------------------------------------------------------- initial uploads
-    @property
-    def initial_upload(self) -> bool:
-        """True if clients upload before the first round."""
-        return any(method.needs.initial_upload for method in self.methods)
-
     def initial_client(self, update: Update, views: Mapping[str, Local]) -> Update:
         """Return a client's upload before the first round."""
         for method in self.methods:
@@ -231,8 +220,9 @@ class Composition:
         """Return the client with the weights that its local training or its test starts from."""
         for method in self._with("start_weights"):
             view, state = self.views(local, payloads, states)[method.name], server.states[method.name]
-            arguments, shared = (local.start, state, view), _tensors(server.weights, state, view)
-            local = replace(local, start=_guarded(method, "start_weights", arguments, shared))
+            shared = _tensors(server.weights, state, view)
+            start = _guarded(method, "start_weights", local.start, state, view, shared=shared)
+            local = replace(local, start=start)
         return local
 
     def client_init(
@@ -240,10 +230,10 @@ class Composition:
     ) -> LocalHooks:
         """Return the hooks of one client's local training, which starts from ``local.start``."""
         locals_ = self.views(local, payloads, states)
-        step_states: dict[str, State] = {}
-        for method in self.methods:
-            view = locals_[method.name]
-            step_states[method.name] = _guarded(method, "client_init", (view,), _tensors(view))
+        step_states = {
+            method.name: _guarded(method, "client_init", view, shared=_tensors(view))
+            for method, view in zip(self.methods, locals_.values(), strict=True)
+        }
         return LocalHooks(self, locals_, step_states)
 
     # ---------------------------------------------------------------- tests
@@ -251,7 +241,7 @@ class Composition:
         """Return the weights that a client is tested with, given those of its model."""
         for method in self._with("test_weights"):
             view = views[method.name]
-            weights = _guarded(method, "test_weights", (weights, view), _tensors(view))
+            weights = _guarded(method, "test_weights", weights, view, shared=_tensors(view))
         return weights
 
     def predict(self, network: Network, images: Tensor, views: Mapping[str, Local]) -> Tensor:
@@ -278,25 +268,24 @@ class LocalHooks:
 
     def _call(self, method: Method, hook: str, *arguments: Any, shared: Sequence[Tensor] = ()) -> Any:
         """Return the result of a hook, which must not write into the client's tensors or the shared ones."""
-        return _guarded(method, hook, (*arguments, *self._of(method)), [*self._shared[method.name], *shared])
+        shared = [*self._shared[method.name], *shared]
+        return _guarded(method, hook, *arguments, *self._of(method), shared=shared)
 
-    def _exclusive(self, hook: str, *arguments: Any) -> Any:
+    def _exclusive(self, hook: str, *arguments: Any, shared: Sequence[Tensor] = ()) -> Any:
         """Return the result of an exclusive hook; the default, which writes nothing, is not guarded."""
         if owners := self._methods[hook]:
-            return self._call(owners[0], hook, *arguments)
+            return self._call(owners[0], hook, *arguments, shared=shared)
         base = self.composition.methods[0]
         return getattr(base, hook)(*arguments, *self._of(base))
 
-    def route(self, network: Network) -> AbstractContextManager[None]:
+    def route(self, network: Network) -> AbstractContextManager[Any]:
         """Return the context of a forward and backward pass."""
-        return self._entered(network) if self._methods["route"] else nullcontext()
-
-    @contextmanager
-    def _entered(self, network: Network) -> Iterator[None]:
+        if not self._methods["route"]:
+            return nullcontext()
         with ExitStack() as stack:
             for method in self._methods["route"]:
                 stack.enter_context(method.route(network, *self._of(method)))
-            yield
+            return stack.pop_all()
 
     def forward(self, network: Network, step: Step) -> Outputs:
         """Return features and logits of a batch."""
@@ -312,10 +301,10 @@ class LocalHooks:
 
     def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of the step and its loss."""
-        for method in self._methods["gradient"]:
-            result: tuple[Tensor, Tensor] = self._call(method, "gradient", step, weights, shared=[weights])
-            return result
-        return step.gradient()
+        if not self._methods["gradient"]:
+            return step.gradient()
+        result: tuple[Tensor, Tensor] = self._exclusive("gradient", step, weights, shared=[weights])
+        return result
 
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Return the gradient that the optimiser uses."""

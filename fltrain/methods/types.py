@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +141,9 @@ class Outputs:
     extras: State = field(default_factory=dict)
 
 
+Loss = Callable[[Outputs], Tensor]
+"""A loss as a function of the network's outputs."""
+
 AnyBatch = TypeVar("AnyBatch")
 
 
@@ -177,7 +180,8 @@ class Schedule:
         return ((phase, batch) for batch in batches for phase in phases)
 
 
-class Step(Protocol):
+@dataclass(frozen=True)
+class Step:
     """One local step: a batch, and the engine's computations on it.
 
     Attributes:
@@ -186,21 +190,20 @@ class Step(Protocol):
         part: parameters that the step trains.
     """
 
-    @property
-    def images(self) -> Tensor: ...
+    images: Tensor
+    labels: Tensor
+    part: Part
 
-    @property
-    def labels(self) -> Tensor: ...
-
-    @property
-    def part(self) -> Part: ...
-
-    def split(self, count: int) -> Sequence[Step]:
+    def split(self, count: int) -> list[Self]:
         """Return steps on ``count`` parts of the batch; each on the whole batch if it is too small."""
+        if len(self.labels) < 2 * count:  # BatchNorm could not train on the parts
+            return [self] * count
+        parts = zip(self.images.tensor_split(count), self.labels.tensor_split(count), strict=True)
+        return [replace(self, images=images, labels=labels) for images, labels in parts]
 
     def differentiate(
         self,
-        loss: Callable[[Outputs], Tensor] | None = None,
+        loss: Loss | None = None,
         *,
         at: Tensor | None = None,
         part: Part | None = None,
@@ -221,18 +224,28 @@ class Step(Protocol):
             observe: let ``next_state`` see this pass; it gets the outputs of the last such pass of the
                 client's own loss.
         """
+        gradient, value = self._gradient(loss, at, part or self.part, track, route, observe)
+        return gradient.clone(), value
 
     def gradient(self) -> tuple[Tensor, Tensor]:
         """Return gradient and value of the client's own loss, for the engine.
 
         The next pass may overwrite the gradient; methods call ``differentiate``.
         """
+        return self._gradient(None, None, self.part, True, True, True)
+
+    def _gradient(
+        self, loss: Loss | None, at: Tensor | None, part: Part, track: bool, route: bool, observe: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return gradient and value, see ``differentiate``; each executor has its own way."""
+        raise NotImplementedError
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
         """Return the outputs of the network with other weights and buffers on the batch, without gradient.
 
         It runs in evaluation mode, or with ``training`` on batch statistics; it never changes buffers.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -164,20 +164,9 @@ class FlatModel:
         self.buffers.copy_(buffers)
         self.counters.copy_(counters)
 
-    @contextmanager
-    def only(self, part: Part) -> Iterator[None]:
+    def only(self, part: Part) -> AbstractContextManager[None]:
         """Compute gradients only in some of the parameters, within the context."""
-        if part == "all":
-            yield
-            return
-        others = self._others[part]
-        try:
-            for parameter in others:
-                parameter.requires_grad_(False)
-            yield
-        finally:
-            for parameter in others:
-                parameter.requires_grad_(True)
+        return nullcontext() if part == "all" else _fixed(self._others[part])
 
     @contextmanager
     def untracked(self) -> Iterator[None]:
@@ -189,3 +178,15 @@ class FlatModel:
         finally:
             for module in self._tracking:
                 module.track_running_stats = True
+
+
+@contextmanager
+def _fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Compute no gradients in these parameters, within the context."""
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

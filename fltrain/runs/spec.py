@@ -219,18 +219,18 @@ class RunSpec(Settings):
             }.items():
                 if used:
                     raise ValueError(f"{setting}; set local_test, so that clients have images to test it on")
-        if self.batchnorm == "local" or not method.global_model:
-            what = "batchnorm 'local'" if method.global_model else f"method {self.method.name!r}"
+        if self.batchnorm == "local" or not method.needs.global_model:
+            what = "batchnorm 'local'" if method.needs.global_model else f"method {self.method.name!r}"
             if self.evaluation.keep == "model":
                 raise ValueError(
                     f"evaluation.keep: 'model' is the global one; {what} has none; keep 'clients'"
                 )
             if self.evaluation.extra:
                 raise ValueError(f"evaluation.extra: needs a global model; {what} has none; leave it out")
-        if not method.global_model:
+        if not method.needs.global_model:
             # Updates can still be compared in the parameters that clients share.
             compared: tuple[Statistic, ...] = ("divergence", "dissimilarity")
-            if method.private != "head":
+            if method.needs.private != "head":
                 compared += ("drift", "similarity")
             for statistic in compared:
                 if statistic in self.evaluation.statistics:

@@ -18,7 +18,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,16 +103,17 @@ def determined(profile: Profile, device: torch.device, tf32: bool = False) -> It
             torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
-@contextmanager
-def tf32_products(allowed: bool) -> Iterator[None]:
+def tf32_products(allowed: bool) -> AbstractContextManager[None]:
     """Allow TF32 for matrix products on CUDA within the context.
 
     It encloses the passes of a network only, so that products of methods and statistics stay in single
     precision: PyTorch's flag holds for the whole process.
     """
-    if not allowed:
-        yield
-        return
+    return _tf32_products() if allowed else nullcontext()  # every local step enters it
+
+
+@contextmanager
+def _tf32_products() -> Iterator[None]:
     import torch
 
     before = torch.backends.cuda.matmul.allow_tf32

@@ -138,7 +138,7 @@ def step_of(
     federation.model.load(here, server.buffers, server.counters)
     federation.network.train()
     batch = data.train.batch(data.clients[client])
-    return kind(federation.model, twins(federation.model, frozen), hooks, *batch)
+    return kind(*batch, "all", federation.model, hooks, twins(federation.model, frozen))
 
 
 def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:

@@ -288,8 +288,10 @@ class Aggregating(Method):
 def test_two_methods_cannot_both_have_the_steps_recorded() -> None:
     with pytest.raises(ValueError, match="'other_recorder' and 'ecgr' cannot be combined: both define 'rec"):
         Composition((OtherRecorder(), Ecgr()))
-    assert Composition((FedAvg(), Ecgr(vector="gradient"))).recording == Recording("gradient", "float32")
-    assert Composition((FedAvg(), Flfa())).recording is None
+    assert Composition((FedAvg(), Ecgr(vector="gradient"))).needs.recording == Recording(
+        "gradient", "float32"
+    )
+    assert Composition((FedAvg(), Flfa())).needs.recording is None
 
 
 def test_a_plugin_may_own_what_the_base_leaves_to_the_default() -> None:

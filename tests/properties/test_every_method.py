@@ -38,7 +38,7 @@ A_FEW_NUMBERS = 64
 
 @pytest.mark.parametrize("methods", slow_unless_daily(COMBINATIONS), ids=by_name)
 def test_three_rounds(methods: tuple[Method, ...]) -> None:
-    uploads = Composition(methods).private != "all"
+    uploads = Composition(methods).needs.private != "all"
     federation = trained(
         *methods,
         rounds=ROUNDS,
@@ -59,7 +59,7 @@ def test_three_rounds(methods: tuple[Method, ...]) -> None:
     for row in rows_of(federation, "updates"):
         assert row["drift"] > 0
         # A private layer does not move, as far as the server can see.
-        private = federation.composition.private is not None
+        private = federation.composition.needs.private is not None
         similarities = row["similarity"].values()
         assert all(-1 <= value <= 1 if value is not None else private for value in similarities)
 

@@ -601,7 +601,7 @@ def test_two_methods_cannot_both_decide(hook: str, base: Method, plugin: Method)
 
 
 def test_what_a_plug_in_says_of_personal_models_counts() -> None:
-    assert Composition((FedAvg(), KeepingToo(keeps="body"))).private == "body"
+    assert Composition((FedAvg(), KeepingToo(keeps="body"))).needs.private == "body"
     assert Composition((FedAvg(), PhasedToo(passes=3))).schedule.passes == 3
     for plugins, personal in (((), False), ((KeepingToo(),), True), ((Predicting(),), True)):
         assert Composition((FedAvg(), *plugins)).personal == personal
@@ -642,7 +642,7 @@ RUN = {
 }
 MORE = [{"name": "mnist", "image_size": 16}]
 PERSONAL = [base().name for base in BASES if Composition((base(),)).personal]
-PRIVATE = [base().name for base in BASES if not Composition((base(),)).global_model]
+PRIVATE = [base().name for base in BASES if not Composition((base(),)).needs.global_model]
 
 
 def refusal(**settings: object) -> str:
@@ -690,9 +690,9 @@ def test_what_needs_a_global_model_is_refused_without_one(settings: dict[str, An
         assert message.endswith(("; leave it out", "; keep 'clients'"))
     composition = Composition((METHODS[settings.get("method", "fedavg")](),))
     # Weights are shared if BatchNorm statistics alone are not; of classifiers alone, the rest is compared.
-    refused = [] if composition.global_model else ["divergence", "dissimilarity"]
+    refused = [] if composition.needs.global_model else ["divergence", "dissimilarity"]
     allowed = ["drift", "similarity"]
-    if refused and composition.private != "head":
+    if refused and composition.needs.private != "head":
         refused, allowed = refused + allowed, []
     for statistic in refused:
         message = refusal(**settings, evaluation={"statistics": [statistic]})

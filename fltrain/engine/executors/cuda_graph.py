@@ -137,7 +137,9 @@ class CudaGraphExecutor(SequentialExecutor):
         local, own = super()._arrive(round, client, kept)
         shared = signature(own)
         if shared not in self.sessions:
-            self.sessions[shared] = Session(own, FrozenModels(self.model, self.composition.frozen_models))
+            self.sessions[shared] = Session(
+                own, FrozenModels(self.model, self.composition.needs.frozen_models)
+            )
         self.session = self.sessions[shared]
         self.session.load(own)
         self.frozen = self.session.frozen

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,25 +19,10 @@ from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
-from fltrain.methods.types import Local, Outputs, Phase, Place, Step, Update
+from fltrain.methods.types import Local, Loss, Outputs, Phase, Place, Step, Update
 from fltrain.models.flat import FlatModel
 from fltrain.models.part import Part
 from fltrain.runtime.determinism import tf32_products
-
-
-class ExecutorStep(Step, Protocol):
-    """A local step as an executor differentiates it.
-
-    Attributes:
-        hooks: hooks of the client's methods.
-        outputs: observed passes of the step, each with the (part of the) step that it ran on.
-    """
-
-    @property
-    def hooks(self) -> LocalHooks: ...
-
-    @property
-    def outputs(self) -> MutableSequence[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -46,34 +33,15 @@ class Trained:
     kept: Kept
 
 
-class Executor(Protocol):
-    """Runs the local training of clients; results come in the order of ``clients``.
-
-    Executors run the steps in different ways and compute the same.
-
-    Attributes:
-        poll: called before each client is trained; it may raise to end the round.
-    """
-
-    poll: Callable[[], None]
-
-    @property
-    def name(self) -> str:
-        """Name in the record of a run."""
-
-    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
-        """Train clients, given the state of those that have taken part before."""
-
-    def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
-        """Return gradients ``[m, P]`` of the clients' mean losses at their start weights of the round."""
-
-
 class SequentialExecutor:
     """The reference: one client after the other, one step after the other.
 
+    Subclasses run the steps in different ways and compute the same.
+
     Attributes:
-        name: name of the executor.
+        name: name of the executor, also in the record of a run.
         exact: True if it computes the same bits as this executor.
+        poll: called before each client is trained; it may raise to end the round.
     """
 
     name: ClassVar[str] = "sequential"
@@ -90,9 +58,9 @@ class SequentialExecutor:
         self.check(self.model.weights.device)
         self.composition = clients.composition
         self.recordings = recordings
-        self.frozen = FrozenModels(self.model, self.composition.frozen_models)
+        self.frozen = FrozenModels(self.model, self.composition.needs.frozen_models)
         self.optimisers = [Sgd(phase, self.model) for phase in self.composition.schedule.phases]
-        self.poll: Callable[[], None] = _never
+        self.poll: Callable[[], None] = lambda: None
         self._images: Augmented | None = None
 
     @classmethod
@@ -112,6 +80,7 @@ class SequentialExecutor:
         return images
 
     def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
+        """Train clients, given the state of those that have taken part before; return them in their order."""
         trained: list[Trained] = []
         for client in clients:
             self.poll()
@@ -130,6 +99,7 @@ class SequentialExecutor:
         return f"training client {client} with {images} in batches of {round.training.batch_size}"
 
     def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
+        """Return gradients ``[m, P]`` of the clients' mean losses at their start weights of the round."""
         rows: list[Tensor] = []
         for client in clients:
             local = self.clients.arrive(round, client, kept.get(client)).local
@@ -174,7 +144,7 @@ class SequentialExecutor:
 
     def _trajectory(self, local: Local) -> Trajectory | None:
         """Return the recording of a client's steps, if a method needs one."""
-        recording = self.composition.recording
+        recording = self.composition.needs.recording
         if recording is None:
             return None
         return Trajectory(recording, local.steps, local.start, self.recordings)
@@ -211,88 +181,59 @@ class SequentialExecutor:
     ) -> tuple[Tensor, Tensor]:
         """Take a local step on some images with their augmentation; return loss and gradient ``[P]``."""
         batch = images.batch(chosen, changes)
-        step = InPlaceStep(self.model, self.frozen, hooks, *batch, optimiser.part)
-        return local_step(step, self.model.weights, optimiser, optimiser.velocity)
-
-
-def _never() -> None:
-    """Never end a round."""
-
-
-def local_step(
-    step: ExecutorStep, weights: Tensor, optimiser: Sgd, velocity: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Take a local step: move ``weights`` and ``velocity`` in place, renew the step state of the hooks.
-
-    All executors run this function: ``sequential`` calls it, ``cuda_graph`` captures it, ``vectorized`` maps
-    it over clients. Only differentiation has two forms, ``InPlaceStep`` and the functional step of
-    ``vectorized``.
-
-    Returns:
-        loss and gradient ``[P]`` of the step.
-    """
-    hooks = step.hooks
-    gradient, loss = hooks.gradient(step, weights)
-    gradient = hooks.correct(gradient, weights)
-    optimiser.step(gradient, weights, velocity)
-    recording = hooks.composition.recording
-    if recording and recording.what == "gradient":
-        gradient = gradient.clone()  # a pass in next_state would overwrite it
-    hooks.post_step(weights)
-    hooks.next_state(step.outputs, weights)
-    step.outputs.clear()  # they refer to the step, and this circle would keep its tensors in memory
-    return loss, gradient
-
-
-def divided(images: Tensor, labels: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Split a batch into ``count`` parts; each is the whole batch if BatchNorm could not train on less."""
-    if len(labels) < 2 * count:
-        return [(images, labels)] * count
-    return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
+        step = InPlaceStep(*batch, optimiser.part, self.model, hooks, self.frozen)
+        return step.take(self.model.weights, optimiser, optimiser.velocity)
 
 
 @dataclass(frozen=True)
-class InPlaceStep:
-    """A local step on the loaded model; see ``fltrain.methods.types.Step``.
+class LocalStep(Step):
+    """A local step as an executor differentiates it.
+
+    Attributes:
+        hooks: hooks of the client's methods.
+        outputs: observed passes of the step, each with the (part of the) step that it ran on.
+    """
+
+    model: FlatModel
+    hooks: LocalHooks
+    outputs: list[tuple[Outputs, Step]] = field(default_factory=list, kw_only=True)
+
+    def take(self, weights: Tensor, optimiser: Sgd, velocity: Tensor) -> tuple[Tensor, Tensor]:
+        """Move ``weights`` and ``velocity`` in place, renew the step state; return loss and gradient ``[P]``.
+
+        All executors run this function: ``sequential`` calls it, ``cuda_graph`` captures it, ``vectorized``
+        maps it over clients. Only differentiation has two forms, ``InPlaceStep`` and ``FunctionalStep``.
+        """
+        hooks = self.hooks
+        gradient, loss = hooks.gradient(self, weights)
+        gradient = hooks.correct(gradient, weights)
+        optimiser.step(gradient, weights, velocity)
+        recording = hooks.composition.needs.recording
+        if recording and recording.what == "gradient":
+            gradient = gradient.clone()  # a pass in next_state would overwrite it
+        hooks.post_step(weights)
+        hooks.next_state(self.outputs, weights)
+        self.outputs.clear()  # they refer to the step, and this circle would keep its tensors in memory
+        return loss, gradient
+
+    def _outputs(self, loss: Loss | None) -> tuple[Outputs, Tensor]:
+        """Return the outputs of a forward pass and the value of a loss, by default the client's own."""
+        outputs = self.hooks.forward(self.model.network, self)
+        return outputs, loss(outputs) if loss else self.hooks.loss(outputs, self)
+
+
+@dataclass(frozen=True)
+class InPlaceStep(LocalStep):
+    """A local step on the loaded model.
 
     ``backward`` adds to one flat gradient. For a single client on the CPU (batches of 32, CPU time) this
     takes 0.78 of the time of the functional step with LeNet-5, 0.97 with ECGR's CNN.
     """
 
-    model: FlatModel
     others: FrozenModels
-    hooks: LocalHooks
-    images: Tensor
-    labels: Tensor
-    part: Part = "all"
-    outputs: list[tuple[Outputs, InPlaceStep]] = field(default_factory=list)
 
-    def split(self, count: int) -> list[InPlaceStep]:
-        parts = divided(self.images, self.labels, count)
-        return [replace(self, images=images, labels=labels) for images, labels in parts]
-
-    def differentiate(
-        self,
-        loss: Callable[[Outputs], Tensor] | None = None,
-        *,
-        at: Tensor | None = None,
-        part: Part | None = None,
-        track: bool = True,
-        route: bool = True,
-        observe: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        gradient, value = self.gradient(loss, at=at, part=part, track=track, route=route, observe=observe)
-        return gradient.clone(), value
-
-    def gradient(
-        self,
-        loss: Callable[[Outputs], Tensor] | None = None,
-        *,
-        at: Tensor | None = None,
-        part: Part | None = None,
-        track: bool = True,
-        route: bool = True,
-        observe: bool = True,
+    def _gradient(
+        self, loss: Loss | None, at: Tensor | None, part: Part, track: bool, route: bool, observe: bool
     ) -> tuple[Tensor, Tensor]:
         model, network = self.model, self.model.network
         # Written through `data`, which leaves the version of the weights as it is: hooks may not write.
@@ -303,11 +244,10 @@ class InPlaceStep:
         with (
             # Training the classifier alone does not change the running statistics.
             nullcontext() if track and self.part != "head" else model.untracked(),
-            model.only(part or self.part),
+            model.only(part),
             self.hooks.route(network) if route else nullcontext(),
         ):
-            outputs = self.hooks.forward(network, self)
-            value = loss(outputs) if loss else self.hooks.loss(outputs, self)
+            outputs, value = self._outputs(loss)
             with tf32_products(network.tf32):
                 value.backward()
         if observe and not loss:
@@ -361,16 +301,9 @@ class FrozenModels:
 
 def batch_orders(round: Round, client: int, epochs: int, samples: int, device: torch.device) -> Tensor:
     """Return the order in which the client visits its images, ``[epochs, samples]``."""
-    seed = round.task.seed
-    orders = [
-        torch.from_numpy(
-            stream(seed, Purpose.BATCH_ORDER, round=round.number, client=client, epoch=epoch).permutation(
-                samples
-            )
-        )
-        for epoch in range(epochs)
-    ]
-    return torch.stack(orders).to(device)
+    where = partial(stream, round.task.seed, Purpose.BATCH_ORDER, round=round.number, client=client)
+    orders = [where(epoch=epoch).permutation(samples) for epoch in range(epochs)]
+    return torch.from_numpy(np.stack(orders)).to(device)
 
 
 class Sgd:

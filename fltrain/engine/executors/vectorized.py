@@ -10,9 +10,9 @@ BatchNorm computes the same statistics; clients that have fewer steps finish ear
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import Clients, Kept, Round
-from fltrain.engine.executors.sequential import SequentialExecutor, Sgd, Trained, divided, local_step
+from fltrain.engine.executors.sequential import LocalStep, SequentialExecutor, Sgd, Trained
 from fltrain.engine.executors.views import PER_CLIENT, signature, tensors_of, with_tensors
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.composition import LocalHooks
-from fltrain.methods.types import Local, Outputs, Place, State
+from fltrain.methods.types import Local, Loss, Outputs, Place, State
 from fltrain.models.flat import FlatModel, Slot
 from fltrain.models.part import Part
 from fltrain.runtime.determinism import tf32_products
@@ -170,8 +170,8 @@ def _step_of_one(
     statistics = {"buffers": moving["buffers"], "counters": moving["counters"]}
     weights, velocities = moving["weights"].clone(), [one.clone() for one in moving["velocities"]]
     bound = LocalHooks(hooks.composition, views, states)
-    step = FunctionalStep(model, bound, images, labels, optimiser.part, weights, statistics)
-    loss, gradient = local_step(step, weights, optimiser, velocities[phase])
+    step = FunctionalStep(images, labels, optimiser.part, model, bound, weights, statistics)
+    loss, gradient = step.take(weights, optimiser, velocities[phase])
     moved = {"weights": weights, **statistics, "velocities": velocities, "step_states": bound.step_states}
     return moved, loss, gradient
 
@@ -219,38 +219,20 @@ class _Stack:
             client.moving = tree_map(lambda tensor, place=place: tensor[place].clone(), self.moving)
 
 
-@dataclass
-class FunctionalStep:
-    """A local step as a function of weights and statistics; see ``fltrain.methods.types.Step``.
+@dataclass(frozen=True)
+class FunctionalStep(LocalStep):
+    """A local step as a function of weights and statistics.
 
     ``statistics`` (buffers and counters) and ``outputs`` change with it, and with all its parts.
     """
 
-    model: FlatModel
-    hooks: LocalHooks
-    images: Tensor
-    labels: Tensor
-    part: Part
     weights: Tensor
     statistics: State
-    outputs: list[tuple[Outputs, FunctionalStep]] = field(default_factory=list)
 
-    def split(self, count: int) -> list[FunctionalStep]:
-        parts = divided(self.images, self.labels, count)
-        return [replace(self, images=images, labels=labels) for images, labels in parts]
-
-    def differentiate(
-        self,
-        loss: Callable[[Outputs], Tensor] | None = None,
-        *,
-        at: Tensor | None = None,
-        part: Part | None = None,
-        track: bool = True,
-        route: bool = True,
-        observe: bool = True,
+    def _gradient(
+        self, loss: Loss | None, at: Tensor | None, part: Part, track: bool, route: bool, observe: bool
     ) -> tuple[Tensor, Tensor]:
         model, network = self.model, self.model.network
-        where = model.layout.part(part or self.part)
         tracked = track and self.part != "head"
 
         def value_of(weights: Tensor, statistics: State) -> tuple[Tensor, tuple[Any, ...]]:
@@ -259,8 +241,7 @@ class FunctionalStep:
                 self._holding(weights, statistics),
                 self.hooks.route(network) if route else nullcontext(),
             ):
-                outputs = self.hooks.forward(network, self)
-                value = loss(outputs) if loss else self.hooks.loss(outputs, self)
+                outputs, value = self._outputs(loss)
             return value, (value, outputs.features, outputs.logits, outputs.extras, statistics)
 
         with torch.enable_grad(), tf32_products(network.tf32):
@@ -273,12 +254,10 @@ class FunctionalStep:
                     self.statistics[kind] = torch.cat([statistics[slot.name].flatten() for slot in slots])
         if observe and not loss:
             self.outputs.append((Outputs(features, logits, extras), self))
+        where = model.layout.part(part)
         gradient = torch.zeros_like(whole)
         gradient[where] = whole[where]
         return gradient, value
-
-    def gradient(self) -> tuple[Tensor, Tensor]:
-        return self.differentiate()
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
         network = self.model.network
