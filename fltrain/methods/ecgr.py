@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -82,7 +82,14 @@ class Ecgr(Method):
         products: Vector = gram(steps, local.start.device).cpu().numpy()
         if self.rule == "herd":
             return herd(centre(products) if self.centred else products, count)
-        return _smallest(_DISTANCES[self.rule](products), count)
+        lengths = products.diagonal()
+        if self.rule == "closest":  # the squared distance from the mean, up to a constant
+            values = lengths - 2 * products.mean(0)
+        else:  # the negative cosine with the mean, up to a factor; 0 for steps of length 0
+            values = -products.mean(0) / np.sqrt(np.where(lengths > 0, lengths, np.inf))
+        # Stable: of equal values the first ones.
+        smallest: list[int] = np.argsort(values, kind="stable")[:count].tolist()
+        return smallest
 
     def _reaggregated(self, steps: Tensor, picked: list[int], update: Update, local: Local) -> Tensor:
         """Return picked steps plus beta times the others, scaled to the norm of the whole sum ``[P]``."""
@@ -138,8 +145,6 @@ def herd(products: Vector, count: int) -> list[int]:
 
     ||s + x_j||^2 = ||s||^2 + 2 <s, x_j> + ||x_j||^2, where the first term is the same for all j.
     """
-    import numpy as np
-
     picked: list[int] = []
     cost = products.diagonal().copy()
     for _ in range(count):
@@ -148,31 +153,3 @@ def herd(products: Vector, count: int) -> list[int]:
         cost += 2 * products[step]
         cost[step] = np.inf
     return picked
-
-
-def _distance_to_mean(products: Vector) -> Vector:
-    """Return the squared distance of each step from the mean, up to a constant."""
-    distance: Vector = products.diagonal() - 2 * products.mean(0)
-    return distance
-
-
-def _angle_to_mean(products: Vector) -> Vector:
-    """Return the negative cosine of each step with the mean, up to a factor; 0 for steps of length 0."""
-    import numpy as np
-
-    lengths = np.sqrt(products.diagonal())
-    angle: Vector = -products.mean(0) / np.where(lengths > 0, lengths, np.inf)
-    return angle
-
-
-_DISTANCES: dict[str, Callable[[Vector], Vector]] = {
-    "closest": _distance_to_mean,
-    "aligned": _angle_to_mean,
-}
-
-
-def _smallest(values: Vector, count: int) -> list[int]:
-    """Return the positions of the smallest values; among equal values the first ones."""
-    import numpy as np
-
-    return list(map(int, np.argsort(values, kind="stable")[:count]))

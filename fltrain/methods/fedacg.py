@@ -9,14 +9,15 @@ from pydantic import Field
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
-from fltrain.methods.ops.vectors import data_shares, mean
+from fltrain.methods.ops.vectors import data_shares, mean, pull
 from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 
 class FedACG(Method):
-    """Clients receive w + lam m and stay near it; m collects their mean displacement from there.
+    """Clients start from the lookahead w + lam m and stay near it; w are the global weights.
 
-    Tests use w, not the lookahead.
+    The server adds the clients' mean displacement from the lookahead to its momentum m. Clients are tested
+    with w.
 
     Attributes:
         lam: distance of the lookahead along the server's momentum m, and decay of m per round (lambda).
@@ -41,7 +42,7 @@ class FedACG(Method):
         return weights if local.testing else weights + self.lam * state["momentum"]
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        return gradient + 2 * self.beta * (weights - local.start)
+        return gradient + pull(weights, local.start, 2 * self.beta)
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         shares = data_shares(updates) if self.mean == "data" else None

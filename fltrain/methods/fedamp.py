@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
-from fltrain.methods.ops.vectors import gram, mean
+from fltrain.methods.ops.vectors import gram, mean, pull
 from fltrain.methods.types import Aggregate, Footprint, Local, Needs, Server, State, Task, Update
 
 
@@ -55,15 +55,12 @@ class FedAmp(Method):
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         if self.variant == "pfllib":
             return gradient
-        return gradient + self._pull(local) * (weights - local.start)
-
-    def _pull(self, local: Local) -> float:
-        """Return lambda / alpha, at most one over the learning rate: a larger pull would overshoot."""
         if self.variant == "kernel":
             alpha = self.alpha or 1.0
         else:
             alpha = (self.alpha or 1e4) * self.alpha_decay ** (local.round // self.decay_every)
-        return min(self.weight / alpha, 1 / local.lr)
+        # A pull of more than one over the learning rate would overshoot.
+        return gradient + pull(weights, local.start, min(self.weight / alpha, 1 / local.lr))
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         return update, {"weights": update.trained}
@@ -79,10 +76,8 @@ class FedAmp(Method):
             return Aggregate(before.weights, state)
         weights = [update.weights for update in updates]
         shares = self.shares(weights)
-        clouds = {
-            str(update.client): mean(weights, row.tolist())
-            for update, row in zip(updates, shares, strict=True)
-        }
+        clients = [str(update.client) for update in updates]
+        clouds = {client: mean(weights, row.tolist()) for client, row in zip(clients, shares, strict=True)}
         return Aggregate(before.weights, {**state, **clouds})
 
     def shares(self, weights: Sequence[Tensor]) -> Tensor:

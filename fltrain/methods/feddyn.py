@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
-from fltrain.methods.ops.vectors import clip_norm, mean
+from fltrain.methods.ops.vectors import clip_norm, mean, pull
 from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 
@@ -46,8 +46,8 @@ class FedDyn(Method):
         return self.alpha / local.relative_size if self.alpha_mode == "data" else self.alpha
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        pull = self._alpha(local) * (weights - local.start) - step_state["dual"]
-        return gradient + pull if self.clip is None else clip_norm(gradient + pull, self.clip)
+        gradient = gradient + (pull(weights, local.start, self._alpha(local)) - step_state["dual"])
+        return gradient if self.clip is None else clip_norm(gradient, self.clip)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         dual = step_state["dual"] - self._alpha(local) * (update.trained - update.start)

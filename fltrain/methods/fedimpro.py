@@ -77,16 +77,11 @@ class FedImpro(Method):
             raise ValueError(f"n_hat: labels {self.labels!r} decide how many samples there are; leave it out")
         return self
 
-    # ---------------------------------------------------------------- the cut
-    def _maps(self, task: Task) -> tuple[int, ...]:
-        """Return the shape of an image's maps at the cut."""
-        return task.map_shape(task.network.cut(self.split))
-
     # ---------------------------------------------------------------- estimates
     # Per class: "mean" and "spread" [C, *shape], and flags for known ones, "seen" and "spread_seen" [C].
     # The shape is that of the maps, or [channels, 1, 1] for estimates per channel.
     def server_init(self, task: Task, start: Tensor) -> State:
-        maps = self._maps(task)
+        maps = task.map_shape(task.network.cut(self.split))
         shape = maps if self.shape == "element" else (maps[0], *[1] * (len(maps) - 1))
         seen = start.new_zeros(task.classes)
         if self.initial == "masked":
@@ -191,17 +186,9 @@ class FedImpro(Method):
             keep = 1 - (counts / local.class_counts.clamp(min=1)).clamp(max=1)
         else:
             keep = counts.new_full(counts.shape, self.beta_client)
-        renewed = {**step_state, "step": step_state["step"] + 1}
-        for name, flag, fresh, found in (
-            ("mean", "seen", mean, counts >= 1),
-            ("spread", "spread_seen", spread, counts >= 2),
-        ):
-            old = _per_class(keep * step_state[flag], fresh)
-            mixed = old * step_state[name] + (1 - old) * fresh
-            renewed[name] = mixed.where(_per_class(found, fresh), step_state[name])
-            renewed[flag] = step_state[flag].maximum(found.to(step_state[flag]))
+        renewed = _mixed(step_state, keep, (mean, spread), (counts >= 1, counts >= 2))
         renewed["spread"] = self._capped(renewed["spread"])
-        return renewed
+        return {**step_state, "step": step_state["step"] + 1, **renewed}
 
     def _capped(self, spread: Tensor) -> Tensor:
         return spread.clamp(0, self.sigma_cap)
@@ -235,21 +222,24 @@ class FedImpro(Method):
             spread = self._capped(spread.sqrt() if self.moment == "std" else spread)
         else:
             spread = _mean(spreads, weights * spread_seen)
-        renewed: State = {}
-        for name, flag, fresh, found in (
-            ("mean", "seen", mean, seen),
-            ("spread", "spread_seen", spread, spread_seen),
-        ):
-            known = (weights * found).sum(0) > 0
-            old = _per_class(self.beta_server * state[flag], fresh)
-            mixed = old * state[name] + (1 - old) * fresh
-            renewed[name] = mixed.where(_per_class(known, fresh), state[name])
-            renewed[flag] = state[flag].maximum(known.to(state[flag]))
-        return renewed
+        known = ((weights * seen).sum(0) > 0, (weights * spread_seen).sum(0) > 0)
+        return _mixed(state, self.beta_server, (mean, spread), known)
 
     def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
         """Return the number of classes with an estimate."""
         return {"known_classes": int(state["seen"].sum())}
+
+
+def _mixed(
+    state: State, keep: Tensor | float, fresh: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]
+) -> State:
+    """Return estimates renewed by the fresh ones of ``found`` classes; ``keep`` is the share of old ones."""
+    renewed: State = {}
+    for name, flag, new, known in zip(("mean", "spread"), ("seen", "spread_seen"), fresh, found, strict=True):
+        old = _per_class(keep * state[flag], new)
+        renewed[name] = (old * state[name] + (1 - old) * new).where(_per_class(known, new), state[name])
+        renewed[flag] = state[flag].maximum(known.to(state[flag]))
+    return renewed
 
 
 def class_moments(
@@ -259,8 +249,6 @@ def class_moments(
 
     If ``shape`` is 1 and the maps are larger, pixels are pooled. Zero for classes with too few images.
     """
-    import torch
-
     own = (labels[:, None] == torch.arange(classes, device=labels.device)).to(maps)  # [n, C]
     pooled = [dim for dim, size in enumerate(shape, start=1) if size != maps.shape[dim]]
 

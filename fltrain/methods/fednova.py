@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
-from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean
+from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean, pull
 from fltrain.methods.types import Aggregate, Local, Server, State, Task, Update
 
 
@@ -40,7 +40,7 @@ class FedNova(Method):
     buffers: Literal["averaged", "normalised"] = "averaged"
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        return gradient + self.mu * (weights - local.start) if self.mu else gradient
+        return gradient + pull(weights, local.start, self.mu) if self.mu else gradient
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         steps: float = local.steps

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
+from fltrain.methods.ops.vectors import pull
 from fltrain.methods.types import Local, State
 
 
@@ -24,4 +25,4 @@ class FedProx(Method):
     mu: float = Field(default=0.01, ge=0)
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        return gradient + self.mu * (weights - local.start)
+        return gradient + pull(weights, local.start, self.mu)

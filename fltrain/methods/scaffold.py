@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from fltrain.core.lazy import Tensor
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean
 from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
@@ -19,11 +19,6 @@ VARIANTS: dict[str, dict[str, str]] = {
     "fedimpro": {"correction": "after_step", "normaliser": "plain", "weighting": "weights"},
 }
 """Settings of the published algorithm, and of the code of ECGR and FedImpro."""
-
-
-def _with_variant(schema: dict[str, Any]) -> None:
-    """Add ``variant`` to the JSON schema of the settings."""
-    schema["properties"]["variant"] = {"enum": list(VARIANTS), "default": "paper"}
 
 
 class Scaffold(Method):
@@ -62,20 +57,24 @@ class Scaffold(Method):
     weighting: Literal["uniform", "weights", "scaled", "data"] = "uniform"
     server_lr: float = Field(default=1.0, gt=0)
 
-    model_config = ConfigDict(json_schema_extra=_with_variant)
+    model_config = ConfigDict(
+        json_schema_extra=lambda schema: schema["properties"].update(
+            variant={"enum": list(VARIANTS), "default": "paper"}
+        )
+    )
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _options_of_the_variant(cls, settings: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _options_of_the_variant(cls, settings: Any) -> Any:
         if not isinstance(settings, Mapping) or "variant" not in settings:
-            return handler(settings)
-        variant, options = settings["variant"], {**settings}
-        del options["variant"]
+            return settings
+        options = {**settings}
+        variant = options.pop("variant")
         if not isinstance(variant, str) or variant not in VARIANTS:
             raise ValueError(f"unknown variant {variant!r}; write {', '.join(VARIANTS)}, or leave it out")
         for name in VARIANTS[variant].keys() & options.keys():
             raise ValueError(f"variant {variant!r} sets {name!r}; leave one of the two out")
-        return handler({**options, **VARIANTS[variant]})
+        return {**options, **VARIANTS[variant]}
 
     @model_validator(mode="after")
     def _the_normaliser_fits(self) -> Self:
@@ -91,17 +90,15 @@ class Scaffold(Method):
     def payload(self, state: State) -> State:
         return state
 
-    def _weight(self, local: Local) -> float:
-        """Return omega_k, the scale of the client's objective."""
-        return local.relative_size if self.weighting == "scaled" else 1.0
-
-    def _control(self, local: Local) -> Tensor:
-        """Return the client's control c_k ``[P]``; zero before its first participation."""
-        return local.state["control"] if local.state else local.start.new_zeros(local.start.shape)
+    def _controls(self, local: Local) -> tuple[Tensor, Tensor, float]:
+        """Return c / omega_k and c_k ``[P]``, and omega_k, the scale of the client's objective."""
+        omega = local.relative_size if self.weighting == "scaled" else 1.0
+        control = local.state.get("control", torch.zeros_like(local.start))
+        return local.payload["control"] / omega, control, omega
 
     def client_init(self, local: Local) -> State:
-        control = self._control(local)
-        step_state = {"correction": local.payload["control"] / self._weight(local) - control}
+        common, control, _ = self._controls(local)
+        step_state = {"correction": common - control}
         if self.option == "I":
             step_state["gradient"] = local.examples.mean_gradient(local.start)
         return step_state
@@ -113,32 +110,26 @@ class Scaffold(Method):
         return weights - local.lr * step_state["correction"] if self.correction == "after_step" else weights
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
+        common, control, omega = self._controls(local)
         if self.option == "I":
-            change = step_state["gradient"] - self._control(local)
+            change = step_state["gradient"] - control
         else:
-            change = self._mean_gradient(update, local) - local.payload["control"] / self._weight(local)
-        control = self._control(local) + change
+            # The displacement implies the mean corrected gradient.
+            ended = update.trained if self.displacement == "raw" else update.weights
+            momentum = local.task.training.momentum if self.normaliser == "effective" else 0.0
+            change = (local.start - ended) / (local.lr * accumulated_steps(local.steps, momentum)) - common
+        control = control + change
         if self.weighting == "data":
             change = control - local.payload["control"]
-        extras = {**update.extras, self.name: {"change": change * self._weight(local)}}
+        extras = {**update.extras, self.name: {"change": change * omega}}
         return replace(update, extras=extras), {"control": control}
-
-    def _mean_gradient(self, update: Update, local: Local) -> Tensor:
-        """Return the mean corrected gradient ``[P]`` that the client's displacement implies."""
-        ended = update.trained if self.displacement == "raw" else update.weights
-        momentum = local.task.training.momentum if self.normaliser == "effective" else 0.0
-        return (local.start - ended) / (local.lr * accumulated_steps(local.steps, momentum))
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         sizes = data_shares(updates)
-        moved = mean(
-            [update.displacement for update in updates],
-            sizes if self.weighting in ("weights", "data") else None,
-        )
+        by_size = self.weighting in ("weights", "data")
+        moved = mean([update.displacement for update in updates], sizes if by_size else None)
         changes = [update.extras[self.name]["change"] for update in updates]
-        if self.weighting == "data":
-            change = mean(changes, sizes)
-        else:
-            change = mean(changes) * (len(updates) / task.clients)
+        sampled = len(updates) / task.clients
+        change = mean(changes, sizes) if self.weighting == "data" else mean(changes) * sampled
         control = state["control"] + change
         return Aggregate(before.weights + self.server_lr * moved, {"control": control})

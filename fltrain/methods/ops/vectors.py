@@ -39,6 +39,11 @@ def clip_norm(vector: Tensor, limit: float) -> Tensor:
     return vector * factor
 
 
+def pull(weights: Tensor, towards: Tensor, weight: float) -> Tensor:
+    """Return the gradient of the proximal term (mu/2) ||w - r||^2, for mu the ``weight``: mu (w - r)."""
+    return weight * (weights - towards)
+
+
 def accumulated_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
     """Return the movement of SGD after ``steps`` steps with a constant unit gradient, per learning rate.
 
