@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
@@ -63,18 +63,18 @@ class Scaffold(Method):
         )
     )
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _options_of_the_variant(cls, settings: Any) -> Any:
+    def _options_of_the_variant(cls, settings: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(settings, Mapping) or "variant" not in settings:
-            return settings
+            return handler(settings)
         options = {**settings}
         variant = options.pop("variant")
         if not isinstance(variant, str) or variant not in VARIANTS:
             raise ValueError(f"unknown variant {variant!r}; write {', '.join(VARIANTS)}, or leave it out")
         for name in VARIANTS[variant].keys() & options.keys():
             raise ValueError(f"variant {variant!r} sets {name!r}; leave one of the two out")
-        return {**options, **VARIANTS[variant]}
+        return handler({**options, **VARIANTS[variant]})
 
     @model_validator(mode="after")
     def _the_normaliser_fits(self) -> Self:
