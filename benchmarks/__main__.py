@@ -10,7 +10,6 @@ from pathlib import Path
 SUITE = {
     "startup": "start of a run, stage by stage; runs in one process and in several",
     "plan": "plan and dry run of ten thousand runs",
-    "tracking": "export of records to MLflow",
     "soak": "the demonstration while its processes are killed",
     "scaling": "time and memory of a round by clients, steps and network",
     "on_cuda": "everything that is to be measured on a GPU",

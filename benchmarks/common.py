@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import statistics
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fltrain.core.files import replacing
+from fltrain.core.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,9 +70,8 @@ def quartiles(values: Sequence[float]) -> str:
 
 
 def write_csv(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same columns to a file, if one is named."""
+    """Write rows to a file, if one is named."""
+    import pandas as pd  # slow: `startup` measures a process that imports this module
+
     if path is not None:
-        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_text(path, pd.DataFrame(rows).to_csv(index=False))

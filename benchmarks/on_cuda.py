@@ -198,14 +198,9 @@ def accuracy_lines(accuracies: dict[str, list[float]], metrics: dict[str, list[b
     for case, values in accuracies.items():
         differences = [one - other for one, other in zip(values, accuracies[first], strict=True)]
         low, high = against_point(differences, 0.0).interval or (float("nan"), float("nan"))
-        rows.append(
-            [
-                case,
-                f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}",
-                f"{statistics.mean(differences):+.2f} ({low:+.2f} to {high:+.2f})",
-                "yes" if metrics[case] == metrics[first] else "no",
-            ]
-        )
+        accuracy = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+        difference = f"{statistics.mean(differences):+.2f} ({low:+.2f} to {high:+.2f})"
+        rows.append([case, accuracy, difference, "yes" if metrics[case] == metrics[first] else "no"])
     yield from markdown(["", "accuracy, %", f"minus {first} (95 % interval)", "same bytes"], rows)
 
 

@@ -184,18 +184,9 @@ def table(name: str, points: Sequence[Point]) -> Iterator[str]:
             mine / theirs * base.setting.steps / steps
             for mine, theirs in zip(point.seconds, base.seconds, strict=True)
         ]
-        rows.append(
-            [
-                str(point.value),
-                point.method,
-                f"{point.parameters:,}",
-                f"{seconds:.3f}",
-                f"{1e3 * seconds / steps:.2f}",
-                quartiles(ratios),
-                f"{point.memory:,.0f}",
-                f"{point.kept:,.0f}{' (file)' if point.in_file else ''}",
-            ]
-        )
+        times = (f"{seconds:.3f}", f"{1e3 * seconds / steps:.2f}", quartiles(ratios))
+        memory = (f"{point.memory:,.0f}", f"{point.kept:,.0f}{' (file)' if point.in_file else ''}")
+        rows.append([str(point.value), point.method, f"{point.parameters:,}", *times, *memory])
     yield from markdown(columns, rows)
     for method in METHODS if name != "model" else ():
         exponent = power([point for point in points if point.method == method])

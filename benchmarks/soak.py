@@ -27,6 +27,8 @@ from fltrain.runs.record import MODELS_FILE
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("Snakefile", "workflow", "config", "profiles")
 RECORD = ("spec.json", "metrics.jsonl", "summary.json", MODELS_FILE)
+# Runs are short here: save after every round, because an interval in seconds would never end.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "FLTRAIN_CHECKPOINT_ROUNDS": "1"}
 TIMED = (b"seconds", b"time", b"hours")
 """Words in the head or a row of a table that shows measured times."""
 
@@ -40,33 +42,29 @@ class Workplace:
         root.mkdir(parents=True)
         for part in PARTS:
             (root / part).symlink_to(ROOT / part)
-        self.command = ["snakemake", "--cores", str(cores), "--config", f"scale={scale}"]
+        self.command = [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--cores",
+            str(cores),
+            "--config",
+            f"scale={scale}",
+        ]
         self.log = root / "snakemake.log"
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start Snakemake; its output goes to the log."""
-        # Runs are short here: save after every round, because an interval in seconds would never end.
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLTRAIN_CHECKPOINT_ROUNDS": "1"}
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", *self.command, *arguments],
-                cwd=self.root,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                [*self.command, *arguments], cwd=self.root, env=ENVIRONMENT, stdout=log, stderr=log
             )
 
     def fltrain(self, *arguments: str) -> tuple[int, str]:
         """Return exit code and last line of a command of fltrain."""
-        done = subprocess.run(
-            [sys.executable, "-m", "fltrain", *arguments],
-            cwd=self.root,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return done.returncode, done.stdout.strip().splitlines()[-1]
+        command = [sys.executable, "-m", "fltrain", *arguments]
+        done = subprocess.run(command, cwd=self.root, env=ENVIRONMENT, capture_output=True, text=True)
+        return done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes that run in this folder."""

@@ -18,13 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from common import markdown, quartiles, write_csv
+from common import markdown, quartiles
 from describe import CASES, spec_of, write_task
 from numpy.typing import NDArray
 from task import Task, accuracy
@@ -37,6 +38,16 @@ ENVIRONMENTS = HERE / ".venvs"
 PEERS = ("flower", "pfl")
 WARM_UP = 2
 """Rounds at the start that do not count."""
+COLUMNS = {
+    "s/round": ("seconds", ".3f"),
+    "CPU s": ("cpu_seconds", ".3f"),
+    "images/s": ("images_per_second", ",.0f"),
+    "start, s": ("startup", ".1f"),
+    "MiB": ("memory", ",.0f"),
+    "accuracy": ("accuracy", ".2%"),
+    "weights differ": ("difference", ".0e"),
+}
+"""Columns of the table: measurements and their format."""
 LIMIT_SECONDS = 1800
 """Time limit of a turn: without it, Flower waits forever if Ray does not start."""
 
@@ -67,15 +78,10 @@ class Entry:
     launcher: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
-    def run(self, task: Task, scratch: Path) -> tuple[Costs, NDArray[np.float32]]:
+    def run(self, task: Task, scratch: Path) -> tuple[dict[str, float], NDArray[np.float32]]:
         """Do the task once, in a new folder of ``scratch``; return costs and final weights."""
-        command = [
-            python_of(self.who),
-            *self.launcher,
-            HERE / f"run_{self.who}.py",
-            task.folder,
-            self.workers,
-        ]
+        script = HERE / f"run_{self.who}.py"
+        command = [python_of(self.who), *self.launcher, script, task.folder, self.workers]
         folders = [Path(tempfile.mkdtemp(dir=scratch)) for _ in range(self.runs)]
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, sorted(cores)[: self.cores])  # child processes inherit it
@@ -97,7 +103,7 @@ class Entry:
             told = (folders[0] / "stderr").read_text()[-4000:]
             raise Failed(f"{self.who} ({self.how}) failed; its last words:\n{told}")
         ends = [ends_of_rounds(folder) for folder in folders]
-        return Costs.of(task, started, ends, watch), np.load(folders[0] / "weights.npy")
+        return costs_of(task, started, ends, watch), np.load(folders[0] / "weights.npy")
 
 
 def entries(executor: str) -> list[Entry]:
@@ -137,15 +143,10 @@ def python_of(who: str) -> Path:
 
 
 def start(command: Sequence[object], folder: Path) -> subprocess.Popen[bytes]:
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    words = [str(part) for part in command]
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
-        return subprocess.Popen(
-            [str(part) for part in command],
-            cwd=folder,
-            env={**os.environ, **quiet},
-            stdout=stdout,
-            stderr=stderr,
-        )
+        return subprocess.Popen(words, cwd=folder, env=environment, stdout=stdout, stderr=stderr)
 
 
 def ends_of_rounds(folder: Path) -> list[float]:
@@ -155,64 +156,38 @@ def ends_of_rounds(folder: Path) -> list[float]:
     return ends
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs of one turn of an entry; costs per round leave out the first rounds, which warm up.
+def costs_of(task: Task, started: float, ends: Sequence[Sequence[float]], watch: Watch) -> dict[str, float]:
+    """Return the costs of one turn; those per round leave out the first rounds, which warm up.
 
-    Attributes:
-        images: training images per run and round, epochs counted.
-        seconds: wall time of a round.
-        cpu_seconds: CPU time of all processes, per run and round.
-        images_per_second: throughput of all runs together.
-        startup: seconds from the start of the process until it is warm, without those of its rounds.
-        memory: peak memory of all processes, MiB.
+    Returns:
+        ``images``: training images per run and round, epochs counted; ``seconds``: wall time of a round;
+        ``cpu_seconds`` of all processes, per run and round; ``images_per_second`` of all runs together;
+        ``startup``: seconds from the start of the process until it is warm, without those of its rounds;
+        ``memory``: peak of all processes in MiB.
     """
-
-    images: int
-    seconds: float
-    cpu_seconds: float
-    images_per_second: float
-    startup: float
-    memory: float
-
-    @classmethod
-    def of(cls, task: Task, started: float, ends: Sequence[Sequence[float]], watch: Watch) -> Costs:
-        counted, images = task.rounds - WARM_UP, task.arrays["orders"][0].size
-        warm = [own[WARM_UP - 1] for own in ends]
-        rounds = [(own[-1] - start) / counted for own, start in zip(ends, warm, strict=True)]
-        span = min(warm), max(own[-1] for own in ends)
-        return cls(
-            images=images,
-            seconds=statistics.mean(rounds),
-            cpu_seconds=watch.cpu_seconds(*span) / counted / len(ends),
-            images_per_second=sum(images / one for one in rounds),
-            startup=statistics.mean(warm) - started - WARM_UP * statistics.mean(rounds),
-            memory=watch.memory / 2**20,
-        )
+    counted, images = task.rounds - WARM_UP, task.arrays["orders"][0].size
+    warm = [own[WARM_UP - 1] for own in ends]
+    rounds = [(own[-1] - start) / counted for own, start in zip(ends, warm, strict=True)]
+    span = min(warm), max(own[-1] for own in ends)
+    return {
+        "images": images,
+        "seconds": statistics.mean(rounds),
+        "cpu_seconds": watch.cpu_seconds(*span) / counted / len(ends),
+        "images_per_second": sum(images / one for one in rounds),
+        "startup": statistics.mean(warm) - started - WARM_UP * statistics.mean(rounds),
+        "memory": watch.memory / 2**20,
+    }
 
 
-@dataclass(frozen=True)
-class Row(Costs):
-    """Costs and results of one turn of an entry.
+def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turns: int) -> pd.DataFrame:
+    """Run all entries on a dataset in turns, then test their final weights; return a row per entry and turn.
 
-    Attributes:
-        accuracy: accuracy on all test images.
-        difference: maximum difference of the weights from the bare loop's.
+    Columns are those of ``costs_of``, the entry, the accuracy on all test images, and the maximum
+    ``difference`` of the weights from the bare loop's.
     """
-
-    dataset: str
-    who: str
-    how: str
-    cores: int
-    turn: int
-    accuracy: float
-    difference: float
-
-
-def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turns: int) -> list[Row]:
-    """Run all entries on a dataset in turns; then test their final weights."""
     case = CASES[dataset]
-    done = []
+    rows: list[dict[str, Any]] = []
+    weights: list[NDArray[np.float32]] = []
     with tempfile.TemporaryDirectory() as scratch:
         with np.load(path) as file:
             task = write_task(Path(scratch), spec_of(dataset, case), file, rounds, case.shards)
@@ -221,56 +196,34 @@ def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turn
             for entry in [*chosen[first:], *chosen[:first]]:
                 print(f"{dataset}, turn {turn + 1} of {turns}: {entry.who}, {entry.how}", file=sys.stderr)
                 try:
-                    done.append((turn, entry, *entry.run(task, Path(scratch))))
+                    costs, final = entry.run(task, Path(scratch))
                 except Failed as error:
                     if entry.who not in PEERS:
                         sys.exit(f"error: {error}")
                     print(f"left out: {error}", file=sys.stderr)
-        bare = next(weights for _, entry, _, weights in done if entry.who == "bare")
-        different = {weights.tobytes(): torch.from_numpy(weights) for _, _, _, weights in done}
-        accuracies = {raw: accuracy(weights, task) for raw, weights in different.items()}
-    return [
-        Row(
-            **asdict(costs),
-            dataset=dataset,
-            who=entry.who,
-            how=entry.how,
-            cores=entry.cores,
-            turn=turn,
-            accuracy=accuracies[weights.tobytes()],
-            difference=float(np.abs(weights - bare).max()),
-        )
-        for turn, entry, costs, weights in done
-    ]
+                    continue
+                names = {"dataset": dataset, "who": entry.who, "how": entry.how, "cores": entry.cores}
+                rows.append({**names, "turn": turn, **costs})
+                weights.append(final)
+        tested = {final.tobytes(): accuracy(torch.from_numpy(final), task) for final in weights}
+    bare = next(final for row, final in zip(rows, weights, strict=True) if row["who"] == "bare")
+    for row, final in zip(rows, weights, strict=True):
+        row |= {"accuracy": tested[final.tobytes()], "difference": float(np.abs(final - bare).max())}
+    return pd.DataFrame(rows)
 
 
-def table(rows: Sequence[Row]) -> Iterable[str]:
+def table(rows: pd.DataFrame) -> Iterable[str]:
     """Yield a table of medians over all turns, and ratios to our time in the same turn, with quartiles."""
-    columns = ["", "cores", "s/round", "CPU s", "images/s", "start, s", "MiB", "accuracy"]
-    columns += ["weights differ", "time / ours", "CPU time / ours"]
-    ours, lines = {(row.cores, row.turn): row for row in rows if row.who == "ours"}, []
-    for who, how in dict.fromkeys((row.who, row.how) for row in sorted(rows, key=lambda row: row.cores)):
-        own = [row for row in rows if (row.who, row.how) == (who, how)]
-        beside = [(row, ours[row.cores, row.turn]) for row in own]
-        lines.append(
-            [
-                f"{who}, {how}",
-                f"{own[0].cores}",
-                f"{_median(row.seconds for row in own):.3f}",
-                f"{_median(row.cpu_seconds for row in own):.3f}",
-                f"{_median(row.images_per_second for row in own):,.0f}",
-                f"{_median(row.startup for row in own):.1f}",
-                f"{_median(row.memory for row in own):,.0f}",
-                f"{_median(row.accuracy for row in own):.2%}",
-                f"{_median(row.difference for row in own):.0e}",
-                quartiles([mine.images_per_second / row.images_per_second for row, mine in beside]),
-                quartiles([row.cpu_seconds / mine.cpu_seconds for row, mine in beside]),
-            ]
-        )
-    yield from markdown(columns, lines)
-
-
-_median = statistics.median
+    ours = rows[rows["who"] == "ours"].set_index(["cores", "turn"])
+    lines = []
+    for (who, how), own in rows.sort_values("cores", kind="stable").groupby(["who", "how"], sort=False):
+        own = own.set_index(["cores", "turn"])
+        beside, medians = ours.loc[own.index], own.median(numeric_only=True)
+        values = [f"{medians[name]:{form}}" for name, form in COLUMNS.values()]
+        times = list(beside["images_per_second"] / own["images_per_second"])
+        cpu_times = list(own["cpu_seconds"] / beside["cpu_seconds"])
+        lines.append([f"{who}, {how}", str(own.index[0][0]), *values, quartiles(times), quartiles(cpu_times)])
+    yield from markdown(["", "cores", *COLUMNS, "time / ours", "CPU time / ours"], lines)
 
 
 def main() -> None:
@@ -291,23 +244,23 @@ def main() -> None:
         parser.error("name a file: " + " or ".join(f"--{dataset}" for dataset in CASES))
     if options.rounds is not None and options.rounds <= WARM_UP:
         parser.error(f"--rounds: more than {WARM_UP}, as so many warm up")
-
     if max(options.cores) > len(os.sched_getaffinity(0)):
         parser.error("--cores: this machine has one core; say --cores 1")
-
     chosen = [
         entry
         for entry in entries(options.executor)
         if entry.who in {"ours", "bare", *options.peers} and entry.cores in options.cores
     ]
-    rows: list[Row] = []
+    done: list[pd.DataFrame] = []
     for dataset, path in files.items():
         rounds = options.rounds or CASES[dataset].rounds
-        rows += compare(dataset, path, chosen, rounds, options.turns)
-        own = [row for row in rows if row.dataset == dataset]
-        print(f"{dataset}: {rounds} rounds of {own[0].images:,} images; medians of {options.turns} turns\n")
-        print("\n".join(table(own)), flush=True)
-        write_csv(options.csv, [asdict(row) for row in rows])
+        rows = compare(dataset, path, chosen, rounds, options.turns)
+        images = rows["images"].iloc[0]
+        print(f"{dataset}: {rounds} rounds of {images:,} images; medians of {options.turns} turns\n")
+        print("\n".join(table(rows)), flush=True)
+        done.append(rows)
+        if options.csv:
+            pd.concat(done).to_csv(options.csv, index=False)
 
 
 if __name__ == "__main__":

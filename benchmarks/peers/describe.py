@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from task import Task
+from task import Task, read
 
 from fltrain.core.rng import Purpose, stream
 from fltrain.models.build import build
@@ -92,23 +92,11 @@ def write_task(
         std=np.array(normalisation.std, np.float32),
         start=np.concatenate([one.detach().numpy().ravel() for one in network.parameters()]),
     )
-    training = spec.training
-    task = Task(
-        folder=str(folder),
-        model=spec.model.name,
-        classes=classes,
-        rounds=rounds,
-        clients=CLIENTS,
-        epochs=training.epochs,
-        batch_size=training.batch_size,
-        lr=training.lr,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-    )
-    settings = {name: value for name, value in asdict(task).items() if name != "folder"}
-    (folder / "task.json").write_text(json.dumps(settings))
+    training = spec.training.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
+    work = {"model": spec.model.name, "classes": classes, "rounds": rounds, "clients": CLIENTS}
+    (folder / "task.json").write_text(json.dumps(work | training))
     (folder / "spec.json").write_text(spec.to_json())
-    return task
+    return read(str(folder))
 
 
 def _with_channels(images: NDArray[Any]) -> NDArray[Any]:

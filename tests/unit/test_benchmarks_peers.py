@@ -126,7 +126,8 @@ def test_a_peer_that_fails_is_left_out_and_the_rest_is_kept(
 
     rows = compare.compare("mnist", tmp_path / "digits.npz", [broken, ours, bare], small.rounds, 1)
 
-    assert [row.who for row in rows] == ["ours", "bare"]
+    assert list(rows["who"]) == ["ours", "bare"]
+    assert len(list(compare.table(rows))) == 4
     assert "left out: pfl (broken) failed; its last words:\nas a peer does" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"ours .+ failed"):
         faulty = compare.Entry("ours", "in vain", 1, launcher=("-c", "raise SystemExit(1)"))
