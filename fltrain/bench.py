@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from fltrain.core.config import suggest
+from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, MethodError
 from fltrain.data.datasets import registry
 from fltrain.engine.clients import Round
@@ -115,12 +115,9 @@ class Bench:
 
 
 def _check_names(option: str, names: Collection[str], known: Collection[str]) -> None:
-    listed = f"(known: {', '.join(known)})"
     if not names:
-        raise FltrainError(f"--{option}: no name given; give one or more, separated by commas {listed}")
-    for name in names:
-        if name not in known:
-            raise FltrainError(f"--{option}: unknown {name!r}{suggest(name, known)} {listed}")
+        raise FltrainError(f"--{option}: no name given; give one or more (known: {', '.join(known)})")
+    check_known(f"--{option}: unknown", names, known)
 
 
 # ---------------------------------------------------------------- contenders

@@ -48,6 +48,24 @@ def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def check_known(problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known") -> None:
+    """Refuse words that are not among the known ones.
+
+    Args:
+        problem: beginning of the message; the word and the known words follow.
+        words: the words to check.
+        known: the possible words.
+        listed: description of the known words in the message.
+
+    Raises:
+        FltrainError: with the closest known word, and all of them.
+    """
+    known = list(known)
+    for word in words:
+        if word not in known:
+            raise FltrainError(f"{problem} {word!r}{suggest(word, known)} ({listed}: {', '.join(known)})")
+
+
 def file_name(name: str, what: str = "name") -> str:
     """Return a name that becomes part of a path.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, Strict, model_validator
 
-from fltrain.core.config import Settings, suggest
+from fltrain.core.config import Settings, check_known
 from fltrain.core.errors import FltrainError
 from fltrain.runs.measures import Measure, measure
 
@@ -25,18 +25,10 @@ NO_AXES = (*COLUMNS, "rows", "series")
 """Names of columns that an axis cannot have."""
 
 
-def _check_axis(item: str, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        hint = f"{suggest(name, known)} (axes: {', '.join(known)})"
-        raise FltrainError(f"{item}: {what} names {name!r}, which is no axis{hint}")
-
-
-def _check_labels(item: str, what: str, labels: Labels, axes: Axes) -> None:
+def _check_labels(item: str, field: str, labels: Labels, axes: Axes) -> None:
+    check_known(f"{item}: {field}: unknown axis", labels, axes, "axes")
     for axis, label in labels.items():
-        _check_axis(item, what, axis, axes)
-        if label not in axes[axis]:
-            hint = f"{suggest(label, axes[axis])} (labels: {', '.join(axes[axis])})"
-            raise FltrainError(f"{item}: {what} names {label!r}, which is no label of {axis!r}{hint}")
+        check_known(f"{item}: {field}: unknown label", [label], axes[axis], f"labels of {axis!r}")
 
 
 def _measure(item: str, name: str) -> Measure:
@@ -65,9 +57,8 @@ class Layout(Settings):
 
     def _check_places(self, item: str, axes: Axes) -> None:
         shown = [name for place in self.PLACES if (name := getattr(self, place)) is not None]
+        check_known(f"{item}: layout: unknown axis", shown, [*axes, *self.NO_AXIS], "axes")
         for name in shown:
-            if name not in self.NO_AXIS:
-                _check_axis(item, "the layout", name, [*axes, *self.NO_AXIS])
             if shown.count(name) > 1:
                 raise FltrainError(f"{item}: the layout names the axis {name!r} twice")
         for axis, labels in axes.items():
@@ -149,9 +140,7 @@ class Table(Layout):
             if headings.count((name, label)) > 1:
                 raise FltrainError(f"{item}: the measure {name!r} is shown twice; tell them apart by 'label'")
         names = dict.fromkeys(name for name, _ in headings)
-        if self.order_by is not None and self.order_by not in names:
-            hint = f"{suggest(self.order_by, names)} (shown: {', '.join(names)})"
-            raise FltrainError(f"{item}: order_by names {self.order_by!r}, which is not shown{hint}")
+        check_known(f"{item}: order_by: unknown measure", filter(None, [self.order_by]), names, "shown")
         for measured in self.measures:
             what = _measure(item, measured.measure)
             if what.targeted != bool(measured.target_of or measured.printed_target):

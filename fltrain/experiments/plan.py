@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from fltrain.core.config import file_name, suggest
+from fltrain.core.config import check_known, file_name, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.layout import (
@@ -273,15 +273,16 @@ class Plan:
                 {method.name for spec in self.specs for method in spec.composition.methods},
             ),
         }
-        also = {"item": {name for item in self.items for name in item.names}}  # understood, but not listed
-        for what, (wanted, there) in known.items():
-            understood = there | also.get(what, set())
-            for name in wanted:
-                if name not in understood:
-                    raise FltrainError(
-                        f"scale {self.scale.scale!r} has no {what} {name!r}{suggest(name, understood)} "
-                        f"(it has {', '.join(sorted(there))}; another scale may have more)"
-                    )
+        # Items have further names, which messages do not list.
+        understood = {name for item in self.items for name in item.names}
+        for what, (wanted, present) in known.items():
+            words = [name for name in wanted if what != "item" or name not in understood]
+            check_known(
+                f"scale {self.scale.scale!r} has no {what}",
+                words,
+                sorted(present),
+                "other scales may have more; it has",
+            )
 
     def _reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
         """Return the plan with the items that have cells; note ``why`` if a cell or item is removed."""
@@ -349,11 +350,9 @@ def plan(config: Path, scale: str) -> Plan:
             papers[name] = _declared(config, "paper", name, Paper)
             check_reported(config / "reported", papers[name])
         paper = papers[name]
-        if item and item not in paper.items:
-            raise FltrainError(
-                f"scale {scale!r}: unknown item {item_id!r}{suggest(item, paper.items)} "
-                f"(known: {', '.join(f'{name}/{known}' for known in paper.items)})"
-            )
+        if item:
+            known = [f"{name}/{known}" for known in paper.items]
+            check_known(f"scale {scale!r}: unknown item", [item_id], known)
         for one in [item] if item else paper.items:
             reductions[name, one] = reduction
     planned = [
@@ -380,14 +379,9 @@ def _declared(config: Path, what: str, name: str, kind: type[AnyDeclared]) -> An
 
 def _check_axes(who: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
     """Refuse axes that none of the items has."""
-    known: dict[str, set[str]] = {}
-    for item in items:
-        for axis, labels in item.axes.items():
-            known.setdefault(axis, set()).update(labels)
-    for axis in reduction.axes:
-        if axis not in known:
-            hint = f"{suggest(axis, known)} (axes: {', '.join(sorted(known))})"
-            raise FltrainError(f"{who} has the axis {axis!r}{hint}")
+    check_known(
+        f"{who} has the axis", reduction.axes, sorted({axis for item in items for axis in item.axes}), "axes"
+    )
 
 
 def _check_exceptions(who: str, exceptions: Iterable[Special], items: Sequence[PlannedItem]) -> None:

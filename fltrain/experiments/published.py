@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fltrain.core.config import suggest
+from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.schema import Item, Paper
 
@@ -148,10 +148,7 @@ class Anomaly:
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse columns that the file does not have."""
-        for column in self.match:
-            if column not in columns:
-                hint = f"{suggest(column, columns)} (columns: {', '.join(columns)})"
-                raise FltrainError(f"anomalies: {self.file} has no column {column!r}{hint}")
+        check_known(f"anomalies: {self.file} has no column", self.match, columns, "columns")
 
     def concerns(self, texts: Names) -> bool:
         """Return True if it applies to a row with these texts."""
@@ -225,10 +222,7 @@ def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], lis
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise FltrainError(f"{path}: published values cannot be read ({reason})") from None
-    for column in needed:
-        if column not in columns:
-            known = f"{suggest(column, columns)} (columns: {', '.join(columns)})"
-            raise FltrainError(f"{path}: there is no column {column!r}{known}")
+    check_known(f"{path}: there is no column", needed, columns, "columns")
     return columns, rows
 
 
@@ -281,20 +275,13 @@ def _check_item(item_id: str, item: Item, path: Path) -> None:
     for reported in [*(point.reported for point in points), *(one.reported for one in item.exceptions)]:
         for column, name in reported.items():
             names.setdefault(column, set()).add(name)
-    for column, used in names.items():
-        # A single name does not distinguish cells.
-        if len(used) > 1 and column not in columns:
-            raise FltrainError(
-                f"{item_id}: points are 'reported' under {column!r}, which is no column of "
-                f"{path}{suggest(column, columns)} (columns: {', '.join(columns)})"
-            )
+    # A single name does not distinguish cells.
+    distinct = [column for column, used in names.items() if len(used) > 1]
+    check_known(f"{item_id}: reported: {path} has no column", distinct, columns, "columns")
     metrics = {row["metric"] for row in rows}
-    for metric in _metrics(item):
-        if metric not in metrics:
-            raise FltrainError(
-                f"{item_id}: 'reported' names the metric {metric!r}, of which {path} has no "
-                f"row{suggest(metric, metrics)} (metrics: {', '.join(sorted(metrics))})"
-            )
+    check_known(
+        f"{item_id}: reported: {path} has no row of the metric", _metrics(item), sorted(metrics), "metrics"
+    )
 
 
 def _metrics(item: Item) -> Iterator[str]:

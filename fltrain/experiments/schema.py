@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from fltrain.core.config import FileName, Settings, suggest
+from fltrain.core.config import FileName, Settings, check_known
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import AnySettings, read_settings
 from fltrain.experiments.claims import Claim, quantities
@@ -148,10 +148,8 @@ def _same(value: Any, wanted: Value) -> bool:
 
 
 def _setting_paths(when: dict[str, Any]) -> dict[str, Any]:
-    for path in when:
-        name = path.partition(".")[0]
-        if name not in RunSpec.model_fields:
-            raise ValueError(f"a run has no setting {path!r}{suggest(name, RunSpec.model_fields)}")
+    settings = [path.partition(".")[0] for path in when]
+    check_known("a run has no setting", settings, RunSpec.model_fields)
     return when
 
 
@@ -318,21 +316,15 @@ class Paper(Settings):
     def _claims_of_items(self) -> Self:
         for claim in self.claims:
             for quantity in quantities(claim.test):
-                if quantity.item not in self.items:
-                    known = f"{suggest(quantity.item, self.items)} (known: {', '.join(self.items)})"
-                    raise ValueError(f"claim {claim.claim!r}: there is no item {quantity.item!r}{known}")
+                problem = f"claim {claim.claim!r}:"
+                check_known(f"{problem} there is no item", [quantity.item], self.items)
                 axes = self.items[quantity.item].axes
-                for axis in quantity.mean_over:
-                    if axis not in axes:
-                        there = f"{quantity.item} has no axis {axis!r}{suggest(axis, axes)}"
-                        raise ValueError(f"claim {claim.claim!r}: {there}")
-                for axis, chosen in quantity.choices:
-                    labels = axes[axis].points if axis in axes else {}
-                    for label in chosen:
-                        if label not in labels:
-                            near = suggest(label, labels) if labels else suggest(axis, axes)
-                            there = f"{quantity.item} has no {label!r} on an axis {axis!r}{near}"
-                            raise ValueError(f"claim {claim.claim!r}: {there}")
+                choices = list(quantity.choices)
+                chosen = [*quantity.mean_over, *(axis for axis, _ in choices)]
+                check_known(f"{problem} {quantity.item} has no axis", chosen, axes, "axes")
+                for axis, labels in choices:
+                    known = axes[axis].points
+                    check_known(f"{problem} {quantity.item} has no {axis!r}", labels, known, "labels")
         return self
 
 
@@ -351,11 +343,7 @@ class Register(Settings):
         Raises:
             FltrainError: if a name is unknown.
         """
-        for name in names:
-            if name not in self.entries:
-                raise FltrainError(
-                    f"{where}: assumptions: no entry {name!r} in the register{suggest(name, self.entries)}"
-                )
+        check_known(f"{where}: assumptions: no entry", names, self.entries, "the register has")
         return tuple(f"{name}: {self.entries[name].text}" for name in dict.fromkeys(names))
 
 
@@ -466,6 +454,5 @@ def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
         )
     if not path.exists():
         known = sorted(other.stem for other in path.parent.glob("*.yaml"))
-        hint = f"{suggest(path.stem, known)} (known in {path.parent}: {', '.join(known)})"
-        raise FltrainError(f"unknown {what} {path.stem!r}{hint}")
+        check_known(f"unknown {what}", [path.stem], known, f"known in {path.parent}")
     return read_settings(path, kind)

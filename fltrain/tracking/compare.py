@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from fltrain.core.config import suggest
+from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
 from fltrain.core.statistics import Statistic, interval_text, known
@@ -259,10 +259,7 @@ def compare(
 
 def _check_metric(metric: str, runs: Sequence[RunView]) -> None:
     possible = {*FINALS, *CURVES, *(name for run in runs for name in run.finals)}
-    if metric not in possible:
-        raise FltrainError(
-            f"unknown metric {metric!r}{suggest(metric, possible)} (known: {', '.join(sorted(possible))})"
-        )
+    check_known("unknown metric", [metric], sorted(possible))
     whole = [run for run in runs if run.fields["status"] not in (DIVERGED, STALE)]
     if whole and all(run.value(metric) is None for run in whole):
         raise FltrainError(_without(metric))
@@ -370,8 +367,7 @@ def curves_of(comparison: Comparison, runs: Sequence[RunView], metric: str) -> p
     Raises:
         FltrainError: if the metric is no curve, or no run has it.
     """
-    if metric not in CURVES:
-        raise FltrainError(f"unknown curve {metric!r}{suggest(metric, CURVES)} (known: {', '.join(CURVES)})")
+    check_known("unknown curve", [metric], CURVES)
     by_id = {run.run_id: run for run in runs}
     columns: dict[tuple[str, int], pd.Series] = {}
     for line, name in zip(comparison.lines, line_names(comparison), strict=True):

@@ -645,9 +645,9 @@ UNKNOWN: dict[str, tuple[Yaml, str]] = {
     ),
     "each item once": (
         {"items": "x"},
-        "no item 'x' (it has toy/figure, toy/table; another scale may have more)",
+        "no item 'x' (other scales may have more; it has: toy/figure, toy/table)",
     ),
-    "target": ({"items": "toy_tabel"}, "has no item 'toy_tabel'; did you mean 'toy_table'?"),
+    "target": ({"items": "toy_tabel"}, "has no item 'toy_tabel'; did you mean 'toy/table'?"),
     "paper": ({"papers": "toi"}, "has no paper 'toi'; did you mean 'toy'?"),
     "data set": ({"datasets": "digit"}, "has no dataset 'digit'; did you mean 'digits'?"),
     "data set of others": ({"datasets": "mnist"}, "has no dataset 'mnist'"),
@@ -737,7 +737,7 @@ PAPER_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "value of a setting": ("x", ("settings", "rounds"), ["toy/table (fedavg, BP)", "rounds", "'x'"]),
     "method": (["fedprx"], (*AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
     "claim about no item": (claim(item="tabel"), ("claims",), ["claim 'c'", "no item 'tabel'", "'table'"]),
-    "claim about no axis": (claim(at={"methd": "fedavg"}), ("claims",), ["on an axis 'methd'", "'method'"]),
+    "claim about no axis": (claim(at={"methd": "fedavg"}), ("claims",), ["no axis 'methd'", "'method'"]),
     "claim averaged over no axis": (claim(mean_over=["methd"]), ("claims",), ["no axis 'methd'", "'method'"]),
     "axis like a column": (["iid"], (*AXES, "value"), ["items.table.axes", "'value' is taken by a column"]),
     "axis that is no setting": (["iid"], (*AXES, "partitions"), ["'partitions'", "'partition'"]),
@@ -789,7 +789,7 @@ REPORTED_MISTAKES: dict[str, tuple[str, str, Any, tuple[Any, ...], list[str]]] =
         CLAIMS,
         None,
         (),
-        ["toy/table", "'method'", "values.csv; did you mean 'methd'?", "plugin, metric"],
+        ["toy/table", "'method'", "values.csv", "did you mean 'methd'?", "plugin, metric"],
     ),
     "names": (
         VALUES,
@@ -861,7 +861,7 @@ def with_values(data: Yaml) -> None:
 SCALE_MISTAKES: dict[str, tuple[Any, tuple[Any, ...], list[str]]] = {
     "key": ({}, ("setings",), ["tiny.yaml", "'setings'", "'settings'"]),
     "paper": (["tou/table"], ("items",), ["unknown paper 'tou'", "'toy'"]),
-    "item": (["toy/tabel"], ("items",), ["unknown item 'toy/tabel'", "'table'", "toy/figure"]),
+    "item": (["toy/tabel"], ("items",), ["unknown item 'toy/tabel'", "'toy/table'", "toy/figure"]),
     "item twice": (["toy/table", "toy/table"], ("items",), ["tiny", "toy/table"]),
     "items as a mapping": ({"toy/table": {}}, ("items",), ["tiny.yaml", "items", "list"]),
     "axis of an item's reduction": (
