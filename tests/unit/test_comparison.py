@@ -126,12 +126,21 @@ def judged(values: Sequence[float], published: float | None = 60.0, **changes: A
         (numbers((58, 59, 60, 61, 62), over_seeds="median", margin=12.0), "reproduced", ""),
         (numbers((98, 99, 99, 99, 99), over_seeds="max", margin=12.0), "not reproduced", "better"),
         (numbers((NEVER,) * 5, over_seeds="median", margin=12.0), "not reproduced", "better"),
+        (numbers((50, 50, 51), margin=3.0, points=False), "not reproduced", "less"),
         (numbers((58, 59, 60, NEVER, NEVER), over_seeds="median", margin=12.0), "inconclusive", ""),
     ],
 )
 def test_verdicts(cell: CellNumbers, verdict: str, detail: str) -> None:
     (found,) = compare([cell])
     assert (found.verdict, found.side or found.reason) == (verdict, detail)
+
+
+def test_the_spread_of_rounds_is_pooled_as_a_share_of_the_mean() -> None:
+    """Cells with tens and with thousands of rounds, both with a deviation of a tenth."""
+    cells = [numbers(values, points=False) for values in ((45.0, 50.0, 55.0), (4500.0, 5000.0, 5500.0))]
+    spreads = [judgement.spread for judgement in compare(cells)]
+    assert [spread.std for spread in spreads] == pytest.approx([5.0, 500.0])
+    assert {(spread.df, spread.cells) for spread in spreads} == {(4, 2)}
 
 
 def test_without_a_published_value_there_is_no_verdict() -> None:

@@ -21,6 +21,7 @@ from fltrain.engine.train import ensure_data
 from fltrain.models.build import build
 from fltrain.models.network import Network
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
+from fltrain.runs.integrity import check_record
 from fltrain.runs.record import Results
 
 from .conftest import Register
@@ -188,6 +189,17 @@ def test_clients_own_tests_decide_the_summary(tmp_path: Path) -> None:
     assert accuracy["best"] == max(row["accuracy"] for row in rows)
     assert record.summary["rounds_to_target"] == {"0.01": 1}
     assert f"accuracy {100 * rows[1]['accuracy']:.2f} %" in (record.folder / "train.log").read_text()
+
+
+def test_a_run_ends_at_the_accuracy_until_which_it_trains(tmp_path: Path) -> None:
+    whole = trained(tiny(rounds=6), tmp_path)
+    rounds = {row["round"]: row["accuracy"] for row in whole.rows("evaluation")}
+    last = next(round for round, accuracy in rounds.items() if accuracy >= rounds[2])
+    short = trained(tiny(rounds=6, evaluation={"until": rounds[2]}), tmp_path)
+    assert short.metrics == [row for row in whole.metrics if row["round"] <= last]
+    assert short.summary["accuracy"]["final"] == rounds[last]
+    assert short.summary["status"] == "completed"
+    check_record(short.folder)
 
 
 def test_separability_is_measured_or_refused(digits: PreparedData) -> None:

@@ -302,6 +302,20 @@ def test_exceptions_patch_the_cells_whose_settings_match(
         assert [cell for cell, rate in rates.items() if rate == 0.125] == cells
 
 
+def test_cells_that_an_exception_leaves_out_are_not_run(config: Config) -> None:
+    special = {"when": {"method": "fedprox", "plugins": "flfa"}, "leave_out": True}
+    table = config.plan(put([special], *TABLE, "exceptions")).items[0]
+    assert list(dict.fromkeys(tuple(entry.labels.values()) for entry in table.entries)) == [
+        cell for cell in ALL_CELLS if cell != ("fedprox", "FLFA")
+    ]
+
+
+def test_seeds_begin_with_the_first_one_of_the_item(config: Config) -> None:
+    whole = config.plan(put(100, *TABLE, "first_seed"))
+    assert {entry.seed for entry in whole.items[0].entries} == {100, 101}
+    assert {entry.seed for entry in whole.restricted(Selection(seeds=1)).items[0].entries} == {100}
+
+
 def test_exceptions_see_the_settings_without_exceptions(config: Config) -> None:
     chain = [
         {"when": {"method": "fedavg", "rounds": old}, "set": {"rounds": new}}

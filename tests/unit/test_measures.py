@@ -1,5 +1,6 @@
 """Measures that are read off a whole curve, of hand-made ones."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from fltrain.runs.record import Results, write_record
 from .helpers import tiny
 
 
-def measured(name: str, accuracies: Sequence[float], root: Path, status: str = "completed") -> float | None:
+def measured(
+    name: str, accuracies: Sequence[float], root: Path, status: str = "completed", target: float | None = None
+) -> float | None:
     """The measure of a run that was tested after every round, with these accuracies."""
     rows = [
         {"round": round, "kind": "evaluation", "split": "test", "view": "global", "accuracy": accuracy}
@@ -20,7 +23,8 @@ def measured(name: str, accuracies: Sequence[float], root: Path, status: str = "
     accuracy = {"best": max(accuracies), "last": accuracies[-1]}
     summary = {"run_id": "run", "status": status, "accuracy": accuracy}
     write_record(Results(root).run("run"), tiny(), rows, summary, {"round_seconds": [1.0]}, {})
-    found = measure(name).of(Results(root).record("run"))
+    record = Results(root).record("run")
+    found = measure(name).of(record) if target is None else measure(name).of(record, target)
     return found[""] if found else None
 
 
@@ -49,3 +53,20 @@ def test_the_fall_is_from_the_best_to_the_last_accuracy(
 @pytest.mark.parametrize("name", ["rounds_to_settle", "fall"])
 def test_a_run_that_diverged_neither_settles_nor_falls(tmp_path: Path, name: str) -> None:
     assert measured(name, [0.5, 0.9], tmp_path, status="diverged") is None
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "crossing"),
+    [
+        ([0.5, 0.6, 0.8], 2.5),  # half of the way from round 2 to round 3
+        ([0.6, 0.2, 0.9], 2 + 1 / 3),  # from the best so far, 0.6, not from 0.2
+        ([0.5, 0.7, 0.9], 2),  # exactly
+        ([0.9, 0.1], 1),
+        ([0.5, 0.6, 0.69], math.inf),
+    ],
+)
+def test_rounds_are_interpolated_as_in_the_fedavg_paper(
+    tmp_path: Path, accuracies: list[float], crossing: float
+) -> None:
+    found = measured("interpolated_rounds_to_target", accuracies, tmp_path, target=0.7)
+    assert found == pytest.approx(crossing)

@@ -50,6 +50,8 @@ GOLDEN = [
     ("mlp", {}, 1, 28, 10, 79_510, 2),
     ("fedavg_cnn", {}, 3, 32, 10, 878_538, 4),
     ("fedavg_cnn", {"padding": 2}, 3, 32, 10, 2_156_490, 4),
+    ("fedavg_cnn", {"padding": 2}, 1, 28, 10, 1_663_370, 4),
+    ("2nn", {}, 1, 28, 10, 199_210, 3),
 ]
 
 PAPERS = {
@@ -444,6 +446,22 @@ def test_initialisation_of_he(name: str) -> None:
             expected = math.sqrt(2 / (module.kernel_size[0] ** 2 * module.out_channels))
             assert module.weight.std().item() == pytest.approx(expected, rel=0.03)
             assert module.bias is None or not module.bias.any()
+
+
+@pytest.mark.parametrize("name", ["2nn", "fedavg_cnn"])
+def test_initialisations_of_the_fedavg_paper(name: str) -> None:
+    """A uniform variance of 2 / (fan in + fan out); a normal of 0.1, cut at two deviations (0.088)."""
+    networks = {how: built(name, {"initialisation": how}, 1, 28, 10) for how in ("glorot", "normal")}
+    for how, network in networks.items():
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                area = module.weight[0, 0].numel()
+                fans = area * (module.weight.shape[0] + module.weight.shape[1])
+                deviation = math.sqrt(2 / fans) if how == "glorot" else 0.0880
+                largest = math.sqrt(6 / fans) if how == "glorot" else 0.2
+                assert module.weight.std().item() == pytest.approx(deviation, rel=0.08)
+                assert 0.95 * largest < module.weight.abs().max() <= largest
+                assert (module.bias == (0.0 if how == "glorot" else 0.1)).all()
 
 
 # ---------------------------------------------------------------- torchvision

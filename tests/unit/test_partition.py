@@ -21,6 +21,7 @@ from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp
 from fltrain.data.partition.fixed_classes import NByC, Pathological, contiguous, cyclic, random_balanced
 from fltrain.data.partition.iid import Iid
 from fltrain.data.partition.local import local_split
+from fltrain.data.partition.shards import Shards
 from fltrain.runs.record import Results
 
 from .helpers import tiny, trained
@@ -72,6 +73,7 @@ EVERY_SCHEME = [
     NByC(clients=10, classes_per_client=3, assignment="cyclic"),
     ByWriter(clients=10),
     ByWriter(clients=10, choice="random"),
+    Shards(clients=10),
 ]
 WRITERS = np.random.default_rng(1).integers(0, 25, len(DIGITS)) * 7
 each_scheme = pytest.mark.parametrize("scheme", EVERY_SCHEME, ids=str)
@@ -681,3 +683,17 @@ def test_a_client_of_one_image_cannot_be_split() -> None:
         LocalTest().split([np.arange(4), np.array([5])], np.zeros(6, int), 0)
     with pytest.raises(FltrainError, match="fraction"):
         LocalTest.parse({"fraction": 1.0}, "local test")
+
+
+# ------------------------------------------------------------------------------------ shards
+def test_shards_are_those_of_the_fedavg_paper() -> None:
+    """MNIST: 200 shards of 300 images, two for each of 100 clients; nobody has more than two classes."""
+    held = counts(Shards(clients=100), MNIST)
+    assert (held.sum(axis=1) == 600).all() and (held.sum(axis=0) == 6000).all()
+    assert set(np.unique(held)) == {0, 300, 600}
+    assert ((held > 0).sum(axis=1) <= 2).all()
+
+
+def test_more_shards_than_images_are_refused() -> None:
+    with pytest.raises(FltrainError, match=r"partition\.shards_per_client: .* use at most 100"):
+        Shards(clients=10, shards_per_client=101).split(DIGITS, 10, 0)

@@ -205,6 +205,23 @@ def accuracy_rows(*accuracies: float) -> list[Row]:
     ]
 
 
+def test_the_best_rate_is_that_of_the_first_seed_and_the_number_that_of_the_others(runs: Runs) -> None:
+    """The seed that chooses has no part in the number; costs are best at their least."""
+    accuracies = {"0.1": (0.5, 0.6, 0.7), "0.2": (0.9, 0.4, 0.5), "0.4": (0.8, 0.9, 0.9)}
+    for rate, values in accuracies.items():
+        for value in values:
+            runs.add({"method": "FedAvg", "rate": rate}, value, seconds=(1 - value,))
+    runs.add({"method": "one seed", "rate": "0.1"}, 0.3)
+    runs.add({"method": "one seed", "rate": "0.2"}, 0.2)
+    for measure, decimals in (("final_accuracy", "45.00 ± 7.07"), ("training_seconds", "1 ± 0")):
+        sheet = runs.sheet(table={"rows": "method", "best_of": "rate", "measures": [{"measure": measure}]})
+        shown = runs.shown(sheet)
+        cell = shown["FedAvg",]
+        assert (value_text(cell), cell.best_at_end) == (f"{decimals} at 0.2", False)
+    assert cell.value_seeds == (1, 2)
+    assert shown["one seed",].best_at_end
+
+
 def test_rounds_to_target(runs: Runs) -> None:
     """The target is FedAvg's best of its worst seed, in whole per cent; the first round with it counts."""
     for method, curves in (

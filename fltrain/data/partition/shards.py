@@ -14,7 +14,7 @@ from fltrain.data.partition.base import Indices, Scheme, TrainingLabels
 class Shards(Scheme):
     """Sort the images by label, cut them into shards of equal size and give each client random ones.
 
-    Sizes of shards differ by at most one image. Most clients with two shards hold two classes.
+    Images of a class are in random order. Sizes of shards differ by at most one image.
 
     Attributes:
         shards_per_client: number of shards per client.
@@ -36,6 +36,8 @@ class Shards(Scheme):
             )
 
     def divide(self, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:
-        shards = np.array_split(np.argsort(data.labels, kind="stable"), self.clients * self.shards_per_client)
+        shuffled = random.permutation(len(data.labels))
+        by_class = shuffled[np.argsort(data.labels[shuffled], kind="stable")]
+        shards = np.array_split(by_class, self.clients * self.shards_per_client)
         dealt = random.permutation(len(shards)).reshape(self.clients, self.shards_per_client)
-        return [np.concatenate([shards[shard] for shard in hand]) for hand in dealt]
+        return [random.permutation(np.concatenate([shards[shard] for shard in hand])) for hand in dealt]
