@@ -107,7 +107,7 @@ golden: env ## update the settings and numbers that tests compare with (refuses 
 	@$(BIN)/python tests/golden/golden.py
 
 # Paths without hard-to-read wording.
-PROSE := fltrain workflow benchmarks Makefile Snakefile .ci config/scales config/register.yaml config/datasets.yaml
+PROSE := fltrain workflow benchmarks config docs published README.md CHANGELOG.md Makefile Snakefile .ci
 
 lint: env ## check style, wording, types and the workflow
 	@$(BIN)/ruff check .
