@@ -27,7 +27,7 @@ from common import markdown
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json, write_text
-from fltrain.core.statistics import against_point
+from fltrain.core.statistics import Statistic
 from fltrain.data.datasets import REGISTRY_VARIABLE, registry
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
@@ -197,7 +197,8 @@ def accuracy_lines(accuracies: dict[str, list[float]], metrics: dict[str, list[b
     first, rows = next(iter(accuracies)), []
     for case, values in accuracies.items():
         differences = [one - other for one, other in zip(values, accuracies[first], strict=True)]
-        low, high = against_point(differences, 0.0).interval or (float("nan"), float("nan"))
+        summary = Statistic.of(differences)
+        low, high = (summary and summary.interval) or (float("nan"), float("nan"))
         accuracy = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
         difference = f"{statistics.mean(differences):+.2f} ({low:+.2f} to {high:+.2f})"
         rows.append([case, accuracy, difference, "yes" if metrics[case] == metrics[first] else "no"])

@@ -45,7 +45,8 @@ class Statistic:
         """95 % interval of the mean over seeds; None with fewer than two seeds."""
         if self.std is None:
             return None
-        return _t_test("", self.mean, self.std / math.sqrt(self.n), self.n - 1).interval
+        half = self.std / math.sqrt(self.n) * float(stats.t.isf(LEVEL / 2, self.n - 1))
+        return self.mean - half, self.mean + half
 
     def text(self, decimals: int, sign: str = "", interval: bool = False) -> str:
         """For example ``67.34 ± 0.52``; ``never`` for an infinite number of rounds."""
@@ -55,18 +56,6 @@ class Statistic:
         if interval and self.interval:
             return f"{mean} {interval_text(self.interval, decimals, sign)}"
         return mean if self.std is None else f"{mean} ± {self.std:.{decimals}f}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a test of a difference against zero: two-sided p and 95 % interval."""
-
-    test: str
-    interval: tuple[float, float] | None = None
-    p: float | None = None
-
-
-UNTESTED = Outcome("none")
 
 
 def variance(values: Sequence[float]) -> float:
@@ -89,24 +78,6 @@ def interval_text(interval: tuple[float, float], decimals: int, sign: str = "") 
 def p_text(p: float) -> str:
     """For example ``p 0.032`` or ``p < 0.001``."""
     return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
-
-
-def against_point(values: Iterable[float], point: float, test: str = "one-sample t") -> Outcome:
-    """Test if the values' mean is ``point``; for differences of pairs and 0 this is a paired t test."""
-    present = known(values)
-    if len(present) < 2 or not all(map(math.isfinite, present)):
-        return UNTESTED
-    error = float(np.std(present, ddof=1)) / math.sqrt(len(present))
-    return _t_test(test, float(np.mean(present)) - point, error, len(present) - 1)
-
-
-def _t_test(test: str, difference: float, error: float, freedom: float) -> Outcome:
-    """Return the result of a t test; without any spread over seeds, p is 0 or 1."""
-    if error == 0:
-        return Outcome(test, (difference, difference), float(difference == 0))
-    half = error * float(stats.t.isf(LEVEL / 2, freedom))
-    p = 2 * float(stats.t.sf(abs(difference) / error, freedom))
-    return Outcome(test, (difference - half, difference + half), p)
 
 
 def t_quantile(share: float, df: float) -> float:

@@ -239,7 +239,7 @@ def test_damaged_or_missing_cifar(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"no archive", b""):
         path.write_bytes(damaged)
-        refused("cifar", tmp_path, r"cifar-10-python.tar.gz: damaged or truncated", version="cifar-10")
+        refused("cifar", tmp_path, r"cifar-10-python.tar.gz: damaged, truncated", version="cifar-10")
     files = cifar10()
     del files["data_batch_3"]
     write_tar(path, files)
@@ -541,7 +541,7 @@ def test_femnist_in_its_archive(tmp_path: Path) -> None:
     check_femnist(reader("femnist").read(archive, FEMNIST_FACTS))
     assert [path.name for path in tmp_path.iterdir()] == [archive.name]
     archive.write_bytes(archive.read_bytes()[:1000])
-    refused("femnist", tmp_path, r"tar.bz2: damaged or truncated \(.+\)")
+    refused("femnist", tmp_path, r"tar.bz2: damaged, truncated or unsafe \(.+\)")
     write_tar(archive, {}, folder="")
     refused("femnist", tmp_path, r"tar.bz2: found no fed_emnist_train.h5")
 
