@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from statistics import median
 
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
 from fltrain.reporting.tables.cells import TableCell
+
+TEMPLATES = Environment(
+    loader=PackageLoader("fltrain.reporting"),
+    autoescape=select_autoescape(("html", "svg")),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.globals["version"] = version("fltrain")
 
 COLOURS = {
     "reproduced": "#2a7d4f",
@@ -39,29 +50,38 @@ class Bar:
     mark: float | None = None
     verdict: str = ""
 
+    @property
+    def colour(self) -> str:
+        """Colour of the verdict."""
+        return COLOURS.get(self.verdict, GREY)
+
+    @property
+    def title(self) -> str:
+        """Label, numbers and verdict, shown when the pointer rests on the bar."""
+        numbers = f"{self.point:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
+        return f"{self.label} {numbers} {self.verdict}".strip()
+
 
 def difference_bar(cell: TableCell, in_margins: bool = False, label: str = "") -> Bar | None:
     """Return the difference to the published value, or None without an interval; in margins if asked."""
-    if cell.difference is None or cell.difference_low is None or cell.difference_high is None:
-        return None
-    if not cell.margin or not all(map(math.isfinite, (cell.difference_low, cell.difference_high))):
+    interval = cell.difference_interval
+    if cell.difference is None or not interval or not cell.margin or not all(map(math.isfinite, interval)):
         return None
     unit = cell.margin if in_margins else 1.0
-    ends = cell.difference / unit, cell.difference_low / unit, cell.difference_high / unit
     edge = cell.margin / unit
-    return Bar(label, *ends, (-edge, edge), verdict=cell.verdict or "")
+    low, high = interval[0] / unit, interval[1] / unit
+    return Bar(label, cell.difference / unit, low, high, (-edge, edge), verdict=cell.verdict or "")
 
 
 def gain_bar(cell: TableCell, label: str = "") -> Bar | None:
     """Return our gain with its interval, against the published gain and its margin, if there is one."""
-    if cell.gain is None or cell.gain_low is None or cell.gain_high is None:
+    if cell.gain is None or not cell.gain_interval:
         return None
-    margin = None
-    if cell.gain_margin is not None and cell.published_gain is not None:
-        margin = cell.published_gain - cell.gain_margin, cell.published_gain + cell.gain_margin
-    ends = cell.gain, cell.gain_low, cell.gain_high
-    mark = cell.published_gain if margin else None
-    return Bar(label, *ends, margin, mark, cell.gain_verdict or "")
+    bar = Bar(label, cell.gain, *cell.gain_interval, verdict=cell.gain_verdict or "")
+    published, margin = cell.published_gain, cell.gain_margin
+    if published is None or margin is None:
+        return bar
+    return replace(bar, margin=(published - margin, published + margin), mark=published)
 
 
 def forest(bars: Sequence[Bar], axis: str, limit: float = math.inf) -> str:
@@ -85,49 +105,14 @@ def forest(bars: Sequence[Bar], axis: str, limit: float = math.inf) -> str:
     def x(value: float) -> str:
         return f"{left + WIDTH * (min(max(value, low), high) - low) / (high - low):.1f}"
 
-    parts = [
-        f'<svg class="forest" role="img" aria-label="{escape(axis)}" xmlns="http://www.w3.org/2000/svg" '
-        f'width="{left + WIDTH + 12}" height="{end + BOTTOM}" font-family="sans-serif" font-size="11" '
-        'fill="currentColor">'
-    ]
-    for number, bar in enumerate(bars):
-        parts += _bar(bar, x, top + ROW * number, left, limit)
-    parts.append(
-        f'<path d="M{x(0)} {top}V{end}" stroke="{GREY}" stroke-dasharray="2 2" fill="none"/>'
-        f'<path d="M{left} {end}H{left + WIDTH}" stroke="{GREY}" fill="none"/>'
+    # For each drawn axis: its height, the length of its ticks, and the heights of its numbers and its name.
+    axes = [(end, 4, end + 15, end + 29), (top, -4, top - 7, top - 21)][: 1 + (top > TOP)]
+    picture = TEMPLATES.get_template("forest.svg").render(
+        **{"bars": bars, "name": axis, "axes": axes, "ticks": _ticks(low, high), "x": x, "limit": limit},
+        **{"left": left, "right": left + WIDTH, "top": top, "end": end, "row": ROW, "grey": GREY},
+        height=end + BOTTOM,
     )
-    for edge, tick_length, numbers, name in [(end, 4, end + 15, end + 29), (top, -4, top - 7, top - 21)]:
-        if edge == end or top > TOP:
-            for tick in _ticks(low, high):
-                parts.append(
-                    f'<path d="M{x(tick)} {edge}v{tick_length}" stroke="{GREY}" fill="none"/>'
-                    f'<text x="{x(tick)}" y="{numbers}" text-anchor="middle">{tick:g}</text>'
-                )
-            parts.append(
-                f'<text x="{left + WIDTH / 2}" y="{name}" text-anchor="middle">{escape(axis)}</text>'
-            )
-    return "".join([*parts, "</svg>"])
-
-
-def _bar(bar: Bar, x: Callable[[float], str], top: int, left: int, limit: float) -> Iterable[str]:
-    middle, colour = top + ROW / 2, COLOURS.get(bar.verdict, GREY)
-    shift = f"{bar.point:+.3g} [{bar.low:+.3g}, {bar.high:+.3g}] {bar.verdict}".strip()
-    yield f"<g><title>{escape(f'{bar.label} {shift}'.strip())}</title>"
-    if bar.margin:
-        start, stop = x(bar.margin[0]), x(bar.margin[1])
-        width = float(stop) - float(start)
-        yield f'<rect x="{start}" y="{top + 1}" width="{width:.1f}" height="{ROW - 2}" opacity=".15"/>'
-    if bar.mark is not None:
-        yield f'<path d="M{x(bar.mark)} {top + 2}v{ROW - 4}" stroke="currentColor" stroke-width="1.5"/>'
-    yield f'<path d="M{x(bar.low)} {middle}H{x(bar.high)}" stroke="{colour}" stroke-width="2" fill="none"/>'
-    if abs(bar.point) <= limit:
-        yield f'<circle cx="{x(bar.point)}" cy="{middle}" r="3" fill="{colour}"/>'
-    else:
-        arrow = "▶" if bar.point > 0 else "◀"
-        yield f'<text x="{x(bar.point)}" y="{middle + 4}" text-anchor="middle" fill="{colour}">{arrow}</text>'
-    if bar.label:
-        yield f'<text x="{left - 8}" y="{middle + 4}" text-anchor="end">{escape(bar.label)}</text>'
-    yield "</g>"
+    return picture.replace("\n", "")
 
 
 def _ticks(low: float, high: float) -> list[float]:

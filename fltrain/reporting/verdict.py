@@ -172,7 +172,7 @@ def cell_margin(margin: float, published_gain: float | None, points: bool) -> fl
     """Return the margin of a cell; with a plug-in at most half of the published gain, at least 0.25."""
     if published_gain is None or not points:
         return margin
-    return min(margin, max(LEAST_GAIN_MARGIN, abs(published_gain) / 2))
+    return min(margin, gain_margin(published_gain))
 
 
 def gain_margin(published_gain: float) -> float:

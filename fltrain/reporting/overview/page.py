@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +16,9 @@ from markupsafe import Markup
 
 from fltrain.core.files import read_json, write_text
 from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
+from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.cells import TableCell, read_csv, to_csv
-from fltrain.reporting.tables.html import TEMPLATES, Run, mixtures
+from fltrain.reporting.tables.html import Run, mixtures
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
 
@@ -52,11 +53,6 @@ class Progress:
             seconds=sum(record.costs["seconds"]["total"] for record in done),
         )
 
-    @property
-    def time(self) -> str:
-        """The seconds as people read them."""
-        return duration(self.seconds)
-
 
 def duration(seconds: float) -> str:
     """For example ``45 s``, ``12 min`` or ``3.4 h``."""
@@ -65,57 +61,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """A run with its items, its final accuracy in per cent, and its seconds; None if it is not done."""
+TEMPLATES.filters["duration"] = duration
 
-    run: Run
-    items: list[str]
-    final: float | None
-    seconds: float | None
+Counts = dict[str, dict[str, Any]]
+"""Verdicts on published values and gains, and the numbers that chance alone would give; see ``COUNTED``."""
 
-    @classmethod
-    def of(cls, record: Record, items: list[str], folder: Path) -> ListedRun:
-        """Look at a record, complete or not, for a page in ``folder``."""
-        if not record.usable:
-            return cls(Run.of(record, None, folder), items, None, None)
-        final = record.summary["accuracy"]["final"]
-        return cls(
-            run=Run.of(record, record.spec["seed"], folder),
-            items=items,
-            final=None if final is None else 100 * final,
-            seconds=record.costs["seconds"]["total"],
-        )
-
-    @property
-    def time(self) -> str:
-        """The seconds as people read them."""
-        return "" if self.seconds is None else duration(self.seconds)
+COUNTED = ("verdicts", "expected", "gains", "expected_gains")
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Verdicts on published values and gains, and the numbers that chance alone would give."""
-
-    verdicts: dict[str, int]
-    expected: dict[str, float]
-    gains: dict[str, int]
-    expected_gains: dict[str, float]
-
-    @classmethod
-    def of(cls, summary: Mapping[str, Any]) -> Counts:
-        """Read them off the summary of an item or paper; nothing is counted where none were judged."""
-        return cls(*(summary.get(name, {}) for name in ("verdicts", "expected", "gains", "expected_gains")))
-
-    @classmethod
-    def total(cls, counts: Sequence[Counts]) -> Counts:
-        """Add up counts."""
-        return cls(
-            _added(one.verdicts for one in counts),
-            _added(one.expected for one in counts),
-            _added(one.gains for one in counts),
-            _added(one.expected_gains for one in counts),
-        )
+def _counts(summaries: Iterable[Mapping[str, Any]]) -> Counts:
+    """Add up the counts of items or papers; nothing is counted where none were judged."""
+    summaries = list(summaries)
+    return {name: _added(one.get(name, {}) for one in summaries) for name in COUNTED}
 
 
 @dataclass(frozen=True)
@@ -216,7 +173,7 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
         ranked=any(item.rank_correlation for item in items),
         claims=[(paper, claim) for paper in papers for claim in paper.claims],
         progress=Progress.of(records, records),
-        counts=Counts.total([paper.counts for paper in papers]),
+        counts=_counts(paper.counts for paper in papers),
         exploratory=any(claim.get("exploratory") for paper in papers for claim in paper.claims),
         meanings={**VERDICTS, **GAIN_VERDICTS},
         verdict_file=VERDICT_FILE,
@@ -236,12 +193,15 @@ def runs_page(listing: Listing, results: Results, folder: Path, index: str) -> s
         for item in paper.items:
             for run in dict.fromkeys(item.runs):
                 members[run].append(f"{paper.name}/{item.name}")
-    rows = [ListedRun.of(record, members[run], folder) for run, record in records.items()]
+    rows = [
+        (Run.of(record, record.spec["seed"] if record.usable else None, folder), record, members[run])
+        for run, record in records.items()
+    ]
     return TEMPLATES.get_template("runs.html").render(
         listing=listing,
         rows=rows,
         progress=Progress.of(records, records),
-        mixtures=mixtures(row.run for row in rows),
+        mixtures=mixtures(run for run, _, _ in rows),
         index=index,
     )
 
@@ -269,7 +229,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
             progress=Progress.of(item.runs, records),
             files=files,
             picture=_picture(folder, files["png"]) if "png" in files else "",
-            counts=Counts.of(found),
+            counts=_counts([found]),
             # Like verdicts, it would compare numbers that are not comparable.
             rank_correlation={} if reduced else found.get("rank_correlation") or {},
         )
@@ -279,7 +239,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
         listed=listed,
         progress=Progress.of((run for item in listed.items for run in item.runs), records),
         items=items,
-        counts=Counts.total([item.counts for item in items]),
+        counts=_counts(item.counts for item in items),
         claims=summary["claims"],
         aggregates=summary.get("aggregates", {}),
         forests=[Markup(picture) for picture in summary.get("forest", ()) if picture],

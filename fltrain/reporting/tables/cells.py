@@ -39,6 +39,7 @@ from fltrain.reporting.verdict import (
     RULE_DATE,
     CellNumbers,
     GainVerdict,
+    Interval,
     Judgement,
     Side,
     Verdict,
@@ -161,10 +162,29 @@ class TableCell(BaseModel):
         return " / ".join(filter(None, (self.panel, self.row, self.column)))
 
     @property
+    def interval(self) -> Interval | None:
+        """Interval of our mean."""
+        return _interval(self.low, self.high)
+
+    @property
+    def gain_interval(self) -> Interval | None:
+        """Interval of our gain."""
+        return _interval(self.gain_low, self.gain_high)
+
+    @property
+    def difference_interval(self) -> Interval | None:
+        """Interval of our value minus the published one."""
+        return _interval(self.difference_low, self.difference_high)
+
+    @property
     def full_verdict(self) -> str:
         """The verdict with the side of the miss or the reason for the lack of an interval."""
         detail = self.side or self.reason
         return f"{self.verdict} ({detail})" if self.verdict and detail else self.verdict or ""
+
+
+def _interval(low: Number, high: Number) -> Interval | None:
+    return None if low is None or high is None else (low, high)
 
 
 def cells(sheet: Sheet, runs: Runs, published: Published) -> list[TableCell]:
@@ -210,46 +230,30 @@ def checked(sheet: Sheet) -> Table:
 
 def _with_judgement(cell: TableCell, judged: Judgement, reduced: bool, exploratory: bool) -> TableCell:
     spread, gain = judged.spread, judged.gain
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = _ends("", judged.mean_interval)
     if cell.mean is not None and cell.over_seeds == "mean" and spread.df:
-        changes = {"spread": spread.std, "spread_df": spread.df, "spread_cells": spread.cells}
-    if judged.mean_interval:
-        changes["low"], changes["high"] = judged.mean_interval
-    if gain and gain.interval:
-        changes["gain_low"], changes["gain_high"] = gain.interval
-    if not reduced and judged.verdict:
-        expected = judged.expected or {}
-        low, high = judged.interval or (None, None)
-        changes |= {
-            "difference": judged.difference,
-            "difference_low": low,
-            "difference_high": high,
-            "verdict": judged.verdict,
-            "side": judged.side,
-            "reason": judged.reason,
-            "seeds_needed": judged.seeds_needed,
-            "p": judged.p,
-            "listed": judged.listed,
-            "detectable": judged.detectable,
-            "expected_reproduced": expected.get("reproduced"),
-            "expected_not_reproduced": expected.get("not reproduced"),
-        }
-    if not reduced and gain and gain.verdict:
-        expected = gain.expected or {}
-        low, high = gain.differences or (None, None)
-        changes |= {
-            "gain_margin": gain.margin,
-            "gain_difference_low": low,
-            "gain_difference_high": high,
-            "gain_verdict": gain.verdict,
-            "expected_size": expected.get("size reproduced"),
-            "expected_direction": expected.get("direction reproduced"),
-            "expected_opposite": expected.get("opposite"),
-        }
-    decided = changes.get("verdict") not in (None, "not run") or "gain_verdict" in changes
+        changes |= {"spread": spread.std, "spread_df": spread.df, "spread_cells": spread.cells}
+    if gain:
+        changes |= _ends("gain_", gain.interval)
     if reduced:
-        changes["margin"] = None
+        return cell.model_copy(update={**changes, "margin": None})
+    if judged.verdict:
+        same = ("difference", "verdict", "side", "reason", "seeds_needed", "p", "listed", "detectable")
+        changes |= {name: getattr(judged, name) for name in same} | _ends("difference_", judged.interval)
+        expected = judged.expected or {}
+        changes["expected_reproduced"] = expected.get("reproduced")
+        changes["expected_not_reproduced"] = expected.get("not reproduced")
+    if gain and gain.verdict:
+        changes |= {"gain_verdict": gain.verdict, "gain_margin": gain.margin}
+        changes |= _ends("gain_difference_", gain.differences)
+        for verdict in ("size reproduced", "direction reproduced", "opposite"):
+            changes[f"expected_{verdict.split()[0]}"] = (gain.expected or {}).get(verdict)
+    decided = changes.get("verdict") not in (None, "not run") or "gain_verdict" in changes
     return cell.model_copy(update={**changes, "exploratory": exploratory and decided})
+
+
+def _ends(columns: str, interval: Interval | None) -> dict[str, float | None]:
+    return dict(zip((f"{columns}low", f"{columns}high"), interval or (None, None), strict=True))
 
 
 def _averages(table: Table, measured: Measured, average: Average, values: pd.DataFrame) -> pd.DataFrame:

@@ -12,29 +12,18 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 from fltrain.core.statistics import interval_text
 from fltrain.experiments.layout import Sheet
-from fltrain.reporting.pictures import difference_bar, forest, gain_bar
+from fltrain.reporting.pictures import TEMPLATES, difference_bar, forest, gain_bar
 from fltrain.reporting.tables.cells import TableCell
-from fltrain.reporting.tables.render import Entry, Grid, Notes, value_text
+from fltrain.reporting.tables.render import Entry, Grid, Notes, number_text, value_text
 from fltrain.runs.record import RECORD_FILES, Record
-
-TEMPLATES = Environment(
-    loader=PackageLoader("fltrain.reporting"),
-    autoescape=select_autoescape(("html",)),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-TEMPLATES.globals["version"] = version("fltrain")
 
 LINKED = (*RECORD_FILES, "train.log")
 """Files of a run's folder that pages link to, if they are there: archives of records hold no logs."""
@@ -124,10 +113,8 @@ class Measurement:
         ]
 
         def texts(seeds: Sequence[int], values: Sequence[float], sign: str = "") -> dict[int, str]:
-            return {
-                seed: "never" if math.isinf(value) else f"{value:{sign}.{cell.decimals}f}"
-                for seed, value in zip(seeds, values, strict=True)
-            }
+            numbers = (number_text(value, cell.decimals, sign) for value in values)
+            return dict(zip(seeds, numbers, strict=True))
 
         return cls(
             cell,
@@ -147,8 +134,8 @@ def verdict_sentence(cell: TableCell) -> str:
     ours = "ours never reaches the target" if cell.mean == math.inf else f"ours is {ours}"
     digits, parts = cell.decimals, [f"{cell.full_verdict.capitalize()}: {ours}"]
     parts.append(f"published is {cell.published:.{digits}f}")
-    if cell.difference_low is not None and cell.difference_high is not None and cell.margin is not None:
-        interval = interval_text((cell.difference_low, cell.difference_high), digits, "+")
+    if cell.difference_interval and cell.margin is not None:
+        interval = interval_text(cell.difference_interval, digits, "+")
         where = {"reproduced": "lies inside", "not reproduced": "lies outside"}.get(
             cell.verdict, "reaches across"
         )
@@ -169,16 +156,14 @@ def gain_sentence(cell: TableCell) -> str:
     """Return one sentence on our gain and the published one."""
     if cell.gain is None:
         return ""
-    digits = cell.decimals
-    text = f"gain {cell.gain:+.{digits}f}"
-    if cell.gain_low is not None and cell.gain_high is not None:
-        text += f" {interval_text((cell.gain_low, cell.gain_high), digits, '+')}"
+    ours = number_text(cell.gain, cell.decimals, "+", None, cell.gain_interval)
     if cell.gain_verdict is None:
-        return f"{text[0].upper()}{text[1:]} over the base method, paired by seed."
-    published = "" if cell.published_gain is None else f"; published {cell.published_gain:+.{digits}f}"
-    return f"{cell.gain_verdict.capitalize()}: {text}{published}" + (
-        " (exploratory)." if cell.exploratory else "."
+        return f"Gain {ours} over the base method, paired by seed."
+    published = number_text(cell.published_gain, cell.decimals, "+")
+    text = f"{cell.gain_verdict.capitalize()}: gain {ours}" + (
+        f"; published {published}" if published else ""
     )
+    return text + (" (exploratory)." if cell.exploratory else ".")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from fltrain.core.statistics import interval_text
 from fltrain.experiments.layout import Sheet
 from fltrain.reporting.tables.cells import TableCell, checked
-from fltrain.reporting.verdict import RULE_DATE, count_verdicts
+from fltrain.reporting.verdict import RULE_DATE, Interval, count_verdicts
 from fltrain.runs.measures import measure
 
 PUBLISHED = "published"
@@ -46,11 +47,7 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
         return lost or next((name for name, count in absent.items() if count), "—")
     if cell.diverged and cell.diverged + sum(absent.values()) == cell.seeds:
         return lost
-    text = _number(cell.mean, cell.decimals)
-    if as_interval and cell.low is not None and cell.high is not None:
-        text += f" {interval_text((cell.low, cell.high), cell.decimals)}"
-    elif cell.std is not None:
-        text += f" ± {cell.std:.{cell.decimals}f}"
+    text = number_text(cell.mean, cell.decimals, "", cell.std, cell.interval if as_interval else None)
     text += f" at {cell.best}" if cell.best else ""
     notes = [f"{count} of {cell.seeds} {name}" for name, count in absent.items() if count]
     return (f"{lost}; " if lost else "") + text + (f" ({', '.join(notes)})" if notes else "")
@@ -58,28 +55,20 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
 
 def gain_text(cell: TableCell, as_interval: bool = False) -> str:
     """Return our gain with its spread or interval."""
-    if cell.gain is None:
-        return ""
-    text = _number(cell.gain, cell.decimals, "+")
-    if as_interval and cell.gain_low is not None and cell.gain_high is not None:
-        return f"{text} {interval_text((cell.gain_low, cell.gain_high), cell.decimals, '+')}"
-    return text if cell.gain_std is None else f"{text} ± {cell.gain_std:.{cell.decimals}f}"
+    interval = cell.gain_interval if as_interval else None
+    return number_text(cell.gain, cell.decimals, "+", cell.gain_std, interval)
 
 
 def published_text(cell: TableCell) -> str:
     """Return the published value, or the reason why none is printed."""
-    text = _number(cell.published, cell.decimals)
     if cell.published is None and cell.published_gain is None:
         return next(iter(cell.published_notes), "")
-    return text if cell.published_std is None else f"{text} ± {cell.published_std:.{cell.decimals}f}"
+    return number_text(cell.published, cell.decimals, "", cell.published_std)
 
 
 def difference_text(cell: TableCell) -> str:
     """Return our value minus the published one, with its interval."""
-    text = _number(cell.difference, cell.decimals, "+")
-    if cell.difference_low is None or cell.difference_high is None:
-        return text
-    return f"{text} {interval_text((cell.difference_low, cell.difference_high), cell.decimals, '+')}"
+    return number_text(cell.difference, cell.decimals, "+", None, cell.difference_interval)
 
 
 def verdict_text(cell: TableCell) -> str:
@@ -91,10 +80,20 @@ def _marked(text: str, cell: TableCell) -> str:
     return f"{text}, exploratory" if text and cell.exploratory and text != "not run" else text
 
 
-def _number(value: float | None, decimals: int, sign: str = "") -> str:
+def number_text(
+    value: float | None,
+    decimals: int,
+    sign: str = "",
+    std: float | None = None,
+    interval: Interval | None = None,
+) -> str:
+    """For example ``67.34 ± 0.52`` or ``67.34 [66.05, 68.63]``; ``never`` for infinite rounds."""
     if value is None:
         return ""
-    return "never" if math.isinf(value) else f"{value:{sign}.{decimals}f}"
+    text = "never" if math.isinf(value) else f"{value:{sign}.{decimals}f}"
+    if interval:
+        return f"{text} {interval_text(interval, decimals, sign)}"
+    return text if std is None else f"{text} ± {std:.{decimals}f}"
 
 
 def _entries(cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str]) -> dict[str, Entry]:
@@ -107,7 +106,7 @@ def _entries(cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[s
             published_text(cell), "published", cell, cell.published, doubts
         ),
         "published gain": Entry(
-            _number(cell.published_gain, cell.decimals, "+"), "published-gain", cell, cell.published_gain
+            number_text(cell.published_gain, cell.decimals, "+"), "published-gain", cell, cell.published_gain
         ),
         "difference": Entry(difference_text(cell), "difference", cell, cell.difference),
         "verdict": Entry(verdict_text(cell), "verdict", cell),
@@ -254,20 +253,9 @@ def _comparison(shown: Sequence[TableCell]) -> str:
     judged = [cell for cell in shown if cell.verdict not in (None, "not run") or cell.gain_verdict]
     if not judged:
         return ""
-    margins: dict[str, list[float]] = {}
-    for cell in judged:
-        if cell.margin is not None:
-            margins.setdefault(cell.label, []).append(cell.margin)
-    ranges = [f"{label}: {_range(values)}" for label, values in margins.items()]
-    parts = [RULE.format(margins="; ".join(ranges) or "none declared")]
-    parts += [by_chance(judged)]
-    detectable: dict[str, list[float]] = {}
-    for cell in judged:
-        if cell.detectable is not None:
-            detectable.setdefault(cell.label, []).append(cell.detectable)
-    if detectable:
-        found = "; ".join(f"{label}: {_range(values)}" for label, values in detectable.items())
-        parts.append(f"Difference that would be found with a probability of 80 %: {found}.")
+    parts = [RULE.format(margins=_ranges(judged, "margin") or "none declared"), by_chance(judged)]
+    if detectable := _ranges(judged, "detectable"):
+        parts.append(f"Difference that would be found with a probability of 80 %: {detectable}.")
     if any(cell.gain_verdict for cell in judged):
         parts.append("Gains have verdicts of their own: on their size, else on their direction.")
     parts += [DROPPED_CELLS] if any(not cell.listed for cell in judged) else []
@@ -275,12 +263,20 @@ def _comparison(shown: Sequence[TableCell]) -> str:
     return " ".join(filter(None, parts))
 
 
-def _range(values: Sequence[float]) -> str:
-    low, middle, high = (
-        f"{value:.0f}" if value >= 100 else f"{value:.2g}"
-        for value in (min(values), median(values), max(values))
-    )
-    return low if low == high else f"{low} to {high}, median {middle}"
+def _ranges(shown: Iterable[TableCell], column: Literal["margin", "detectable"]) -> str:
+    """For example ``accuracy, %: 0.25 to 1, median 1``: a column's range for each measure."""
+    by_label: dict[str, list[float]] = {}
+    for cell in shown:
+        value = cell.margin if column == "margin" else cell.detectable
+        if value is not None:
+            by_label.setdefault(cell.label, []).append(value)
+
+    def text(values: list[float]) -> str:
+        ends = (min(values), median(values), max(values))
+        low, middle, high = (f"{value:.0f}" if value >= 100 else f"{value:.2g}" for value in ends)
+        return low if low == high else f"{low} to {high}, median {middle}"
+
+    return "; ".join(f"{label}: {text(values)}" for label, values in by_label.items())
 
 
 def expected_counts(cells: Iterable[TableCell]) -> dict[str, float]:
@@ -288,13 +284,17 @@ def expected_counts(cells: Iterable[TableCell]) -> dict[str, float]:
 
     Only cells with an interval count, as no probability is known for others.
     """
-    expected = {"reproduced": 0.0, "not reproduced": 0.0, "inconclusive": 0.0}
-    for cell in cells:
-        if cell.expected_reproduced is not None and cell.expected_not_reproduced is not None:
-            expected["reproduced"] += cell.expected_reproduced
-            expected["not reproduced"] += cell.expected_not_reproduced
-            expected["inconclusive"] += 1 - cell.expected_reproduced - cell.expected_not_reproduced
-    return expected if sum(expected.values()) else {}
+    known = [
+        (cell.expected_reproduced, cell.expected_not_reproduced or 0.0)
+        for cell in cells
+        if cell.expected_reproduced is not None
+    ]
+    expected = {
+        "reproduced": sum(inside for inside, _ in known),
+        "not reproduced": sum(outside for _, outside in known),
+        "inconclusive": sum(1 - inside - outside for inside, outside in known),
+    }
+    return expected if known else {}
 
 
 def expected_gain_counts(cells: Iterable[TableCell]) -> dict[str, float]:
