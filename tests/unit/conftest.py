@@ -12,6 +12,7 @@ from hypothesis import settings
 from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
 from fltrain.data.download import MIRROR, OFFLINE
 from fltrain.data.prepared import PreparedData, load_prepared, prepare
+from fltrain.experiments.plan import Plan, plan
 
 # The same examples in every run, however slow the machine.
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
@@ -50,3 +51,9 @@ def digits_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def digits(digits_file: Path) -> PreparedData:
     """The handwritten digits."""
     return load_prepared(Dataset(name="digits"), digits_file)
+
+
+@pytest.fixture(scope="session")
+def papers() -> Plan:
+    """The papers' own protocol."""
+    return plan(Path(__file__).parents[2] / "config", "paper")

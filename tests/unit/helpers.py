@@ -1,7 +1,7 @@
 """A small training run on the handwritten digits, and small data sets of one's own."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,54 @@ from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.layout import Sheet
-from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest
+from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest, write_record
 from fltrain.runs.spec import RunSpec
 
 CPU = torch.device("cpu")
+DIVERGED, MISSING = "diverged", "missing"
+Row = dict[str, Any]
 
 
 class Cells:
-    """Cells of a sheet, to be filled by hand-made records: seeds are counted per place."""
+    """Hand-made records, and the cells of a sheet that they fill: seeds are counted per place."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, full: float = 1.0, **summary: Any) -> None:
+        """``full`` is the accuracy without any error; all summaries have these further entries."""
         self.results = Results(root)
         self.cells: list[dict[str, Any]] = []
+        self.full = full
+        self.summary = summary
+
+    def add(
+        self,
+        labels: dict[str, str],
+        *accuracies: float | str,
+        rows: Sequence[Row] = (),
+        seconds: Sequence[float] = (1.0,),
+        **cell: Any,
+    ) -> str:
+        """Write a record per accuracy, with the next seeds of the place; return the last run's ID.
+
+        An accuracy can be ``DIVERGED``, or ``MISSING``: a cell without a record.
+        """
+        for accuracy in accuracies or (0.5 * self.full,):
+            run = f"run-{len(self.cells)}"
+            if accuracy != MISSING:
+                value = None if isinstance(accuracy, str) else accuracy / self.full
+                # A run that diverged late has a best accuracy all the same.
+                reached = {"final": value, "best": 0.99 if value is None else value, "last": value}
+                summary = {
+                    "run_id": run,
+                    "status": "diverged" if value is None else "completed",
+                    "accuracy": {**reached, "best_macro": value, "best_macro_std": value},
+                    "extra": {"other_test": value},
+                    "rounds": 3,
+                    **self.summary,
+                }
+                costs = {"round_seconds": list(seconds)}
+                write_record(self.results.run(run), tiny(), rows, summary, costs, {})
+            self.place(labels, run, **cell)
+        return run
 
     def place(self, labels: dict[str, str], run: str, **rest: Any) -> None:
         """Add a cell with this run, and with the next seed of its place."""
@@ -67,9 +103,34 @@ TINY: dict[str, Any] = {
 """A run of a fraction of a second, as a user would write it."""
 
 
+def write_config(folder: Path, items: dict[str, Any], seeds: int = 1, **settings: Any) -> Path:
+    """Write a paper ``toy`` of these items with the small run's settings, and a scale ``one`` of all."""
+    paper = {"paper": "toy", "title": "A toy", "citation": "none", "seeds": seeds, "items": items}
+    scale = {"scale": "one", "title": "a trial", "reduced": True, "items": ["toy"]}
+    write_json(folder / "papers" / "toy.yaml", {**paper, "settings": {**TINY, **settings}})
+    write_json(folder / "scales" / "one.yaml", scale)
+    return folder
+
+
 def tiny(**changes: Any) -> RunSpec:
     """The small run with some settings replaced."""
     return RunSpec.parse({**TINY, **changes}, "test")
+
+
+def accuracies(*values: float, every: int = 1) -> list[Row]:
+    """Rows of a record: accuracies of the global model."""
+    return [
+        {"round": every * number, "kind": "evaluation", "split": "test", "view": "global", "accuracy": value}
+        for number, value in enumerate(values, start=1)
+    ]
+
+
+def drifts(*values: float | None, part: str | None = None) -> list[Row]:
+    """Rows of a record: the drift of each round, or of one part of the network beside another's."""
+    return [
+        {"round": number, "kind": "updates", "drift": {part: value, "other": 0.0} if part else value}
+        for number, value in enumerate(values, start=1)
+    ]
 
 
 def trained(spec: RunSpec, root: Path) -> Record:

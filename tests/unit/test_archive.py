@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
+from fltrain.experiments.schema import merge
 from fltrain.methods.fedavg import FedAvg
 from fltrain.runs import archive
 from fltrain.runs.archive import Imported, export_records, import_records
 from fltrain.runs.record import RECORD_FILES, Record, Results, summary_digest, with_digest
 
-from .helpers import TINY, tiny, trained
+from .helpers import tiny, trained, write_config
 
 Files = dict[str, bytes]
 
@@ -79,10 +80,14 @@ def pack(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
     return path
 
 
+def contents(record: Record) -> Files:
+    """The files of a record that an archive holds."""
+    return {name: (record.folder / name).read_bytes() for name in RECORD_FILES}
+
+
 def repack(path: Path, record: Record, changes: dict[str, bytes | None]) -> Path:
-    """An archive of one record with some of its files changed or, if None, left out."""
-    contents = {name: (record.folder / name).read_bytes() for name in RECORD_FILES}
-    kept = {name: content for name, content in {**contents, **changes}.items() if content is not None}
+    """Write an archive of one record with some of its files changed or, if None, left out."""
+    kept = {name: content for name, content in {**contents(record), **changes}.items() if content is not None}
     return pack(path, *(member(f"{record.run_id}/{name}", content) for name, content in kept.items()))
 
 
@@ -104,22 +109,12 @@ def move_to_gpu(record: Record) -> None:
     write_json(path, with_digest({**read_json(path), "device": "cuda:0"}))
 
 
-# ---------------------------------------------------------------- there and back
 def test_records_arrive_as_they_left(here: Results, there: Results, packed: Path) -> None:
     assert import_records(packed, there) == Imported(added=2, replaced=0, unchanged=0)
-    assert files(there) == {
-        name: text for name, text in files(here).items() if not name.endswith("train.log")
-    }
+    logs = {name for name in files(here) if name.endswith("train.log")}
+    assert files(there) == {name: text for name, text in files(here).items() if name not in logs}
     assert [record.complete for record in there.records()] == [True, True]
     assert not list((there.root / "runs").glob(".*")), "nothing but the records is left"
-
-
-def test_records_are_for_everyone_to_read(there: Results, packed: Path) -> None:
-    import_records(packed, there)
-    (folder, *_) = (there.root / "runs").iterdir()
-    umask = os.umask(0)
-    os.umask(umask)
-    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
 
 
 def test_equal_records_are_equal_archives(here: Results, packed: Path, tmp_path: Path) -> None:
@@ -129,13 +124,6 @@ def test_equal_records_are_equal_archives(here: Results, packed: Path, tmp_path:
     again = tmp_path / "of-another-name.tar.gz"
     export_records(reversed(list(here.records())), again)
     assert again.read_bytes() == packed.read_bytes()
-
-
-def test_importing_again_changes_nothing(there: Results, packed: Path) -> None:
-    import_records(packed, there)
-    before = {path: path.stat().st_mtime_ns for path in there.root.rglob("*.json")}
-    assert import_records(packed, there) == Imported(added=0, replaced=0, unchanged=2)
-    assert {path: path.stat().st_mtime_ns for path in there.root.rglob("*.json")} == before
 
 
 def test_a_different_record_is_kept_unless_told_otherwise(
@@ -151,23 +139,6 @@ def test_a_different_record_is_kept_unless_told_otherwise(
     assert import_records(packed, there, replace=True) == Imported(added=0, replaced=1, unchanged=1)
     assert provenance.read_bytes() == (here.run(mine.run_id) / "provenance.json").read_bytes()
     assert not (mine.folder / "models.safetensors").exists(), "it belonged to the record that went"
-
-
-def test_what_an_interrupted_training_left_is_no_record(there: Results, here: Results, packed: Path) -> None:
-    run = next(here.records()).run_id
-    there.run(run).mkdir(parents=True)
-    (there.run(run) / "train.log").write_text("killed")
-    assert import_records(packed, there) == Imported(added=2, replaced=0, unchanged=0)
-    assert not (there.run(run) / "train.log").exists()
-
-
-def test_nothing_to_export(there: Results, here: Results, tmp_path: Path) -> None:
-    path = tmp_path / "none.tar.gz"
-    with pytest.raises(FltrainError, match="no records to export"):
-        export_records([], path)
-    with pytest.raises(FltrainError, match="digits-none: no complete record"):
-        export_records([here.record("digits-none")], path)
-    assert not path.exists()
 
 
 def test_records_that_would_not_be_imported_are_not_exported(
@@ -190,25 +161,12 @@ def test_records_that_would_not_be_imported_are_not_exported(
         export_records([here.record(other.run_id)], path)
 
 
-# ---------------------------------------------------------------- archives that are none
-@pytest.mark.parametrize(
-    "name",
-    [
-        "/etc/passwd",
-        "../outside/spec.json",
-        "run/../../spec.json",
-        "run/sub/spec.json",
-        "spec.json",
-        "run/train.log",
-        "run/models.safetensors",
-        "run/other.json",
-        ".hidden/spec.json",
-        "..",
-        "run\\spec.json",
-        "run/spec.json\n",
-        "a" * 250 + "/spec.json",
-    ],
+NAMES = (
+    "/etc/passwd ../outside/spec.json run/../../spec.json run/sub/spec.json run/other.json .hidden/spec.json"
 )
+
+
+@pytest.mark.parametrize("name", [*NAMES.split(), "..", "run\\spec.json", "run/spec.json\n"])
 def test_other_names_are_refused(name: str, there: Results, tmp_path: Path) -> None:
     refused(pack(tmp_path / "bad.tar.gz", member(name)), there, "not an archive of records", "it holds")
     assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.gz", "there"}
@@ -217,7 +175,6 @@ def test_other_names_are_refused(name: str, there: Results, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "kind",
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE],
-    ids=["symbolic link", "link", "folder", "pipe", "device"],
 )
 def test_only_ordinary_files_are_unpacked(kind: bytes, there: Results, tmp_path: Path) -> None:
     bad = member("run/spec.json", b"", type=kind, linkname="/etc/passwd")
@@ -228,75 +185,33 @@ def test_the_size_is_limited(there: Results, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(archive, "MAX_BYTES", 50_000)
     several = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
     refused(pack(tmp_path / "bad.tar.gz", *several), there, "it holds more than 50,000 bytes")
+    refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json")), there, "twice")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no archive",
-        gzip.compress(b""),
-        gzip.compress(b"no archive" * 100),
-        gzip.compress(b"\0" * 20480),
-    ],
-    ids=["empty", "text", "nothing packed", "text packed", "no members"],
-)
-def test_what_is_no_archive(content: bytes, there: Results, tmp_path: Path) -> None:
-    path = tmp_path / "bad.tar.gz"
-    path.write_bytes(content)
-    refused(path, there, "not an archive of records")
-
-
-@pytest.mark.parametrize("share", [0.3, 0.9])
-def test_an_archive_cut_short(share: float, packed: Path, there: Results) -> None:
-    content = packed.read_bytes()
-    packed.write_bytes(content[: int(share * len(content))])
-    refused(packed, there, "not an archive of records")
-
-
-def test_no_such_file(there: Results, tmp_path: Path) -> None:
-    with pytest.raises(FltrainError, match=r"none\.tar\.gz: no such file"):
-        import_records(tmp_path / "none.tar.gz", there)
-
-
-def test_a_file_twice(there: Results, tmp_path: Path) -> None:
-    bad = pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json"))
-    refused(bad, there, "twice")
-
-
-# ---------------------------------------------------------------- records that are none
-@pytest.mark.parametrize("name", RECORD_FILES)
-def test_every_file_has_to_be_there(name: str, here: Results, there: Results, tmp_path: Path) -> None:
-    record = next(here.records())
-    refused(repack(tmp_path / "bad.tar.gz", record, {name: None}), there, record.run_id, f"lacks {name}")
+def test_what_is_no_archive(packed: Path, there: Results) -> None:
+    whole = packed.read_bytes()
+    texts = [b"", b"no archive", *map(gzip.compress, (b"", b"no archive" * 100, b"\0" * 20480))]
+    for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10]):
+        packed.write_bytes(content)
+        refused(packed, there, "not an archive of records")
 
 
 @pytest.mark.parametrize("name", RECORD_FILES)
-@pytest.mark.parametrize(
-    "content",
-    [
-        *[b"{", b"[]", b"null", b"3", b"\xff", b'{"round": NaN}', b'{"round": 1e999}'],
-        *[b"[" * 200_000, b'"\\ud800"', b"1" * 10_000],
-    ],
-)
-def test_every_file_has_to_be_what_it_is(
-    name: str, content: bytes, here: Results, there: Results, tmp_path: Path
+def test_every_file_has_to_be_there_and_what_it_is(
+    name: str, here: Results, there: Results, tmp_path: Path
 ) -> None:
-    record = next(here.records())
-    refused(repack(tmp_path / "bad.tar.gz", record, {name: content}), there, record.run_id)
+    record, path = next(here.records()), tmp_path / "bad.tar.gz"
+    refused(repack(path, record, {name: None}), there, record.run_id, f"lacks {name}")
+    broken = [b"{", b"[]", b"null", b"3", b"\xff", b'{"round": NaN}', b'{"round": 1e999}']
+    for content in (*broken, b"[" * 200_000, b'"\\ud800"', b"1" * 10_000):
+        refused(repack(path, record, {name: content}), there, record.run_id)
 
 
 def sealed(name: str, data: Any) -> Any:
     """The content of a file with the digest that it should have: a forger can compute it."""
-    if name in ("costs.json", "provenance.json"):
-        return with_digest(data)
-    if name != "summary.json":
-        return data
-    summary = data
-    try:
-        return {**summary, "digests": {**summary["digests"], "summary": summary_digest(summary)}}
-    except KeyError:
-        return summary
+    if name == "summary.json":
+        return {**data, "digests": {**data["digests"], "summary": summary_digest(data)}}
+    return data if name == "spec.json" else with_digest(data)
 
 
 def edited(record: Record, name: str, change: Callable[[Any], Any]) -> dict[str, bytes | None]:
@@ -305,147 +220,65 @@ def edited(record: Record, name: str, change: Callable[[Any], Any]) -> dict[str,
     return {name: json.dumps(sealed(name, data)).encode()}
 
 
-def test_the_folder_has_to_be_that_of_the_spec(here: Results, there: Results, tmp_path: Path) -> None:
-    one, other = here.records()
-    stolen = (other.folder / "spec.json").read_bytes()
-    refused(
-        repack(tmp_path / "bad.tar.gz", one, {"spec.json": stolen}),
-        there,
-        f"spec.json is that of {other.run_id}",
-    )
+def put(**changes: Any) -> Callable[[Any], Any]:
+    """Return an edit of a JSON file that merges these values into it."""
+    return lambda data: merge(data, changes)
 
 
-CHANGES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "other rounds": ("spec.json", lambda spec: {**spec, "rounds": 3}, "spec.json is that of"),
-    "unknown setting": ("spec.json", lambda spec: {**spec, "evil": 1}, "unknown key 'evil'"),
-    "other revision": (
-        "spec.json",
-        lambda spec: {**spec, "revisions": {**spec["revisions"], "model": 99}},
-        "spec.json is that of",
-    ),
-    "newer format": ("summary.json", lambda summary: {**summary, "format": 2}, "newer version of fltrain"),
-    "no format": (
-        "summary.json",
-        lambda summary: {key: value for key, value in summary.items() if key != "format"},
-        "not a record of format 1",
-    ),
-    "no digest": (
-        "summary.json",
-        lambda summary: {**summary, "digests": {"data": "", "partition": ""}},
-        "digests.metrics",
-    ),
-    "other digest": (
-        "summary.json",
-        lambda summary: {**summary, "digests": {**summary["digests"], "metrics": "0" * 64}},
-        "metrics.jsonl: changed after training",
-    ),
-    "what a terminal would obey": (
-        "provenance.json",
-        lambda found: {**found, "processor": "\x1b[2J"},
-        "provenance.json: cannot be read (control characters",
-    ),
-    "and among keys": (
-        "summary.json",
-        lambda summary: {**summary, "loss": {"\x9b31m": "x"}},
-        "summary.json: cannot be read (control characters",
-    ),
-    "text that is shown backwards": (
-        "summary.json",
-        lambda summary: {**summary, "layers": ["\u202egnp.exe"]},
-        "summary.json: cannot be read (control characters",
-    ),
-    "better accuracy": (
-        "summary.json",
-        lambda summary: {**summary, "accuracy": {**summary["accuracy"], "final": 0.99}},
-        "'accuracy' does not follow",
-    ),
-    "another's summary": (
-        "summary.json",
-        lambda summary: {**summary, "run_id": "x"},
-        "summary.json: is that of x",
-    ),
-    "made to fail": (
-        "summary.json",
-        lambda summary: {**summary, "status": "diverged", "diverged": None},
-        "'status' does not follow",
-    ),
-    "absurd time": ("costs.json", lambda costs: {**costs, "seconds": {"total": 1e300}}, "seconds.total"),
-    "time that runs backwards": (
-        "costs.json",
-        lambda costs: {**costs, "round_seconds": [-1.0]},
-        "round_seconds",
-    ),
-    "text for a number": ("costs.json", lambda costs: {**costs, "seconds": {"total": "1"}}, "seconds.total"),
-    "no place of divergence": (
-        "summary.json",
-        lambda summary: {**summary, "status": "diverged", "diverged": {"what": "loss"}},
-        "diverged.round",
-    ),
-    "no code version": ("provenance.json", lambda found: {**found, "dirty": "no"}, "dirty"),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_records_that_were_tampered_with(name: str, here: Results, there: Results, tmp_path: Path) -> None:
-    file, change, said = CHANGES[name]
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("spec.json", put(rounds=3), "spec.json is that of"),
+        ("spec.json", put(evil=1), "unknown key 'evil'"),
+        ("spec.json", put(revisions={"model": 99}), "spec.json is that of"),
+        ("summary.json", put(format=2), "newer version of fltrain"),
+        ("summary.json", put(format=None), "not a record of format 1"),
+        ("summary.json", put(digests={"metrics": None}), "digests.metrics"),
+        ("summary.json", put(digests={"metrics": "0" * 64}), "metrics.jsonl: changed after training"),
+        ("summary.json", put(loss={"\x9b31m": "x"}), "summary.json: cannot be read (control characters"),
+        ("summary.json", put(layers=["\u202egnp.exe"]), "summary.json: cannot be read (control characters"),
+        ("summary.json", put(accuracy={"final": 0.99}), "'accuracy' does not follow"),
+        ("summary.json", put(run_id="x"), "summary.json: is that of x"),
+        ("summary.json", put(status="diverged", diverged=None), "'status' does not follow"),
+        ("summary.json", put(status="diverged", diverged={"what": "loss"}), "diverged.round"),
+        ("provenance.json", put(processor="\x1b[2J"), "provenance.json: cannot be read (control characters"),
+        ("provenance.json", put(dirty="no"), "dirty"),
+        ("costs.json", put(seconds={"total": 1e300}), "seconds.total"),
+        ("costs.json", put(round_seconds=[-1.0]), "round_seconds"),
+        ("costs.json", put(seconds={"total": "1"}), "seconds.total"),
+    ],
+)
+def test_records_that_were_tampered_with(
+    file: str, change: Callable[[Any], Any], said: str, here: Results, there: Results, tmp_path: Path
+) -> None:
     record = next(here.records())
     refused(repack(tmp_path / "bad.tar.gz", record, edited(record, file, change)), there, record.run_id, said)
 
 
-def test_backslashes_and_quotes_are_no_control_characters(
-    here: Results, there: Results, tmp_path: Path
-) -> None:
-    record = next(here.records())
-    changed = edited(record, "provenance.json", lambda found: {**found, "gpu": 'a \\n "b" \\\\ ×'})
-    imported = import_records(repack(tmp_path / "good.tar.gz", record, changed), there)
-    assert imported == Imported(added=1, replaced=0, unchanged=0)
-
-
-def test_records_of_other_revisions_stay_out(
-    packed: Path, there: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FedAvg, "revision", 2)
-    refused(packed, there, "spec.json is of another version of fltrain (methods 1 -> 2)")
-
-
 BETTER = '{"round": 2, "kind": "evaluation", "split": "test", "view": "global", "accuracy": 1.0, "loss": 0.1}'
-ROWS: dict[str, tuple[str, str]] = {
-    "no rows": ("", "does not fit to"),
-    "a better one": (f"{{}}{BETTER}", "does not follow"),
-    "a test without accuracy": (f"{{}}{BETTER.replace('accuracy', 'x')}", "does not fit to"),
-    "a round that is not due": ('{}{"round": 3, "kind": "x"}', "metrics.jsonl: has round 3 of 2"),
-    "a round in words": ('{}{"round": "1", "kind": "x"}', "round: input should be a valid integer"),
-    "no kind": ('{}{"round": 1}', "kind"),
-}
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_rows_that_were_tampered_with(name: str, here: Results, there: Results, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "does not fit to"),
+        (f"{{}}{BETTER}", "does not follow"),
+        (f"{{}}{BETTER.replace('accuracy', 'x')}", "does not fit to"),
+        ('{}{"round": 3, "kind": "x"}', "metrics.jsonl: has round 3 of 2"),
+        ('{}{"round": "1", "kind": "x"}', "round: input should be a valid integer"),
+        ('{}{"round": 1}', "kind"),
+    ],
+)
+def test_rows_that_were_tampered_with(
+    text: str, said: str, here: Results, there: Results, tmp_path: Path
+) -> None:
     record = next(here.records())
-    text, said = ROWS[name]
     rows = text.replace("{}", (record.folder / "metrics.jsonl").read_text(), 1).encode()
     path = tmp_path / "bad.tar.gz"
     refused(repack(path, record, {"metrics.jsonl": rows}), there, "metrics.jsonl: changed after training")
     digests = {**record.summary["digests"], "metrics": hashlib.sha256(rows).hexdigest()}
     knowing = edited(record, "summary.json", lambda summary: {**summary, "digests": digests})
     refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), there, said)
-
-
-def test_one_wrong_record_keeps_all_out(here: Results, there: Results, tmp_path: Path) -> None:
-    good, bad = here.records()
-    members = [
-        member(f"{record.run_id}/{name}", (record.folder / name).read_bytes())
-        for record in (good, bad)
-        for name in RECORD_FILES
-        if (record.run_id, name) != (bad.run_id, "costs.json")
-    ]
-    refused(pack(tmp_path / "bad.tar.gz", *members), there, bad.run_id)
-    assert list(there.records()) == []
-
-
-def contents(record: Record) -> Files:
-    """The files of a record that an archive holds."""
-    return {name: (record.folder / name).read_bytes() for name in RECORD_FILES}
 
 
 def differ(results: Results) -> None:
@@ -455,7 +288,7 @@ def differ(results: Results) -> None:
         (record.folder / "train.log").write_text("old")
 
 
-@pytest.mark.parametrize("fails", [1, 2, 3, 4])
+@pytest.mark.parametrize("fails", [2, 3])
 def test_a_rename_that_fails_loses_no_record(
     fails: int, here: Results, there: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,7 +313,6 @@ def test_a_rename_that_fails_loses_no_record(
     assert done == Imported(added=0, replaced=2 - replaced, unchanged=replaced)
 
 
-# ---------------------------------------------------------------- command line
 def call(*arguments: str) -> Iterator[str]:
     done = CliRunner().invoke(app, ["records", *arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -500,28 +332,18 @@ def test_commands(here: Results, there: Results, tmp_path: Path) -> None:
         assert len(archive.getnames()) == len(RECORD_FILES)
     with pytest.raises(FltrainError, match="not both"):
         list(call("export", path, run, "--scale", "demo"))
-
-
-@pytest.mark.parametrize("name", ["../../etc", "..", "", ".hidden", "a/b", "/etc"])
-def test_names_that_no_run_has_are_refused(name: str, here: Results, tmp_path: Path) -> None:
-    with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is not a run ID"):
-        list(call("export", str(tmp_path / "out.tar.gz"), name, "--results", str(here.root)))
+    for name in ("../../etc", "..", "", ".hidden", "a/b", "/etc"):
+        with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is not a run ID"):
+            list(call("export", path, name, "--results", str(here.root)))
 
 
 def test_export_of_a_scale(here: Results, tmp_path: Path) -> None:
     """Only its runs, as far as they are trained."""
-    config = tmp_path / "config"
-    paper = {"paper": "toy", "title": "t", "citation": "c", "seeds": 2, "settings": {**TINY, "rounds": 2}}
-    grid = {"title": "t", "axes": {"rounds": [2]}}
     layout = {"table": {"rows": "rounds", "measures": [{"measure": "final_accuracy"}]}}
-    scale = {"scale": "small", "title": "s", "reduced": True, "seeds": 1, "items": ["toy/one"]}
-    write_json(config / "papers" / "toy.yaml", {**paper, "items": {"one": {**grid, **layout}}})
-    write_json(config / "scales" / "small.yaml", scale)
+    config = write_config(tmp_path / "config", {"one": {"title": "t", "axes": {"rounds": [2]}, **layout}})
     path = tmp_path / "out.tar.gz"
-    options = ("--scale", "small", "--results", str(here.root), "--config", str(config))
-    assert list(call("export", str(path), *options)) == [
-        "small: 1 of 1 runs are trained",
-        f"{path}: 1 records",
-    ]
+    options = ("--scale", "one", "--results", str(here.root), "--config", str(config))
+    lines = ["one: 1 of 1 runs are trained", f"{path}: 1 records"]
+    assert list(call("export", str(path), *options)) == lines
     with tarfile.open(path) as archive:
         assert {name.split("/")[0] for name in archive.getnames()} == {tiny(rounds=2, seed=0).run_id}

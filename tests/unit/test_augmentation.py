@@ -20,12 +20,11 @@ from ..guard import no_host_sync
 
 EVERYTHING = Augmentation(crop_padding=2, flip=True, cutout=4)
 COMBINATIONS = [
-    Augmentation(crop_padding=padding, padding_mode=mode, flip=flip, cutout=cutout)
-    for (padding, mode), flip, cutout in itertools.product(
-        [(0, "zeros"), (1, "zeros"), (3, "zeros"), (1, "reflect"), (3, "reflect"), (6, "reflect")],
-        [False, True],
-        [0, 1, 4, 5],
-    )
+    Augmentation(),
+    Augmentation(crop_padding=3, flip=True),
+    Augmentation(crop_padding=1, padding_mode="reflect", cutout=1),
+    Augmentation(crop_padding=6, padding_mode="reflect", flip=True, cutout=5),
+    EVERYTHING,
 ]
 
 
@@ -74,9 +73,7 @@ def extremes(augmentation: Augmentation, side: int) -> Tensor:
     return torch.tensor(list(corners), dtype=torch.int16)
 
 
-# ------------------------------------------------------------------------------------ images
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("side", [7, 8, 13])
+@pytest.mark.parametrize(("channels", "side"), [(1, 7), (3, 8), (3, 13)])
 @pytest.mark.parametrize("augmentation", COMBINATIONS, ids=str)
 def test_batches_equal_torchvision(augmentation: Augmentation, side: int, channels: int) -> None:
     split = random_split(30, channels, side)
@@ -89,51 +86,13 @@ def test_batches_equal_torchvision(augmentation: Augmentation, side: int, channe
     assert torch.equal(labels, split.labels[indices])
 
 
-@pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 32), (3, 5)])
-def test_nothing_is_done_by_default(channels: int, side: int) -> None:
-    split = random_split(50, channels, side)
-    source = Augmented(split, Augmentation())
-    indices = torch.randperm(50, generator=torch.Generator().manual_seed(1))[:33]
-    images, labels = source.batch(indices, source.parameters(0, 0, 0, 1, 33)[0])
-    expected, expected_labels = split.batch(indices)
-    assert torch.equal(images.view(torch.int32), expected.view(torch.int32))  # bit for bit
-    assert torch.equal(labels, expected_labels)
-
-
-def test_padding_is_black_and_the_hole_has_the_mean_colour() -> None:
-    split = random_split()
-    index = torch.tensor([0])
-    padded, _ = Augmented(split, EVERYTHING).batch(index, torch.tensor([[0, 0, 0, 7, 7]]))
-    assert torch.equal(padded[0, :, :2], split.shift.expand(3, 2, 8))  # normalised zero bytes
-    assert torch.equal(padded[0, :, :, :2], split.shift.expand(3, 8, 2))
-    assert not padded[0, :, 5:, 5:].any()  # a hole of 4 around 7 starts at 5
-    assert padded[0, :, 4, :].all() and padded[0, :, :, 4].all()
-
-
-def test_batches_do_not_depend_on_their_size() -> None:
-    source = Augmented(random_split(), EVERYTHING)
-    indices, parameters = torch.arange(40), source.parameters(0, 0, 0, 1, 40)[0]
-    whole, _ = source.batch(indices, parameters)
-    parts = [
-        source.batch(some, theirs)[0]
-        for some, theirs in zip(indices.split(7), parameters.split(7), strict=True)
-    ]
-    assert torch.equal(whole, torch.cat(parts))
-
-
-@pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING, COMBINATIONS[-1]], ids=str)
-def test_batches_stay_on_the_device(augmentation: Augmentation) -> None:
+@pytest.mark.filterwarnings("error")  # such as that an operation falls back to a loop
+@pytest.mark.parametrize("augmentation", COMBINATIONS, ids=str)
+def test_batches_stay_on_the_device_and_can_be_stacked_over_clients(augmentation: Augmentation) -> None:
     source = Augmented(random_split(), augmentation)
     parameters = source.parameters(0, 0, 0, 1, 40)[0]
-    indices = torch.arange(40)
     with no_host_sync():
-        source.batch(indices, parameters)
-
-
-@pytest.mark.filterwarnings("error")  # such as that an operation falls back to a loop
-@pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING, COMBINATIONS[-1]], ids=str)
-def test_batches_can_be_stacked_over_clients(augmentation: Augmentation) -> None:
-    source = Augmented(random_split(), augmentation)
+        source.batch(torch.arange(40), parameters)
     parameters = torch.stack([source.parameters(0, 0, client, 1, 8)[0] for client in range(5)])
     indices = torch.arange(40).view(5, 8)
     images, labels = torch.func.vmap(source.batch)(indices, parameters)
@@ -143,16 +102,6 @@ def test_batches_can_be_stacked_over_clients(augmentation: Augmentation) -> None
         assert torch.equal(labels[client], expected_labels)
 
 
-def test_the_data_set_is_left_as_it_is() -> None:
-    split = random_split()
-    before = split.images.clone()
-    source = Augmented(split, EVERYTHING)
-    images, _ = source.batch(torch.arange(40), source.parameters(0, 0, 0, 1, 40)[0])
-    images.zero_()
-    assert torch.equal(split.images, before)
-
-
-# ------------------------------------------------------------------------------------ parameters
 def drawn(augmentation: Augmentation, samples: int = 60_000, side: int = 8) -> np.ndarray:
     return augmentation.draw(samples, side, stream(3, Purpose.AUGMENTATION))
 
@@ -194,17 +143,10 @@ def test_parameters_follow_from_their_coordinates() -> None:
     assert np.array_equal(EVERYTHING.draw(40, 8, random), parameters[1].numpy())
     for name in here:
         assert not torch.equal(source.parameters(**{**here, name: 9}, epochs=2, samples=40), parameters)
-
-    # Whatever was drawn in between, for whomever, and whatever the global generators do.
-    np.random.seed(0)
-    torch.manual_seed(0)
-    torch_state = torch.get_rng_state()
     again = Augmented(random_split(), EVERYTHING).parameters(**here, epochs=3, samples=40)
-    assert torch.equal(again[:2], parameters)
-    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert torch.equal(again[:2], parameters), "whatever was drawn in between"
 
 
-# ------------------------------------------------------------------------------------ settings
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="needs 'crop_padding'"):
         Augmentation(padding_mode="reflect")
@@ -216,7 +158,6 @@ def test_impossible_settings_are_refused() -> None:
     assert not Augmentation().active and EVERYTHING.active
 
 
-# ------------------------------------------------------------------------------------ layout
 @pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_layouts_hold_the_same_images_and_networks_follow_them(

@@ -1,15 +1,10 @@
 """The scripts that measure how rounds grow, how runs start, and everything on a GPU: what they say is so."""
 
 import importlib
-import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
-
-from fltrain.core.errors import FltrainError
 
 from .helpers import CPU
 
@@ -25,11 +20,10 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> M
 
 
 scaling = pytest.mark.parametrize("script", ["scaling"], indirect=True)
-startup = pytest.mark.parametrize("script", ["startup"], indirect=True)
 cuda = pytest.mark.parametrize("script", ["on_cuda"], indirect=True)
 
 
-# ---------------------------------------------------------------- scaling
+@pytest.mark.slow
 @scaling
 def test_a_curve_is_measured(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = script.Setting(model="mobilenet_tiny", dataset="digits", clients=4, per_round=1, epochs=1)
@@ -57,47 +51,6 @@ def test_growth_and_ratios_are_those_of_the_times(script: ModuleType) -> None:
     assert lines[-1] == "scaffold: the time of a round grows as per_round ** 1.50"
 
 
-# ---------------------------------------------------------------- startup
-@pytest.mark.slow
-@startup
-def test_a_run_passes_all_stages_and_imports_nothing_heavy(script: ModuleType, tmp_path: Path) -> None:
-    (spec,) = script.demo_specs(tmp_path, 1)
-    arguments = ["train", str(spec), "--quiet", "--device", "cpu", "--results", str(tmp_path / "results")]
-    script.start_once(arguments)
-    passed, heavy = script.start_once(arguments)
-    assert tuple(one["stage"] for one in passed) == script.STAGES
-    for clock in ("wall", "cpu"):
-        times = [one[clock] for one in passed]
-        assert times == sorted(times) and times[0] > 0
-    assert heavy == []
-
-
-# ---------------------------------------------------------------- cuda
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@cuda
-def test_without_a_gpu_there_is_one_line(
-    script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["on_cuda.py", "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as left:
-        script.main()
-    out, err = capsys.readouterr()
-    assert left.value.code == 2 and not out and not (tmp_path / "out").exists()
-    assert re.fullmatch(r"error: --device: 'cuda', but this machine has 0 CUDA devices; .*\n", err)
-
-
-@cuda
-def test_the_cpu_is_not_asked_for_products_of_ten_bits(script: ModuleType, tmp_path: Path) -> None:
-    on_cpu = script.parts(script.Machine("cpu", tmp_path), script.REHEARSAL, None)
-    on_gpu = script.parts(script.Machine("cuda:0", tmp_path), script.REHEARSAL, tmp_path / "c.npz")
-    assert set(on_gpu) - set(on_cpu) == {
-        "bench-mobilenet_tiny-tf32-exact",
-        "scaling-cuda_graph",
-        "accuracy-cifar10",
-    }
-    assert set(on_cpu) < set(on_gpu)
-
-
 @cuda
 def test_accuracies_are_compared_seed_by_seed(script: ModuleType) -> None:
     accuracies = {"reference": [50.0, 60.0, 70.0], "other": [51.0, 61.5, 71.0]}
@@ -105,13 +58,3 @@ def test_accuracies_are_compared_seed_by_seed(script: ModuleType) -> None:
     assert first == "| reference | 60.00 ± 10.00 | +0.00 (+0.00 to +0.00) | yes |"
     # 1, 1.5 and 1: 1.167 on average, 0.289 apart; t of 2 degrees of freedom is 4.303.
     assert other == "| other | 61.17 ± 10.00 | +1.17 (+0.45 to +1.88) | no |"
-
-
-@cuda
-def test_output_is_kept_and_failures_are_noticed(script: ModuleType, tmp_path: Path) -> None:
-    machine = script.Machine("cpu", tmp_path)
-    with pytest.raises(FltrainError, match=r"^one: .* ended with 2$"):
-        machine.run("one", ["-m", "fltrain", "bench", "--model", "lenet"])
-    machine.run("two", ["-c", "import sys; print(sys.argv[1:])"])
-    assert "unknown 'lenet'" in (tmp_path / "one.txt").read_text()
-    assert (tmp_path / "two.txt").read_text().endswith("['--device', 'cpu']\n")

@@ -3,11 +3,8 @@
 The GPUs are names here; what takes, holds and releases their slots are real processes and locks.
 """
 
-import itertools
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,17 +40,16 @@ def most_at_a_time(marks: Path) -> Counter[str]:
     return most
 
 
-# ---------------------------------------------------------------- many processes
-@pytest.mark.parametrize("runs", [1, 2])
-def test_eight_processes_never_share_a_slot_of_two_devices(tmp_path: Path, runs: int) -> None:
+def test_processes_never_share_a_slot_of_two_devices(tmp_path: Path) -> None:
+    runs = 2
     marks = tmp_path / "marks"
     marks.mkdir()
     slots = Slots(tmp_path / "locks", GPUS, runs)
-    processes = [started(hold, slots, marks, number, 2 * runs) for number in range(8)]
+    processes = [started(hold, slots, marks, number, 2 * runs) for number in range(6)]
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    assert len(list(marks.glob("*gives*"))) == 8, "all got through"
+    assert len(list(marks.glob("*gives*"))) == 6, "all got through"
     assert most_at_a_time(marks) == {"0": runs, "1": runs}, "each device was fully used, and never more"
 
 
@@ -91,30 +87,6 @@ def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
     assert taken(slots).device == 0
 
 
-def test_who_waits_says_so_once_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(devices, "POLL_SECONDS", 0.001)
-    slots = Slots(tmp_path / "locks", GPUS, 2)
-    holders = [taken(slots) for _ in range(4)]
-    tries = itertools.count()
-    take = Slots.take
-
-    def patient(these: Slots) -> Slot | None:
-        tried = next(tries)
-        assert tried <= 10
-        if tried == 10:
-            holders[2].lock.release()
-        return take(these)
-
-    monkeypatch.setattr(Slots, "take", patient)
-    assert slots.wait().device == 0
-    (record,) = caplog.records
-    told = ("2 GPUs", "2 processes each", str(tmp_path / "locks"))
-    assert [word for word in told if word not in record.getMessage()] == []
-
-
-# ---------------------------------------------------------------- which device
 def test_the_device_with_the_fewest_processes_is_taken(tmp_path: Path) -> None:
     slots = Slots(tmp_path, GPUS, 3)
     held = [taken(slots) for _ in range(6)]
@@ -134,39 +106,8 @@ def test_a_process_that_wants_a_device_alone_counts_all_others(tmp_path: Path) -
     assert taken(alone).device == 1
 
 
-def test_devices_are_the_same_under_whichever_number_they_are_seen(tmp_path: Path) -> None:
-    second, both = Slots(tmp_path, GPUS[1:]), Slots(tmp_path, GPUS)
-    held = [taken(second), taken(both)]
-    assert [slot.device for slot in held] == [0, 0]
-    assert second.take() is None and both.take() is None
-
-
-def test_files_of_processes_that_ended_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "job1-first.0.slot").touch()
-    other = taken(Slots(tmp_path, ["job2-first"]))
-    slot = taken(Slots(tmp_path, GPUS))
-    assert {path.name for path in tmp_path.glob("*.slot")} == {"job2-first.0.slot", "first.0.slot"}
-    assert other.lock.is_locked and slot.lock.is_locked
-
-
-# ---------------------------------------------------------------- the folder
-def test_the_folder_is_of_this_user_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "locks"
-    assert Slots(folder, GPUS).take()
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
 def open_to_others(folder: Path) -> Path:
     folder.mkdir(mode=0o755)
-    return folder
-
-
-def of_another(folder: Path) -> Path:
-    """A folder that is private, but not of this user."""
-    if os.getuid():
-        return Path("/root")
-    folder.mkdir(mode=0o700)
-    os.chown(folder, 1, -1)
     return folder
 
 
@@ -177,7 +118,7 @@ def linked(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("make", [open_to_others, of_another, linked])
+@pytest.mark.parametrize("make", [open_to_others, linked])
 def test_other_folders_are_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     folder = make(tmp_path / "locks")
     with pytest.raises(FltrainError, match=f"{folder}: .*not a folder of this user alone.*{LOCKS}"):
@@ -185,25 +126,11 @@ def test_other_folders_are_refused(tmp_path: Path, make: Callable[[Path], Path])
     assert not list(tmp_path.rglob("*.*"))
 
 
-@pytest.mark.parametrize("folder", ["/proc/fltrain-gpus", "file", "file/below"])
-def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(FltrainError, match=f"{folder}: cannot keep the locks of GPUs.*{LOCKS}") as raised:
-        Slots(tmp_path / folder, GPUS).take()
-    assert "\n" not in str(raised.value)
-
-
-# ---------------------------------------------------------------- picking one
-def test_without_a_gpu_nothing_is_held(tmp_path: Path) -> None:
-    folder = tmp_path / "locks"
-    done = subprocess.run(
-        [sys.executable, "-c", "from fltrain.runtime.devices import pick_device; print(pick_device('auto'))"],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", LOCKS: str(folder)},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (0, "cpu\n"), done.stderr
-    assert not folder.exists()
+def test_without_a_gpu_nothing_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv(LOCKS, str(tmp_path / "locks"))
+    assert pick_device("auto") == torch.device("cpu")
+    assert not (tmp_path / "locks").exists()
 
 
 @pytest.fixture
@@ -226,12 +153,9 @@ def locks(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("locks/*.slot")}
 
 
-@pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_a_process_keeps_the_device_that_it_has_taken(
-    tmp_path: Path, two_gpus: list[torch.device], name: str
-) -> None:
+def test_a_process_keeps_the_device_that_it_has_taken(tmp_path: Path, two_gpus: list[torch.device]) -> None:
     other = taken(Slots(tmp_path / "locks", GPUS))
-    assert [pick_device(name) for _ in range(2)] == two_gpus == [torch.device("cuda:1")] * 2
+    assert [pick_device(name) for name in ("auto", "cuda")] == two_gpus == [torch.device("cuda:1")] * 2
     assert locks(tmp_path) == {"first.0.slot", "second.0.slot"}
     assert Slots(tmp_path / "locks", GPUS).take() is None
     assert other.lock.is_locked
@@ -246,24 +170,15 @@ def test_a_device_that_is_named_is_used_whoever_holds_it(
     assert not (tmp_path / "locks").exists()
 
 
-@pytest.mark.parametrize("variable", ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"])
 def test_what_slurm_gave_is_shared_within_the_job_only(
-    tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch, variable: str
+    tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    monkeypatch.setenv(variable, "0,1")
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
     other = [taken(Slots(tmp_path / "locks", GPUS)) for _ in GPUS]
     assert pick_device("auto") == torch.device("cuda:0")
     assert "job17-first.0.slot" in locks(tmp_path)
     assert len(other) == 2
-
-
-def test_a_job_without_gpus_from_slurm_shares_with_everybody(
-    tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    pick_device("auto")
-    assert locks(tmp_path) == {"first.0.slot"}
 
 
 def test_how_many_may_share_a_device(
@@ -278,7 +193,7 @@ def test_how_many_may_share_a_device(
     assert len(held) == 2
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "²"])
+@pytest.mark.parametrize("text", ["0", "two", "²"])
 def test_a_number_that_is_none(
     two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:

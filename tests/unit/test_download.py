@@ -13,7 +13,6 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,30 +30,23 @@ OTHER = random.Random(1).randbytes(300_000)
 PAGE = b"<!DOCTYPE html><title>Sign in</title>"
 
 
-@dataclass
-class Behaviour:
-    """What the server does, and the paths that were asked for."""
-
-    bodies: dict[str, bytes] = field(default_factory=lambda: {"/f.bin": BODY})
-    headers: dict[str, str] = field(default_factory=dict)  # None as Content-Length: none is sent
-    length: str | None = ""
-    cuts: int = 0  # answers that end after two thirds
-    stall: bool = False  # answers go silent after two thirds
-    errors: int = 0  # answers with `status`
-    status: int = 500
-    asked: list[str] = field(default_factory=list)
-    first: threading.Event = field(default_factory=threading.Event)
-    hold: threading.Event | None = None  # answers wait for it
-
-
 class Server(ThreadingHTTPServer):
+    """A server with these bodies and faults, which lists the paths that were asked for."""
+
     daemon_threads = True
     block_on_close = False
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.does = Behaviour()
-        self.closing = threading.Event()
+        self.bodies = {"/f.bin": BODY}
+        self.headers: dict[str, str] = {}
+        self.length: str | None = ""  # None: no Content-Length is sent
+        self.cuts = 0  # answers that end after two thirds
+        self.stall = False  # answers go silent after two thirds
+        self.errors, self.status = 0, 500  # answers with this status
+        self.asked: list[str] = []
+        self.first, self.closing = threading.Event(), threading.Event()
+        self.hold: threading.Event | None = None  # answers wait for it
 
     def url(self, path: str = "/f.bin") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -67,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        does = self.server.does
+        does = self.server
         does.asked.append(self.path)
         does.first.set()
         if does.hold is not None:
@@ -87,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body if whole else body[: 2 * len(body) // 3])
         self.wfile.flush()
         if does.stall:
-            self.server.closing.wait(20)
+            does.closing.wait(20)
 
 
 @pytest.fixture
@@ -134,42 +126,35 @@ def refusal(call: Callable[[], object]) -> str:
     return message
 
 
-# ------------------------------------------------------------------------------------ success
-@pytest.mark.parametrize("length", ["", None, "-5", "many"])
-@pytest.mark.parametrize("size", [-1, None], ids=["size known", "size unknown"])
+@pytest.mark.parametrize(("length", "size"), [("", -1), (None, None), ("-5", -1), ("many", None)])
 def test_a_download_is_complete_and_as_readable_as_its_folder(
     server: Server, tmp_path: Path, length: str | None, size: int | None
 ) -> None:
     """A Content-Length that is missing, negative or no number does not matter: the checksum decides."""
-    server.does.length = length
+    server.length = length
     folder = tmp_path / "new" / "folder"
     path = fetch(wanted(server.url(), size=size), folder)
     assert path == folder / "f.bin" and path.read_bytes() == BODY
     assert left(folder) == {"f.bin"}
     (tmp_path / "plain").touch()
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
-    assert fetch(wanted(server.url()), folder) == path and len(server.does.asked) == 1
-
-
-def test_md5_is_known_too(server: Server, tmp_path: Path) -> None:
-    file = RemoteFile(name="f.bin", urls=(server.url(),), checksum=f"md5:{hashlib.md5(BODY).hexdigest()}")
-    assert fetch(file, tmp_path).read_bytes() == BODY
+    assert fetch(wanted(server.url()), folder) == path and len(server.asked) == 1
 
 
 def test_compressed_files_are_stored_as_they_are(server: Server, tmp_path: Path) -> None:
     """Some servers call a .gz file an encoding of what is in it."""
     content = gzip.compress(b"text" * 1000)
-    server.does.bodies["/a.gz"] = content
-    server.does.headers["Content-Encoding"] = "x-gzip"
+    server.bodies["/a.gz"] = content
+    server.headers["Content-Encoding"] = "x-gzip"
     file = wanted(server.url("/a.gz"), content=content, name="a.gz")
     assert fetch(file, tmp_path).read_bytes() == content
 
 
 @pytest.mark.parametrize("trouble", ["errors", "cuts"])
 def test_passing_trouble_is_outlasted(server: Server, tmp_path: Path, trouble: str) -> None:
-    setattr(server.does, trouble, 1)
+    setattr(server, trouble, 1)
     assert fetch(wanted(server.url()), tmp_path).read_bytes() == BODY
-    assert len(server.does.asked) == 2
+    assert len(server.asked) == 2
 
 
 @pytest.mark.parametrize("name", ["f.bin", "f.bin.part", ".f.bin.part"])
@@ -184,15 +169,6 @@ def test_symbolic_links_are_not_followed(server: Server, tmp_path: Path, name: s
     assert (name == "f.bin" and not victim.exists()) or victim.read_text() == "precious"
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-def test_a_terminal_gets_a_bar(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, quiet: bool
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    fetch(wanted(server.url()), tmp_path, quiet=quiet)
-    assert ("300.0/300.0 kB" in capsys.readouterr().err) is not quiet
-
-
 def test_several_processes_download_once(server: Server, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
@@ -200,22 +176,21 @@ from fltrain.data.download import fetch
 from fltrain.data.registry import RemoteFile
 print(fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"), Path({str(tmp_path)!r})))
 """
-    server.does.hold = threading.Event()
+    server.hold = threading.Event()
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert server.does.first.wait(20)  # it has the lock, and waits for the server
+    assert server.first.wait(20)  # it has the lock, and waits for the server
     threads = [threading.Thread(target=fetch, args=(wanted(server.url()), tmp_path)) for _ in range(3)]
     for thread in threads:
         thread.start()
     threads[0].join(0.2)
     assert threads[0].is_alive()
-    server.does.hold.set()
+    server.hold.set()
     for thread in threads:
         thread.join(20)
     assert other.communicate(timeout=20)[0].strip() == str(tmp_path / "f.bin")
-    assert len(server.does.asked) == 1 and left(tmp_path) == {"f.bin"}
+    assert len(server.asked) == 1 and left(tmp_path) == {"f.bin"}
 
 
-# ------------------------------------------------------------------------------------ failure
 @pytest.mark.parametrize(
     ("body", "behaviour", "reason"),
     [
@@ -225,17 +200,15 @@ print(fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"
         (BODY, {"cuts": 99, "length": None}, r"does not match the known hash"),
         (BODY, {"stall": True}, r"timed out"),
         (BODY + b"x", {"length": None}, r"the server sends more than 300,000 bytes"),
-        (BODY + b"x", {"length": "-1"}, r"the server sends more than 300,000 bytes"),
     ],
-    ids=["another file", "page", "cut", "cut without length", "stall", "too much", "negative length"],
 )
 def test_wrong_downloads_leave_nothing(
     server: Server, tmp_path: Path, monkeypatch: Any, body: bytes, behaviour: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setattr(download, "TIMEOUT", (5.0, 0.2))
-    server.does.bodies["/f.bin"] = body
+    server.bodies["/f.bin"] = body
     for name, value in behaviour.items():
-        setattr(server.does, name, value)
+        setattr(server, name, value)
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
     assert message.startswith(f"f.bin: cannot be downloaded ({server.url()}: ")
     assert re.search(reason, message)
@@ -243,49 +216,26 @@ def test_wrong_downloads_leave_nothing(
         "try again later, or get it by hand and name its folder in FLTRAIN_DATA "
         f"(expected: {sha(BODY)} (300,000 bytes))"
     )
-    assert len(server.does.asked) == 2 and left(tmp_path) == set()
-
-
-def test_a_download_without_end_is_stopped(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the checksum, which needs all of it: the largest size bounds files of unknown size."""
-    monkeypatch.setattr(download, "SIZE_LIMIT", 100_000)
-    message = refusal(lambda: fetch(wanted(server.url(), size=None), tmp_path))
-    assert "the server sends more than 100,000 bytes" in message and left(tmp_path) == set()
+    assert len(server.asked) == 2 and left(tmp_path) == set()
 
 
 def test_every_address_is_named_with_its_reason(server: Server, tmp_path: Path) -> None:
     nobody = "http://127.0.0.1:9/f.bin"
-    server.does.errors = 99
+    server.errors = 99
     urls = (server.url("/none"), server.url(), nobody, "http://[::1")
     message = refusal(lambda: fetch(wanted(*urls), tmp_path))
-    for reason in (
-        f"({urls[0]}: 404 Not Found; ",
-        f"{urls[1]}: 500 Internal",
-        f"{nobody}: Connection refused",
-    ):
-        assert reason in message
+    for url, reason in zip(urls, ("404 Not Found", "500 Internal", "Connection refused"), strict=False):
+        assert f"{url}: {reason}" in message
     assert "http://[::1: " in message and left(tmp_path) == set()
 
 
-@pytest.mark.parametrize(("status", "requests"), [(403, 1), (404, 1), (429, 2), (500, 2), (503, 2)])
+@pytest.mark.parametrize(("status", "requests"), [(403, 1), (429, 2), (500, 2)])
 def test_only_errors_that_may_pass_are_tried_again(
     server: Server, tmp_path: Path, status: int, requests: int
 ) -> None:
-    server.does.errors, server.does.status = 99, status
+    server.errors, server.status = 99, status
     assert str(status) in refusal(lambda: fetch(wanted(server.url()), tmp_path))
-    assert len(server.does.asked) == requests
-
-
-def test_a_file_without_addresses(tmp_path: Path) -> None:
-    assert "it has no public address" in refusal(lambda: fetch(wanted(), tmp_path))
-
-
-def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    message = refusal(lambda: fetch(wanted(server.url()), tmp_path / "file" / "folder"))
-    assert message.startswith(f"f.bin: cannot be written to {tmp_path / 'file' / 'folder'} (Not a directory)")
+    assert len(server.asked) == requests
 
 
 def test_a_full_disk_is_an_error_at_once(
@@ -294,33 +244,26 @@ def test_a_full_disk_is_an_error_at_once(
     monkeypatch.setattr(download, "open", lambda *_: io.FileIO("/dev/full", "wb"), raising=False)
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
     assert message.startswith(f"f.bin: cannot be written to {tmp_path} (No space left on device); make room")
-    assert len(server.does.asked) == 1 and left(tmp_path) == set()
+    assert len(server.asked) == 1 and left(tmp_path) == set()
 
 
-# ------------------------------------------------------------------------------------ mirror and offline
-@pytest.mark.parametrize("on_the_mirror", [BODY, None, OTHER], ids=["file", "nothing", "another file"])
+@pytest.mark.parametrize("on_the_mirror", [BODY, None, OTHER])
 def test_the_mirror_is_asked_first(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_the_mirror: bytes | None
 ) -> None:
     monkeypatch.setenv("FLTRAIN_MIRROR", server.url("/mirror/"))
     if on_the_mirror is not None:
-        server.does.bodies["/mirror/f.bin"] = on_the_mirror
+        server.bodies["/mirror/f.bin"] = on_the_mirror
     assert fetch(wanted(server.url()), tmp_path).read_bytes() == BODY
-    assert server.does.asked == ["/mirror/f.bin", "/f.bin"][: 1 if on_the_mirror == BODY else 2]
+    assert server.asked == ["/mirror/f.bin", "/f.bin"][: 1 if on_the_mirror == BODY else 2]
 
 
-@pytest.mark.parametrize("answer", ["cut", "refused"])
 def test_the_password_of_a_mirror_is_not_shown(
-    server: Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-    answer: str,
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, capfd: Any
 ) -> None:
     caplog.set_level("DEBUG")
     monkeypatch.setenv("FLTRAIN_MIRROR", server.url("").replace("http://", "http://me:secret@"))
-    server.does.cuts, server.does.errors = (99, 0) if answer == "cut" else (0, 99)
+    server.cuts = 99
     message = refusal(lambda: fetch(wanted(), tmp_path))
     assert server.url() in message
     assert "secret" not in message + caplog.text + "".join(capfd.readouterr())
@@ -337,16 +280,10 @@ def test_the_offline_folder_is_searched_before_downloading(
     (offline / "f.bin").write_bytes(OTHER)
     (offline / place / "f.bin").write_bytes(BODY)
     assert fetch(wanted(server.url()), tmp_path / "cache", "cifar10") == offline / place / "f.bin"
-    assert server.does.asked == [] and not (tmp_path / "cache").exists()
+    assert server.asked == [] and not (tmp_path / "cache").exists()
     (offline / place / "f.bin").unlink()
     (offline / "f.bin").unlink(missing_ok=True)
     assert fetch(wanted(server.url()), tmp_path / "cache", "cifar10") == tmp_path / "cache" / "f.bin"
-
-
-def test_an_offline_folder_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLTRAIN_DATA", str(tmp_path / "typo"))
-    message = refusal(lambda: fetch(wanted(), tmp_path))
-    assert message.startswith(f"FLTRAIN_DATA: {tmp_path / 'typo'}: no such folder")
 
 
 @pytest.mark.parametrize("where", ["cache", "offline"])
@@ -359,19 +296,11 @@ def test_a_wrong_file_on_this_machine_is_refused_and_kept(
     if where == "offline":
         monkeypatch.setenv("FLTRAIN_DATA", str(wrong.parent))
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path / "cache"))
-    assert message == (
-        f"{wrong}: damaged or another version: expected {sha(BODY)} (300,000 bytes), "
-        f"found {sha(OTHER[:-1])} (299,999 bytes); delete or replace it"
-    )
-    assert server.does.asked == [] and wrong.read_bytes() == OTHER[:-1]
+    assert message.startswith(f"{wrong}: ") and message.endswith("; delete or replace it")
+    assert all(one in message for one in (sha(BODY), "300,000 bytes", sha(OTHER[:-1]), "299,999 bytes"))
+    assert server.asked == [] and wrong.read_bytes() == OTHER[:-1]
 
 
-def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "f.bin").mkdir()
-    assert refusal(lambda: fetch(wanted(), tmp_path)).startswith(f"{tmp_path / 'f.bin'}: cannot be read")
-
-
-# ------------------------------------------------------------------------------------ archives
 FILES = {"a.txt": b"first", "sub/b.txt": b"second" * 1000, "sub/empty": b""}
 KINDS = ["x.zip", "x.tar", "x.tar.gz", "x.tgz", "x.tar.bz2"]
 
@@ -429,35 +358,15 @@ def test_unpack(tmp_path: Path, name: str) -> None:
     assert content(unpack(archive, folder)) == FILES
 
 
-def test_two_unpack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive, folder = pack(tmp_path / "x.zip"), tmp_path / "out"
-    real = zipfile.ZipFile.extractall
-
-    def late(file: zipfile.ZipFile, to: Path) -> None:
-        monkeypatch.undo()
-        real(file, to)
-        unpack(archive, folder)  # another process is faster
-
-    monkeypatch.setattr(zipfile.ZipFile, "extractall", late)
-    assert content(unpack(archive, folder)) == FILES
-    assert set(tmp_path.iterdir()) == {archive, folder}
-
-
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_truncated_archives_are_refused(tmp_path: Path, name: str, share: float) -> None:
+def test_truncated_archives_are_refused(tmp_path: Path, name: str) -> None:
     archive = pack(tmp_path / name)
     whole = archive.read_bytes()
-    if name == "x.tar":  # its padding aside
+    if name == "x.tar":  # without its padding; 1024 bytes are header and content of the first member
         whole = whole.rstrip(b"\0")
-    archive.write_bytes(whole[: int(share * len(whole))])
-    assert "damaged, truncated or unsafe" in refused(archive, tmp_path)
-
-
-def test_a_tar_file_cut_between_its_members_is_refused(tmp_path: Path) -> None:
-    whole = pack(tmp_path / "x.tar").read_bytes()
-    (tmp_path / "x.tar").write_bytes(whole[:1024])  # header and content of the first
-    assert "damaged, truncated or unsafe" in refused(tmp_path / "x.tar", tmp_path)
+    for length in (0, 1024 if name == "x.tar" else 50, int(0.9 * len(whole)), int(0.999 * len(whole))):
+        archive.write_bytes(whole[:length])
+        assert "damaged, truncated or unsafe" in refused(archive, tmp_path)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -488,20 +397,11 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, path: str, name: 
     assert {one.name for one in (tmp_path / "in").iterdir()} <= {name, "out"}
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        member(tarfile.SYMTYPE, "/etc"),
-        member(tarfile.SYMTYPE, "../.."),
-        member(tarfile.LNKTYPE, "../x.tar.gz"),
-        member(tarfile.FIFOTYPE),
-        member(tarfile.CHRTYPE),
-    ],
-    ids=lambda odd: f"{odd.type.decode()} {odd.linkname}",
-)
-def test_links_out_of_the_folder_and_devices_are_refused(tmp_path: Path, odd: tarfile.TarInfo) -> None:
-    archive = tar(tmp_path / "x.tar.gz", ("good", b"1"), odd, ("odd/evil", b"2"))
-    assert "unsafe ('odd'" in refused(archive, tmp_path)
+def test_links_out_of_the_folder_and_devices_are_refused(tmp_path: Path) -> None:
+    links = [(tarfile.SYMTYPE, "/etc"), (tarfile.SYMTYPE, "../.."), (tarfile.LNKTYPE, "../x.tar.gz")]
+    for odd in (*links, (tarfile.FIFOTYPE,), (tarfile.CHRTYPE,)):
+        archive = tar(tmp_path / "x.tar.gz", ("good", b"1"), member(*odd), ("odd/evil", b"2"))
+        assert "unsafe ('odd'" in refused(archive, tmp_path)
 
 
 def test_links_in_zip_files_become_files(tmp_path: Path) -> None:
@@ -521,16 +421,3 @@ def test_archives_that_cannot_be_opened(tmp_path: Path) -> None:
             locked[found.start() + flags] |= 1
     (tmp_path / "x.zip").write_bytes(locked)
     assert "password" in refused(tmp_path / "x.zip", tmp_path)
-
-
-def test_a_folder_that_cannot_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = pack(tmp_path / "x.zip")
-    (tmp_path / "out").write_text("a file")
-    assert "cannot be unpacked" in refused(archive, tmp_path)
-    (tmp_path / "out").unlink()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    assert "cannot be unpacked" in (message := refused(archive, tmp_path)) and "No space left" in message

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 METHOD = """
 from typing import ClassVar, Literal
 from fltrain.methods.base import Method
@@ -72,6 +74,7 @@ def fltrain(environment: dict[str, str], *arguments: str) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
+@pytest.mark.slow
 def test_a_run_of_components_from_another_package(tmp_path: Path) -> None:
     environment = install(tmp_path)
     run = tmp_path / "run.json"
@@ -93,13 +96,7 @@ def test_a_broken_package_ends_in_one_line(tmp_path: Path) -> None:
     assert done.stderr.strip().splitlines() == [f"error: {said}"]
 
 
-def test_an_unannotated_attribute_ends_in_one_line(tmp_path: Path) -> None:
-    done = fltrain(install(tmp_path, model=MODEL.replace("min_side: ClassVar[int]", "min_side")), "plan")
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert "entry point 'linear' of fltrain.models" in line and "min_side" in line
-
-
+@pytest.mark.slow
 def test_a_dataset_of_a_known_name_is_refused(tmp_path: Path) -> None:
     done = fltrain(install(tmp_path, datasets=DATASETS.replace("more-digits", "digits")), "plan")
     assert done.returncode == 2

@@ -1,6 +1,5 @@
 """Faults of the system outside the rounds: one clear line, nothing half done, and later the same succeeds."""
 
-import errno
 import json
 import logging
 import multiprocessing
@@ -21,24 +20,21 @@ from torch import Tensor, nn
 
 from fltrain.cli import main
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import backdate, digest, read_arrays, replacing, write_arrays, write_json, write_text
+from fltrain.core.files import replacing, write_text
 from fltrain.core.job_log import LOG, job
-from fltrain.data.datasets import Dataset
 from fltrain.data.partition.iid import Iid
-from fltrain.data.prepared import Partition, PreparedData, load_partition, load_prepared, partition, prepare
+from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.evaluation import test as evaluate
-from fltrain.engine.memory import out_of_memory
 from fltrain.models.network import Network
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 
-from .helpers import CPU, TINY, tiny, trained
+from .helpers import CPU, TINY, trained
 
 CONFIG = Path(__file__).parents[2] / "config"
 RUN = {**TINY, "rounds": 1, "model": "mlp"}
-DIGITS = Dataset(name="digits")
 UNLIMITED = resource.RLIM_INFINITY
 REASON = "cannot be written (File too large); make room or choose another place"
 
@@ -121,7 +117,6 @@ def place(finished: Path, tmp_path: Path) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------ no room, or no place
 def without_record(place: Path) -> None:
     shutil.rmtree(place / "results" / "runs")
 
@@ -141,11 +136,9 @@ def without_data(place: Path) -> None:
         (without_record, 300, ["train", "run.json"], "results/runs/*/summary.json"),
         (without_partition, 5000, ["train", "run.json"], "results/partitions/*.safetensors"),
         (without_data, 20_000, ["data", "fetch", "digits"], "results/data/digits.safetensors"),
-        (without_data, 100, ["data", "fetch", "digits"], "results/data/digits.png"),
         (lambda place: None, 500, ["plan", "--out", "plan.csv", "--config", CONFIG], "plan.csv"),
         (lambda place: None, 500, ["records", "export", "records.tar.gz"], "records.tar.gz"),
     ],
-    ids=["record", "partition", "data", "contact sheet", "run table", "archive"],
 )
 def test_without_room_a_command_fails_and_with_room_it_succeeds(
     place: Path, prepare: Callable[[Path], None], limit: int, command: list[str | Path], made: str
@@ -161,18 +154,6 @@ def test_without_room_a_command_fails_and_with_room_it_succeeds(
     done = fltrain(place, *command)
     assert done.code == 0, done.said
     assert (place / path).exists()
-
-
-def test_a_run_without_room_for_its_record_is_trained_again_to_the_same_record(place: Path) -> None:
-    expected = files(place / "results" / "runs")
-    without_record(place)
-    refused(fltrain(place, "train", "run.json", limit=max(map(len, expected.values())) - 1))
-    (record,) = Results(place / "results").root.glob("runs/*")
-    assert not (record / "summary.json").exists()
-    assert fltrain(place, "train", "run.json").code == 0
-    again = files(place / "results" / "runs")
-    same = [f"{record.name}/{name}" for name in ("spec.json", "metrics.jsonl", "summary.json")]
-    assert {name: again[name] for name in same} == {name: expected[name] for name in same}
 
 
 def make_table(rows: int) -> None:
@@ -191,39 +172,7 @@ def test_a_job_without_room_ends_in_one_line_and_leaves_the_old_file(tmp_path: P
     assert (tmp_path / "table.csv").read_text() == "row\n" * 1000
 
 
-def test_a_log_without_room_does_not_disturb_a_job(tmp_path: Path) -> None:
-    assert run(partial(make_table, 5), tmp_path, limit=50) == Done(0, "")
-    assert (tmp_path / "logs" / "job.log").stat().st_size <= 50
-    assert (tmp_path / "table.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
-        (OSError(errno.EACCES, "Permission denied", "results/file"), "results/file: Permission denied"),
-        (ConnectionError("it is gone"), "it is gone"),
-        (TimeoutError(), "TimeoutError"),
-    ],
-)
-def test_a_job_tells_in_one_line_what_the_system_said(tmp_path: Path, error: OSError, message: str) -> None:
-    def fail() -> None:
-        with job("logs/job.log"):
-            raise error
-
-    assert run(fail, tmp_path) == Done(2, f"error: {message}\n")
-    assert (tmp_path / "logs" / "job.log").read_text().endswith(f" error: {message}\n")
-
-
-WRITERS: list[Callable[[Path], None]] = [
-    lambda path: write_text(path, "text"),
-    lambda path: write_json(path, {}),
-    lambda path: write_arrays(path, {"a": torch.zeros(3).numpy()}, {}),
-]
-
-
-@pytest.mark.parametrize("write", WRITERS, ids=["text", "json", "arrays"])
-def test_a_place_that_is_none_is_one_clear_line(tmp_path: Path, write: Callable[[Path], None]) -> None:
+def test_a_place_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     for path, reason in [
@@ -231,23 +180,16 @@ def test_a_place_that_is_none_is_one_clear_line(tmp_path: Path, write: Callable[
         (tmp_path / "file" / "deeper" / "new", f"{tmp_path / 'file' / 'deeper'}: Not a directory"),
     ]:
         with pytest.raises(FltrainError) as caught:
-            write(path)
+            write_text(path, "text")
         assert str(caught.value).startswith(f"{path}: cannot be written ({reason}); make room or choose")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "folder", tmp_path / "pipe"):
         with pytest.raises(FltrainError, match=f"^{path}: is not an ordinary file"):
-            write(path)
+            write_text(path, "text")
     (tmp_path / "pipe").unlink()
     assert files(tmp_path) == {"file": b"old"}
 
 
-def test_what_else_fails_while_a_file_is_written_is_not_blamed_on_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="source"), replacing(tmp_path / "copy") as temporary:
-        temporary.write_bytes((tmp_path / "source").read_bytes())
-    assert not list(tmp_path.iterdir())
-
-
-# ------------------------------------------------------------------------------------ out of memory
 class Narrow(Network):
     """A linear network on a device with room for so many images."""
 
@@ -280,14 +222,6 @@ def split(digits: PreparedData, monkeypatch: pytest.MonkeyPatch) -> Split:
     return FederatedData.of(digits, everyone, CPU).test
 
 
-def test_what_says_that_there_is_no_memory() -> None:
-    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
-    assert out_of_memory(MemoryError()) and out_of_memory(allocation_failure())
-    assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
-    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not out_of_memory(ValueError("can't allocate memory"))
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), allocation_failure()])
 def test_when_memory_runs_out_tests_go_on_with_fewer_images_at_once(
     split: Split, error: BaseException, caplog: pytest.LogCaptureFixture
@@ -300,74 +234,33 @@ def test_when_memory_runs_out_tests_go_on_with_fewer_images_at_once(
     assert torch.equal(result.correct, expected.correct) and torch.equal(result.features, expected.features)
     assert torch.allclose(result.losses, expected.losses, rtol=1e-6)
     assert network.asked[:3] == [64, 32, 16] and set(network.asked[3:-1]) == {16}
-    assert [record.getMessage() for record in caplog.records] == [
-        "out of memory with 64 images at once in evaluation mode; 32 at once from now on",
-        "out of memory with 32 images at once in evaluation mode; 16 at once from now on",
-    ]
+    assert ["64 images" in caplog.messages[0], "32 images" in caplog.messages[1]] == [True, True]
     again = Narrow(20, error)
     evaluate(again, split)
     assert max(again.asked) == 16, "what is too much is not tried again"
 
 
-def test_a_single_image_that_is_too_much_is_an_error(split: Split) -> None:
-    error = torch.OutOfMemoryError("CUDA out of memory")
-    network = Narrow(0, error)
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate(network, split)
-    assert network.asked == [64, 32, 16, 8, 4, 2, 1]
-
-
-def test_other_errors_are_raised_at_once(split: Split) -> None:
-    network = Narrow(0, RuntimeError("shapes cannot be multiplied"))
-    with pytest.raises(RuntimeError, match="shapes"):
-        evaluate(network, split)
-    assert network.asked == [64]
-
-
-# ------------------------------------------------------------------------------------ damaged files
-def truncated_header(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:100])
-
-
-def truncated_data(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def another_digest(path: Path) -> None:
-    content = path.read_bytes()
-    place = content.index(b'\\"digest\\": \\"') + len(b'\\"digest\\": \\"')
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-
-
-def another_description(path: Path) -> None:
-    """Ten classes, or seed 0, become two classes or seed 2: neither has to do with the arrays' digest."""
-    content = path.read_bytes()
-    for old, new in [(b'classes\\": 10', b'classes\\": 12'), (b'seed\\": 0', b'seed\\": 2')]:
-        content = content.replace(old, new)
-    assert content != path.read_bytes()
-    path.write_bytes(content)
-
-
-DAMAGES = [truncated_header, truncated_data, empty, folder, another_digest, another_description]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("kind", ["data", "partitions"])
-def test_a_damaged_file_is_named_and_deleting_it_repairs_everything(
-    place: Path, kind: str, damage: Callable[[Path], None]
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), [64, 32, 16, 8, 4, 2, 1]),
+        (RuntimeError("shapes cannot be multiplied"), [64]),
+    ],
+)
+def test_too_much_for_a_single_image_and_other_errors_are_raised(
+    split: Split, error: BaseException, asked: list[int]
 ) -> None:
+    network = Narrow(0, error)
+    with pytest.raises(type(error)):
+        evaluate(network, split)
+    assert network.asked == asked
+
+
+@pytest.mark.parametrize("kind", ["data", "partitions"])
+def test_a_damaged_file_is_named_and_deleting_it_repairs_everything(place: Path, kind: str) -> None:
     (path,) = (place / "results" / kind).glob("*.safetensors")
     whole, spec = path.read_bytes(), RunSpec.parse(RUN, "test")
-    damage(path)
+    path.write_bytes(whole[:-1])
     results = Results(place / "results")
     shutil.rmtree(results.root / "runs")
     with pytest.raises(FltrainError) as caught:
@@ -375,34 +268,11 @@ def test_a_damaged_file_is_named_and_deleting_it_repairs_everything(
     assert str(caught.value).startswith(f"{path}: not a readable ")
     assert str(caught.value).endswith("; delete it to have it made again")
     assert not results.record(spec.run_id).complete
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.unlink()
     assert trained(spec, results.root).complete
     assert path.read_bytes() == whole
 
 
-def test_a_file_under_the_name_of_another_is_refused(tmp_path: Path, digits: PreparedData) -> None:
-    prepare(Dataset(name="digits", image_size=12), tmp_path / "digits.safetensors", tmp_path)
-    with pytest.raises(FltrainError, match=r"prepared from other settings .* delete it"):
-        load_prepared(DIGITS, tmp_path / "digits.safetensors")
-    partition(Iid(clients=3), None, digits, 1, tmp_path / "partition")
-    for scheme, seed in [(Iid(clients=3), 2), (Iid(clients=4), 1)]:
-        with pytest.raises(FltrainError, match="made from other data or settings; delete it"):
-            load_partition(scheme, None, digits, seed, tmp_path / "partition")
-
-
-def test_models_of_a_record_are_checked_to_the_last_bit(tmp_path: Path) -> None:
-    spec = tiny(rounds=1, model="mlp", evaluation={"keep": "model"})
-    path = trained(spec, tmp_path).folder / "models.safetensors"
-    arrays, about = read_arrays(path, "file of models")
-    assert about == {"run_id": spec.run_id, "digest": digest(arrays)}
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(FltrainError, match=r"models\.safetensors: not a readable file of models"):
-        read_arrays(path, "file of models")
-
-
-# ------------------------------------------------------------------------------------ killed while writing
 def killed(path: str) -> None:
     with replacing(Path(path)) as temporary:
         temporary.write_text("half")
@@ -426,21 +296,10 @@ def test_the_next_export_deletes_what_a_killed_one_left(tmp_path: Path) -> None:
     assert target.read_text() == "first"
 
 
-# ------------------------------------------------------------------------------------ clocks; without MLflow
-def test_files_of_the_future_are_of_now(tmp_path: Path) -> None:
-    future, past, now = (tmp_path / name for name in ("future", "past", "now"))
-    for path, date in [(future, 4e9), (past, 1e9)]:
-        path.touch()
-        os.utime(path, (date, date))
-    now.touch()
-    backdate([future, past, tmp_path / "gone"])
-    assert past.stat().st_mtime == 1e9
-    assert now.stat().st_mtime <= future.stat().st_mtime < now.stat().st_mtime + 60
-
-
 WITHOUT_MLFLOW = "import sys; sys.modules['mlflow'] = None; from fltrain.cli import main; main()"
 
 
+@pytest.mark.slow
 def test_training_does_without_mlflow(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RUN))
     command = [sys.executable, "-c", WITHOUT_MLFLOW, "train", "run.json", "--quiet"]

@@ -15,39 +15,19 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.text import Text
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.layout import Cell, Curves, Sheet
-from fltrain.experiments.plan import plan
+from fltrain.experiments.layout import Cell, Sheet
+from fltrain.experiments.plan import Plan
 from fltrain.methods import METHODS
 from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures import draw as figures
-from fltrain.runs.record import write_record
 
-from .helpers import Cells, tiny, trained
+from .helpers import DIVERGED, MISSING, Cells, Row, accuracies, tiny, trained
 
-ROOT = Path(__file__).parents[2]
 Yaml = dict[str, Any]
-Row = dict[str, Any]
 
 
 class Runs(Cells):
-    """Hand-made records, and the cells that they fill."""
-
-    def add(
-        self,
-        labels: dict[str, str],
-        rows: Sequence[Row] = (),
-        methods: Sequence[str] = ("fedavg",),
-        accuracy: float = 0.5,
-        status: str = "completed",
-    ) -> str:
-        """Write the record of a run; with the status ``missing`` there is none."""
-        run = f"run-{len(self.cells)}"
-        if status != "missing":
-            reached = {"best": None if status == "diverged" else accuracy}
-            summary = {"run_id": run, "status": status, "accuracy": reached}
-            write_record(self.results.run(run), tiny(), rows, summary, {}, {})
-        self.place(labels, run, methods=methods)
-        return run
+    """Hand-made records, and figures of them."""
 
     def figure(self, scale: str = "on toy data", **layout: Any) -> Sheet:
         return self.sheet(id="toy/figure", scale=scale, figure=layout)
@@ -65,30 +45,15 @@ def runs(tmp_path: Path) -> Runs:
 ACCURACY = {"curve": "evaluation.accuracy", "label": "accuracy"}
 
 
-def accuracies(*values: float, every: int = 1) -> list[Row]:
-    return [
-        {"round": every * number, "kind": "evaluation", "split": "test", "accuracy": value}
-        for number, value in enumerate(values, start=1)
-    ]
-
-
 def note(canvas: Canvas) -> str:
     """What stands below a figure, as one line."""
     below = canvas._supxlabel  # type: ignore[attr-defined]
     return " ".join(below.get_text().split())
 
 
-# ---------------------------------------------------------------- colours
 # Machado, Oliveira and Fernandes 2009, severity 1.0, for linear RGB.
 SIGHTS = {
     "full": np.eye(3),
-    "protanopia": np.array(
-        [
-            [0.152286, 1.052583, -0.204868],
-            [0.114503, 0.786281, 0.099216],
-            [-0.003882, -0.048116, 1.051998],
-        ]
-    ),
     "deuteranopia": np.array(
         [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
     ),
@@ -108,16 +73,6 @@ def lab(colour: str, sight: str = "full") -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def test_the_simulation_of_sight() -> None:
-    """White is the lightest; red and green of equal lightness are far apart only for those who see both."""
-    np.testing.assert_allclose(lab("#ffffff"), [100, 0, 0], atol=1e-3)
-    np.testing.assert_allclose(lab("#ff0000"), [53.2, 80.1, 67.2], atol=0.1)
-    red, green = "#a05030", "#5f7030"
-    distances = {sight: np.linalg.norm(lab(red, sight) - lab(green, sight)) for sight in SIGHTS}
-    assert distances["full"] > 40
-    assert distances["deuteranopia"] < 20
-
-
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_colours_can_be_told_apart(sight: str) -> None:
     distances = {
@@ -125,12 +80,6 @@ def test_colours_can_be_told_apart(sight: str) -> None:
         for pair in itertools.combinations([style.BLACK, *style.COLOURS], 2)
     }
     assert {pair: distance for pair, distance in distances.items() if distance < 17} == {}
-
-
-def test_no_colour_is_too_light_on_white() -> None:
-    shades = [look.colour for look in style.scale(6)]
-    lightness = {colour: lab(colour)[0] for colour in [*style.COLOURS, style.LOCAL, *shades]}
-    assert {colour: value for colour, value in lightness.items() if value > 82} == {}
 
 
 def test_every_method_has_a_place_of_its_own() -> None:
@@ -141,26 +90,6 @@ def test_every_method_has_a_place_of_its_own() -> None:
         # Colour and dash of a line without markers, colour and marker of one with solid lines.
     assert len({(look.colour, look.dash) for look in taken}) == len(taken)
     assert len({(look.colour, look.marker) for look in taken}) == len(taken)
-
-
-TOGETHER = {
-    "FLFA": ["fedavg", "fedprox", "moon", "fedavgm", "fedsol", "fedrs", "fedlc", "fedacg", "flfa"],
-    "ECGR": ["fedavg", "fedprox", "fednova", "scaffold", "ecgr"],
-    "FedImpro": ["fedavg", "fedprox", "scaffold", "fednova", "feddyn", "fedimpro"],
-    "Fed2": ["fedavg", "fedprox", "fedma", "fed2"],
-    "FedFCD": ["fedavg", "fedprox", "perfedavg", "fedamp", "fedproto", "gpfl", "fedgh", "fedfcd", "local"],
-}
-
-
-@pytest.mark.parametrize("names", TOGETHER.values(), ids=list(TOGETHER))
-def test_methods_of_one_paper_differ_in_colour(names: list[str]) -> None:
-    assert len({style.place(name).colour for name in names}) == len(names)
-
-
-def test_a_method_without_a_place_gets_the_same_one_each_time() -> None:
-    assert style.place("fedmine") == style.place("fedmine")
-    assert style.place("fedmine") != style.place("fedyours")
-    assert style.place("fedmine") not in style.PLACES.values()
 
 
 def of(*runs: tuple[str, Sequence[str]], axis: str = "series") -> dict[str, style.Look]:
@@ -196,10 +125,7 @@ def test_plugins_have_the_colour_of_the_method_and_their_own_dash() -> None:
 
 def test_a_line_for_several_methods_looks_like_what_they_share() -> None:
     bases = ("scaffold", "fedprox", "fednova", "fedavg")
-    found = of(
-        *[("base", [name]) for name in bases],
-        *[("+ ECGR", [name, "ecgr"]) for name in bases],
-    )
+    found = of(*[("base", [name]) for name in bases], *[("+ ECGR", [name, "ecgr"]) for name in bases])
     assert found == {"base": style.PLACES["fedavg"], "+ ECGR": style.PLACES["ecgr"]}
 
 
@@ -213,20 +139,10 @@ def test_points_of_a_scale_are_ordered_from_dark_to_light() -> None:
     assert across_methods == found, "no label has a method of its own"
 
 
-def test_variants_of_a_method_are_tints_of_its_colour() -> None:
-    found = of(("FedAvg", ["fedavg"]), *[(str(groups), ["fed2"]) for groups in (10, 20, 100)])
-    avg, first, second, third = found.values()
-    assert (avg, first) == (style.PLACES["fedavg"], style.PLACES["fed2"])
-    assert len(set(found.values())) == 4
-    lightness = [lab(look.colour)[0] for look in (first, second, third)]
-    assert lightness == sorted(lightness)
-    assert lightness[-1] < 82, "still to be seen on white"
-
-
-def test_lines_of_the_papers_figures_differ() -> None:
+def test_lines_of_the_papers_figures_differ(papers: Plan) -> None:
     """In every figure that is declared, no two lines look alike, nor bars, which have no dash."""
     drawn = 0
-    for item in plan(ROOT / "config", "paper").items:
+    for item in papers.items:
         series = getattr(item.item.figure, "series", None)
         if series in item.axes:
             found = style.looks(item.axes[series], series, item.sheet.cells)
@@ -235,49 +151,13 @@ def test_lines_of_the_papers_figures_differ() -> None:
     assert drawn >= 5
 
 
-def test_a_label_without_planned_runs_takes_no_place() -> None:
-    """A restricted plan keeps the label of a baseline whose runs it leaves out."""
-    cell = Cell(labels={"m": "B"}, reported={}, seed=0, run="-", partition="-", methods=("fedavg",))
-    assert style.looks(["A", "B"], "m", [cell]) == {"B": style.PLACES["fedavg"]}
-
-
-def test_missing_runs_do_not_change_the_looks_of_the_others(runs: Runs) -> None:
-    def colours(missing: str) -> dict[str, Any]:
-        runs.cells.clear()
-        for label in ("0.1", "0.2", "0.3"):
-            status = "missing" if label == missing else "completed"
-            runs.add({"noise": label}, accuracies(0.1, 0.2), status=status)
-            if status == "missing":
-                (runs.results.run(runs.cells[-1]["run"]) / "summary.json").unlink(missing_ok=True)
-        canvas, _ = figures.draw(runs.curves("noise"), runs.results)
-        return {str(line.get_label()): line.get_color() for line in canvas.axes[0].get_lines()}
-
-    every = colours("")
-    assert list(every) == ["0.1", "0.2", "0.3"]
-    assert colours("0.1") == {label: colour for label, colour in every.items() if label != "0.1"}
-
-
-# ---------------------------------------------------------------- runs that are missing
 def test_missing_and_diverged_runs_are_named(runs: Runs) -> None:
-    for method, status in (
-        ("A", "completed"),
-        ("A", "missing"),
-        ("B", "diverged"),
-        ("B", "diverged"),
-        ("C", "missing"),
-        ("C", "missing"),
-    ):
-        runs.add({"method": method, "data": "one"}, accuracies(0.1, 0.2), status=status)
+    rows = accuracies(0.1, 0.2)
+    for method, *reached in (("A", 0.2, MISSING), ("B", DIVERGED, DIVERGED), ("C", MISSING, MISSING)):
+        runs.add({"method": method, "data": "one"}, *reached, rows=rows)
     canvas, numbers = figures.draw(runs.curves(), runs.results)
     assert {(row.series, row.seed) for row in numbers.itertuples()} == {("A", 0), ("B", 0), ("B", 1)}
     assert "Not run: A (seed 1); C. Diverged: B." in note(canvas)
-
-
-def test_many_missing_runs_are_counted(runs: Runs) -> None:
-    for number in range(9):
-        runs.add({"method": str(number)}, accuracies(0.1), status="completed" if number == 3 else "missing")
-    canvas, _ = figures.draw(runs.curves(), runs.results)
-    assert "Not run: 8 of 9 runs." in note(canvas)
 
 
 FIGURES = {
@@ -292,48 +172,33 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("kind", FIGURES)
-def test_a_figure_without_any_run_is_refused(runs: Runs, tmp_path: Path, kind: str) -> None:
+def test_a_figure_without_any_run_is_refused_and_one_of_diverged_runs_is_empty(
+    runs: Runs, tmp_path: Path, kind: str
+) -> None:
     for method in ("A", "B"):
-        runs.add({"method": method}, status="missing")
+        runs.add({"method": method}, MISSING)
     sheet = runs.figure(kind=kind, **FIGURES[kind])
     with pytest.raises(FltrainError, match="toy/figure: none of its 2 runs is there"):
         figures.write(sheet, runs.results, [tmp_path / "figure.png"])
     assert not (tmp_path / "figure.png").exists()
-
-
-@pytest.mark.parametrize("kind", FIGURES)
-def test_a_figure_of_which_all_runs_diverged_is_empty(runs: Runs, kind: str) -> None:
+    runs.cells.clear()
     for method in ("A", "B"):
-        runs.add({"method": method}, status="diverged")
+        runs.add({"method": method}, DIVERGED)
     canvas, numbers = figures.draw(runs.figure(kind=kind, **FIGURES[kind]), runs.results)
     assert numbers.empty
     assert "Diverged: A; B." in note(canvas)
 
 
-def test_panels_without_a_run_say_so(runs: Runs) -> None:
-    for data, status in (("one", "completed"), ("two", "missing")):
-        runs.add({"method": "A", "data": data}, accuracies(0.1, 0.2), status=status)
-    canvas, _ = figures.draw(runs.curves(columns="data"), runs.results)
-    shown, empty = canvas.axes
-    assert [text.get_text() for text in empty.texts] == ["no run"]
-    assert not shown.texts
-
-
 def test_a_reduction_needs_the_run_with_the_same_seed(runs: Runs) -> None:
     """Of two seeds, the baseline of the second is missing."""
-    for method, values, status in (
-        ("BP", (4.0, 4.0), "completed"),
-        ("BP", (), "missing"),
-        ("FLFA", (3.0, 1.0), "completed"),
-        ("FLFA", (1.0, 1.0), "completed"),
-    ):
-        runs.add({"method": method}, accuracies(*values), status=status)
+    runs.add({"method": "BP"}, 4.0, MISSING, rows=accuracies(4.0, 4.0))
+    for values in ((3.0, 1.0), (1.0, 1.0)):
+        runs.add({"method": "FLFA"}, rows=accuracies(*values))
     sheet = runs.curves(panels=[{**ACCURACY, "reduction_from": {"method": "BP"}}])
     _, numbers = figures.draw(sheet, runs.results)
     assert numbers[["series", "seed", "value"]].to_numpy().tolist() == [["FLFA", 0, 25.0], ["FLFA", 0, 75.0]]
 
 
-# ---------------------------------------------------------------- curves
 def test_centred_means() -> None:
     values = pd.Series([1.0, 2.0, 6.0, 9.0, 3.0], index=range(1, 6))
     assert figures.smoothed(values, 3).tolist() == pytest.approx([1, 3, 17 / 3, 6, 3])
@@ -343,22 +208,15 @@ def test_centred_means() -> None:
     np.testing.assert_allclose(figures.smoothed(line, 7), line, err_msg="a line stays a line")
 
 
-def test_windows_are_counted_in_rounds_not_in_tests() -> None:
-    """Tested every second round, three rounds hold one value and five hold three."""
-    values = pd.Series([1.0, 5.0, 3.0, 4.0, 8.0], index=[2, 4, 6, 8, 10])
-    assert figures.smoothed(values, 3).tolist() == values.tolist()
-    assert figures.smoothed(values, 5).tolist() == pytest.approx([1, 3, 4, 5, 8])
-
-
 def test_an_even_window_has_no_middle(runs: Runs) -> None:
-    runs.add({"method": "A"}, accuracies(0.0, 0.3))
+    runs.add({"method": "A"}, rows=accuracies(0.0, 0.3))
     with pytest.raises(FltrainError, match=r"toy/figure: smoothing: 4 rounds.*odd"):
         figures.draw(runs.curves(smoothing=4), runs.results)
 
 
 def test_smooth_curves_are_drawn_over_what_was_measured(runs: Runs) -> None:
-    runs.add({"method": "A"}, accuracies(0.0, 0.3, 0.0, 0.3))
-    runs.add({"method": "A"}, accuracies(0.2, 0.5, 0.2), status="diverged")
+    runs.add({"method": "A"}, rows=accuracies(0.0, 0.3, 0.0, 0.3))
+    runs.add({"method": "A"}, DIVERGED, rows=accuracies(0.2, 0.5, 0.2))
     canvas, numbers = figures.draw(runs.curves(smoothing=3), runs.results)
     pale, smooth, left = canvas.axes[0].get_lines()
     assert pale.get_ydata() == pytest.approx([0.1, 0.4, 0.1, 0.3])
@@ -373,9 +231,9 @@ def test_smooth_curves_are_drawn_over_what_was_measured(runs: Runs) -> None:
 
 
 def test_the_mean_over_seeds_is_thin_where_one_has_ended(runs: Runs) -> None:
-    for values, status in (((0.2, 0.4, 0.6), "completed"), ((0.4, 0.2), "diverged")):
-        runs.add({"method": "A"}, accuracies(*values), status=status)
-        runs.add({"method": "B"}, accuracies(0.5, 0.6, 0.7))
+    for reached, *values in ((0.6, 0.2, 0.4, 0.6), (DIVERGED, 0.4, 0.2)):
+        runs.add({"method": "A"}, reached, rows=accuracies(*values))
+        runs.add({"method": "B"}, rows=accuracies(0.5, 0.6, 0.7))
     canvas, _ = figures.draw(runs.curves(), runs.results)
     whole, left, other = canvas.axes[0].get_lines()
     assert whole.get_ydata() == pytest.approx([0.3, 0.3, math.nan], nan_ok=True)
@@ -389,32 +247,9 @@ def test_the_mean_over_seeds_is_thin_where_one_has_ended(runs: Runs) -> None:
     )
 
 
-def test_a_gap_of_one_seed_is_bridged(runs: Runs) -> None:
-    runs.add({"method": "A"}, accuracies(0.1, 0.2, 0.3, 0.4))
-    runs.add({"method": "A"}, [row for row in accuracies(0.3, 0.4, 0.5, 0.6) if row["round"] != 3])
-    whole, left = figures.draw(runs.curves(), runs.results)[0].axes[0].get_lines()
-    assert whole.get_ydata() == pytest.approx([0.2, 0.3, math.nan, 0.5], nan_ok=True)
-    assert left.get_ydata() == pytest.approx([math.nan, 0.3, 0.3, 0.5], nan_ok=True)
+BARS = {"along": "classes", "label": "classes", "series": "method", "measure": "best_accuracy"}
 
 
-def test_lines_with_points_at_different_places_are_whole(runs: Runs) -> None:
-    """Matplotlib breaks a line where a value is missing; other lines' places are no such."""
-    runs.add({"method": "often"}, accuracies(*[0.5] * 10))
-    runs.add({"method": "seldom"}, accuracies(0.1, 0.2, every=5))
-    canvas, _ = figures.draw(runs.curves(), runs.results)
-    seldom = canvas.axes[0].get_lines()[1]
-    assert (seldom.get_xdata().tolist(), seldom.get_ydata().tolist()) == ([5, 10], [0.1, 0.2])
-
-
-def test_panels_of_one_row_have_the_same_height_for_the_same_thing(runs: Runs) -> None:
-    for data, top in (("one", 0.2), ("two", 0.8)):
-        runs.add({"method": "A", "data": data}, accuracies(0.1, top))
-    canvas, _ = figures.draw(runs.curves(columns="data"), runs.results)
-    first, second = canvas.axes
-    assert first.get_ylim() == second.get_ylim()
-
-
-# ---------------------------------------------------------------- bars
 def test_bars_are_means_from_zero_with_the_range_over_seeds(runs: Runs) -> None:
     for method, classes, *reached in (
         ("fedgh", "4", 0.5, 0.7),
@@ -422,10 +257,8 @@ def test_bars_are_means_from_zero_with_the_range_over_seeds(runs: Runs) -> None:
         ("fedfcd", "4", 0.9, 0.8),
         ("fedfcd", "8", 0.3),
     ):
-        for accuracy in reached:
-            runs.add({"method": method, "classes": classes}, methods=[method], accuracy=accuracy)
-    layout = {"along": "classes", "label": "classes", "series": "method", "measure": "best_accuracy"}
-    canvas, _ = figures.draw(runs.figure(kind="bars", **layout), runs.results)
+        runs.add({"method": method, "classes": classes}, *reached, methods=[method])
+    canvas, _ = figures.draw(runs.figure(kind="bars", **BARS), runs.results)
     (axes,) = canvas.axes
     bars = [patch for patch in axes.patches if patch.get_height() > 0]
     assert [bar.get_height() for bar in bars] == pytest.approx([60, 40, 85, 30])
@@ -442,7 +275,6 @@ def test_bars_are_means_from_zero_with_the_range_over_seeds(runs: Runs) -> None:
     assert colours == [to_rgb(look.colour) for look in looks for _ in range(2)]
 
 
-# ---------------------------------------------------------------- histograms
 def similarities(round: int, **layers: float | None) -> Row:
     return {"round": round, "kind": "updates", "similarity": layers, "drift": 1.0}
 
@@ -452,8 +284,8 @@ HISTOGRAM = {"kind": "histogram", "curve": "updates.similarity", "columns": "met
 
 def test_layers_are_counted_by_value(runs: Runs) -> None:
     later = similarities(2, a=0.9, b=0.9, c=0.9, d=0.9)
-    runs.add({"method": "A"}, [similarities(1, a=0.0, b=0.0, c=0.0, d=1.0), later])
-    runs.add({"method": "B"}, [similarities(1, a=0.5, b=0.75, c=None, d=1.0), later])
+    runs.add({"method": "A"}, rows=[similarities(1, a=0.0, b=0.0, c=0.0, d=1.0), later])
+    runs.add({"method": "B"}, rows=[similarities(1, a=0.5, b=0.75, c=None, d=1.0), later])
     canvas, numbers = figures.draw(runs.figure(**HISTOGRAM), runs.results)
     first, second = canvas.axes
     counts = [[int(bar.get_height()) for bar in axes.patches] for axes in (first, second)]
@@ -468,25 +300,6 @@ def test_layers_are_counted_by_value(runs: Runs) -> None:
     assert numbers[numbers["panel"] == "B"]["part"].tolist() == ["a", "b", "d"]
 
 
-@pytest.mark.parametrize(
-    ("layout", "told"),
-    [
-        ({"round": 7}, ["run-0", "'updates.similarity'", "round 7", "rounds 1 to 2"]),
-        ({"curve": "updates.drift"}, ["run-0", "'updates.drift'", "a single one"]),
-        ({"curve": "updates.skew"}, ["run-0", "'updates.skew'", "evaluation.statistics"]),
-        ({"columns": "methd"}, ["columns", "'methd'", "'method'"]),
-        ({"columns": None}, ["'method'", "mixed"]),
-    ],
-)
-def test_histograms_that_cannot_be(runs: Runs, layout: Yaml, told: list[str]) -> None:
-    for method in ("A", "B"):
-        runs.add({"method": method}, [similarities(1, a=0.0, b=1.0), similarities(2, a=0.0, b=1.0)])
-    with pytest.raises(FltrainError) as raised:
-        figures.draw(runs.figure(**{**HISTOGRAM, **layout}), runs.results)
-    assert [word for word in told if word not in str(raised.value)] == [], raised.value
-
-
-# ---------------------------------------------------------------- selected steps
 def selected(round: int, steps: dict[int, int], chosen: dict[int, list[int]]) -> Row:
     """A row as ECGR reports it: steps of each client, and those that were selected."""
     return {
@@ -498,7 +311,7 @@ def selected(round: int, steps: dict[int, int], chosen: dict[int, list[int]]) ->
 
 
 def of_run(runs: Runs, *rows: Row) -> pd.DataFrame:
-    return distributions.selections(runs.results.record(runs.add({"data": "one"}, rows)))
+    return distributions.selections(runs.results.record(runs.add({"data": "one"}, rows=rows)))
 
 
 def test_every_step_is_listed(runs: Runs) -> None:
@@ -519,12 +332,6 @@ def test_shares_are_means_over_clients_by_place_in_their_training(runs: Runs) ->
     assert found == pytest.approx(np.array([[0.5], [0.5], [0.5], [0.5]]))
     late = distributions.shares(of_run(runs, selected(1, steps, {0: [2, 3], 1: [1]})), 4)
     assert late == pytest.approx(np.array([[0], [0], [1], [1]]))
-
-
-def test_a_step_that_lies_in_two_parts_counts_in_both(runs: Runs) -> None:
-    """Two parts of three steps: the middle one lies half in each, and is a third of a part."""
-    found = distributions.shares(of_run(runs, selected(1, {0: 3}, {0: [1]})), 2)
-    assert found == pytest.approx(np.array([[1 / 3], [1 / 3]]))
 
 
 def test_shares_add_up_to_what_was_selected(runs: Runs) -> None:
@@ -553,87 +360,76 @@ def maps(canvas: Canvas) -> dict[str, list[list[float]]]:
 
 def test_the_first_seed_is_shown_for_each_point_of_an_axis(runs: Runs) -> None:
     for data, step in (("one", 0), ("one", 1), ("two", 1)):
-        runs.add({"data": data}, [selected(1, {0: 2}, {0: [step]})])
+        runs.add({"data": data}, rows=[selected(1, {0: 2}, {0: [step]})])
     canvas, numbers = figures.draw(runs.figure(kind="selection", columns="data"), runs.results)
     assert maps(canvas) == {"one": [[1], [0]], "two": [[0], [1]]}
     assert numbers.columns.tolist() == ["panel", "round", "client", "step", "selected"]
     assert len(numbers) == 4
 
 
-def test_seeds_side_by_side(runs: Runs) -> None:
-    for step in (0, 1):
-        runs.add({"data": "one"}, [selected(1, {0: 2}, {0: [step]})])
-    canvas, _ = figures.draw(runs.figure(kind="selection", columns="seeds"), runs.results)
-    assert maps(canvas) == {"seed 0": [[1], [0]], "seed 1": [[0], [1]]}
-
-
-def test_clients_apart(runs: Runs) -> None:
-    runs.add({"data": "one"}, [selected(1, {3: 2, 7: 1}, {3: [1], 7: [0]})])
-    canvas, _ = figures.draw(runs.figure(kind="selection", clients="apart"), runs.results)
-    shown = {axes.get_ylabel(): axes.get_images()[0].get_array().tolist() for axes in canvas.axes}
-    assert shown == {"client 3": [[0], [1]], "client 7": [[1]]}
+SELECTION = {"kind": "selection"}
+TWICE = [similarities(1, a=0.0, b=1.0), similarities(2, a=0.0, b=1.0)]
+MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in range(13)})]
 
 
 @pytest.mark.parametrize(
     ("layout", "rows", "told"),
     [
-        ({}, [], ["run-0", "ecgr"]),
-        ({"columns": "dat"}, [], ["columns", "'dat'", "'data'", "seeds"]),
+        ({**HISTOGRAM, "round": 7}, TWICE, ["run-0", "'updates.similarity'", "round 7", "rounds 1 to 2"]),
+        ({**HISTOGRAM, "curve": "updates.drift"}, TWICE, ["run-0", "'updates.drift'", "a single one"]),
+        ({**HISTOGRAM, "curve": "updates.skew"}, TWICE, ["'updates.skew'", "evaluation.statistics"]),
+        ({**HISTOGRAM, "columns": "methd"}, TWICE, ["'methd'", "'method'"]),
+        ({**HISTOGRAM, "columns": None}, TWICE, ["'method'", "mixed"]),
+        ({**SELECTION, "columns": "method"}, [], ["run-0", "ecgr"]),
+        ({**SELECTION, "columns": "methd"}, MANY, ["'methd'", "'method'", "seeds"]),
+        ({**SELECTION, "columns": "seeds"}, MANY, ["mixed"]),
         (
-            {"clients": "apart"},
-            [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in range(13)})],
+            {**SELECTION, "columns": "method", "clients": "apart"},
+            MANY,
             ["figure.clients", "12", "13", "together"],
         ),
     ],
-    ids=["no plug-in", "no axis", "too many clients"],
 )
-def test_selections_that_cannot_be(runs: Runs, layout: Yaml, rows: list[Row], told: list[str]) -> None:
-    runs.add({"data": "one"}, rows)
+def test_figures_that_cannot_be(runs: Runs, layout: Yaml, rows: list[Row], told: list[str]) -> None:
+    for method in ("A", "B"):
+        runs.add({"method": method}, rows=rows)
     with pytest.raises(FltrainError) as raised:
-        figures.draw(runs.figure(kind="selection", **layout), runs.results)
+        figures.draw(runs.figure(**layout), runs.results)
     assert [word for word in told if word not in str(raised.value)] == [], raised.value
 
 
-def test_a_second_axis_is_not_mixed_into_a_selection(runs: Runs) -> None:
-    for data, alpha in itertools.product("ab", "cd"):
-        runs.add({"data": data, "alpha": alpha}, [selected(1, {0: 1}, {0: [0]})])
-    for columns in ("data", "seeds", None):
-        with pytest.raises(FltrainError, match="mixed"):
-            figures.draw(runs.figure(kind="selection", columns=columns), runs.results)
-
-
-# ---------------------------------------------------------------- pages
 LONG = "a scale whose title is longer than any figure is wide, so that it has to be broken into several lines"
 METHODS_OF_FLFA = ["fedavg", "fedprox", "moon", "fedavgm", "fedsol", "fedrs", "fedlc", "fedacg", "feddyn"]
 
 
-@pytest.fixture(params=["curves", "grid", "bars", "histogram", "together", "apart"])
+NIGHTLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("grid", "apart")]
+
+
+@pytest.fixture(params=["curves", "bars", *NIGHTLY])
 def crowded(request: pytest.FixtureRequest, runs: Runs) -> Sheet:
     """Figures with as much in them as the papers' have, and long labels."""
     rows = [
-        *accuracies(*np.linspace(0.1, 0.9, 40)),
-        *[similarities(1, a=0.1, b=0.4, c=0.5)],
-        *[selected(number, {0: 4, 1: 2}, {0: [1, 2], 1: [1]}) for number in range(1, 41)],
+        *accuracies(*np.linspace(0.1, 0.9, 20)),
+        *[selected(number, {0: 4, 1: 2}, {0: [1, 2], 1: [1]}) for number in range(1, 21)],
     ]
-    kind = request.param
-    if kind == "curves":
-        for name in METHODS_OF_FLFA:
-            runs.add({"method": f"{name} with a longer name"}, rows, [name])
-        return runs.curves(smoothing=5, scale=LONG)
-    if kind == "grid":
-        for name, data, plugin in itertools.product(METHODS_OF_FLFA[:4], ("MNIST", "CIFAR-100"), "ab"):
-            runs.add({"method": f"{name}, lr 0.01", "data": data, "plugin": plugin}, rows, [name])
-        return runs.curves("plugin", columns="method", rows="data", scale=LONG)
-    if kind == "bars":
-        for name, classes in itertools.product(METHODS_OF_FLFA, "468"):
-            runs.add({"method": name, "classes": classes}, methods=[name])
-        layout = {"along": "classes", "label": "classes", "series": "method", "measure": "best_accuracy"}
-        return runs.figure(kind="bars", scale=LONG, **layout)
-    for data in ("CIFAR-10, Dirichlet 0.1", "CIFAR-100, Dirichlet 0.1", "FMNIST, Dirichlet 0.1"):
-        runs.add({"data": data}, rows)
-    if kind == "histogram":
-        return runs.figure(kind=kind, scale=LONG, columns="data", curve="updates.similarity")
-    return runs.figure(kind="selection", scale=LONG, columns="data", clients=kind)
+    match request.param:
+        case "curves":
+            for name in METHODS_OF_FLFA:
+                runs.add({"method": f"{name} with a longer name"}, rows=rows, methods=[name])
+            return runs.curves(smoothing=5, scale=LONG)
+        case "grid":
+            for name, data, plugin in itertools.product(METHODS_OF_FLFA[:4], ("MNIST", "CIFAR-100"), "ab"):
+                labels = {"method": f"{name}, lr 0.01", "data": data, "plugin": plugin}
+                runs.add(labels, rows=rows, methods=[name])
+            return runs.curves("plugin", columns="method", rows="data", scale=LONG)
+        case "bars":
+            for name, classes in itertools.product(METHODS_OF_FLFA, "468"):
+                runs.add({"method": name, "classes": classes}, methods=[name])
+            return runs.figure(kind="bars", scale=LONG, **BARS)
+        case kind:
+            for data in ("CIFAR-10, Dirichlet 0.1", "CIFAR-100, Dirichlet 0.1", "FMNIST, Dirichlet 0.1"):
+                runs.add({"data": data}, rows=rows)
+            return runs.figure(kind="selection", scale=LONG, columns="data", clients=kind)
 
 
 def test_figures_can_be_read_in_print(runs: Runs, crowded: Sheet) -> None:
@@ -658,32 +454,16 @@ def test_figures_can_be_read_in_print(runs: Runs, crowded: Sheet) -> None:
     assert min(panel.height for panel in panels) > 10 / 25.4 * canvas.dpi, "no panel is squeezed"
 
 
-def test_notes_and_legends_do_not_squeeze_panels(runs: Runs) -> None:
-    def height(count: int, scale: str) -> float:
-        for number in range(len(runs.cells), count):
-            runs.add({"method": f"a method with a long name {number}"}, accuracies(0.1, 0.2))
-        canvas, _ = figures.draw(runs.curves(scale=scale), runs.results)
-        agg = FigureCanvasAgg(canvas)
-        agg.draw()
-        return float(canvas.axes[0].get_window_extent(agg.get_renderer()).height / canvas.dpi * 25.4)
-
-    assert height(8, 4 * LONG) == pytest.approx(height(1, "short"), abs=4)
-
-
-# ---------------------------------------------------------------- real runs
 def test_records_of_real_runs_can_be_drawn(tmp_path: Path) -> None:
     """What FLFA's and ECGR's runs write is what histograms and maps read."""
     runs = Runs(tmp_path)
-    for plugin in ("flfa", "ecgr"):
-        record = trained(tiny(plugins=[plugin], evaluation={"statistics": ["similarity"]}), tmp_path)
-        place = {"labels": {"plugin": plugin}, "reported": {}, "seed": 0, "partition": "-"}
-        runs.cells = [{**place, "run": record.run_id, "methods": ["fedavg", plugin]}]
-        histogram = {"kind": "histogram", "curve": "updates.similarity"}
-        _, numbers = figures.draw(runs.figure(**histogram), runs.results)
-        assert numbers["part"].tolist() == record.summary["layers"]
-        assert numbers["value"].between(-1, 1 + 1e-6).all()
+    record = trained(
+        tiny(rounds=2, plugins=["flfa", "ecgr"], evaluation={"statistics": ["similarity"]}), tmp_path
+    )
+    runs.place({"plugin": "both"}, record.run_id, methods=["fedavg", "flfa", "ecgr"])
+    _, numbers = figures.draw(runs.figure(kind="histogram", curve="updates.similarity"), runs.results)
+    assert numbers["part"].tolist() == record.summary["layers"]
+    assert numbers["value"].between(-1, 1 + 1e-6).all()
     _, numbers = figures.draw(runs.figure(kind="selection"), runs.results)
     share = numbers.groupby(["round", "client"])["selected"].mean()
     assert share.between(0, 0.5).all(), "half of the steps, rounded down"
-    layout = Curves.parse({"kind": "curves", "series": "plugin", "panels": [ACCURACY]}, "figure")
-    assert layout.smoothing == 1

@@ -24,14 +24,12 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest
 from fltrain.data.readers import READERS, Facts, RawSplits, Reader, statistics
 from fltrain.data.readers.cifar import restricted_load
-from fltrain.data.readers.folder import natural
+
+from .helpers import pixels
 
 Pixels = NDArray[np.uint8]
 UNKNOWN = Facts()
-
-
-def pixels(*shape: int, seed: int = 0) -> Pixels:
-    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+Spoil = Callable[[Path], object]
 
 
 def reader(name: str, **options: Any) -> Reader:
@@ -46,16 +44,11 @@ def refused(name: str, source: Path, message: str, facts: Facts = UNKNOWN, **opt
 
 
 def well_formed(splits: RawSplits) -> None:
-    for images, labels in (
-        (splits.train_images, splits.train_labels),
-        (splits.test_images, splits.test_labels),
-    ):
+    for split in ("train", "test"):
+        images, labels = getattr(splits, f"{split}_images"), getattr(splits, f"{split}_labels")
         assert (images.dtype, images.ndim) == (np.uint8, 4)
         assert images.flags.c_contiguous and images.flags.writeable
         assert (labels.dtype, labels.shape) == (np.int64, (len(images),))
-
-
-# Digits
 
 
 def test_digits_are_the_same_for_ever() -> None:
@@ -64,8 +57,6 @@ def test_digits_are_the_same_for_ever() -> None:
     arrays = {key: getattr(splits, key) for key in ("train_images", "train_labels", "test_images")}
     assert digest(arrays)[:16] == "5a7b989c71f3dee6"
 
-
-# IDX (MNIST, Fashion-MNIST)
 
 IDX_FACTS = Facts(classes=10, channels=1, side=6, train_images=20, test_images=10)
 
@@ -82,10 +73,8 @@ def write_idx(folder: Path, compressed: bool = True, **contents: bytes) -> Path:
         for kind, array in arrays.items():
             content = contents.get(f"{split}_{kind}", idx(array))
             name = f"{split}-{kind}-idx{array.ndim}-ubyte"
-            if compressed:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-            else:
-                (folder / name).write_bytes(content)
+            file = folder / (f"{name}.gz" if compressed else name)
+            file.write_bytes(gzip.compress(content) if compressed else content)
     return folder
 
 
@@ -103,10 +92,7 @@ def test_idx(tmp_path: Path, compressed: bool) -> None:
     [
         ({"train_images": b""}, r"train-images-idx3-ubyte.gz: found the header , expected 00 00 08 03"),
         ({"train_images": idx(pixels(20))}, r"found the header 00 00 08 01, expected 00 00 08 03"),
-        (
-            {"train_images": idx(pixels(20, 6, 6))[:-1]},
-            r"found 719 values, expected 720 \(shape \(20, 6, 6\)\)",
-        ),
+        ({"train_images": idx(pixels(20, 6, 6))[:-1]}, r"found 719 values, expected 720 \(shape"),
         ({"train_images": idx(pixels(20, 6, 6)) + b"x"}, r"found more values, expected 720"),
         ({"train_images": idx(pixels(20, 6, 6))[:9]}, r"not readable as an IDX file"),
         ({"train_labels": idx(np.full(20, 10, np.uint8))}, r"found labels 10 to 10, expected 0 to 9"),
@@ -114,21 +100,6 @@ def test_idx(tmp_path: Path, compressed: bool) -> None:
 )
 def test_bad_idx(tmp_path: Path, contents: dict[str, bytes], message: str) -> None:
     refused("idx", write_idx(tmp_path, **contents), message, IDX_FACTS)
-
-
-def test_damaged_or_missing_idx(tmp_path: Path) -> None:
-    write_idx(tmp_path)
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"no gzip", whole[:-8] + b"\0" * 8):
-        path.write_bytes(damaged)
-        refused("idx", tmp_path, r"train-images-idx3-ubyte.gz: not readable as an IDX file \(.+\)")
-    path.unlink()
-    refused("idx", tmp_path, r"found no train-images-idx3-ubyte.gz or train-images-idx3-ubyte")
-    refused("idx", tmp_path / "nowhere", r"nowhere: no such file or folder")
-
-
-# CIFAR: written as Python 2 wrote it, which Python 3 cannot
 
 
 def py2_pickle(value: Any) -> bytes:
@@ -180,7 +151,7 @@ def write_tar(path: Path, files: dict[str, bytes], folder: str = "cifar-10-batch
 CIFAR_FACTS = Facts(classes=10, channels=3, side=32, train_images=50, test_images=10)
 
 
-@pytest.mark.parametrize("form", ["archive", "archive in a folder", "folder", "folder in a folder"])
+@pytest.mark.parametrize("form", ["archive", "archive in a folder", "folder in a folder"])
 def test_cifar10(tmp_path: Path, form: str) -> None:
     archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / "cifar-10-batches-py"
     if form.startswith("archive"):
@@ -189,8 +160,7 @@ def test_cifar10(tmp_path: Path, form: str) -> None:
         folder.mkdir()
         for name, content in cifar10().items():
             (folder / name).write_bytes(content)
-    source = {"archive": archive, "folder": folder}.get(form, tmp_path)
-    splits = reader("cifar", version="cifar-10").read(source, CIFAR_FACTS)
+    splits = reader("cifar", version="cifar-10").read(archive if form == "archive" else tmp_path, CIFAR_FACTS)
     well_formed(splits)
     expected = np.concatenate([pixels(10, 3072, seed=seed) for seed in range(5)])
     np.testing.assert_array_equal(splits.train_images.reshape(50, 3072), expected)
@@ -216,7 +186,6 @@ def without(key: bytes) -> dict[bytes, Any]:
     ("content", "message"),
     [
         (py2_pickle([1]), r"test_batch: found a list, expected a dictionary"),
-        (py2_pickle(without(b"data")), r"found no 'data' in the batch"),
         (py2_pickle(without(b"labels")), r"found no 'labels' in the batch"),
         (py2_pickle({**batch(10, 0), b"data": [1, 2]}), r"found data list, expected an array \(n, 3072\)"),
         (py2_pickle({**batch(10, 0), b"data": np.zeros((10, 3072), "<f4")}), r"an array of type b'f4'"),
@@ -231,21 +200,6 @@ def test_bad_cifar(tmp_path: Path, content: bytes, message: str) -> None:
     refused("cifar", tmp_path, message, CIFAR_FACTS, version="cifar-10")
 
 
-def test_damaged_or_missing_cifar(tmp_path: Path) -> None:
-    refused(
-        "cifar", tmp_path, r"found no cifar-10-batches-py/data_batch_1 or data_batch_1", version="cifar-10"
-    )
-    path = write_tar(tmp_path / "cifar-10-python.tar.gz", cifar10())
-    whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"no archive", b""):
-        path.write_bytes(damaged)
-        refused("cifar", tmp_path, r"cifar-10-python.tar.gz: damaged, truncated", version="cifar-10")
-    files = cifar10()
-    del files["data_batch_3"]
-    write_tar(path, files)
-    refused("cifar", path, r"python.tar.gz: found no cifar-10-batches-py/data_batch_3", version="cifar-10")
-
-
 class Shell:
     """Unpickling this runs a command."""
 
@@ -256,7 +210,7 @@ class Shell:
         return os.system, (f"touch {self.marker}",)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
 def test_a_pickle_cannot_run_anything(tmp_path: Path, protocol: int) -> None:
     marker = tmp_path / "executed"
     content = pickle.dumps({"data": Shell(marker)}, protocol)
@@ -291,9 +245,6 @@ def test_a_pickle_gets_nothing_but_bytes(content: bytes) -> None:
         restricted_load(content)
 
 
-# SVHN
-
-
 def write_svhn(folder: Path, **changes: Any) -> Path:
     for split, size in (("train", 20), ("test", 10)):
         images = pixels(32, 32, 3, size)
@@ -325,18 +276,6 @@ def test_bad_svhn(tmp_path: Path, changes: dict[str, Any], message: str) -> None
     refused("svhn", write_svhn(tmp_path, **changes), message, SVHN_FACTS)
 
 
-def test_damaged_or_missing_svhn(tmp_path: Path) -> None:
-    refused("svhn", tmp_path, r"found no train_32x32.mat")
-    path = write_svhn(tmp_path) / "train_32x32.mat"
-    savemat(path, {"X": pixels(32, 32, 3, 20)})
-    refused("svhn", tmp_path, r"found no variable y, expected X and y")
-    path.write_bytes(b"no MATLAB file")
-    refused("svhn", tmp_path, r"train_32x32.mat: not readable as a MATLAB file \(.+\)")
-
-
-# NPZ (MedMNIST, bring your own)
-
-
 def arrays(*form: int, **changes: Any) -> dict[str, Any]:
     """What a file of MedMNIST holds, for images of the given form; None leaves an array out."""
     content: dict[str, Any] = {}
@@ -352,8 +291,10 @@ def write_npz(folder: Path, content: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["npz", "medmnist"])
-@pytest.mark.parametrize(("form", "channels"), [((8, 8), 1), ((8, 8, 1), 1), ((8, 8, 3), 3)])
+@pytest.mark.parametrize(
+    ("name", "form", "channels"),
+    [("npz", (8, 8), 1), ("npz", (8, 8, 1), 1), ("npz", (8, 8, 3), 3), ("medmnist", (8, 8), 1)],
+)
 def test_npz(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) -> None:
     write_npz(tmp_path, arrays(*form))
     splits = reader(name).read(tmp_path, Facts(5, channels, 8, 20, 10))
@@ -365,63 +306,36 @@ def test_npz(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) ->
     assert splits.notes == ("the validation split (6 images) is not used",)
 
 
-def test_npz_as_a_file_with_nothing_known(tmp_path: Path) -> None:
-    flat = np.arange(20, dtype=np.int32) % 5
-    write_npz(tmp_path, arrays(8, 8, train_labels=flat, val_images=None, val_labels=None))
-    splits = reader("npz").read(tmp_path / "some.npz")
-    assert splits.classes == 5 and splits.train_images.shape == (20, 1, 8, 8)
-    assert splits.notes == ()
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"test_labels": None}, r"some.npz: found train_images, .*; expected test_labels as well"),
-        ({"train_images": pixels(20, 8, 8) / 255}, r"train_images: found float64 images, expected uint8"),
-        ({"train_images": pixels(20, 64)}, r"found an array of shape \(20, 64\), expected images"),
-        ({"train_images": pixels(20, 8, 8, 4)}, r"found an array of shape \(20, 8, 8, 4\)"),
-        ({"train_images": pixels(20, 3, 8, 8)}, r"found an array of shape \(20, 3, 8, 8\)"),
-        ({"train_images": pixels(20, 8, 9)}, r"found images of 8 x 9 pixels, expected 8 x 8"),
-        ({"train_images": pixels(0, 8, 8)}, r"train_images: found no images"),
-        ({"test_images": pixels(10, 9, 9)}, r"training images of 8 x 8 pixels.* but test images of 9 x 9"),
-        ({"test_images": pixels(10, 8, 8, 3)}, r"1 channel but test images of 8 x 8 pixels and 3 channels"),
-        ({"train_labels": np.zeros((20, 14), np.uint8)}, r"train_labels: found labels of shape \(20, 14\)"),
-        ({"train_labels": np.zeros(20)}, r"train_labels: found float64 labels, expected integers"),
-        ({"train_labels": np.zeros(20, bool)}, r"found bool labels, expected integers"),
-        ({"train_labels": np.full(20, "cat")}, r"found <U3 labels, expected integers"),
-        ({"train_labels": np.zeros(19, int)}, r"found 19 labels for 20 images"),
-        ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
-        ({"train_labels": np.full(20, 7)}, r"labels up to 7 but none that is 5; .*or state 'classes'"),
-        ({"train_labels": np.full(20, 10**12)}, r"but none that is 5"),
-        ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
-    ],
-)
-def test_bad_npz(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    refused("npz", write_npz(tmp_path, arrays(8, 8, **changes)), message)
-
-
-@pytest.mark.parametrize(
-    ("facts", "message"),
+    ("wrong", "message"),
     [
         (Facts(classes=4), r"train_labels: found labels 0 to 4, expected 0 to 3"),
         (Facts(channels=3), r"train_images: found 1 channel, expected 3"),
         (Facts(side=28), r"found images of 8 x 8 pixels, expected 28 x 28"),
         (Facts(train_images=21), r"found 20 training images, expected 21"),
         (Facts(test_images=9_000), r"found 10 test images, expected 9,000"),
+        ({"test_labels": None}, r"some.npz: found train_images, .*; expected test_labels as well"),
+        ({"train_images": pixels(20, 8, 8) / 255}, r"train_images: found float64 images, expected uint8"),
+        ({"train_images": pixels(20, 64)}, r"found an array of shape \(20, 64\), expected images"),
+        ({"train_images": pixels(20, 3, 8, 8)}, r"found an array of shape \(20, 3, 8, 8\)"),
+        ({"train_images": pixels(0, 8, 8)}, r"train_images: found no images"),
+        ({"test_images": pixels(10, 9, 9)}, r"training images of 8 x 8 pixels.* but test images of 9 x 9"),
+        ({"test_images": pixels(10, 8, 8, 3)}, r"1 channel but test images of 8 x 8 pixels and 3 channels"),
+        ({"train_labels": np.zeros((20, 14), np.uint8)}, r"train_labels: found labels of shape \(20, 14\)"),
+        ({"train_labels": np.zeros(20)}, r"train_labels: found float64 labels, expected integers"),
+        ({"train_labels": np.zeros(19, int)}, r"found 19 labels for 20 images"),
+        ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
+        ({"train_labels": np.full(20, 7)}, r"labels up to 7 but none that is 5; .*or state 'classes'"),
+        ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
     ],
 )
-def test_data_that_contradict_the_facts(tmp_path: Path, facts: Facts, message: str) -> None:
-    refused("npz", write_npz(tmp_path, arrays(8, 8)), message, facts)
+def test_bad_npz(tmp_path: Path, wrong: dict[str, Any] | Facts, message: str) -> None:
+    """Its arrays are wrong, or contradict the facts of the registry."""
+    changes, facts = ({}, wrong) if isinstance(wrong, Facts) else (wrong, UNKNOWN)
+    refused("npz", write_npz(tmp_path, arrays(8, 8, **changes)), message, facts)
 
 
-def test_declared_classes_may_be_absent(tmp_path: Path) -> None:
-    labels = np.repeat([3, 7], 10)
-    write_npz(tmp_path, arrays(8, 8, train_labels=labels, test_labels=labels[:10]))
-    assert reader("npz").read(tmp_path, Facts(classes=10)).train_labels.tolist() == labels.tolist()
-
-
-@pytest.mark.parametrize("facts", [UNKNOWN, Facts(classes=10)], ids=["unknown", "declared"])
-@pytest.mark.parametrize("label", [0, 7])
+@pytest.mark.parametrize(("facts", "label"), [(UNKNOWN, 0), (UNKNOWN, 7), (Facts(classes=10), 7)])
 def test_a_set_of_one_class_is_refused(tmp_path: Path, facts: Facts, label: int) -> None:
     """Any model would reach 100 %."""
     labels = {"train_labels": np.full(20, label), "test_labels": np.full(10, label)}
@@ -440,22 +354,34 @@ def test_a_split_of_one_class_is_a_warning(
     assert caplog.messages == [f"{tmp_path}: {note}"]
 
 
-def test_damaged_or_missing_npz(tmp_path: Path) -> None:
-    refused("npz", tmp_path, r"found no \*.npz")
-    write_npz(tmp_path, arrays(8, 8, val_images=None))
-    path = tmp_path / "some.npz"
+def write_cifar10(folder: Path) -> Path:
+    return write_tar(folder / "cifar-10-python.tar.gz", cifar10())
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "missing", "unreadable"),
+    [
+        (
+            "idx",
+            write_idx,
+            "found no train-images-idx3-ubyte.gz or train-images-idx3-ubyte",
+            "as an IDX file",
+        ),
+        ("cifar", write_cifar10, "found no cifar-10-batches-py/data_batch_1", "damaged, truncated or unsafe"),
+        ("svhn", write_svhn, "found no train_32x32.mat", "as a MATLAB file"),
+        ("npz", lambda folder: write_npz(folder, arrays(8, 8)), r"found no \*.npz", "as a numpy archive"),
+    ],
+)
+def test_damaged_or_missing(tmp_path: Path, name: str, write: Spoil, missing: str, unreadable: str) -> None:
+    options = {"version": "cifar-10"} if name == "cifar" else {}
+    refused(name, tmp_path / "nowhere", r"nowhere: no such file or folder", **options)
+    refused(name, tmp_path, missing, **options)
+    write(tmp_path)
+    path = next(path for path in tmp_path.iterdir() if "train" in path.name or name in ("cifar", "npz"))
     whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"no archive", b""):
+    for damaged in (whole[: len(whole) // 2], b"no archive"):
         path.write_bytes(damaged)
-        refused("npz", tmp_path, r"some.npz: not readable as a numpy archive \(.+\)")
-    with path.open("wb") as file:
-        np.save(file, pixels(3))
-    refused("npz", tmp_path, r"some.npz: not readable as a numpy archive \(.+\)")
-    shutil.copy(path, tmp_path / "other.npz")
-    refused("npz", tmp_path, r"found \*.npz in 2 places, expected one")
-
-
-# CIFAR-10.1
+        refused(name, tmp_path, rf"{path.name}: .*{unreadable}", **options)
 
 
 def write_cifar10_1(folder: Path, images: Any, labels: Any) -> Path:
@@ -471,21 +397,11 @@ def test_cifar10_1_is_for_testing_only(tmp_path: Path) -> None:
     well_formed(splits)
     assert splits.train_images.shape == (0, 3, 32, 32)
     np.testing.assert_array_equal(splits.test_images.transpose(0, 2, 3, 1), images)
-
-
-def test_bad_cifar10_1(tmp_path: Path) -> None:
-    facts, labels = Facts(10, 3, 32, 0, 20), np.arange(20) % 10
-    read = {"facts": facts, "version": "v6"}
-    refused("cifar10_1", tmp_path, r"found no cifar10.1_v6_data.npy", **read)
-    write_cifar10_1(tmp_path, pixels(20, 32, 32, 3), np.array([Shell(tmp_path / "executed")] * 20))
-    refused("cifar10_1", tmp_path, r"v6_labels.npy: not readable as a numpy array \(.*pickle", **read)
+    refused("cifar10_1", tmp_path / "none", r"none: no such file or folder", version="v6")
+    write_cifar10_1(tmp_path, images, np.array([Shell(tmp_path / "executed")] * 20))
+    refused("cifar10_1", tmp_path, r"v6_labels.npy: not readable as a numpy array \(.*pickle", version="v6")
     assert not (tmp_path / "executed").exists()
-    np.savez(tmp_path / "x.npz", a=labels)
-    (tmp_path / "x.npz").rename(tmp_path / "cifar10.1_v6_labels.npy")
-    refused("cifar10_1", tmp_path, r"v6_labels.npy: found an archive, expected one array", **read)
 
-
-# FEMNIST
 
 WRITERS = {"f10_02": (4, 2), "f09_01": (3, 1), "f11_00": (5, 0), "f12_00": (0, 3)}
 """Training and test images of each; the last two are not in both splits."""
@@ -552,27 +468,31 @@ def test_handwriting_by_writer(tmp_path: Path) -> None:
     refused("leaf", tmp_path, r"train: found no .json files")
 
 
-def test_bad_femnist(tmp_path: Path) -> None:
-    path = write_hdf5(tmp_path) / "fed_emnist_train.h5"
+IMAGES, LABELS = femnist(4, 0)
 
-    def rewrite(**content: Any) -> None:
-        with h5py.File(path, "w") as file:
-            for name, value in content.items():
-                file[name.replace("__", "/")] = value
 
-    refused("femnist", write_hdf5(tmp_path, {"a": (2, 0), "b": (0, 2)}), r"2 writers, but none with both")
-    rewrite(other=[1])
-    refused("femnist", tmp_path, r"fed_emnist_train.h5: found other, expected the group 'examples'")
-    images, labels = femnist(4, 0)
-    rewrite(examples__a__pixels=images)
-    refused("femnist", tmp_path, r"fed_emnist_train.h5, a: found no label")
-    rewrite(examples__a__pixels=pixels(4, 28, 28), examples__a__label=labels)
-    refused("femnist", tmp_path, r"train.h5, a: found pixels uint8, expected floats from 0 to 1")
-    for value in (1.5, -0.1, np.nan):
-        rewrite(examples__a__pixels=np.full_like(images, value), examples__a__label=labels)
-        refused("femnist", tmp_path, rf"a: found pixels {value} to {value}, expected floats from 0 to 1")
-    rewrite(examples__a__pixels=images, examples__a__label=labels + 60)
-    refused("femnist", tmp_path, r"a: found labels 60 to 63, expected 0 to 61", FEMNIST_FACTS)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"other": [1]}, r"fed_emnist_train.h5: found other, expected the group 'examples'"),
+        ({"examples/a/pixels": IMAGES}, r"fed_emnist_train.h5, a: found no label"),
+        ({"examples/a/pixels": pixels(4, 28, 28)}, r"train.h5, a: found pixels uint8, expected floats"),
+        ({"examples/a/pixels": IMAGES + 2}, r"a: found pixels 2.* to .*, expected floats from 0 to 1"),
+        ({"examples/a/pixels": IMAGES * np.nan}, r"a: found pixels nan to nan, expected floats from 0 to 1"),
+        (
+            {"examples/a/pixels": IMAGES, "examples/a/label": LABELS + 60},
+            r"a: found labels 60 to 63, expected",
+        ),
+    ],
+)
+def test_bad_femnist(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+    path = write_hdf5(tmp_path, {"a": (2, 0), "b": (0, 2)}) / "fed_emnist_train.h5"
+    refused("femnist", tmp_path, r"2 writers, but none with both")
+    labels = {} if "no label" in message or "other" in content else {"examples/a/label": LABELS}
+    with h5py.File(path, "w") as file:
+        for name, value in {**labels, **content}.items():
+            file[name] = value
+    refused("femnist", tmp_path, message, FEMNIST_FACTS)
     path.write_bytes(b"no HDF5")
     refused("femnist", tmp_path, r"fed_emnist_train.h5: not readable as an HDF5 file \(.+\)")
 
@@ -594,9 +514,6 @@ def test_bad_leaf(tmp_path: Path, content: str, message: str) -> None:
     refused("leaf", tmp_path, message)
 
 
-# Folders of photographs
-
-
 def write_image(path: Path, image: Any, **options: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(path, **options)
@@ -615,15 +532,9 @@ def drawn(seed: int, side: int = 6) -> Pixels:
     return pixels(side, side, 3, seed=seed).transpose(2, 0, 1)
 
 
-def test_natural_order() -> None:
-    names = ["a10", "a2", "b", "a", "a02", "B1", "10", "9"]
-    assert sorted(names, key=natural) == ["9", "10", "B1", "a", "a02", "a2", "a10", "b"]
-
-
-@pytest.mark.parametrize("second", ["test", "val"])
-def test_folder_with_two_trees(tmp_path: Path, second: str) -> None:
+def test_folder_with_two_trees(tmp_path: Path) -> None:
     write_tree(tmp_path / "train", ["class10", "class9"], 12)
-    write_tree(tmp_path / second, ["class10", "class9"], 3)
+    write_tree(tmp_path / "val", ["class10", "class9"], 3)
     (tmp_path / "train" / "class9" / "notes.txt").write_text("no image")
     (tmp_path / "train" / "class9" / "._class91.png").write_text("what a Mac leaves behind")
     splits = reader("folder").read(tmp_path, Facts(2, 3, 6, 24, 6))
@@ -633,14 +544,8 @@ def test_folder_with_two_trees(tmp_path: Path, second: str) -> None:
     expected = np.stack([drawn(seed) for seed in (*range(100, 112), *range(12))])
     np.testing.assert_array_equal(splits.train_images, expected)
     np.testing.assert_array_equal(splits.test_images[0], drawn(100))
-
-
-def test_folder_prefers_test_to_val(tmp_path: Path) -> None:
-    for number, name in enumerate(("train", "test", "val")):
-        write_tree(tmp_path / name, ["a", "b"], number + 1)
-    splits = reader("folder").read(tmp_path)
-    assert len(splits.test_labels) == 4
-    assert splits.notes == ("the folder 'val' is not used",)
+    write_tree(tmp_path / "train", ["class8"], 2)
+    assert reader("folder", only=["class9", "class10"]).read(tmp_path).class_names == splits.class_names
 
 
 def test_folder_divided_by_file_order(tmp_path: Path) -> None:
@@ -651,15 +556,6 @@ def test_folder_divided_by_file_order(tmp_path: Path) -> None:
     assert (len(splits.train_labels), len(splits.test_labels)) == (24, 6)
     np.testing.assert_array_equal(splits.test_images, [drawn(seed) for seed in (12, 13, 14, 112, 113, 114)])
     assert splits.test_labels.tolist() == [0, 0, 0, 1, 1, 1]
-
-
-def test_folder_restricted_to_some_classes(tmp_path: Path) -> None:
-    """The way of ImageNet-100: a list picks classes, whose labels follow the order of their names."""
-    for name in ("train", "val"):
-        write_tree(tmp_path / name, ["n03", "a dog", "n02"], 2)
-    splits = reader("folder", only=["n03", "a dog"]).read(tmp_path)
-    assert splits.class_names == ("a dog", "n03")
-    np.testing.assert_array_equal(splits.train_images[0], drawn(100))
 
 
 def test_photographs_are_cropped_and_resized(tmp_path: Path) -> None:
@@ -681,17 +577,11 @@ def test_photographs_are_cropped_and_resized(tmp_path: Path) -> None:
 def test_kinds_of_images(tmp_path: Path) -> None:
     """Grey, transparent, printed and indexed images become colour ones; several formats are read."""
     colour = Image.new("RGB", (6, 6), (200, 100, 50))
-    kinds = {
-        "1.png": colour,
-        "2.BMP": colour,
-        "3.jpeg": colour.convert("CMYK"),
-        "4.png": colour.convert("RGBA"),
-        "5.gif.png": colour.convert("P"),
-        "6.tiff": colour.convert("L"),
-    }
+    names = ["1.png", "2.BMP", "3.jpeg", "4.png", "5.gif.png", "6.tiff"]
+    modes = ["RGB", "RGB", "CMYK", "RGBA", "P", "L"]
     for split in ("train", "test"):
-        for name, image in kinds.items():
-            write_image(tmp_path / split / "a" / name, image)
+        for name, mode in zip(names, modes, strict=True):
+            write_image(tmp_path / split / "a" / name, colour.convert(mode))
         write_image(tmp_path / split / "b" / "1.png", colour)
     splits = reader("folder").read(tmp_path)
     assert splits.train_images.shape == (7, 3, 6, 6)
@@ -711,31 +601,17 @@ def test_grey_images(tmp_path: Path) -> None:
     assert reader("folder").read(tmp_path, Facts(channels=1)).test_images.shape == (3, 1, 6, 6)
 
 
-def test_linked_folders_are_followed(tmp_path: Path) -> None:
-    write_tree(tmp_path / "elsewhere", ["a", "b", "c"], 4)
-    (tmp_path / "mine").mkdir()
-    for name in "ab":
-        (tmp_path / "mine" / name).symlink_to(tmp_path / "elsewhere" / name)
-    assert reader("folder", train_fraction=0.5).read(tmp_path / "mine").class_names == ("a", "b")
-
-
-Spoil = Callable[[Path], object]
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda root: shutil.rmtree(root / "test"), r"found only train, expected folders train and test"),
-        (lambda root: shutil.rmtree(root / "train"), r"found only test, expected folders train and test"),
         (lambda root: (root / "train").rename(root / "Train"), r"found only test, expected"),
-        (lambda root: shutil.rmtree(root / "train" / "a"), r"found a in only one of train and test"),
         (lambda root: write_tree(root / "test", ["c"], 1), r"found c in only one of train and test"),
         (lambda root: write_tree(root / "train", ["b/a"], 1), r"train: found two folders 'a' with images"),
         (lambda root: [shutil.rmtree(root / "train" / name) for name in "ab"], r"train: found no images"),
         (lambda root: write_tree(root / "train", ["a"], 9, side=7), r"a1.png: .*7 x 7.*expected 6 x 6"),
         (lambda root: write_image(root / "train/a/a0.png", pixels(3, 4, 3)), r"found 3 x 4 pixels, .*square"),
         (lambda root: (root / "train/a/a0.png").write_bytes(b"x"), r"a0.png: not readable as an image"),
-        (lambda root: (root / "test/b/b9.png").write_bytes(b""), r"b9.png: not readable as an image"),
         (
             lambda root: write_image(root / "train/a/a3.png", pixels(6, 6).astype(np.uint16)),
             r"a3.png: found more than 8 bits per channel \(mode I;16\)",
@@ -751,36 +627,12 @@ def test_bad_folder(tmp_path: Path, spoil: Spoil, message: str) -> None:
     refused("folder", tmp_path, message)
 
 
-def test_folder_that_leads_back_to_itself(tmp_path: Path) -> None:
-    write_tree(tmp_path, ["a"], 2)
-    (tmp_path / "a" / "again").symlink_to(tmp_path)
-    refused("folder", tmp_path, r"found two folders 'a'", train_fraction=0.5)
-
-
-def test_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tree(tmp_path, ["a", "b", "c"], 2)
-    scandir = os.scandir
-
-    def forbidden(path: str) -> Any:
-        if path.endswith("b"):
-            raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", forbidden)
-    refused("folder", tmp_path, r"b: cannot be listed \(Permission denied\)", train_fraction=0.5)
-
-
 @pytest.mark.parametrize(
     ("options", "facts", "message"),
     [
         ({}, UNKNOWN, r"found neither, expected folders train and test.*set .*'train_fraction'"),
         ({"train_fraction": 0.1}, UNKNOWN, r"3 images of 'a'; train_fraction 0.1 leaves none for training"),
-        ({"train_fraction": 0.9}, UNKNOWN, r"3 images of 'a'; train_fraction 0.9 leaves none for training"),
-        (
-            {"only": ["a", "bb"], "train_fraction": 0.5},
-            UNKNOWN,
-            r"called bb; did you mean 'b'\?",
-        ),
+        ({"only": ["a", "bb"], "train_fraction": 0.5}, UNKNOWN, r"called bb; did you mean 'b'\?"),
         ({"train_fraction": 0.5}, Facts(5), r"found 2 folders with images \(a, b\), expected 5 classes"),
         ({"train_fraction": 0.5}, Facts(side=8), r"found 6 x 6 pixels, expected 8 x 8 pixels as stated"),
     ],
@@ -790,15 +642,6 @@ def test_options_of_folder_that_do_not_fit(
 ) -> None:
     write_tree(tmp_path, ["a", "b"], 3)
     refused("folder", tmp_path, message, facts, **options)
-
-
-def test_a_share_of_two_trees(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        write_tree(tmp_path / split, ["a"], 2)
-    refused("folder", tmp_path, r"train and test, expected a single tree; remove", train_fraction=0.5)
-
-
-# What readers share
 
 
 def test_statistics_are_those_of_the_pixels() -> None:
