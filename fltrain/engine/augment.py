@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,30 +29,20 @@ class Augmented:
         """
         self.split = split
         self.augmentation = augmentation
-        shape = split.images.shape[1:]
-        self.side = shape[-1]
+        self.side = split.images.shape[-1]
         augmentation.check(self.side)  # planning does not check datasets of unknown size
         self.moves = augmentation.crop_padding > 0 or augmentation.flip
         self.black = augmentation.crop_padding > 0 and augmentation.padding_mode == "zeros"
         self.line = torch.arange(self.side, device=split.images.device)
         self.sources = self._sources()
-        # One number per pixel: on a CPU, three times faster than one per channel.
-        self.scale = split.scale.expand(shape).contiguous()
-        self.shift = split.shift.expand(shape).contiguous()
 
     def parameters(self, seed: int, round: int, client: int, epochs: int, samples: int) -> Tensor:
         """Return parameters of a client's visits to its images in a round: ``[epochs, samples, 5]``.
 
         They do not depend on the division of the images into batches, nor on other clients.
         """
-        drawn = [
-            self.augmentation.draw(
-                samples,
-                self.side,
-                stream(seed, Purpose.AUGMENTATION, round=round, client=client, epoch=epoch),
-            )
-            for epoch in range(epochs)
-        ]
+        random = partial(stream, seed, Purpose.AUGMENTATION, round=round, client=client)
+        drawn = [self.augmentation.draw(samples, self.side, random(epoch=epoch)) for epoch in range(epochs)]
         return torch.from_numpy(np.stack(drawn)).to(self.split.images.device)
 
     def batch(self, indices: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +51,7 @@ class Augmented:
         images = self.split.images.index_select(0, indices)
         if self.moves:
             images = self._moved(images, top, left, flip)
-        images = torch.addcmul(self.shift, images.float(), self.scale)
+        images = self.split.normalised(images)
         if self.augmentation.cutout:
             hole = self._in_hole(row)[:, None, :, None] * self._in_hole(column)[:, None, None, :]
             images.mul_(1 - hole)
@@ -93,4 +85,4 @@ class Augmented:
         """Return a mask ``[b, side]``: 1 for pixels of a line within the hole, else 0."""
         size = self.augmentation.cutout
         offset = self.line - centre[:, None] + size // 2
-        return ((offset >= 0) & (offset < size)).to(self.scale.dtype)
+        return ((offset >= 0) & (offset < size)).to(self.split.scale.dtype)

@@ -36,9 +36,12 @@ class Split:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Gather normalised float images and their labels."""
-        images = self.images.index_select(0, indices).float()
-        images = self.laid_out(torch.addcmul(self.shift, images, self.scale))
-        return images, self.labels.index_select(0, indices)
+        images = self.normalised(self.images.index_select(0, indices))
+        return self.laid_out(images), self.labels.index_select(0, indices)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return byte images ``[b, c, h, w]`` as normalised floats."""
+        return torch.addcmul(self.shift, images.float(), self.scale)
 
     def laid_out(self, images: Tensor) -> Tensor:
         """Return the images ``[b, c, h, w]`` in the layout of batches."""

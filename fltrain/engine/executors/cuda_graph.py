@@ -10,17 +10,18 @@ PyTorch prepares itself then. The executor keeps captured steps, because they sh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.executors.sequential import FrozenModels, SequentialExecutor, Sgd
-from fltrain.engine.executors.views import PER_CLIENT, PER_ROUND, signature, tensors_of, with_tensors
+from fltrain.engine.executors.views import PER_CLIENT, PER_ROUND, signature, tensors_of
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, Place, State
 
@@ -53,20 +54,19 @@ class Session:
         self.own = own
         self.frozen = frozen
         self.captured: dict[tuple[int, int], Captured | None] = {}
-        views = {name: tensors_of(local, NUMBERS) for name, local in own.locals_.items()}
-        self.places = {name: [one.clone() for one in tensors] for name, tensors in views.items()}
-        self.states = _copied(own.step_states)
-        fixed = {name: with_tensors(local, self.places[name], NUMBERS) for name, local in own.locals_.items()}
+        self.places = {
+            name: tree_map(torch.clone, tensors_of(local, NUMBERS)) for name, local in own.locals_.items()
+        }
+        self.states: dict[str, State] = tree_map(torch.clone, own.step_states)
+        fixed = {name: replace(local, **self.places[name]) for name, local in own.locals_.items()}
         self.hooks = LocalHooks(own.composition, fixed, _shared(self.states))
 
     def load(self, own: LocalHooks) -> None:
         """Copy the tensors of a client to the fixed places."""
         self.own = own
         for name, local in own.locals_.items():
-            for place, tensor in zip(self.places[name], tensors_of(local, NUMBERS), strict=True):
-                place.copy_(tensor)
-            for key, place in self.states[name].items():
-                place.copy_(own.step_states[name][key])
+            tree_map(Tensor.copy_, self.places[name], tensors_of(local, NUMBERS))
+        tree_map(Tensor.copy_, self.states, dict(own.step_states))
         self.hooks.step_states = _shared(self.states)
         self.frozen.renew()
 
@@ -147,7 +147,7 @@ class CudaGraphExecutor(SequentialExecutor):
 
     def _finished(self, hooks: LocalHooks) -> LocalHooks:
         own = self.session.own
-        own.step_states = _copied(self.session.states)
+        own.step_states = tree_map(torch.clone, self.session.states)
         return own
 
     def _step(
@@ -182,11 +182,6 @@ class CudaGraphExecutor(SequentialExecutor):
 def _shared(states: Mapping[str, State]) -> dict[str, State]:
     """Return the same tensors, in dictionaries that may change."""
     return {name: dict(state) for name, state in states.items()}
-
-
-def _copied(states: Mapping[str, State]) -> dict[str, State]:
-    """Return copies of the tensors."""
-    return {name: {key: one.clone() for key, one in state.items()} for name, state in states.items()}
 
 
 def _shapes(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:

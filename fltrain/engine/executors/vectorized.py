@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.executors.sequential import LocalStep, SequentialExecutor, Sgd, Trained
-from fltrain.engine.executors.views import PER_CLIENT, signature, tensors_of, with_tensors
+from fltrain.engine.executors.views import PER_CLIENT, signature, tensors_of
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, Loss, Outputs, Place, State
@@ -48,9 +48,9 @@ class _Client:
     moving: Moving
     losses: Tensor
 
-    def held(self) -> list[Tensor]:
+    def held(self) -> dict[str, Any]:
         """Return the tensors that steps only read."""
-        return [tensor for local in self.hooks.locals_.values() for tensor in tensors_of(local, PER_CLIENT)]
+        return {name: tensors_of(local, PER_CLIENT) for name, local in self.hooks.locals_.items()}
 
 
 class VectorizedExecutor(SequentialExecutor):
@@ -127,7 +127,7 @@ class VectorizedExecutor(SequentialExecutor):
         hooks, optimiser = stack.members[places[0]].hooks, self.optimisers[phase]
 
         def step(
-            moving: Moving, held: list[Tensor], inputs: Tensor, labels: Tensor
+            moving: Moving, held: dict[str, Any], inputs: Tensor, labels: Tensor
         ) -> tuple[Moving, Tensor, Tensor]:
             return _step_of_one(self.model, hooks, optimiser, phase, moving, held, inputs, labels)
 
@@ -159,13 +159,12 @@ def _step_of_one(
     optimiser: Sgd,
     phase: int,
     moving: Moving,
-    held: Sequence[Tensor],
+    held: Mapping[str, Any],
     images: Tensor,
     labels: Tensor,
 ) -> tuple[Moving, Tensor, Tensor]:
     """Take a step of one client; return its tensors afterwards, loss and gradient."""
-    left = iter(held)
-    views = {name: with_tensors(local, left, PER_CLIENT) for name, local in hooks.locals_.items()}
+    views = {name: replace(local, **held[name]) for name, local in hooks.locals_.items()}
     states = {name: dict(state) for name, state in moving["step_states"].items()}
     statistics = {"buffers": moving["buffers"], "counters": moving["counters"]}
     weights, velocities = moving["weights"].clone(), [one.clone() for one in moving["velocities"]]
@@ -182,28 +181,31 @@ class _Stack:
     def __init__(self, members: Sequence[_Client]) -> None:
         self.members = members
         self.moving: Moving = tree_map(lambda *rows: torch.stack(rows), *(one.moving for one in members))
-        columns = list(zip(*(client.held() for client in members), strict=True))
+        held = [client.held() for client in members]
         known: dict[tuple[int, ...], Tensor] = {}
-        self.held: list[Tensor] = []
-        self.dims: list[int | None] = []
-        for column in columns:
-            ids = tuple(map(id, column))
-            common = len(set(ids)) == 1
-            if ids not in known:
-                known[ids] = column[0] if common else torch.stack(column)
-            self.held.append(known[ids])
-            self.dims.append(None if common else 0)
 
-    def rows(self, places: Sequence[int]) -> tuple[Moving, list[Tensor], list[int | None]]:
+        def dim(*column: Tensor) -> int | None:
+            return None if len(set(map(id, column))) == 1 else 0
+
+        def stacked(*column: Tensor) -> Tensor:
+            ids = tuple(map(id, column))
+            if ids not in known:
+                known[ids] = column[0] if dim(*column) is None else torch.stack(column)
+            return known[ids]
+
+        self.dims = tree_map(dim, *held)
+        self.held: dict[str, Any] = tree_map(stacked, *held)
+
+    def rows(self, places: Sequence[int]) -> tuple[Moving, dict[str, Any], Any]:
         """Return the tensors of some clients, and the dimension of the read-only ones."""
         if len(places) == len(self.members):
             return self.moving, self.held, self.dims
         index = torch.tensor(places, device=self.moving["weights"].device)
-        held = [
-            tensor if dim is None else tensor.index_select(0, index)
-            for tensor, dim in zip(self.held, self.dims, strict=True)
-        ]
-        return tree_map(lambda tensor: tensor.index_select(0, index), self.moving), held, self.dims
+
+        def chosen(tensor: Tensor, dim: int | None = 0) -> Tensor:
+            return tensor if dim is None else tensor.index_select(0, index)
+
+        return tree_map(chosen, self.moving), tree_map(chosen, self.held, self.dims), self.dims
 
     def write(self, places: Sequence[int], moved: Moving) -> None:
         """Store the tensors of some clients after a step."""

@@ -1,13 +1,10 @@
-"""Client views with other tensors in place of their own, for steps that serve several clients."""
+"""Tensors of client views, for steps that serve several clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local
@@ -21,22 +18,16 @@ PER_ROUND = {"lr": torch.float32, "round": torch.int64}
 Numbers = dict[str, torch.dtype]
 
 
-def tensors_of(local: Local, numbers: Numbers) -> list[Tensor]:
-    """Return all tensors of a client view, and some of its numbers as tensors of no dimension."""
-    device = local.start.device
-    return [
-        *(local.start, local.buffers, local.class_counts, *local.payload.values(), *local.state.values()),
-        *(torch.tensor(getattr(local, name), dtype=dtype, device=device) for name, dtype in numbers.items()),
-    ]
+def tensors_of(local: Local, numbers: Numbers) -> dict[str, Any]:
+    """Return all tensors of a client view, and some of its numbers as tensors of no dimension, by field.
 
-
-def with_tensors(local: Local, tensors: Iterable[Tensor], numbers: Numbers) -> Local:
-    """Return the client view with other tensors, in the order of ``tensors_of``."""
-    left = iter(tensors)
-    fields: dict[str, Any] = {name: next(left) for name in ("start", "buffers", "class_counts")}
-    fields |= {name: {key: next(left) for key in getattr(local, name)} for name in ("payload", "state")}
-    fields |= {name: next(left) for name in numbers}
-    return replace(local, **fields)
+    ``replace(local, **tensors)`` is the view with other tensors.
+    """
+    fields = ("start", "buffers", "class_counts", "payload", "state")
+    scalars = {name: torch.tensor(getattr(local, name), dtype=dtype) for name, dtype in numbers.items()}
+    return {name: getattr(local, name) for name in fields} | {
+        name: scalar.to(local.start.device) for name, scalar in scalars.items()
+    }
 
 
 def signature(hooks: LocalHooks) -> tuple[Any, ...]:
