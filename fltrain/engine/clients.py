@@ -18,6 +18,7 @@ from fltrain.methods.composition import Composition
 from fltrain.methods.training import Training
 from fltrain.methods.types import Local, Server, State, Task, Update
 from fltrain.models.flat import FlatModel, Layout
+from fltrain.models.network import in_mode
 from fltrain.models.part import Part
 from fltrain.runtime.determinism import tf32_products
 
@@ -158,30 +159,25 @@ class ClientExamples:
         model, indices = self.model, self.indices
         if chosen is not None:
             indices = indices.index_select(0, torch.from_numpy(chosen).to(indices.device))
-        here, training = model.weights.clone(), model.network.training
+        current = model.weights.clone()
         model.weights.copy_(weights)
         model.gradient.zero_()
-        model.network.train()
         parts = list(indices.split(self.batch))
         if len(parts) > 1 and len(parts[-1]) == 1:  # BatchNorm cannot train on a single image
             parts[-2:] = [torch.cat(parts[-2:])]
-        with model.untracked():
+        with model.untracked(), in_mode(model.network, training=True):
             for part in parts:
                 inputs, labels = self.split.batch(part)
                 loss = functional.cross_entropy(model.network(inputs), labels, reduction="sum")
                 with tf32_products(model.network.tf32):
                     (loss / len(indices)).backward()
-        model.network.train(training)
-        model.weights.copy_(here)
+        model.weights.copy_(current)
         return model.gradient.clone()
 
     def features(self) -> Tensor:
         network = self.model.network
-        training = network.training
-        network.eval()
-        with torch.no_grad():
+        with torch.no_grad(), in_mode(network, training=False):
             found = in_batches(self.indices, lambda part: network.features(self.split.batch(part)[0]))
-        network.train(training)
         return torch.cat(found)
 
 

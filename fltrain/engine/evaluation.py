@@ -14,7 +14,7 @@ from fltrain.engine.clients import TRAINED, Clients, Kept, Round
 from fltrain.engine.data import Split
 from fltrain.engine.memory import in_batches
 from fltrain.methods.types import Local
-from fltrain.models.network import Network
+from fltrain.models.network import Network, in_mode
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,8 @@ def _test(
         losses = functional.cross_entropy(logits, labels, reduction="none")
         return TestResult(logits.argmax(1) == labels, losses, features)
 
-    training = network.training
-    network.eval()
-    with torch.no_grad():
-        results = in_batches(order, tested)
-    network.train(training)
-    return _joined(results)
+    with torch.no_grad(), in_mode(network, training=False):
+        return _joined(in_batches(order, tested))
 
 
 def _joined(results: Sequence[TestResult]) -> TestResult:

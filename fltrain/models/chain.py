@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
 from fltrain.models.flat import Layout, Slot
-from fltrain.models.network import Network
+from fltrain.models.network import Network, chain
 
 ORDERLESS = (
     *(nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
@@ -34,12 +34,10 @@ def chained(network: Network) -> dict[str, nn.Conv2d | nn.Linear]:
         FltrainError: if it is no chain, or if the outputs of a layer have a fixed order.
     """
     found: dict[str, nn.Conv2d | nn.Linear] = {}
-    for name, module in network.named_modules():
-        chain = type(module) is Network or isinstance(module, nn.Sequential)
-        dense = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
-        if dense and isinstance(module, nn.Conv2d | nn.Linear):
+    for name, module, _ in chain(network) if type(network) is Network else [("", network, network)]:
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
             found[name] = module
-        elif not chain and not isinstance(module, ORDERLESS):
+        elif not isinstance(module, ORDERLESS):
             what = "grouped convolution" if isinstance(module, nn.Conv2d) else type(module).__name__
             raise FltrainError(
                 "method 'fedma' matches the neurons of plain chains of convolutions and linear layers, "

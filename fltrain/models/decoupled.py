@@ -7,7 +7,7 @@ between them. Blocks keep their names; unchanged layers keep their modules and d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
-from fltrain.models.network import Network
-from fltrain.models.parts import InvertedResidual, norm_layer
+from fltrain.models.network import Network, chain
+from fltrain.models.parts import norm_layer
 
 Width = Literal["round_up", "round_down", "uneven"]
 Entry = Literal["grouped", "dense"]
@@ -162,19 +162,6 @@ def _form(module: nn.Conv2d) -> dict[str, Any]:
     return {"bias": module.bias is not None, **{name: getattr(module, name) for name in names}}
 
 
-def _leaves(path: str, module: nn.Module, parent: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Yield path, module and parent of the modules that a block runs, in order."""
-    if type(module) in (nn.Sequential, InvertedResidual):
-        for key, child in module.named_children():
-            yield from _leaves(f"{path}.{key}", child, module)
-    elif isinstance(module, _LEAVES):
-        yield path, module, parent
-    else:
-        raise FltrainError(
-            f"this network is no chain of layers: {path!r} is a {type(module).__name__}; choose another model"
-        )
-
-
 def _chain(network: Network, count: Count) -> list[_Layer]:
     """Return the layers in order.
 
@@ -183,18 +170,22 @@ def _chain(network: Network, count: Count) -> list[_Layer]:
     """
     layers: list[_Layer] = []
     flatten, before = None, None
-    for block, top in network.named_children():
-        for path, module, parent in _leaves(block, top, network):
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                separable = any(getattr(child, "groups", 1) > 1 for child in parent.children())
-                unit = path.rpartition(".")[0] if separable and count == "blocks" else path
-                layers.append(_Layer(module, path, parent, unit, flatten))
-                flatten = None
-            elif isinstance(module, _NORMS) and isinstance(before, nn.Conv2d):
-                layers[-1].norm = module
-            elif isinstance(module, nn.Flatten) and parent is network:
-                flatten = path
-            before = module
+    for path, module, parent in chain(network):
+        if not isinstance(module, _LEAVES):
+            raise FltrainError(
+                f"this network is no chain of layers: {path!r} is a {type(module).__name__}; "
+                "choose another model"
+            )
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            separable = any(getattr(child, "groups", 1) > 1 for child in parent.children())
+            unit = path.rpartition(".")[0] if separable and count == "blocks" else path
+            layers.append(_Layer(module, path, parent, unit, flatten))
+            flatten = None
+        elif isinstance(module, _NORMS) and isinstance(before, nn.Conv2d):
+            layers[-1].norm = module
+        elif isinstance(module, nn.Flatten) and parent is network:
+            flatten = path
+        before = module
     if layers[-1].path != "classifier" or not isinstance(layers[-1].module, nn.Linear):
         raise FltrainError(
             "this network is no chain of layers that ends in one linear classifier; choose another model"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -117,14 +118,30 @@ class Network(nn.Module):
         return blocks[:above], blocks[above:]
 
 
+def chain(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """Yield path, module and parent of the modules in a network's or a Sequential's chain, in order."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Sequential):
+            yield from chain(child, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", child, module
+
+
+@contextmanager
+def in_mode(network: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put the network into training or evaluation mode within the context."""
+    before = network.training
+    network.train(training)
+    try:
+        yield
+    finally:
+        network.train(before)
+
+
 def map_shape(network: Network, example: Tensor, split: int) -> tuple[int, ...]:
     """Return the shape of an image's maps at a cut; the network does not change."""
-    training = network.training
-    try:
-        with torch.no_grad():
-            return tuple(network.eval().lower(example, split).shape[1:])
-    finally:
-        network.train(training)
+    with torch.no_grad(), in_mode(network, training=False):
+        return tuple(network.lower(example, split).shape[1:])
 
 
 @dataclass(frozen=True)
@@ -182,24 +199,25 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
         return module.register_forward_hook(record)
 
     handles = [watch(index, name, module) for index, (name, module) in enumerate(modules.items())]
-    training = network.training
     try:
         # Evaluation mode: BatchNorm buffers do not change, and one image is enough.
-        with torch.enable_grad():
-            network.eval()(example)
+        with torch.enable_grad(), in_mode(network, training=False):
+            network(example)
     finally:
-        network.train(training)
         for handle in handles:
             handle.remove()
 
     producers = [_nearest(inputs.get(name), outputs) for name in names]
-    consumers = [tuple(j for j in range(len(names)) if index in producers[j]) for index in range(len(names))]
-    widths = [
-        module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
-        for module in modules.values()
-    ]
-    errors = [name in sending for name in names]
-    return tuple(Layer(*wired) for wired in zip(names, widths, errors, producers, consumers, strict=True))
+    return tuple(
+        Layer(
+            name,
+            inputs=module.in_channels if isinstance(module, nn.Conv2d) else module.in_features,
+            sends_error=name in sending,
+            producers=producers[index],
+            consumers=tuple(other for other, feeding in enumerate(producers) if index in feeding),
+        )
+        for index, (name, module) in enumerate(modules.items())
+    )
 
 
 def _nearest(node: Node | None, outputs: dict[Node, int]) -> tuple[int, ...]:

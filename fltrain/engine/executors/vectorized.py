@@ -30,6 +30,7 @@ from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, Loss, Outputs, Place, State
 from fltrain.models.flat import FlatModel, Slot
+from fltrain.models.network import in_mode
 from fltrain.models.part import Part
 from fltrain.runtime.determinism import tf32_products
 
@@ -263,14 +264,15 @@ class FunctionalStep(LocalStep):
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
         network = self.model.network
-        before = network.training
         statistics = self._named_statistics(buffers, self.statistics["counters"])
-        with torch.no_grad(), self.model.untracked(), self._holding(weights, statistics):
-            network.train(training)
+        with (
+            torch.no_grad(),
+            in_mode(network, training=training),
+            self.model.untracked(),
+            self._holding(weights, statistics),
+        ):
             features = network.features(self.images)
-            outputs = Outputs(features, network.classifier(features))
-        network.train(before)
-        return outputs
+            return Outputs(features, network.classifier(features))
 
     def _holding(self, weights: Tensor, statistics: State) -> AbstractContextManager[None]:
         """Return a context in which the network has these parameters and buffers."""
