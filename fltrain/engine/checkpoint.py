@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import clear_leftovers, read_arrays, write_arrays
@@ -92,10 +93,11 @@ class Checkpoints:
         started = time.monotonic()
         path = checkpoint_file(self.folder, simulation.finished)
         try:
-            state = dict(_state(simulation))
+            state = dict(_paths(_state(simulation)))
             host = [name for name, tensor in state.items() if tensor.device.type != simulation.device.type]
             arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
-            arrays["rows"] = _encoded(progress.rows)
+            lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in progress.rows)
+            arrays["rows"] = np.frombuffer(lines.encode(), np.uint8)
             write_arrays(path, arrays, {**self._about(simulation, progress), "host": host})
             for old in checkpoint_files(self.folder)[KEPT:]:
                 old.unlink()
@@ -156,26 +158,23 @@ class Checkpoints:
                 raise FltrainError(f"{path}: the state of a run with another {name}; {what_to_do}")
 
 
-def _encoded(rows: list[Row]) -> NDArray[np.uint8]:
-    lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    return np.frombuffer(lines.encode(), np.uint8)
+def _state(simulation: Simulation) -> dict[str, Any]:
+    """Return all tensors that the next round depends on, in nested dictionaries."""
+    server, clients = simulation.server, simulation.clients
+    return {
+        **{"weights": server.weights, "buffers": server.buffers, "counters": server.counters},
+        **{"last": simulation.last_models, "server": server.states},
+        **{str(client): clients.views(client) for client in clients},
+    }
 
 
-def _state(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors that the next round depends on, by their paths in the checkpoint."""
-    server = simulation.server
-    yield from {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}.items()
-    for name, tensor in simulation.last_models.items():
-        yield f"last/{name}", tensor
-    yield from _paths("server", server.states)
-    for client in simulation.clients:
-        yield from _paths(str(client), simulation.clients.views(client))
-
-
-def _paths(owner: str, states: Mapping[str, State]) -> Iterator[tuple[str, Tensor]]:
-    for method, state in states.items():
-        for name, tensor in state.items():
-            yield f"{owner}/{method}/{name}", tensor
+def _paths(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in nested dictionaries by their paths."""
+    for name, value in tree.items():
+        if isinstance(value, Tensor):
+            yield f"{folder}{name}", value
+        else:
+            yield from _paths(value, f"{folder}{name}/")
 
 
 def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -186,33 +185,27 @@ def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[s
         costs.seconds[phase] += seconds
     costs.round_seconds[:] = about["round_seconds"]
     costs.samples = about["samples"]
-    names, host = _tree(arrays), set(about["host"])
+    host, tree = set(about["host"]), _tree(arrays)
 
-    def tensor(name: str) -> Tensor:
-        device = "cpu" if name in host else simulation.device
-        return torch.from_numpy(arrays[name]).to(device, copy=True)
-
-    def states(owner: str) -> dict[str, State]:
-        """Return states by method, without those that hold no tensors."""
-        return {
-            method: {name: tensor(f"{owner}/{method}/{name}") for name in held}
-            for method, held in names.get(owner, {}).items()
-        }
+    def tensor(path: str) -> Tensor:
+        device = "cpu" if path in host else simulation.device
+        return torch.from_numpy(arrays[path]).to(device, copy=True)
 
     # A method without tensors has an empty state.
     empty: dict[str, State] = {method.name: {} for method in simulation.composition.methods}
     parts = {name: tensor(name) for name in ("weights", "buffers", "counters")}
-    simulation.server = Server(**parts, states={**empty, **states("server")})
-    simulation.last_models = {name: tensor(f"last/{name}") for name in names.get("last", {})}
+    simulation.server = Server(**parts, states={**empty, **tree_map(tensor, tree.get("server", {}))})
+    simulation.last_models = tree_map(tensor, tree.get("last", {}))
     for client in about["clients"]:
-        simulation.clients[client] = {**empty, **states(str(client))}
+        simulation.clients[client] = {**empty, **tree_map(tensor, tree.get(str(client), {}))}
 
 
 def _tree(paths: Iterable[str]) -> dict[str, Any]:
-    """Return paths as nested dictionaries."""
+    """Return paths in nested dictionaries, the inverse of ``_paths``."""
     tree: dict[str, Any] = {}
     for path in paths:
-        level = tree
-        for part in path.split("/"):
-            level = level.setdefault(part, {})
+        level, (*folders, name) = tree, path.split("/")
+        for folder in folders:
+            level = level.setdefault(folder, {})
+        level[name] = path
     return tree

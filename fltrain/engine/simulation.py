@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from fltrain.engine.clients import Clients, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
 from fltrain.engine.executors.sequential import SequentialExecutor, Trained
-from fltrain.engine.statistics import FinishedRound, Row, measure
+from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, measure
 from fltrain.methods.types import Server, State, Task
 from fltrain.metrics.separability import separability
 from fltrain.models.build import build
@@ -225,7 +224,8 @@ class Simulation:
                     self.model.layout,
                     updates,
                     self.server,
-                    partial(self._gradients, task, sampled),
+                    # The states of clients are still those at the beginning of the round.
+                    partial(self.executor.gradients, task, sampled, self.clients),
                 ),
             )
             rows += [
@@ -241,10 +241,6 @@ class Simulation:
                 rows += self._evaluate(number + 1)
         self.finished = number + 1
         return [{"round": number + 1, **row} for row in rows]
-
-    def _gradients(self, round: Round, sampled: Sequence[int]) -> Tensor:
-        """See ``FinishedRound``; client states must still be those at the beginning of the round."""
-        return self.executor.gradients(round, sampled, self.clients)
 
     def _at(self, number: int) -> Round:
         """Return a round (counted from 0) that begins with the current server."""
@@ -278,7 +274,7 @@ class Simulation:
             rows.append(_tested("test", result))
             if result.features is not None:
                 measured = separability(result.features, data.test.labels, data.classes)
-                values = {name: _or_none(value) for name, value in vars(measured).items()}
+                values = {name: finite_or_none(value) for name, value in vars(measured).items()}
                 rows.append({"kind": "separability", **values})
         elif not self.spec.personal:
             rows.append(self._tested_locally("global", test(network, data.train, torch.cat(data.tests))))
@@ -321,7 +317,3 @@ def _finite(value: Tensor | float, what: str) -> float:
     if not np.isfinite(number):
         raise Diverged(what)
     return number
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

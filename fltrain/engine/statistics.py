@@ -51,38 +51,34 @@ def _grouped(slots: Iterable[Slot], name_of: Callable[[str], str]) -> dict[str, 
     return groups
 
 
-def _layers(layout: Layout) -> dict[str, list[Slot]]:
-    """Return the parameters of each Conv2d and Linear module."""
-    modules = _grouped(layout.parameters, lambda name: name.rpartition(".")[0])
-    return {layer.name: modules[layer.name] for layer in layout.layers}
-
-
 def _blocks(layout: Layout) -> dict[str, list[Slot]]:
     """Return the parameters of each top-level block (stem, stage1, ...)."""
     return _grouped(layout.parameters, lambda name: name.partition(".")[0])
 
 
-def _drift(round: FinishedRound) -> Row:
-    return {"updates": {"drift": local_drift(round.displacements)}}
-
-
 def _similarity(round: FinishedRound) -> Row:
     similarity = layer_similarity(round.displacements, round.layout.weights)
     names = [layer.name for layer in round.layout.layers]
-    shown = {name: _or_none(value) for name, value in zip(names, similarity, strict=True)}
+    shown = {name: finite_or_none(value) for name, value in zip(names, similarity, strict=True)}
     return {"updates": {"similarity": shown, "skewness": skewness(similarity)}}
 
 
 def _divergence(round: FinishedRound) -> Row:
     """Return distances of the clients' weights from the new global ones: in total, per layer and block."""
-    rows = torch.stack([update.trained for update in round.updates])
+    layout, rows = round.layout, torch.stack([update.trained for update in round.updates])
+    modules = _grouped(layout.parameters, lambda name: name.rpartition(".")[0])
+    layers = {layer.name: modules[layer.name] for layer in layout.layers}
 
     def of(groups: Mapping[str, Sequence[Slot]]) -> dict[str, float]:
         return {name: weight_divergence(rows, round.after.weights, slots) for name, slots in groups.items()}
 
-    layout = round.layout
-    whole = weight_divergence(rows, round.after.weights, layout.parameters)
-    return {"divergence": {"weights": whole, "layers": of(_layers(layout)), "blocks": of(_blocks(layout))}}
+    return {
+        "divergence": {
+            **of({"weights": layout.parameters}),
+            "layers": of(layers),
+            "blocks": of(_blocks(layout)),
+        }
+    }
 
 
 def _dissimilarity(round: FinishedRound) -> Row:
@@ -93,7 +89,7 @@ def _dissimilarity(round: FinishedRound) -> Row:
 
 
 STATISTICS: dict[str, Callable[[FinishedRound], Row]] = {
-    "drift": _drift,
+    "drift": lambda round: {"updates": {"drift": local_drift(round.displacements)}},
     "similarity": _similarity,
     "divergence": _divergence,
     "dissimilarity": _dissimilarity,
@@ -110,5 +106,6 @@ def measure(wanted: Iterable[str], round: FinishedRound) -> list[Row]:
     return [{"kind": kind, **values} for kind, values in rows.items()]
 
 
-def _or_none(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
+    """Return the value, or None for infinity and NaN, which JSON lacks."""
     return value if math.isfinite(value) else None
