@@ -89,9 +89,9 @@ results: env ## the same from the published records
 	@$(BIN)/fltrain records import published/records.tar.gz
 	@$(MAKE) tables SCALE=published
 
-# In the order of testpaths in pyproject.toml: if the slowest file came last, all cores except one would wait.
-# The tests of a file stay in one process because they share fixtures that train runs.
-PYTEST := $(BIN)/pytest -n $(CORES) --dist loadfile --no-loadscope-reorder $(if $(DURATIONS),--durations $(DURATIONS))
+# Each worker starts with a contiguous share of the tests, so most files stay in one process, which makes their fixtures once.
+# A worker that has finished takes tests from the end of another's share.
+PYTEST := $(BIN)/pytest -n $(CORES) --dist worksteal $(if $(DURATIONS),--durations $(DURATIONS))
 
 test: env ## run the tests
 	@$(PYTEST) -m "not slow"
