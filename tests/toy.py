@@ -1,5 +1,6 @@
 """A scale with a table and a figure of hand-made records, written to disk as the workflow would."""
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables import write as tables
 from fltrain.runs.record import Results, write_record
 from fltrain.runs.spec import RunSpec
+
+from .unit.helpers import Cells
 
 METHODS = {
     "FedAvg": "fedavg",
@@ -86,34 +89,22 @@ class Toy:
 
     @property
     def sheet(self) -> Sheet:
-        cells = [
-            {
-                "labels": {"method": method, "plugin": plugin},
-                "reported": {"method": METHODS[method], "plugin": plugin},
-                "seed": seed,
-                "run": self.run(method, plugin, seed),
-                "partition": "of-no-matter",
-            }
-            for method in METHODS
-            for plugin in PLUGINS
-            for seed in SEEDS
-        ]
+        filled = Cells(self.results.root)
+        for method, plugin in itertools.product(METHODS, PLUGINS):
+            for seed in SEEDS:
+                labels = {"method": method, "plugin": plugin}
+                reported = {"method": METHODS[method], "plugin": plugin}
+                filled.place(labels, self.run(method, plugin, seed), reported=reported)
         measured = {"measure": "final_accuracy", "reported": "acc", "gain_over": {"plugin": "BP"}}
-        data = {
-            "id": "paper/table1",
-            "paper": "A paper on <toys>",
-            "title": "Accuracy & gain",
-            "caption": "What is shown.",
-            "scale": "on toy data",
-            "reduced": self.reduced,
-            "axes": {"method": list(METHODS), "plugin": list(PLUGINS)},
-            "table": {"rows": "method", "columns": "plugin", "measures": [measured]},
-            "figure": None,
-            "reported": "toy_table1.csv",
-            "assumptions": ["A-1: Which rate: 0.1 (alternatives: 0.01)."],
-            "cells": cells,
-        }
-        return Sheet.parse(data, "sheet")
+        return filled.sheet(
+            id="paper/table1",
+            paper="A paper on <toys>",
+            title="Accuracy & gain",
+            reduced=self.reduced,
+            table={"rows": "method", "columns": "plugin", "measures": [measured]},
+            reported="toy_table1.csv",
+            assumptions=["A-1: Which rate: 0.1 (alternatives: 0.01)."],
+        )
 
     @property
     def listing(self) -> Listing:
@@ -147,14 +138,11 @@ class Toy:
 
     def write(self) -> "Toy":
         """Write records, published values, table, figure, what was judged, and the overview."""
-        for index, method in enumerate(METHODS):
-            for plugin in PLUGINS:
-                for seed in SEEDS:
-                    if method not in self.missing:
-                        lost = method == "FedDyn" and seed > 0
-                        self._record(
-                            self.run(method, plugin, seed), seed, 0.5 + index / 50 + seed / 100, lost
-                        )
+        for (index, method), plugin, seed in itertools.product(enumerate(METHODS), PLUGINS, SEEDS):
+            if method not in self.missing:
+                lost = method == "FedDyn" and seed > 0
+                run = self.run(method, plugin, seed)
+                self._record(run, seed, 0.5 + index / 50 + seed / 100, lost)
         self.write_pages()
         return self
 
@@ -190,6 +178,14 @@ class Toy:
         (self.results.run(run) / "train.log").write_text("trained\n")
 
 
+def claim(
+    where: str, text: str, verdict: str, evidence: str, item: str = "", table: bool = True
+) -> dict[str, Any]:
+    """A judged claim; those of a figure are exploratory, and not listed."""
+    said = {"where": where, "claim": text, "verdict": verdict, "evidence": evidence}
+    return {**said, "item": item, "listed": table, "exploratory": not table, "value": ""}
+
+
 SUMMARY: dict[str, Any] = {
     "paper": "paper",
     "items": [
@@ -205,38 +201,8 @@ SUMMARY: dict[str, Any] = {
     "aggregates": {"gain": {"estimate": 1.25, "low": 0.5, "high": 2.0, "cells": 4}},
     "forest": [forest([Bar("FLFA <b>", 1.0, 0.5, 1.5, (-1.0, 1.0))], "difference"), ""],
     "claims": [
-        {
-            "where": "sec. 5",
-            "claim": "FLFA <always> helps",
-            "listed": True,
-            "exploratory": False,
-            "verdict": "supported",
-            "evidence": "+1.2 points on average (p = 0.01)",
-            "item": "table1",
-            "value": "",
-        },
-        {
-            "where": "fig. 1",
-            "claim": "The square is blue",
-            "listed": False,
-            "exploratory": True,
-            "verdict": "contradicted",
-            "evidence": "it is not",
-            "item": "figure1, table1",
-            "value": "",
-        },
-        *(
-            {
-                "where": f"sec. {number}",
-                "claim": f"Number {number} is lucky",
-                "listed": True,
-                "exploratory": False,
-                "verdict": "not judged",
-                "evidence": "no test",
-                "item": "",
-                "value": "",
-            }
-            for number in range(6, 10)
-        ),
+        claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),
+        claim("fig. 1", "The square is blue", "contradicted", "it is not", "figure1, table1", table=False),
+        *(claim(f"sec. {n}", f"Number {n} is lucky", "not judged", "no test") for n in range(6, 10)),
     ],
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from numpy.typing import NDArray
 
 from fltrain.core.files import read_json, write_json
@@ -103,13 +104,31 @@ TINY: dict[str, Any] = {
 """A run of a fraction of a second, as a user would write it."""
 
 
+TWO_METHODS: dict[str, Any] = {
+    "title": "Two methods",
+    "axes": {"method": ["fedavg", "fedprox"]},
+    "table": {"rows": "method", "measures": [{"measure": "final_accuracy"}]},
+}
+PAPER: dict[str, Any] = {
+    **{"paper": "toy", "title": "A toy", "citation": "none", "seeds": 1},
+    **{"settings": TINY, "items": {"table": TWO_METHODS}},
+}
+SCALE: dict[str, Any] = {"scale": "one", "title": "a trial", "reduced": True, "items": ["toy"]}
+
+
+def write_papers(folder: Path, *papers: dict[str, Any], scale: dict[str, Any] = SCALE) -> Path:
+    """Write papers and a scale, each to the file of its name."""
+    files = {f"papers/{paper['paper']}": paper for paper in papers}
+    for name, data in {**files, f"scales/{scale['scale']}": scale}.items():
+        path = folder / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(data, sort_keys=False))
+    return folder
+
+
 def write_config(folder: Path, items: dict[str, Any], seeds: int = 1, **settings: Any) -> Path:
     """Write a paper ``toy`` of these items with the small run's settings, and a scale ``one`` of all."""
-    paper = {"paper": "toy", "title": "A toy", "citation": "none", "seeds": seeds, "items": items}
-    scale = {"scale": "one", "title": "a trial", "reduced": True, "items": ["toy"]}
-    write_json(folder / "papers" / "toy.yaml", {**paper, "settings": {**TINY, **settings}})
-    write_json(folder / "scales" / "one.yaml", scale)
-    return folder
+    return write_papers(folder, {**PAPER, "items": items, "seeds": seeds, "settings": {**TINY, **settings}})
 
 
 def tiny(**changes: Any) -> RunSpec:

@@ -19,11 +19,10 @@ from fltrain.runs.spec import RunSpec
 from .helpers import tiny
 from .killing import contents, finished, started
 
-PERSONAL = {"local_test": {"fraction": 0.25}, "batchnorm": "local", "model": "mlp"}
 SAMPLE = {
     "fedavg": {},
     "scaffold+ecgr": {"method": "scaffold", "plugins": ["ecgr"]},
-    "fedfcd": {"method": "fedfcd", **PERSONAL},
+    "fedfcd": {"method": "fedfcd", "local_test": {"fraction": 0.25}, "batchnorm": "local"},
     "kept": {"evaluation": {"keep": "clients"}},
 }
 
@@ -33,11 +32,6 @@ def prepared(root: Path, other: Path) -> Path:
     for part in ("data", "partitions"):
         shutil.copytree(other / part, root / part)
     return root
-
-
-@pytest.fixture
-def spec(request: pytest.FixtureRequest) -> RunSpec:
-    return tiny(rounds=6, **SAMPLE[request.param])
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class Long:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Long:
-    spec, root = tiny(rounds=60), tmp_path_factory.mktemp("whole")
+    spec, root = tiny(model="mlp", rounds=60), tmp_path_factory.mktemp("whole")
     return Long(spec, root, contents(finished(spec, root)))
 
 
@@ -80,8 +74,11 @@ def test_killed_before_any_operation_that_changes_a_file(tmp_path: Path) -> None
     assert operation > 25, "operations on files were counted"
 
 
-@pytest.mark.parametrize("spec", SAMPLE, indirect=True)
-def test_killed_at_random_times(tmp_path: Path, spec: RunSpec) -> None:
+@pytest.mark.parametrize(
+    "name", [name if name == "kept" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLE]
+)
+def test_killed_at_random_times(tmp_path: Path, name: str) -> None:
+    spec = tiny(model="mlp", rounds=6, **SAMPLE[name])
     whole, root = tmp_path / "whole", tmp_path / "killed"
     finished(spec, whole)
     began = time.monotonic()
@@ -90,7 +87,7 @@ def test_killed_at_random_times(tmp_path: Path, spec: RunSpec) -> None:
     draw, kills = random.Random(spec.run_id), 0
     process = started(spec, prepared(root, whole))
     while process.exitcode != 0:
-        process.join(draw.uniform(0, seconds / 2) if kills < 5 else None)
+        process.join(draw.uniform(0, seconds / 2) if kills < 4 else None)
         assert process.exitcode in (0, None)
         if process.exitcode is None:
             process.kill()
@@ -119,6 +116,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_saved_round_is_not_said_to_resume(tmp_path: Path) -> None:
     spec = tiny(participation={"fraction": 1.0}, training={"epochs": 60}, model="mlp")
     (tmp_path / "run.json").write_text(spec.to_json())
@@ -135,9 +133,8 @@ def test_a_run_without_a_saved_round_is_not_said_to_resume(tmp_path: Path) -> No
     assert process.returncode == 75
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_saves_the_state_and_ends_the_program(
     tmp_path: Path, long: Long, number: signal.Signals, code: int
 ) -> None:
@@ -161,8 +158,9 @@ def test_a_signal_saves_the_state_and_ends_the_program(
     assert_clean(root, spec)
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_train_the_same_run(tmp_path: Path) -> None:
-    spec = tiny(rounds=8)
+    spec = tiny(model="mlp", rounds=8)
     expected = contents(finished(spec, tmp_path / "whole"))
     root = prepared(tmp_path / "results", tmp_path / "whole")
     log = Results(root).run(spec.run_id) / "train.log"
@@ -177,6 +175,7 @@ def test_two_processes_do_not_train_the_same_run(tmp_path: Path) -> None:
     assert_clean(root, spec)
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_process_that_is_killed_goes_on_from_its_checkpoint(
     tmp_path: Path, long: Long
 ) -> None:

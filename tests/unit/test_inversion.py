@@ -4,7 +4,6 @@ import math
 import re
 import shutil
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,12 @@ from fltrain.core.files import write_json
 from fltrain.data.partition import class_counts
 from fltrain.engine.data import FederatedData, Split
 from fltrain.experiments.layout import Attack, Inversion, Sheet
-from fltrain.models.networks import MODELS
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures.inversion import attack, draw, measurements
 from fltrain.runs.record import Record, Results
 
 from .conftest import Register
-from .helpers import CPU, seal, tiny, trained, write_npz
+from .helpers import CPU, Cells, seal, tiny, trained, write_npz
 
 PIXELS = {"kind": "pixels", "steps": 200}
 PRIOR = {"kind": "prior", "steps": 150, "lr": 0.01, "ema": 0.9, "channels": 8}
@@ -87,24 +85,12 @@ def test_structural_similarity_is_that_of_a_naive_loop(case: tuple[int, int, int
     check_ssim(*case)
 
 
-def test_equal_images_are_perfectly_alike() -> None:
-    images = random(2, 3, 12, 12)
-    assert psnr(images, images).tolist() == [math.inf, math.inf]
-    assert ssim(images, images).tolist() == [1.0, 1.0]
-
-
 def test_psnr_of_known_errors() -> None:
     """10 log10(1 / mean square): errors of 0.1 everywhere are 20 dB, of 1 in a quarter of the pixels 6 dB."""
     images = torch.zeros(2, 1, 4, 4)
     others = torch.stack([torch.full((1, 4, 4), 0.1), torch.zeros(1, 4, 4)])
     others[1, 0, 0] = 1
     assert psnr(images, others).tolist() == pytest.approx([20, 10 * math.log10(4)])
-
-
-def test_similarity_of_flat_images_is_that_of_their_brightness() -> None:
-    dark, bright = torch.full((1, 1, 16, 16), 0.2), torch.full((1, 1, 16, 16), 0.6)
-    expected = (2 * 0.2 * 0.6 + 1e-4) / (0.2**2 + 0.6**2 + 1e-4)
-    assert ssim(dark, bright).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_total_variation_counts_neighbours_both_ways() -> None:
@@ -203,70 +189,7 @@ def test_pixels_are_what_adam_and_total_variation_make_of_noise(victim: nn.Modul
         torch.testing.assert_close(found.images[place], best[0], atol=1e-5, rtol=0)
 
 
-class Scripted(inversion._Attacker):
-    """Makes flat images of given brightness, one after the other, whatever is learnt."""
-
-    ema = 0.5
-    script = (0.0, 0.9, 0.3, 0.8)
-
-    def __init__(self, attack: Attack, targets: int, *_: Any) -> None:
-        super().__init__()
-        self.nothing, self.targets, self.step = nn.Parameter(torch.zeros(1)), targets, -1
-
-    def forward(self, random: torch.Generator) -> Tensor:
-        self.step += 1
-        return 0 * self.nothing + torch.full((self.targets, 1, 4, 4), self.script[self.step])
-
-
-def test_the_best_average_is_kept_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Averages weigh the images by 1, 1/2, 1/4 ... from the last back: 0, 0.6, 3/7, 46/75 here."""
-    monkeypatch.setitem(inversion.ATTACKERS, "prior", Scripted)
-    averages = [0.0, (0.9 + 0.0 / 2) / 1.5, (0.3 + 0.9 / 2 + 0.0 / 4) / 1.75]
-    averages.append((0.8 + 0.3 / 2 + 0.9 / 4 + 0.0 / 8) / 1.875)
-    wanted = torch.tensor(averages)[:, None, None, None].expand(4, 1, 4, 4)
-    found = invert(lambda images: images, wanted + 0.001, (1, 4, 4), Attack(steps=3))
-    torch.testing.assert_close(found.images, wanted, atol=1e-6, rtol=0)
-    assert found.loss.tolist() == pytest.approx([1e-6] * 4, rel=1e-2)
-    assert found.before.tolist() == pytest.approx([(value + 0.001) ** 2 for value in averages], rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("side", "scales"), [(4, 1), (8, 2), (15, 2), (16, 3), (28, 3), (32, 4), (64, 5), (224, 5)]
-)
-def test_the_prior_goes_down_to_two_or_three_pixels_at_most_five_times(side: int, scales: int) -> None:
-    prior = inversion._Prior(Attack(channels=2), 1, (1, side, side), torch.Generator())
-    assert len(prior.skips) == len(prior.encoders) == len(prior.decoders) == scales
-    asked = inversion._Prior(Attack(channels=2, scales=1), 1, (1, side, side), torch.Generator())
-    assert len(asked.encoders) == 1
-
-
-def test_priors_start_alike_share_nothing_and_see_fresh_noise() -> None:
-    numbers = torch.Generator().manual_seed(0)
-    prior = inversion._Prior(Attack(channels=4, perturbation=0.1), 2, (3, 8, 8), numbers)
-    assert 0 <= prior.input.min() < prior.input.max() <= 0.1
-    first, second = prior(numbers), prior(numbers)
-    torch.testing.assert_close(first[0], first[1])
-    assert not torch.allclose(first, second, atol=1e-4)
-    parameters = list(prior.parameters())
-    gradients = torch.autograd.grad(first[0].square().sum(), parameters)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        own, others = gradient.chunk(2)
-        assert own.shape == others.shape == parameter.chunk(2)[0].shape
-        assert not others.any()
-    assert sum(gradient.chunk(2)[0].abs().sum() for gradient in gradients) > 0
-    quiet = inversion._Prior(Attack(channels=4, perturbation=0.0), 1, (3, 8, 8), numbers)
-    torch.testing.assert_close(quiet(numbers), quiet(numbers))
-
-
 # ---------------------------------------------------------------- settings
-def test_attacks_have_their_own_rates_and_weights() -> None:
-    prior, pixels = Attack(), Attack(kind="pixels")
-    assert (prior.steps, prior.ema, prior.channels, prior.perturbation) == (3000, 0.99, 128, 1 / 30)
-    assert (prior.learning_rate, prior.tv_weight) == (1e-3, 0.0)
-    assert (pixels.learning_rate, pixels.tv_weight) == (0.1, 0.01)
-    assert (Attack(lr=0.5, tv=0.0).learning_rate, Attack(kind="pixels", tv=0.0).tv_weight) == (0.5, 0.0)
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -283,23 +206,6 @@ def test_attacks_have_their_own_rates_and_weights() -> None:
 def test_settings_that_cannot_be(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(FltrainError, match=told):
         layout(**settings)
-
-
-def test_there_is_a_row_for_every_target_and_noise() -> None:
-    figure = layout(targets=["mean", "class_mean", "raw"], noises=[0.0, 0.001])
-    assert figure.rows == [("mean", 0.0), ("class_mean", 0.0), ("class_mean", 0.001), ("raw", 0.0)]
-    assert [row.label.replace("\n", " ") for row in figure.rows] == [
-        "from the mean of all classes",
-        "from class means",
-        "from class means, noise 0.001",
-        "from raw features",
-    ]
-
-
-def test_an_axis_with_several_points_is_refused() -> None:
-    layout().check("toy/figure", {"method": ["FedAvg"], "data": ["Digits"]})
-    with pytest.raises(FltrainError, match=r"toy/figure.*'method'"):
-        layout().check("toy/figure", {"method": ["FedAvg", "FedImpro"]})
 
 
 # ---------------------------------------------------------------- what is attacked
@@ -329,20 +235,6 @@ def test_private_images_are_those_of_the_client_with_most_of_the_class() -> None
     assert found[2].of_class.tolist() == [6]
     assert found[2].of_client.tolist() == [3, 0, 6]
     assert [found[2].averaged(target) for target in ("raw", "class_mean", "mean")] == [1, 1, 3]
-
-
-def test_classes_that_no_client_has_are_left_out() -> None:
-    assert [one.label for one in islice(private_images(federated([0, 2, 2], [[0], [1, 2]])), 9)] == [0, 2, 2]
-
-
-def test_without_a_number_the_middle_cut_is_taken() -> None:
-    network = MODELS["mobilenet_tiny"]().network(1, 8, 10)
-    assert list(network.splits) == [1, 4, 7, 8]
-    assert (network.cut(None), network.cut(7)) == (4, 7)
-    with pytest.raises(FltrainError, match=r"convolution 5 \(possible: 1, 4, 7, 8\)"):
-        network.cut(5)
-    with pytest.raises(FltrainError, match="cannot be split: it has no convolutions"):
-        MODELS["mlp"]().network(1, 8, 10).cut(None)
 
 
 # ---------------------------------------------------------------- a real run
@@ -472,44 +364,14 @@ def test_noise_has_the_deviation_asked_for_and_is_the_same_for_all(targets_of: S
     assert not torch.allclose(much[0] - clean[0], much[1] - clean[1]), "each image has noise of its own"
 
 
-def test_the_network_is_left_as_it_was(run: TrainedRun) -> None:
-    before = {name: tensor.clone() for name, tensor in run.network.state_dict().items()}
-    recover(run, layout(images=2))
-    for name, tensor in run.network.state_dict().items():
-        assert torch.equal(tensor, before[name]), name
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.network.parameters())
-
-
-def test_more_images_than_there_are(run: TrainedRun) -> None:
-    with pytest.raises(FltrainError, match=r"figure.images: 100000, but the clients have only \d+"):
-        recover(run, layout(images=100000))
-
-
 # ---------------------------------------------------------------- the figure
 def sheet(*records: Record) -> Sheet:
     """A sheet with one point, and a seed for each record."""
-    cells = [
-        {
-            "labels": {"method": "FedAvg"},
-            "reported": {},
-            "seed": seed,
-            "run": record.run_id,
-            "partition": "none",
-        }
-        for seed, record in reversed(list(enumerate(records)))
-    ]
-    about = {
-        "id": "toy/figure",
-        "paper": "Toy",
-        "title": "A toy",
-        "caption": "",
-        "scale": "tiny",
-        "reduced": True,
-    }
-    axes = {"method": ["FedAvg"]}
-    return Sheet.parse(
-        {**about, "axes": axes, "table": None, "figure": None, "reported": None, "cells": cells}, "test"
-    )
+    cells = Cells(Path("nowhere"))
+    for record in records:
+        cells.place({"method": "FedAvg"}, record.run_id)
+    cells.cells.reverse()
+    return cells.sheet(id="toy/figure")
 
 
 def test_drawn_are_private_images_mean_images_and_a_row_per_target(recovered: Recovered) -> None:
@@ -564,6 +426,7 @@ def test_measurements_are_those_of_the_recovered_images(recovered: Recovered) ->
         assert part["averaged"].tolist() == [private.averaged(target) for private in recovered.private]
 
 
+@pytest.mark.slow
 def test_colour_images(register: Register, tmp_path: Path) -> None:
     source = write_npz(tmp_path / "colour.npz", train=40, test=8, shape=(8, 8, 3))
     register({"colour": {"title": "Colour", "reader": "npz", "path": str(source)}})

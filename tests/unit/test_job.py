@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 LOG = Path("logs", "deep", "job.log")
 
 
@@ -46,10 +44,3 @@ def test_anything_else_is_raised_and_leaves_its_traceback_in_the_log(tmp_path: P
     first, second, *_, last = logged(tmp_path)
     assert (first, second) == ("@ the job failed", "Traceback (most recent call last):")
     assert last.startswith("ZeroDivisionError")
-
-
-@pytest.mark.parametrize("work", ["pass", "raise FltrainError('again')"], ids=["done", "failed"])
-def test_the_log_is_that_of_the_last_attempt(tmp_path: Path, work: str) -> None:
-    job(tmp_path, "raise FltrainError('at first')")
-    job(tmp_path, work)
-    assert logged(tmp_path) == ["@ done" if work == "pass" else "@ error: again"]

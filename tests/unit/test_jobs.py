@@ -14,61 +14,38 @@ import yaml
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.data.datasets import Dataset
-from fltrain.experiments.jobs import NOTHING, Jobs, database_file
+from fltrain.experiments.jobs import Jobs, database_file
 from fltrain.experiments.selection import JobResources, Request
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
 
-from .helpers import TINY, trained
+from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
 
 CONFIG = Path(__file__).parents[2] / "config"
 
-PREFERENCE = {"kind": "preference", "columns": "method"}
-PAPER: dict[str, Any] = {
-    "paper": "toy",
-    "title": "A toy",
-    "citation": "none",
+
+def shown(title: str, **figure: Any) -> dict[str, Any]:
+    """An item with a figure of one method."""
+    return {"title": title, "axes": {"method": ["fedavg"]}, "figure": figure}
+
+
+CURVE = {"curve": "test_accuracy", "label": ""}
+TOY: dict[str, Any] = {
+    **PAPER,
     "settings": {**TINY, "evaluation": {"keep": "clients"}},
-    "seeds": 1,
     "items": {
-        "table1": {
-            "title": "Two methods",
-            "axes": {"method": ["fedavg", "fedprox"]},
-            "table": {"rows": "method", "measures": [{"measure": "final_accuracy"}]},
-        },
-        "figure1": {
-            "title": "Curves",
-            "axes": {"method": ["fedavg"]},
-            "figure": {
-                "kind": "curves",
-                "series": "method",
-                "panels": [{"curve": "test_accuracy", "label": ""}],
-            },
-        },
-        "figure2": {
-            "title": "Sizes",
-            "axes": {"method": ["fedavg"]},
-            "figure": {"kind": "bubbles", "columns": "method"},
-        },
+        "table1": TWO_METHODS,
+        "figure1": shown("Curves", kind="curves", series="method", panels=[CURVE]),
+        "figure2": shown("Sizes", kind="bubbles", columns="method"),
     },
 }
 # The same name as a figure of the other paper, but made from models.
-OTHER = {
-    **PAPER,
-    "paper": "other",
-    "items": {
-        "figure1": {"title": "Classes", "axes": {"method": ["fedavg"]}, "figure": PREFERENCE},
-    },
-}
+OTHER = {**TOY, "paper": "other", "items": {"figure1": shown("Classes", kind="preference", columns="method")}}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    scale = {"scale": "one", "title": "a trial", "reduced": True, "items": ["toy", "other"]}
-    for path, data in (("papers/toy", PAPER), ("papers/other", OTHER), ("scales/one", scale)):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{path}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
-    return tmp_path
+    return write_papers(tmp_path, TOY, OTHER, scale={**SCALE, "items": ["toy", "other"]})
 
 
 def jobs(folder: Path, **settings: Any) -> Jobs:
@@ -122,30 +99,6 @@ def test_each_item_is_made_by_one_rule(folder: Path, kind: str, expected: list[s
     pattern = re.compile(rf"(?P<paper>{every.papers_of(kind)})/(?P<item>[^/]+)\.csv")
     assert [name for name in every.items if pattern.fullmatch(f"{name}.csv")] == expected
     assert not pattern.fullmatch("toy/table11.csv")
-
-
-def test_a_kind_that_no_item_has(folder: Path) -> None:
-    assert jobs(folder, items="toy/table1").papers_of("models") == NOTHING
-    assert not re.search(NOTHING, "toy")
-
-
-def test_papers(folder: Path) -> None:
-    every = jobs(folder)
-    assert list(every.papers) == ["toy", "other"]
-    assert len(every.paper_outputs("toy")) == 5 + 4 + 4
-    heading = json.loads(every.paper_heading("toy"))
-    assert (heading["title"], heading["scale"], heading["reduced"]) == ("A toy", "one", True)
-    assert [sheet["id"] for sheet in json.loads(every.paper_sheets("other"))] == ["other/figure1"]
-    assert (every.paper_claims("toy"), every.paper_statements("toy")) == ("[]", [])
-    assert every.sheet("toy/table1", "title") == "Two methods"
-
-
-def test_published_values_of_the_declared_papers() -> None:
-    every = Jobs.of({"scale": "paper", "papers": "ecgr"}, CONFIG)
-    files = [*every.paper_published("ecgr"), *every.paper_statements("ecgr")]
-    assert "config/reported/ecgr_claims.csv" in files
-    assert all((CONFIG.parent / file).exists() for file in files)
-    assert json.loads(every.paper_claims("ecgr"))
 
 
 def test_without_training_what_records_allow_is_left(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import PreparedData
 from fltrain.engine.executors.sequential import Round, SequentialExecutor
-from fltrain.methods.training import LEARNING_RATES, Constant, Exponential, LearningRate, Steps
+from fltrain.methods.training import LEARNING_RATES, Exponential, LearningRate, Steps
 
 from .helpers import federation, tiny
 
@@ -19,10 +19,6 @@ def rates(schedule: LearningRate, rounds: int = 100) -> list[float]:
 
 
 # ---------------------------------------------------------------- factors
-def test_constant() -> None:
-    assert set(rates(Constant())) == {1.0}
-
-
 def test_exponential_decays_by_round() -> None:
     """The first round has the full rate; FLFA's protocol: 0.01 * 0.998^t, t = 0, 1, 2 ..."""
     factors = rates(Exponential(), 500)
@@ -48,12 +44,6 @@ def check_halving_every_ten_rounds(schedule: LearningRate) -> None:
 def test_halving_every_ten_rounds() -> None:
     check_halving_every_ten_rounds(Steps(every=10, decay=0.5))
     check_halving_every_ten_rounds(Steps())
-
-
-def test_steps_of_other_lengths() -> None:
-    assert rates(Steps(every=1, decay=0.5), 4) == [0.5, 0.25, 0.125, 0.0625]
-    assert rates(Steps(every=3, decay=0.1), 7) == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
-    assert set(rates(Steps(every=101))) == {1.0}
 
 
 def test_cosine_falls_from_one_to_zero() -> None:

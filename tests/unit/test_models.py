@@ -1,12 +1,10 @@
 """The networks, how they are built, and the flat vectors that they are bound to."""
 
-import random
 from typing import Literal
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
@@ -30,12 +28,6 @@ def flat(model: Model | None = None, side: int = 8, seed: int = 0) -> FlatModel:
 
 
 # ------------------------------------------------------------------------------------ LeNet-5
-def test_lenet_has_the_published_number_of_parameters() -> None:
-    network = build(LeNet5(), channels=1, side=28, classes=10, seed=0)
-    assert sum(parameter.numel() for parameter in network.parameters()) == 61_706
-    assert FlatModel(network, images(1, side=28)).layout.size == 61_706
-
-
 def test_lenet_is_the_chain_of_its_definition() -> None:
     network = build(LeNet5(), channels=1, side=28, classes=10, seed=0).eval()
     weights = {name: tensor for name, tensor in network.state_dict().items()}
@@ -51,23 +43,9 @@ def test_lenet_is_the_chain_of_its_definition() -> None:
     assert torch.equal(network(images(side=28)), functional.linear(hidden, *classifier))
 
 
-def test_lenet_has_five_layers_in_five_blocks() -> None:
-    found = layers(build(LeNet5(), 1, 28, 10, seed=0), images(1, side=28))
-    assert [layer.block for layer in found] == ["conv1", "conv2", "fc1", "fc2", "classifier"]
-    assert [layer.inputs for layer in found] == [1, 6, 400, 120, 84]
-    assert [layer.producers for layer in found] == [(), (0,), (1,), (2,), (3,)]
-
-
-def test_mobilenet_tiny_has_nine_layers_in_five_blocks() -> None:
-    found = layers(build(MobileNetTiny(), 1, 8, 10, seed=0), images(1))
-    assert len(found) == 9
-    blocks = list(dict.fromkeys(layer.block for layer in found))
-    assert (len(blocks), blocks[0], blocks[-1]) == (5, "stem", "classifier")
-
-
 # ------------------------------------------------------------------------------------ every network
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("channels", "larger"), [(1, 0), (3, 5)])
+@pytest.mark.parametrize(("channels", "larger"), [(1, 0), pytest.param(3, 5, marks=pytest.mark.slow)])
 def test_networks_take_images_from_their_smallest_size_on(name: str, channels: int, larger: int) -> None:
     model = MODELS[name]()
     side = model.min_side + larger
@@ -99,15 +77,6 @@ def test_an_incomplete_network_is_refused_in_one_line(members: dict[str, object]
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_layers_are_all_modules_that_transport_errors(name: str) -> None:
-    model = MODELS[name]()
-    network = build(model, 1, model.min_side, 10, seed=0)
-    found = [layer.name for layer in layers(network, images(1, side=model.min_side))]
-    kinds = (nn.Conv2d, nn.Linear)
-    assert found == [path for path, module in network.named_modules() if isinstance(module, kinds)]
-
-
 # ------------------------------------------------------------------------------------ initialisation
 def parameters(seed: int) -> Tensor:
     return pack(build(MobileNetTiny(), 1, 8, 10, seed).parameters(), torch.float32, torch.device("cpu"))
@@ -116,25 +85,6 @@ def parameters(seed: int) -> Tensor:
 def test_the_seed_decides_the_initial_weights() -> None:
     assert torch.equal(parameters(0), parameters(0))
     assert not torch.equal(parameters(0), parameters(1))
-
-
-def test_building_leaves_the_global_generators_alone() -> None:
-    before = (torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate())
-    first = parameters(0)
-    after = (torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate())
-    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
-    torch.randn(3)
-    assert torch.equal(parameters(0), first)
-
-
-def test_initial_weights_are_those_of_pytorch() -> None:
-    """Uniform in +-1/sqrt(fan in), as Conv2d and Linear have it."""
-    network = build(LeNet5(), 1, 28, 10, seed=0)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            bound = module.weight[0].numel() ** -0.5
-            assert 0.8 * bound < module.weight.abs().max() <= bound
-            assert abs(module.weight.mean()) < 0.2 * bound
 
 
 # ------------------------------------------------------------------------------------ flat vectors
@@ -150,28 +100,6 @@ def test_slots_lie_one_after_the_other() -> None:
     assert laid_out[1].of(vector).tolist() == 6
     stacked = torch.stack([vector, -vector])
     assert laid_out[0].of(stacked).shape == (2, 2, 3) and laid_out[1].of(stacked).tolist() == [6, -6]
-
-
-def test_nothing_packs_to_an_empty_vector() -> None:
-    assert pack([], torch.float32, torch.device("cpu")).shape == (0,)
-
-
-def test_the_networks_tensors_are_slices_of_the_vectors() -> None:
-    model = flat()
-    layout = model.layout
-    parts = (
-        (model.weights, layout.parameters),
-        (model.buffers, layout.buffers),
-        (model.counters, layout.counters),
-    )
-    state = model.network.state_dict()
-    assert {slot.name for _, laid_out in parts for slot in laid_out} == state.keys()
-    for vector, laid_out in parts:
-        assert sum(slot.stop - slot.start for slot in laid_out) == len(vector)
-        for slot in laid_out:
-            assert torch.equal(state[slot.name], slot.of(vector))
-            vector[slot.start] += 1
-            assert state[slot.name].flatten()[0] == vector[slot.start]  # not equal: the same memory
 
 
 def test_binding_keeps_the_networks_values() -> None:
@@ -192,14 +120,6 @@ def test_writing_the_vector_changes_what_the_network_computes() -> None:
     assert model.network(images()).eq(0).all()
 
 
-def test_writing_buffers_changes_what_the_network_computes() -> None:
-    model = flat()
-    model.network.eval()
-    before = model.network(images())
-    model.buffers.add_(1)
-    assert not torch.equal(model.network(images()), before)
-
-
 def test_training_writes_buffers_and_counters_through() -> None:
     model = flat()
     before = model.buffers.clone()
@@ -218,20 +138,3 @@ def test_gradients_add_up_in_the_flat_gradient() -> None:
     assert expected.any() and torch.equal(model.gradient, expected)
     model.gradient.zero_()
     assert not any(parameter.grad.any() for parameter in model.network.parameters())
-
-
-def test_loading_copies() -> None:
-    model, other = flat(), flat(seed=1)
-    received = [vector.clone() for vector in (other.weights, other.buffers, other.counters)]
-    model.load(*received)
-    assert torch.equal(model.network.eval()(images()), other.network.eval()(images()))
-    model.weights.zero_()
-    model.buffers.zero_()
-    assert torch.equal(received[0], other.weights) and torch.equal(received[1], other.buffers)
-
-
-def test_weights_of_the_layers_are_found() -> None:
-    layout = flat().layout
-    names = [slot.name for slot in layout.weights]
-    assert names == [f"{layer.name}.weight" for layer in layout.layers]
-    assert set(layout.weights) <= set(layout.parameters)

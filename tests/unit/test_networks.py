@@ -8,7 +8,6 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
 from fltrain.models.base import Model
@@ -53,36 +52,6 @@ GOLDEN = [
     ("fedavg_cnn", {"padding": 2}, 1, 28, 10, 1_663_370, 4),
     ("2nn", {}, 1, 28, 10, 199_210, 3),
 ]
-
-PAPERS = {
-    # paper and data sets: model, options, channels, side, classes
-    "FLFA BloodMNIST": ("mobilenetv2", {}, 3, 28, 8),
-    "FLFA OrganCMNIST, OrganSMNIST": ("mobilenetv2", {}, 1, 28, 11),
-    "FLFA PathMNIST": ("mobilenetv2", {}, 3, 28, 9),
-    "FLFA FMNIST": ("mobilenetv2", {}, 1, 28, 10),
-    "FLFA CIFAR-10": ("mobilenetv2", {}, 3, 32, 10),
-    "FLFA CIFAR-100": ("mobilenetv2", {}, 3, 32, 100),
-    "FLFA ImageNet-100": ("mobilenetv2", {}, 3, 64, 100),
-    "FLFA BloodMNIST, ResNet-50": ("resnet50", {}, 3, 28, 8),
-    "FedImpro CIFAR-100": ("resnet50", {}, 3, 32, 100),
-    "FedImpro CIFAR-10, SVHN": ("resnet18", {}, 3, 32, 10),
-    "FedImpro FMNIST": ("resnet18", {}, 1, 32, 10),
-    "FedImpro FEMNIST": ("resnet18", {}, 1, 28, 62),
-    "FedImpro CIFAR-10, VGG-11": ("vgg11", {}, 3, 32, 10),
-    "FedImpro and Fed2 CIFAR-10, VGG-9": ("vgg9", {}, 3, 32, 10),
-    "Fed2 CIFAR-10, VGG-9 with GroupNorm": ("vgg9", GN, 3, 32, 10),
-    "Fed2 CIFAR-10, MobileNet": ("mobilenetv1", {}, 3, 32, 10),
-    "Fed2 CIFAR-10, MobileNet with GroupNorm": ("mobilenetv1", GN, 3, 32, 10),
-    "Fed2 CIFAR-100": ("vgg16", {}, 3, 32, 100),
-    "ECGR MNIST, FMNIST": ("lenet5", {}, 1, 28, 10),
-    "ECGR CIFAR-10": ("ecgr_cnn", {}, 3, 32, 10),
-    "ECGR CIFAR-100": ("ecgr_cnn", {}, 3, 32, 100),
-    "ECGR LC25000 of 128 pixels": ("resnet18", IMAGENET, 3, 128, 5),
-    "ECGR LC25000 of 224 pixels": ("resnet18", IMAGENET, 3, 224, 5),
-    "FedFCD FMNIST": ("mlp", {}, 1, 28, 10),
-    "FedFCD CIFAR-10": ("fedavg_cnn", {}, 3, 32, 10),
-    "FedFCD CIFAR-100": ("resnet18", IMAGENET, 3, 32, 100),
-}
 
 EVERY = {
     # every network once, and every option that changes its structure: model, options, channels, side, classes
@@ -207,36 +176,7 @@ def test_multiply_adds_of_mobilenetv2(options: dict[str, Any], side: int, millio
     assert round(multiply_adds(network, images(3, side)) / 1e6, 1) == millions
 
 
-def test_running_statistics_of_mobilenetv2() -> None:
-    network = built("mobilenetv2", {}, 3, 32, 10)
-    assert sum(buffer.numel() for buffer in network.buffers() if buffer.is_floating_point()) == 34_176
-
-
 # ---------------------------------------------------------------- function
-@pytest.mark.parametrize("case", PAPERS.values(), ids=PAPERS)
-def test_every_network_trains_on_the_papers_images(case: Case) -> None:
-    _, _, channels, side, classes = case
-    network = built(*case).train()
-    network.zero_grad()
-    with torch.random.fork_rng(devices=[]):
-        features = network.features(images(channels, side))
-        logits = network.classifier(features)
-        functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
-    assert features.dim() == 2 and features.shape[0] == 2
-    assert logits.shape == (2, classes)
-    for parameter in network.parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all()
-
-
-@every()
-def test_smallest_images(case: Case) -> None:
-    name, options, channels, _, classes = case
-    side = declared(name, options).min_side
-    network = build(declared(name, options), channels, side, classes, seed=0).eval()
-    with torch.no_grad():
-        assert network(images(channels, side)).shape == (2, classes)
-
-
 def test_images_that_are_too_small_are_refused() -> None:
     with pytest.raises(
         FltrainError, match=r"'vgg16' needs images of at least 32 pixels.*dataset\.image_size"
@@ -526,8 +466,3 @@ def test_order_in_mobilenetv2() -> None:
         assert [block.residual for block in blocks] == [False] + [True] * (count - 1)
         assert {operations(block) for block in blocks} == {"conv bn relu6 conv bn relu6 conv bn"}
     assert operations(built(*EVERY["mobilenetv2 t"]).stage1) == "conv bn relu6 conv bn"
-
-
-def test_every_network_is_documented() -> None:
-    for name, model in MODELS.items():
-        assert model.citation and model.__doc__, name

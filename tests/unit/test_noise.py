@@ -102,12 +102,6 @@ def test_one_position_is_normal_over_the_counters() -> None:
         assert stats.kstest(position, "norm").pvalue > 0.01
 
 
-def test_one_position_is_normal_over_the_keys() -> None:
-    values = np.array([drawn(3, key=key).numpy() for key in range(1000)])
-    for position in values.T:
-        assert stats.kstest(position, "norm").pvalue > 0.01
-
-
 # ---------------------------------------------------------------- independence
 def assert_uncorrelated(first: Tensor, second: Tensor) -> None:
     """Neither the numbers nor their sizes go together, within four standard errors."""
@@ -149,14 +143,6 @@ def test_shapes(shape: tuple[int, ...]) -> None:
     assert values.dtype == torch.float32
     assert values.is_contiguous()
     assert len(values.flatten().unique()) == values.numel()
-
-
-def test_the_shape_only_arranges_the_numbers() -> None:
-    assert torch.equal(drawn(3, 4, 5).flatten(), drawn(60))
-
-
-def test_repetition() -> None:
-    assert torch.equal(drawn(1001, key=3, counter=2), drawn(1001, key=3, counter=2))
 
 
 def test_pytorchs_generator_is_not_touched() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fltrain.analysis.class_preference import (
-    _post_activations,
     alignment,
     class_preference,
     shared_depth,
@@ -116,9 +115,14 @@ CHAINS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_preferences_are_those_of_a_direct_computation(chain: Any, split: Split) -> None:
-    network = chain()
+LARGE = ("vgg9 with dropout", "ecgr_cnn with BatchNorm", "fed2 uneven")
+
+
+@pytest.mark.parametrize(
+    "chain", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in CHAINS]
+)
+def test_preferences_are_those_of_a_direct_computation(chain: str, split: Split) -> None:
+    network = CHAINS[chain]()
     measured = class_preference(network, split, CLASSES, batch=7)
     expected = directly(network, split)
     assert list(measured) == list(expected)
@@ -176,15 +180,6 @@ def test_projections_and_residual_blocks(split: Split) -> None:
         torch.testing.assert_close(measured[name], expected.detach(), rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_layers_of_a_residual_network(split: Split) -> None:
-    """Shortcuts have neurons, too; in-place operations do no harm."""
-    measured = class_preference(network_of("resnet18"), split, CLASSES, batch=6)
-    assert len(measured) == 21
-    assert measured["stage2.0.downsample.0"].shape == (128, CLASSES)
-    assert all(preferences.isfinite().all() for preferences in measured.values())
-    assert all(preferences.any() for preferences in measured.values())
-
-
 def test_batches_and_their_order_do_not_matter(split: Split) -> None:
     network = network_of("ecgr_cnn")
     whole = class_preference(network, split, CLASSES)
@@ -193,15 +188,6 @@ def test_batches_and_their_order_do_not_matter(split: Split) -> None:
         parts = class_preference(network, split, CLASSES, order, batch=batch)
         for name, preferences in whole.items():
             torch.testing.assert_close(parts[name], preferences, rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_some_of_the_images(split: Split) -> None:
-    network = network_of("mlp")
-    chosen = torch.tensor([int((split.labels == label).nonzero()[0]) for label in range(CLASSES)])
-    some = class_preference(network, split, CLASSES, chosen)["classifier"]
-    with torch.no_grad():
-        logits = network(split.batch(chosen)[0]).double()
-    torch.testing.assert_close(some.diag(), logits.diag(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_class_without_images_is_an_error(split: Split) -> None:
@@ -300,16 +286,3 @@ def test_identical_clients_are_aligned_and_others_are_not(split: Split) -> None:
     measured = alignment([one, other])
     assert list(measured) == list(one)
     assert measured["conv2.0"] < 1 and measured["fc1.0"] < 0.6
-
-
-def test_networks_that_go_on_in_place_do_not_change_what_was_said() -> None:
-    """In a ResNet, the sum and the ReLU behind it overwrite what the block's last norm returned."""
-    network = MODELS["resnet18"]().network(1, 8, 10).eval()
-    maps: list[torch.Tensor] = []
-    norm = network.get_submodule("stage1.0.bn2")
-    handle = norm.register_forward_hook(lambda _module, _inputs, output: maps.append(output.clone()))
-    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    said, _ = _post_activations(network, images.requires_grad_())
-    handle.remove()
-    assert maps[0].min() < 0
-    assert torch.equal(said["stage1.0.conv2"], maps[0])

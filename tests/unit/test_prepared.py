@@ -1,8 +1,6 @@
 """Prepared data sets and partitions: what is in the files, and that they are whole or refused."""
 
-import errno
 import json
-import os
 import shutil
 import tracemalloc
 import warnings
@@ -18,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from fltrain.core import files
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import digest, replacing
+from fltrain.core.files import digest
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.partition import LocalTest
 from fltrain.data.partition.by_writer import ByWriter
@@ -34,7 +32,6 @@ from fltrain.data.prepared import (
     prepare,
 )
 from fltrain.engine.data import FederatedData
-from fltrain.engine.train import ensure_data, ensure_partition
 from fltrain.runs.record import Results
 
 from .conftest import Register
@@ -147,14 +144,6 @@ def test_reading_takes_no_memory_for_the_images(tmp_path: Path) -> None:
     assert peak < 300_000
     # On a CPU not even PyTorch makes a copy.
     assert federated.train.images.data_ptr() == data.train_images.ctypes.data
-
-
-def test_the_file_can_be_replaced_while_it_is_in_use(prepared: Path) -> None:
-    data = load_prepared(DIGITS, prepared)
-    expected = data.train_images.tobytes()
-    with replacing(prepared) as temporary:
-        temporary.write_bytes(bytes(prepared.stat().st_size))
-    assert data.train_images.tobytes() == expected
 
 
 # ------------------------------------------------------------------------------------ contact sheet
@@ -331,21 +320,6 @@ def test_images_that_have_changed_need_another_revision(tmp_path: Path, register
     load_prepared(dataset, prepared)
 
 
-def test_images_in_a_folder_that_have_changed_need_another_revision(
-    tmp_path: Path, register: Register
-) -> None:
-    for number in range(10):
-        file = tmp_path / "mine" / f"class{number % 2}" / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(8, 8, seed=number)).save(file)
-    register({"mine": {"reader": {"name": "folder", "train_fraction": 0.8}, "path": str(tmp_path / "mine")}})
-    dataset, prepared = Dataset(name="mine"), tmp_path / "mine.safetensors"
-    prepare(dataset, prepared, tmp_path)
-    shutil.copy(file, file.with_name("more.png"))
-    with pytest.raises(FltrainError, match="has changed since it was prepared"):
-        load_prepared(dataset, prepared)
-
-
 # ------------------------------------------------------------------------------------ partition files
 SCHEME = Dirichlet(clients=10)
 OWN_TESTS = LocalTest()
@@ -363,16 +337,6 @@ def test_a_partition_is_read_back(digits: PreparedData, divided: Path) -> None:
     expected = SCHEME.split(digits.train_labels, digits.classes, 5)
     assert len(read.clients) == 10 and read.tests is None
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(read.clients, expected, strict=True))
-
-
-@pytest.mark.parametrize("local_test", [None, OWN_TESTS], ids=["global test", "local test"])
-def test_a_partition_counts_training_images_by_client_and_class(
-    digits: PreparedData, tmp_path: Path, local_test: LocalTest | None
-) -> None:
-    read = partition(SCHEME, local_test, digits, 5, tmp_path / "partition")
-    labels = (digits.merged() if local_test else digits).train_labels
-    for client, row in zip(read.clients, load_file(tmp_path / "partition")["counts"], strict=True):
-        assert row.tolist() == np.bincount(labels[client], minlength=10).tolist()
 
 
 @pytest.mark.parametrize("damage", ["a bit", "missing"])
@@ -395,14 +359,6 @@ def test_partitions_of_other_settings_are_refused(
     digits: PreparedData, divided: Path, scheme: Any, local_test: LocalTest | None, seed: int
 ) -> None:
     message = clear_refusal(lambda: load_partition(scheme, local_test, digits, seed, divided), divided)
-    assert "made from other data or settings" in message
-
-
-def test_partitions_of_another_revision_are_refused(
-    digits: PreparedData, divided: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Dirichlet, "revision", 99)
-    message = clear_refusal(lambda: load_partition(SCHEME, None, digits, 5, divided), divided)
     assert "made from other data or settings" in message
 
 
@@ -429,23 +385,6 @@ def test_every_client_sets_a_quarter_aside(
     for other in (None, LocalTest(stratify=not stratify), LocalTest(fraction=0.3, stratify=stratify)):
         message = clear_refusal(lambda other=other: load_partition(scheme, other, digits, 5, path), path)
         assert "made from other data or settings" in message
-
-
-def test_training_and_test_images_are_merged_in_this_order(digits: PreparedData) -> None:
-    merged = digits.merged()
-    assert np.array_equal(merged.train_images, np.concatenate([digits.train_images, digits.test_images]))
-    assert np.array_equal(merged.train_labels, np.concatenate([digits.train_labels, digits.test_labels]))
-
-
-def test_runs_with_clients_own_tests_have_partitions_of_their_own(tmp_path: Path) -> None:
-    results = Results(tmp_path)
-    specs = [tiny(local_test=local) for local in (None, {}, {"fraction": 0.5}, {"stratify": True})]
-    assert len({spec.partition_id for spec in specs}) == len({spec.run_id for spec in specs}) == 4
-    digests = set()
-    for spec in specs:
-        for _ in range(2):  # made, then read
-            digests.add(ensure_partition(spec, ensure_data(spec.dataset, results), results).digest)
-    assert len(digests) == len(list((tmp_path / "partitions").iterdir())) == 4
 
 
 # ------------------------------------------------------------------------------------ writers
@@ -477,12 +416,6 @@ def test_writers_are_kept(written: PreparedData) -> None:
     assert digest(arrays) == written.digest
 
 
-def test_every_writer_is_a_client(tmp_path: Path, written: PreparedData) -> None:
-    made = partition(ByWriter(clients=4), None, written, 0, tmp_path / "partition")
-    for writer, client in enumerate(made.clients):
-        assert client.tolist() == np.flatnonzero(written.writers == writer).tolist()
-
-
 def test_writers_set_images_of_their_own_aside(tmp_path: Path, written: PreparedData) -> None:
     """A writer's training and test images come together, and are divided into those of one client."""
     made = partition(ByWriter(clients=4), LocalTest(), written, 0, tmp_path / "partition")
@@ -500,28 +433,3 @@ def test_writers_train(tmp_path: Path, written: PreparedData) -> None:
     assert record.costs["samples"] == 42
     with pytest.raises(FltrainError, match="7 clients, but the dataset has 6 writers"):
         trained(tiny(dataset="written", partition=scheme | {"clients": 7}, model="mlp"), tmp_path)
-
-
-@pytest.mark.parametrize("local_test", [None, {}])
-def test_writers_that_are_not_known_are_no_clients(tmp_path: Path, local_test: Any) -> None:
-    spec = tiny(partition={"name": "by_writer", "clients": 4}, local_test=local_test)
-    with pytest.raises(FltrainError, match="'by_writer' needs a dataset with known writers"):
-        trained(spec, tmp_path)
-
-
-@pytest.mark.parametrize("made_before", [False, True])
-def test_a_failure_while_arrays_are_written_leaves_no_half_of_them(
-    prepared: Path, monkeypatch: pytest.MonkeyPatch, made_before: bool
-) -> None:
-    def fail_late(arrays: Any, path: Path, metadata: Any) -> None:
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(files, "save_file", fail_late)
-    before = prepared.read_bytes()
-    if not made_before:
-        prepared.unlink()
-    with pytest.raises(FltrainError, match=r"cannot be written \(No space left on device\); make room"):
-        prepare(DIGITS, prepared, prepared.parent)
-    left = {path.name: path.read_bytes() for path in prepared.parent.iterdir() if path.suffix != ".png"}
-    assert left == ({prepared.name: before} if made_before else {})

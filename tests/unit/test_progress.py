@@ -51,9 +51,3 @@ def test_the_time_left_is_that_of_the_missing_runs(
     progress.started()
     clock.now += seconds
     assert f"a-run: finished; {left}" in progress.finished("a-run"), "there is no record"
-
-
-def test_a_run_that_diverged(tmp_path: Path) -> None:
-    record = trained(tiny(training={"lr": 1e30}), tmp_path)
-    assert record.summary["status"] == "diverged"
-    assert f"{record.run_id}: diverged, " in Progress(Results(tmp_path)).finished(record.run_id)

@@ -51,13 +51,6 @@ def test_descriptions_become_a_table_with_zeros_where_a_client_has_no_images() -
     assert torch.equal(means, MEANS)
 
 
-@pytest.mark.parametrize("averaging", AVERAGES)
-def test_averages_by_hand(averaging: str) -> None:
-    means, known = combine(COUNTS, MEANS, averaging)
-    assert means.tolist() == AVERAGES[averaging]
-    assert known.tolist() == [True, True, False, True]
-
-
 def test_the_average_by_images_is_the_mean_of_all_images() -> None:
     """Whoever holds them; the plain one is not."""
     random = torch.Generator().manual_seed(0)
@@ -164,12 +157,3 @@ def test_training_a_classifier_is_ordinary_sgd(kind: str, batch: int | None, epo
     torch.testing.assert_close(found, nn.utils.parameters_to_vector(other.parameters()).detach())
     assert torch.equal(head, given)
     assert not found.requires_grad
-
-
-def test_a_rate_of_zero_leaves_the_classifier() -> None:
-    classifier, layout = classifier_of("linear")
-    head = some_head(classifier)
-    settings = {"lr": 0.0, "epochs": 2, "batch": 2, "random": np.random.default_rng(0)}
-    assert torch.equal(
-        heads.train(classifier, layout, head, torch.randn(3, 5), LABELS[:3] % 3, **settings), head
-    )

@@ -1,7 +1,6 @@
 """Files of a record, digests that guard them, and the summary that follows from the rows."""
 
 import getpass
-import hashlib
 import json
 import math
 import platform
@@ -59,11 +58,6 @@ def test_files_are_those_that_are_documented(measured: Record, diverged: Record)
         assert {path.name for path in record.folder.iterdir()} == {*RECORD_FILES, "train.log"}
     for name in (*RECORD_FILES, "train.log"):
         assert f"* ``{name}``" in records.__doc__
-
-
-def test_the_spec_is_the_canonical_one(measured: Record) -> None:
-    assert measured.spec == json.loads(json.dumps(MEASURED.canonical))
-    assert measured.spec["revisions"]["engine"] == MEASURED.engine
 
 
 def test_rows_are_complete_and_in_order(measured: Record) -> None:
@@ -145,24 +139,6 @@ def test_the_summary_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {path.name for path in tmp_path.iterdir()} == set(RECORD_FILES)
 
 
-def test_an_older_record_stays_if_there_is_no_room_for_a_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_record(tmp_path, tiny(), [], {"old": True}, {}, {})
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    write_text = Path.write_text
-
-    def full(path: Path, *given: Any, **more: Any) -> int:
-        if "costs" in path.name:
-            raise OSError(28, "No space left on device")
-        return write_text(path, *given, **more)
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(FltrainError, match="No space left"):
-        write_record(tmp_path, tiny(), [], {"old": False}, {}, {})
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
 def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, root: Path) -> None:
     (root / "runs" / "started").mkdir(exist_ok=True)
     (root / "runs" / "started" / "train.log").touch()
@@ -182,12 +158,6 @@ def test_damaged_records_are_named(tmp_path: Path, name: str, content: str | Non
         (tmp_path / name).write_text(content)
     with pytest.raises(FltrainError, match=rf"^{tmp_path / name}: "):
         getattr(Record(tmp_path), name.partition(".")[0])
-
-
-def test_a_document_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "spec.json").write_text("[1]")
-    with pytest.raises(Damaged, match=r"spec\.json: not a JSON object"):
-        _ = Record(tmp_path).spec
 
 
 def without_own_digest(summary: Any) -> Any:
@@ -313,13 +283,6 @@ def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any
     return summarise(spec, rows, None, {"parameters": 1})
 
 
-def test_final_accuracy_is_the_mean_of_the_last_tenth() -> None:
-    curve = {round: round / 100 for round in range(1, 26)}
-    assert summary_of(curve)["accuracy"]["final"] == pytest.approx((0.23 + 0.24 + 0.25) / 3)
-    curve = {round: round / 100 for round in range(1, 11)}
-    assert summary_of(curve)["accuracy"]["final"] == 0.10
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
 def test_final_accuracy_is_its_definition(accuracies: list[float]) -> None:
     summary = summary_of(dict(enumerate(accuracies, start=1)))
@@ -328,11 +291,6 @@ def test_final_accuracy_is_its_definition(accuracies: list[float]) -> None:
     assert summary["accuracy"]["last"] == accuracies[-1]
     assert summary["accuracy"]["best"] == max(accuracies)
     assert summary["accuracy"]["best_round"] == accuracies.index(max(accuracies)) + 1
-
-
-def test_best_round_is_the_first_of_equals() -> None:
-    accuracy = summary_of({1: 0.5, 2: 0.7, 3: 0.6, 4: 0.7})["accuracy"]
-    assert (accuracy["best"], accuracy["best_round"], accuracy["last"]) == (0.7, 2, 0.7)
 
 
 def test_rounds_to_target_are_the_first_that_reach_it() -> None:
@@ -353,17 +311,6 @@ def test_only_the_split_that_counts_is_summarised() -> None:
         assert summary["accuracy"]["final"] == summary["accuracy"]["best"] == 0.25
         assert summary["loss"] == {"last": 0.75}
         assert summary["extra"] == {"mnist": 0.125}
-
-
-def test_summary_of_a_real_run_is_that_of_its_rows(measured: Record) -> None:
-    accuracies = {row["round"]: row["accuracy"] for row in measured.rows("evaluation")}
-    assert measured.summary["accuracy"]["final"] == accuracies[3]
-    assert measured.summary["accuracy"]["best"] == max(accuracies.values())
-    assert measured.summary["rounds_to_target"] == {"0.05": 1, "1.0": None}
-    assert measured.summary["loss"]["last"] == measured.rows("evaluation")[-1]["loss"]
-    assert measured.summary["digests"].keys() == {"data", "partition", "metrics", "spec", "summary"}
-    metrics = (measured.folder / "metrics.jsonl").read_bytes()
-    assert measured.summary["digests"]["metrics"] == hashlib.sha256(metrics).hexdigest()
 
 
 # ------------------------------------------------------------------------------------ divergence
@@ -398,11 +345,3 @@ def test_weights_that_overflow_in_the_last_step_are_a_divergence(tmp_path: Path)
     record = trained(tiny(rounds=9, training=one_step, evaluation=evaluation), tmp_path)
     assert record.summary["diverged"] == {"round": 1, "what": "a global weight"}
     assert record.metrics == []
-
-
-def test_a_run_that_diverges_at_once_keeps_a_record(tmp_path: Path) -> None:
-    """Also if it was to keep its clients' models: there are none."""
-    training = {"epochs": 1, "batch_size": 32, "lr": 1e30}
-    record = trained(tiny(training=training, evaluation={"keep": "clients"}), tmp_path)
-    assert record.summary["status"] == "diverged"
-    assert record.summary["diverged"]["round"] == 1

@@ -1,14 +1,12 @@
 """What became of runs: which are stale and why, what `fltrain status` says of them, how items show them."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 from filelock import FileLock
 from typer.testing import CliRunner
 
@@ -22,12 +20,11 @@ from fltrain.reporting.claims import judge as judgement
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells as table_cells
-from fltrain.reporting.tables.render import value_text
 from fltrain.runs.record import Record, Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import Stale, State, stale_runs
 
-from .helpers import TINY, Cells, tiny
+from .helpers import TWO_METHODS, Cells, tiny, write_config
 
 SUMMARY = {"status": "completed", "accuracy": {"final": 0.5}, "digests": {}}
 COSTS = {"seconds": {"total": 2.0}}
@@ -81,18 +78,6 @@ def test_only_missing_runs_with_a_record_of_the_same_settings_are_stale(
         missing.run_id: Stale(results.record(older[1].run_id), missing.run_id, "methods 1 -> 2")
     }
     assert other.complete
-
-
-def test_of_several_stale_records_the_last_one_counts(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for revision, written in ((1, 100), (2, 300), (3, 200)):
-        monkeypatch.setattr(FedAvg, "revision", revision)
-        made = record(tiny(), results)
-        os.utime(made.folder / "summary.json", (written, written))
-    monkeypatch.setattr(FedAvg, "revision", 4)
-    (stale,) = stale_runs(planned(tiny()), results).values()
-    assert stale.revised == "methods 2 -> 4"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"dataset": "digits"}', '{"revisions": 3, "rounds": {}}'])
@@ -160,25 +145,7 @@ def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.M
 def test_status_names_what_is_stale_and_what_is_damaged(
     tmp_path: Path, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paper = {
-        "paper": "toy",
-        "title": "A toy",
-        "citation": "none",
-        "settings": TINY,
-        "seeds": 2,
-        "items": {
-            "table": {
-                "title": "Two methods",
-                "axes": {"method": ["fedavg", "fedprox"]},
-                "table": {"rows": "method", "measures": [{"measure": "final_accuracy"}]},
-            }
-        },
-    }
-    scale = {"scale": "one", "title": "a trial", "reduced": True, "items": ["toy"]}
-    for name, data in (("papers/toy", paper), ("scales/one", scale)):
-        path = tmp_path / "config" / f"{name}.yaml"
-        path.parent.mkdir(parents=True)
-        path.write_text(yaml.safe_dump(data))
+    config = write_config(tmp_path / "config", {"table": TWO_METHODS}, seeds=2)
     older = record(tiny(method="fedprox"), results)
     damaged = record(tiny(seed=1), results)
     (damaged.folder / "summary.json").write_text("{")
@@ -186,7 +153,7 @@ def test_status_names_what_is_stale_and_what_is_damaged(
     monkeypatch.setattr(FedProx, "revision", 2)
     stale, missing = (tiny(method="fedprox", seed=seed).run_id for seed in range(2))
     monkeypatch.setenv("COLUMNS", "250")
-    arguments = ["status", "--scale", "one", "--results", results.root, "--config", tmp_path / "config"]
+    arguments = ["status", "--scale", "one", "--results", results.root, "--config", config]
     done = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -265,33 +232,15 @@ def test_tables_say_stale_in_place_of_not_run_in_all_forms(filled: Fill, tmp_pat
         assert (
             f">{text}</a>" in outputs["html"].read_text().partition(f">{row}</th>")[2].partition("</tr>")[0]
         )
-    frame = pd.read_csv(outputs["csv"]).set_index("row")
-    assert frame["stale"].to_dict() == {"done": 0, "stale": 2, "missing": 0, "both": 1, "part": 1, "lost": 0}
-    assert frame["missing"].to_dict() == {
-        "done": 0,
-        "stale": 0,
-        "missing": 2,
-        "both": 1,
-        "part": 0,
-        "lost": 1,
-    }
+    frame = pd.read_csv(outputs["csv"])
+    assert frame["row"].tolist() == list(expected)
+    assert frame[["stale", "missing"]].to_numpy().T.tolist() == [[0, 2, 0, 1, 1, 0], [0, 0, 2, 1, 0, 1]]
     assert f">stale: {WHY.replace('>', '&gt;')}</td>" in outputs["html"].read_text()
     for form in ("md", "tex", "html"):
         assert "Stale: the run was trained before one of its components" in outputs[form].read_text()
         cells = filled(done=[0.5], missing=[None])
         tables.write(cells.sheet(table=layout), cells.results.record, None, {form: outputs[form]})
         assert "stale" not in outputs[form].read_text().lower().partition("<body")[2 if form == "html" else 0]
-
-
-def test_averages_are_stale_if_nothing_worse_was_lost(filled: Fill) -> None:
-    layout = {
-        "rows": "method",
-        "measures": [{"measure": "final_accuracy", "average": {"of": "value"}}],
-    }
-    for lost, text in ((WHY, "stale"), (None, "not run")):
-        cells = filled(done=[0.5], stale=[WHY], other=[lost])
-        shown = table_cells(cells.sheet(table=layout), cells.results.record, Published.read(None))
-        assert (shown[-1].row, value_text(shown[-1])) == ("average", text)
 
 
 def test_stale_runs_count_for_no_verdict(filled: Fill, tmp_path: Path) -> None:

@@ -72,14 +72,6 @@ def test_the_file_holds_every_large_tensor_once_and_has_no_name(tmp_path: Path) 
     assert_same(dict(store[2]), kept(2))
 
 
-def test_a_state_that_was_read_does_not_change_when_the_client_trains_again(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path, 0)
-    store[0] = kept(1)
-    before = store[0]
-    store[0] = kept(2)
-    assert_same(dict(before), kept(1))
-
-
 def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

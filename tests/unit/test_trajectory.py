@@ -1,6 +1,5 @@
 """Recordings of local steps: what a row is, how much memory they take, and where the user may put them."""
 
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from fltrain.cli import app, main
+from fltrain.cli import app
 from fltrain.data.prepared import PreparedData
 from fltrain.engine.executors import choose as executors
 from fltrain.engine.executors.sequential import SequentialExecutor
@@ -53,19 +52,6 @@ def recorded(
 
 
 # ---------------------------------------------------------------- rows
-def test_displacements() -> None:
-    """Weights before minus weights after the step, exactly; together they are the whole way."""
-    trajectory, _, weights = recorded("displacement", kind=Trajectory)
-    assert torch.equal(trajectory.rows, weights[:-1] - weights[1:])
-    total = trajectory.rows.double().sum(0)
-    torch.testing.assert_close(total, (weights[0] - weights[-1]).double(), rtol=0, atol=1e-5)
-
-
-def test_gradients() -> None:
-    trajectory, gradients, _ = recorded("gradient")
-    assert torch.equal(trajectory.rows, gradients)
-
-
 @pytest.mark.parametrize("what", ["displacement", "gradient"])
 def test_half_precision_is_the_rounded_row(what: str) -> None:
     """A row is computed in single precision and rounded once."""
@@ -76,20 +62,6 @@ def test_half_precision_is_the_rounded_row(what: str) -> None:
 
 
 # ---------------------------------------------------------------- memory
-@pytest.mark.parametrize("place", ["auto", "device", "host"])
-@pytest.mark.parametrize(("storage", "bytes_each"), [("float32", 4), ("bfloat16", 2)])
-@pytest.mark.parametrize(("what", "vectors"), [("displacement", 2), ("gradient", 0)])
-def test_memory(place: Place, storage: str, bytes_each: int, what: str, vectors: int) -> None:
-    """A matrix of steps by parameters, for displacements two vectors beside it, and nothing else."""
-    trajectory, *_ = recorded(what, storage, place)
-    assert trajectory.rows.shape == (STEPS, SIZE)
-    assert trajectory.rows.untyped_storage().nbytes() == STEPS * SIZE * bytes_each
-    assert trajectory.rows.device.type == "cpu"
-    kept = [value for value in vars(trajectory).values() if isinstance(value, Tensor)]
-    others = [tensor for tensor in kept if tensor is not trajectory.rows]
-    assert [tensor.shape for tensor in others] == [(SIZE,)] * vectors
-
-
 # ---------------------------------------------------------------- in local training
 class Keeping(Method):
     """Has local steps recorded, and puts the recording where the test finds it."""
@@ -191,15 +163,6 @@ def test_gradients_are_those_that_the_optimiser_gets(images: PreparedData) -> No
             torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("storage", "bytes_each"), [("float32", 4), ("bfloat16", 2)])
-def test_a_client_keeps_steps_times_parameters(images: PreparedData, storage: str, bytes_each: int) -> None:
-    simulation = trained(Keeping(storage=storage), images)
-    for result in simulation.executor.results:
-        rows = result.update.statistics["keeping"]["rows"]
-        size = result.update.steps * simulation.model.layout.size * bytes_each
-        assert rows.untyped_storage().nbytes() == size
-
-
 def test_nothing_of_a_recording_is_kept_between_rounds(digits: PreparedData) -> None:
     """What clients and server keep, and what goes up, is as large with ECGR as without."""
 
@@ -214,16 +177,6 @@ def test_nothing_of_a_recording_is_kept_between_rounds(digits: PreparedData) -> 
 
 def held(states: Any) -> list[int]:
     return [tensor.numel() for state in states.values() for tensor in state.values()]
-
-
-def test_recording_changes_nothing_else(digits: PreparedData) -> None:
-    plain, recorded = (
-        trained(Scaffold(), digits, *plugins, spec=tiny()).executor.results
-        for plugins in ((), (Ecgr(beta=1.0, storage="bfloat16"),))
-    )
-    for one, other in zip(plain, recorded, strict=True):
-        assert torch.equal(one.update.weights, other.update.weights)
-        assert torch.equal(one.update.loss, other.update.loss)
 
 
 # ---------------------------------------------------------------- the command line
@@ -259,17 +212,3 @@ def test_the_place_is_chosen_on_the_command_line(tmp_path: Path, places: list[Pl
     assert len(files[0]) == 3
     assert files[0] == files[1] == files[2]
     assert b'"ecgr"' in files[0]["metrics.jsonl"]
-
-
-def test_other_places_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(yaml.safe_dump(ECGR))
-    monkeypatch.setattr(sys, "argv", ["fltrain", "train", str(spec), "--recordings", "disk"])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 2
-    message = capsys.readouterr().err
-    assert "--recordings" in message
-    assert all(place in message for place in ("auto", "device", "host"))

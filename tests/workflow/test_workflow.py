@@ -396,25 +396,6 @@ def test_a_restricted_table_says_so(changed: Checkout) -> None:
 
 
 @pytest.mark.slow
-def test_a_restriction_takes_no_item_from_runs_in_mlflow(changed: Checkout) -> None:
-    """FedAvg's run is in the table and in the added one; only the latter is asked for."""
-    added = """\
-  again:
-    title: Again
-    axes: {method: [fedavg]}
-    table: {rows: method, measures: [{measure: final_accuracy}]}
-"""
-    (changed.root / "config" / "papers" / "toy.yaml").write_text(PAPER + added)
-    scale = SCALE.replace("[toy/", "[toy/again, toy/")
-    (changed.root / "config" / "scales" / "tiny.yaml").write_text(scale)
-    code, said = changed.snakemake("results/tiny/tracked.json", settings=("items=toy/again",))
-    assert code == 0, said
-    with closing(sqlite3.connect(changed.results.tracking)) as store:
-        query = "select value from tags where key = 'items' and value like '%again%'"
-        assert store.execute(query).fetchall() == [("toy/again, toy/accuracy,",)]
-
-
-@pytest.mark.slow
 def test_without_training_tables_are_made_from_the_records_that_exist(changed: Checkout) -> None:
     table, figure, _ = changed.plan.items
     kept, lost = table.run_ids
@@ -479,23 +460,6 @@ def test_a_damaged_file_can_be_made_again_without_training_what_is_complete(chan
         set(jobs_in(said)) == {f"partitioning data: {spec.partition_id}"} and partition.read_bytes() == whole
     )
     assert changed.jobs("toy_accuracy").keys() == {*training(run), TABLE}
-
-
-@pytest.mark.slow
-def test_data_that_are_made_anew_are_no_reason_to_train_again(changed: Checkout) -> None:
-    missing, kept = (entry.spec for entry in changed.plan.items[0].entries)
-    shutil.rmtree(changed.results.run(missing.run_id))
-    changed.results.data(kept.dataset).unlink()
-    changed.results.partition(kept).unlink()
-    before = dates(changed.results.run(kept.run_id))
-    code, said = changed.snakemake("toy_accuracy")
-    assert code == 0, said
-    log = changed.results.run(kept.run_id) / "train.log"
-    assert f"{kept.run_id}: already trained" in log.read_text()
-    after = dates(changed.results.run(kept.run_id))
-    metrics = changed.results.run(kept.run_id) / "metrics.jsonl"
-    assert after[metrics] == before[metrics]
-    assert changed.results.record(missing.run_id).complete
 
 
 @pytest.mark.slow
