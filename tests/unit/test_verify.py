@@ -365,7 +365,7 @@ def test_what_is_no_table(content: bytes, place: Place) -> None:
 
 def test_a_table_of_a_part_of_the_plan_is_checked_against_that(place: Place) -> None:
     average = place.records[0].run_id
-    condition = Demand("a whim", lambda spec: spec.run_id == average)
+    condition = Demand("a whim", lambda spec, number: spec.run_id == average)
     items = [item.keeping(condition) for item in place.plan.items]
     place.make_tables(replace(place.plan, items=[item for item in items if item.entries]))
     place.only(place.table(), "made from 1 of its 2 runs", harmless=True)
