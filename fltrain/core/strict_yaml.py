@@ -84,7 +84,7 @@ def read_plain(path: Path | None) -> Any:
     Raises:
         FltrainError: if it is missing, cannot be read, or is not valid YAML.
     """
-    return parse_plain(_text(path), "standard input" if path is None else str(path))
+    return parse_plain(*_text(path))
 
 
 def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[str] = ()) -> AnySettings:
@@ -93,21 +93,20 @@ def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[
     Raises:
         FltrainError: with all faults, each with its line and its path of keys.
     """
-    where, text = "standard input" if path is None else str(path), _text(path)
+    text, where = _text(path)
     data = parse_plain(text, where)
 
     def line_of(keys: Sequence[str]) -> int:
-        node = yaml.compose(text, _Loader)
-        number = 1
+        node, number = yaml.compose(text, _Loader), 1
         for key in keys:
+            inside: dict[str, yaml.Node] = {}
             if isinstance(node, yaml.MappingNode):
-                node = next((value for name, value in node.value if name.value == key), None)
-            elif isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
-                node = node.value[int(key)]
-            else:
-                node = None
-            if node is None:
+                inside = {name.value: value for name, value in node.value}
+            elif isinstance(node, yaml.SequenceNode):
+                inside = {str(place): value for place, value in enumerate(node.value)}
+            if key not in inside:
                 break
+            node = inside[key]
             number = node.start_mark.line + 1
         return number
 
@@ -116,10 +115,11 @@ def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[
     return kind.parse(data, where, line_of)
 
 
-def _text(path: Path | None) -> str:
+def _text(path: Path | None) -> tuple[str, str]:
+    """Return a text and its description."""
     where = "standard input" if path is None else str(path)
     try:
-        return sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if path is None else path.read_text(encoding="utf-8"), where
     except FileNotFoundError:
         raise FltrainError(f"{where}: no such file") from None
     except OSError as error:
@@ -138,11 +138,8 @@ def parse_plain(text: str, where: str) -> Any:
         return yaml.load(text, _Loader)  # noqa: S506  (a CSafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
-        hint = (
-            "; indent with spaces, not with tabs"
-            if "\t" in "".join(text.splitlines()[line : line + 1])
-            else ""
-        )
+        tabs = "\t" in "".join(text.splitlines()[line : line + 1])
+        hint = "; indent with spaces, not with tabs" if tabs else ""
         raise FltrainError(f"{where}: line {line + 1}: not YAML: {error.problem}{hint}") from None
     except RecursionError:
         raise FltrainError(f"{where}: lists and mappings are nested too deeply; use fewer") from None

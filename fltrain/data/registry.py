@@ -38,7 +38,7 @@ class RemoteFile(Settings):
         name: its name on this machine, in the offline folder and on the mirror.
         urls: addresses in order of preference; none if you have to get the file by hand.
         checksum: ``md5:`` or ``sha256:`` and the digits.
-        bytes: its size; a download of another size is refused.
+        bytes: its size, for messages.
     """
 
     name: FileName

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,33 +26,6 @@ from fltrain.data.readers.base import (
 _SIDE = 32
 
 
-@dataclass(frozen=True)
-class _Layout:
-    folder: str
-    archive: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    labels: bytes
-
-
-_LAYOUTS = {
-    "cifar-10": _Layout(
-        folder="cifar-10-batches-py",
-        archive="cifar-10-python.tar.gz",
-        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-        test=("test_batch",),
-        labels=b"labels",
-    ),
-    "cifar-100": _Layout(
-        folder="cifar-100-python",
-        archive="cifar-100-python.tar.gz",
-        train=("train",),
-        test=("test",),
-        labels=b"fine_labels",
-    ),
-}
-
-
 class Cifar(Reader):
     """The archive as downloaded, or its unpacked folder. CIFAR-100 has its 100 fine labels."""
 
@@ -61,16 +33,20 @@ class Cifar(Reader):
     version: Literal["cifar-10", "cifar-100"]
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
-        layout = _LAYOUTS[self.version]
-        with extracted(source, layout.archive) as folder:
+        if self.version == "cifar-10":
+            parent, key = "cifar-10-batches-py", b"labels"
+            train, test = [f"data_batch_{number}" for number in range(1, 6)], ["test_batch"]
+        else:
+            parent, key = "cifar-100-python", b"fine_labels"
+            train, test = ["train"], ["test"]
+        with extracted(source, f"{self.version}-python.tar.gz") as folder:
 
-            def split(names: tuple[str, ...]) -> Split:
-                places = [locate(folder, f"{layout.folder}/{name}", name) for name in names]
-                batches = [_batch(path, layout.labels, facts) for path in places]
-                images, labels = zip(*batches, strict=True)
+            def split(names: list[str]) -> Split:
+                places = [locate(folder, f"{parent}/{name}", name) for name in names]
+                images, labels = zip(*(_batch(path, key, facts) for path in places), strict=True)
                 return np.concatenate(images), np.concatenate(labels)
 
-            return RawSplits(*split(layout.train), *split(layout.test))
+            return RawSplits(*split(train), *split(test))
 
 
 def _batch(path: Path, key: bytes, facts: Facts) -> Split:
