@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -86,24 +85,12 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- the attack
-class _Attacker(nn.Module, ABC):
-    """Makes one image per target from its parameters; targets share no parameters.
-
-    All targets start from the same parameters and get the same noise.
-    """
+# An attacker makes one image ``[targets, channels, height, width]`` per target from its parameters. Targets
+# share no parameters, start from the same ones and get the same noise.
+class _Pixels(nn.Module):
+    """Attacker whose parameters are the images: they start as noise and are clipped to 0 to 1."""
 
     ema = 0.0
-
-    @abstractmethod
-    def forward(self, random: torch.Generator) -> Tensor:
-        """Return images ``[targets, channels, height, width]``."""
-
-    def stepped(self) -> None:
-        """Project the parameters after a step; does nothing by default."""
-
-
-class _Pixels(_Attacker):
-    """The images themselves, which start as noise and are clipped to 0 to 1."""
 
     def __init__(self, attack: Attack, targets: int, shape: Sequence[int], random: torch.Generator) -> None:
         super().__init__()
@@ -113,12 +100,13 @@ class _Pixels(_Attacker):
         return self.images
 
     @torch.no_grad()
-    def stepped(self) -> None:
+    def project(self) -> None:
+        """Clip the images, after a step."""
         self.images.clamp_(0, 1)
 
 
-class _Prior(_Attacker):
-    """Deep image prior: an encoder and decoder with skips that makes an image from fixed noise.
+class _Prior(nn.Module):
+    """Attacker with a deep image prior: encoder and decoder with skips make an image from fixed noise.
 
     The networks of all targets form one network with grouped convolutions: maps ``[1, targets * channels, h,
     w]``. Hence BatchNorm uses the moments over the pixels of one target.
@@ -190,6 +178,9 @@ class _Prior(_Attacker):
             maps = decoder(joined.flatten(0, 1)[None])
         return self._apart(self.last(maps)).sigmoid()
 
+    def project(self) -> None:
+        """Do nothing: the images lie between 0 and 1."""
+
     def _apart(self, maps: Tensor) -> Tensor:
         """Return the maps of each target: ``[targets, channels, h, w]``."""
         return maps.view(self.targets, -1, *maps.shape[2:])
@@ -252,7 +243,7 @@ def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: A
             optimiser.zero_grad()
             made_objective.sum().backward(inputs=parameters)
             optimiser.step()
-            attacker.stepped()
+            attacker.project()
     return Inverted(best, before, loss)
 
 

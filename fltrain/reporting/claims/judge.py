@@ -163,6 +163,7 @@ def judge(
     sheets = list(sheets)
     seen = max((sheet.seen for sheet in sheets if sheet.seen), default=None)
     items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
+    judge_of = _Judge(items, runs, published, reduced)
     judged: list[Judged] = []
     for claim in claims:
         key = claim.where, claim.claim
@@ -170,7 +171,7 @@ def judge(
             near = suggest(claim.claim, [text for _, text in stated])
             raise FltrainError(f"claims: the paper has no claim {claim.claim!r} in {claim.where!r}{near}")
         try:
-            finding = _finding(claim.test, stated[key], items, runs, published, reduced)
+            finding = judge_of.finding(claim.test, stated[key])
         except FltrainError as error:
             raise FltrainError(f"claim {claim.claim!r}: {error}") from None
         item = ", ".join(dict.fromkeys(quantity.item for quantity in quantities(claim.test)))
@@ -191,66 +192,61 @@ def judge(
     ]
 
 
-def _finding(
-    test: Test,
-    statement: Statement,
-    items: Mapping[str, Sheet],
-    runs: Runs,
-    published: Callable[[Sheet], Published],
-    reduced: bool,
-) -> Finding:
-    match test:
-        case Tested():
-            return Finding("tested", f"It follows from the definition, which {test.by} checks.")
-        case NotJudged():
-            return Finding("not judged", test.why)
-        case All():
-            return _conjunction(
-                [_finding(part, statement, items, runs, published, reduced) for part in test.tests], reduced
-            )
-    if isinstance(test, Value) and reduced:
-        return Finding("not run", "The number is that of the full scale; this one is reduced.")
-    sheet = items.get(test.item)
-    if sheet is None:
-        return Finding("not run", f"{test.item} is not among the items made here.")
-    if absent := _absent(sheet, test):
-        only = f", restricted to {', '.join(map(str, sheet.restricted))}" if sheet.restricted else ""
-        return Finding("not run", f"{test.item} has no {absent} at this scale{only}.")
-    lines = _lines(sheet, test, runs, published(sheet))
-    if lines["state"].isin(ABSENT).all() and not lines.empty:
-        return Finding("not run", "No run, or pair of runs, that it needs is complete.")
-    if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
-        parts = f" of {', '.join(test.parts)}" if test.parts else ""
-        return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
-    floor = _floor(sheet, test, runs)
-    finding = _within(sheet, test, _decided(lines, test, statement, floor, sheet.reported_seeds or 1))
-    return finding.without_verdict() if reduced else finding
+@dataclass(frozen=True)
+class _Judge:
+    """Judges claims on the ``items`` of a paper, by name; see ``judge``."""
 
+    items: Mapping[str, Sheet]
+    runs: Runs
+    published: Callable[[Sheet], Published]
+    reduced: bool
 
-def _floor(sheet: Sheet, test: Quantity, runs: Runs) -> float:
-    """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
-    if test.relative:
-        return 0.0
-    records = (runs(cell.run) for cell in sheet.cells)
-    images = next((record.test_images for record in records if record.usable), None)
-    if test.measure is not None:
-        what = measure(test.measure)
-        return what.resolution(None if what.dimension else images)
-    return 1 / images if test.curve == "evaluation.accuracy" and images else 0.0
+    def finding(self, test: Test, statement: Statement) -> Finding:
+        """Return the finding on a claim or on a part of it."""
+        match test:
+            case Tested():
+                return Finding("tested", f"It follows from the definition, which {test.by} checks.")
+            case NotJudged():
+                return Finding("not judged", test.why)
+            case All():
+                return _conjunction([self.finding(part, statement) for part in test.tests], self.reduced)
+        if isinstance(test, Value) and self.reduced:
+            return Finding("not run", "The number is that of the full scale; this one is reduced.")
+        sheet = self.items.get(test.item)
+        if sheet is None:
+            return Finding("not run", f"{test.item} is not among the items made here.")
+        if absent := _absent(sheet, test):
+            only = f", restricted to {', '.join(map(str, sheet.restricted))}" if sheet.restricted else ""
+            return Finding("not run", f"{test.item} has no {absent} at this scale{only}.")
+        lines = _lines(sheet, test, self.runs, self.published(sheet))
+        if lines["state"].isin(ABSENT).all() and not lines.empty:
+            return Finding("not run", "No run, or pair of runs, that it needs is complete.")
+        if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
+            parts = f" of {', '.join(test.parts)}" if test.parts else ""
+            return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
+        finding = _within(sheet, test, self._decided(lines, sheet, test, statement))
+        return finding.without_verdict() if self.reduced else finding
 
-
-def _decided(
-    lines: pd.DataFrame, test: TestOfRuns, statement: Statement, floor: float, published_seeds: int
-) -> Finding:
-    match test:
-        case Above() | Positive():
-            return _directed(Evidence.of(lines, test, floor), test)
-        case Similar():
-            return _similar(Evidence.of(lines, test, floor), test)
-        case Value():
-            return _value(Evidence.of(lines, test, floor), test, statement, published_seeds)
-        case Fails():
+    def _decided(self, lines: pd.DataFrame, sheet: Sheet, test: TestOfRuns, statement: Statement) -> Finding:
+        if isinstance(test, Fails):
             return _fails(lines, test)
+        evidence = Evidence.of(lines, test, self._floor(sheet, test))
+        if isinstance(test, Value):
+            return _value(evidence, test, statement, sheet.reported_seeds or 1)
+        if test.judge == "average" and evidence.empty:
+            return evidence.finding("undecided", INCOMPLETE)
+        return _similar(evidence, test) if isinstance(test, Similar) else _directed(evidence, test)
+
+    def _floor(self, sheet: Sheet, test: Quantity) -> float:
+        """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
+        if test.relative:
+            return 0.0
+        records = (self.runs(cell.run) for cell in sheet.cells)
+        images = next((record.test_images for record in records if record.usable), None)
+        if test.measure is not None:
+            what = measure(test.measure)
+            return what.resolution(None if what.dimension else images)
+        return 1 / images if test.curve == "evaluation.accuracy" and images else 0.0
 
 
 def _within(sheet: Sheet, test: Quantity, finding: Finding) -> Finding:
@@ -490,21 +486,18 @@ def _counted(number: int, what: str) -> str:
 
 def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
     sign = -1 if test.kind == "negative" else 1
-    if test.judge == "average" and evidence.empty:
-        return evidence.finding("undecided", INCOMPLETE)
 
     def sides(name: str, values: Iterable[float]) -> Sides | None:
         return one_sided((sign * value - test.by for value in values), floor=evidence.floor_of(name))
 
     bound = f"{'below' if sign < 0 else 'above'} {sign * test.by:g}"
     is_so, is_not = (f"{bound}: ", f"not {bound}, ") if test.by else ("", "")
-
     claimed = {name: sides(name, values) for name, values in evidence.samples(test.judge).items()}
     opposite = {**claimed, AVERAGE: sides(AVERAGE, evidence.per_seed)} if len(claimed) > 1 else claimed
     corrected = holm([found.below if found else None for found in opposite.values()])
     contrary = {name: p for name, p in zip(opposite, corrected, strict=True) if p is not None}
-    worst = min(contrary, key=contrary.__getitem__, default=None)
-    least = contrary[worst] if worst is not None else None
+    worst = min(contrary, key=contrary.__getitem__, default="")
+    least = contrary.get(worst)
     if least is not None and least < LEVEL:
         where = f" at {worst}" if len(opposite) > 1 else ""
         words = f"opposite{where}: {is_not}one-sided {p_text(least)}{_holm(contrary)}"
@@ -514,8 +507,6 @@ def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
 
 
 def _similar(evidence: Evidence, test: Similar) -> Finding:
-    if test.judge == "average" and evidence.empty:
-        return evidence.finding("undecided", INCOMPLETE)
     samples = evidence.samples(test.judge).items()
     low = [one_sided(values, -test.margin, evidence.floor_of(name)) for name, values in samples]
     high = [one_sided(values, test.margin, evidence.floor_of(name)) for name, values in samples]
@@ -640,14 +631,13 @@ def to_markdown(title: str, scale_note: str, judged: Sequence[Judged]) -> str:
         [one.where, one.claim, one.stated, one.verdict, one.finding.evidence, one.item] for one in judged
     ]
     notes = [LEGEND]
-    if any(not one.listed for one in judged):
-        notes.append(f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %).")
-    if any(one.exploratory for one in judged):
-        notes.append(EXPLORATORY)
+    notes += [DROPPED_CLAIMS] if any(not one.listed for one in judged) else []
+    notes += [EXPLORATORY] if any(one.exploratory for one in judged) else []
     table = markdown_table(lines, numbers=False)
     return f"**Claims of {title}. {scale_note}**\n\n{table}\n\n{' '.join(notes)}\n"
 
 
+DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
 LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
 
 

@@ -33,7 +33,6 @@ from fltrain.experiments.layout import (
     Variance,
 )
 from fltrain.reporting.figures import distributions, style
-from fltrain.reporting.figures import inversion as inversions
 from fltrain.reporting.figures.style import Look
 from fltrain.reporting.numbers.readings import NothingToShow, Runs, curve, diverged, finished
 from fltrain.runs.measures import measure
@@ -90,6 +89,8 @@ def _drawn(sheet: Sheet, figure: Figure, results: Results) -> tuple[Canvas, pd.D
 
             return draw_variances(sheet, figure, results)
         case Inversion():
+            from fltrain.reporting.figures import inversion as inversions
+
             recovered = inversions.attack(sheet, figure, results)
             return inversions.draw(recovered), inversions.measurements(recovered)
 

@@ -1,24 +1,22 @@
-"""Figure of images recovered from features: its layout, how it is drawn, and the numbers behind it.
+"""Figure of images recovered from features: how it is drawn, and the numbers behind it.
 
-The layout is imported where experiments are planned: torch, pandas and Matplotlib wait until something is
-attacked or drawn. The attack itself is in ``fltrain.analysis.feature_inversion``.
+The attack itself is in ``fltrain.analysis.feature_inversion``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from torch import Tensor
 
+from fltrain.analysis.feature_inversion import Compared, Recovered, recover
+from fltrain.analysis.trained_model import TrainedRun
+from fltrain.experiments.layout import Inversion, Sheet
+from fltrain.reporting.figures.style import GREY, MILLIMETRE, SMALL
+from fltrain.reporting.numbers.readings import NothingToShow, diverged
+from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes as Panel
-    from matplotlib.figure import Figure as Canvas
-    from torch import Tensor
-
-    from fltrain.analysis.feature_inversion import Compared, Recovered
-    from fltrain.experiments.layout import Inversion, Sheet
-    from fltrain.runs.record import Results
 
 PICTURE, NUMBERS, LABEL = 19.0, 4.5, 36.0
 """Millimetres: side of an image, height of the numbers below it, width of the rows' labels."""
@@ -31,10 +29,6 @@ def attack(sheet: Sheet, figure: Inversion, results: Results, device: str = "aut
         NothingToShow: if the run diverged.
         FltrainError: if its record keeps no model, or the figure does not fit the run.
     """
-    from fltrain.analysis.feature_inversion import recover
-    from fltrain.analysis.trained_model import TrainedRun
-    from fltrain.reporting.numbers.readings import NothingToShow, diverged
-
     record = results.record(min(sheet.cells, key=lambda cell: cell.seed).run)
     if diverged(record):
         raise NothingToShow
@@ -48,8 +42,6 @@ def measurements(recovered: Recovered) -> pd.DataFrame:
     those of the mean image, which a successful attack has to beat by far. ``loss`` is the mean square between
     features and target, ``loss_before`` that of the image from which the attack started.
     """
-    import pandas as pd
-
     rows = []
     for recovery in recovered.recoveries:
         baseline = recovered.baseline(recovery)
@@ -75,10 +67,6 @@ def measurements(recovered: Recovered) -> pd.DataFrame:
 
 def draw(found: Recovered) -> Canvas:
     """Draw private images, the mean images of their classes, and recovered images, row by row."""
-    from matplotlib.figure import Figure as Canvas
-
-    from fltrain.reporting.figures.style import GREY, MILLIMETRE, SMALL
-
     rows: list[tuple[str, Tensor, Compared | None]] = [
         ("private images", found.images, None),
         ("mean image\nof the class", found.class_means.images, found.class_means),
@@ -104,12 +92,10 @@ def draw(found: Recovered) -> Canvas:
     return canvas
 
 
-def _picture(panel: Panel, image: Tensor) -> None:
+def _picture(panel: Axes, image: Tensor) -> None:
     """Show an image ``[channels, height, width]``, from black (0) to white (1)."""
     pixels = image.permute(1, 2, 0).numpy()
     panel.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=1)
     panel.grid(False)
-    panel.set_xticks([])
-    panel.set_yticks([])
-    for spine in panel.spines.values():
-        spine.set_visible(False)
+    panel.set(xticks=[], yticks=[])
+    panel.spines[:].set_visible(False)
