@@ -37,6 +37,12 @@ SHORT = 45
 """Minutes that a job in the partition ``short`` may take."""
 
 
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with Slurm(tmp_path_factory.mktemp("slurm")).started() as slurm:
+        yield slurm
+
+
 def on(profile: str, *options: str) -> tuple[str, ...]:
     """Options of Snakemake for one of the cluster's profiles."""
     return ("--workflow-profile", f"workflow/profiles/{profile}", *HERE, *options)
@@ -103,7 +109,6 @@ def clock(minutes: int) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:00"
 
 
-# ---------------------------------------------------------------- processes in jobs
 @dataclass(frozen=True)
 class Training:
     """A process that trains in a job, and the devices that it sees."""
@@ -185,7 +190,6 @@ def start_again(slurm: Slurm, jobs: Iterable[str]) -> None:
         command("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
 
-# ---------------------------------------------------------------- runs of the workflow
 @dataclass(frozen=True)
 class Outcome:
     """A checkout after the workflow ran in it: what was said, and the jobs in the order of submission."""
@@ -305,7 +309,6 @@ def local(everything: Everything) -> Checkout:
     return outcome.checkout
 
 
-# ---------------------------------------------------------------- one job for each run
 def test_a_paper_of_the_demonstration_has_the_same_bytes(everything: Everything, local: Checkout) -> None:
     clustered = everything.clustered.result().checkout
     assert records(clustered) == records(local)
@@ -352,7 +355,6 @@ def test_each_job_has_a_gpu_of_its_own(everything: Everything) -> None:
         assert set(devices) <= set(map(str, range(len(GPUS)))) and len(set(devices)) == len(devices)
 
 
-# ---------------------------------------------------------------- several runs for each job
 def test_an_array_is_one_submission(everything: Everything, local: Checkout) -> None:
     array = everything.array.result()
     assert len(array.jobs) == 3 and len({job["ArrayJobId"] for job in array.jobs}) == 1
@@ -370,7 +372,6 @@ def test_a_batch_is_one_job_whose_runs_take_turns(everything: Everything, local:
     assert records(batch.checkout) == records(local)
 
 
-# ---------------------------------------------------------------- without a cluster
 def test_runs_wait_for_the_only_gpu(everything: Everything, local: Checkout) -> None:
     outcome = everything.alone.result()
     checkout = outcome.checkout
@@ -381,7 +382,6 @@ def test_runs_wait_for_the_only_gpu(everything: Everything, local: Checkout) -> 
     assert records(checkout) == records(local)
 
 
-# ---------------------------------------------------------------- interruptions
 def test_a_job_saves_its_state_before_the_limit_and_is_submitted_again(
     everything: Everything, local: Checkout
 ) -> None:

@@ -73,7 +73,6 @@ ENGINE = "ENGINE_REVISION (fltrain.runs.spec)"
 DATA = "the revision of digits (config/datasets.yaml)"
 
 
-# ------------------------------------------------------------------------------------ what is chosen
 COMPANIONS: dict[str, dict[str, Any]] = {
     "fed2": {"decoupled": 2, "groups": 5},
     "fedacg": {"beta": 0.1},
@@ -121,7 +120,6 @@ def raised(component: type[Component]) -> str:
     return f"{component.__name__}.revision ({component.__module__})"
 
 
-# ------------------------------------------------------------------------------------ runs
 RUN: dict[str, Any] = {
     "dataset": {"name": "digits", "image_size": 16},
     "partition": {"name": "dirichlet", "clients": 5, "min_size": 12},
@@ -281,7 +279,6 @@ def runs() -> Iterator[Entry]:
             yield entry(f"{name} normed", raised(method), {**NORMED, **needed, **named(method, name)})
 
 
-# ------------------------------------------------------------------------------------ components
 def of_data(dataset: Dataset) -> Numbers:
     """Digest and normalisation of a prepared data set."""
     data = digits(dataset)
@@ -355,7 +352,6 @@ def entries() -> list[Entry]:
     return list(reversed(by_key.values()))
 
 
-# ------------------------------------------------------------------------------------ comparison
 def read() -> dict[str, Numbers]:
     """The numbers that are kept, by key."""
     return json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}

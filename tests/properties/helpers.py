@@ -95,11 +95,6 @@ def by_name(component: object) -> str:
     return component.model_fields["name"].default if isinstance(component, type) else component.name
 
 
-def fit_together(base: type[Method] | Method, model: Model) -> bool:
-    """Whether the base method trains the model."""
-    return model.name == MODEL_FOR.get(by_name(base), model).name
-
-
 @cache
 def digits(side: int = 8, train: int = 120, test: int = 40) -> PreparedData:
     """Some of scikit-learn's digits; pixels are repeated to get images of 16 or 24 pixels."""
@@ -182,6 +177,11 @@ reference = cache(trained)
 """The same for all who compare something with it, trained once: only to be looked at."""
 
 
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random numbers of a normal distribution."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
 def layer_names(model: Model) -> list[str]:
     """Names of a model's layers, in order."""
     return [layer.name for layer in simulation(model=model).model.layout.layers]
@@ -207,13 +207,25 @@ def assert_same_model(first: Simulation, second: Simulation) -> None:
                 assert torch.equal(tensor, others[name][part]), (client, name, part)
 
 
+def assert_same_steps(first: Simulation, second: Simulation) -> None:
+    """All local steps of two traced federations agree bit for bit, in images and weights."""
+    for one, other in zip(first.executor.steps, second.executor.steps, strict=True):
+        assert torch.equal(one.chosen, other.chosen)
+        assert torch.equal(one.weights, other.weights)
+
+
+def mean_by_size(updates: Sequence[Update], part: str) -> Tensor:
+    """The mean of a vector of the updates by data size, in double precision."""
+    samples = torch.tensor([update.samples for update in updates]).double()
+    return (samples / samples.sum()) @ torch.stack([getattr(update, part) for update in updates]).double()
+
+
 def changed_parameters(federation: Simulation, first: Tensor, second: Tensor) -> set[str]:
     """Names of the parameters in which two weight vectors differ."""
     slots = federation.model.layout.parameters
     return {slot.name for slot in slots if not torch.equal(slot.of(first), slot.of(second))}
 
 
-# ------------------------------------------------------------------------------------ executors
 @dataclass(frozen=True)
 class Step:
     """One local step: the images it used, and weights and step_states (by method) after it."""
@@ -263,7 +275,6 @@ class Reversing(SequentialExecutor):
         return super().train(round, clients[::-1], kept)[::-1]
 
 
-# ------------------------------------------------------------------------------------ single hooks
 def task_of(layout: object = None, *, momentum: float = 0.0, clients: int = 10) -> Task:
     """A run of 10 classes whose clients have 100 images together; its network is drawn as all zeros."""
     return Task(

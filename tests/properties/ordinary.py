@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +15,13 @@ from torch.nn.utils import vector_to_parameters
 from fltrain.engine.executors.sequential import FrozenModels, InPlaceStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
-from fltrain.methods.types import Outputs, Update
+from fltrain.methods.types import Update
 from fltrain.models.base import Model
 from fltrain.models.network import Network
 
 from .helpers import local_of, rows_of, trained
 
 
-# ------------------------------------------------------------------------------------ an ordinary loop
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """The tensors one after the other."""
     return torch.cat([*(tensor.detach().flatten() for tensor in tensors), torch.zeros(0)])
@@ -111,7 +111,6 @@ def check_steps(
     assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------ a single step
 def federation_of(*methods: Method, model: Model | None = None) -> Simulation:
     """A federation after one round, so that running statistics are not those of a new network."""
     return trained(*methods, model=model, rounds=1)
@@ -121,7 +120,6 @@ def step_of(
     federation: Simulation,
     *,
     kind: type[InPlaceStep] = InPlaceStep,
-    twins: type[FrozenModels] = FrozenModels,
     frozen: int = 2,
     client: int = 0,
     weights: Tensor | None = None,
@@ -138,7 +136,7 @@ def step_of(
     federation.model.load(here, server.buffers, server.counters)
     federation.network.train()
     batch = data.train.batch(data.clients[client])
-    return kind(*batch, "all", federation.model, hooks, twins(federation.model, frozen))
+    return kind(*batch, "all", federation.model, hooks, FrozenModels(federation.model, frozen))
 
 
 def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:
@@ -149,14 +147,47 @@ def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> 
     return weights + distance * torch.randn(len(weights), generator=random), buffers * factors
 
 
-def cross_entropy(network: Network, step: InPlaceStep) -> Tensor:
-    return functional.cross_entropy(network(step.images), step.labels)
+Description = dict[int, tuple[float, Tensor]]
+"""Number and mean features of a client's images, by class."""
 
 
-def entropy(outputs: Outputs) -> Tensor:
-    """A loss that no client has, of features and logits."""
-    logs = outputs.logits.log_softmax(1)
-    return outputs.features.square().mean() - (logs.exp() * logs).sum(1).mean()
+def averages(descriptions: list[Description], averaging: str) -> dict[int, Tensor]:
+    """The mean of each class over the clients that have it, as a prototype method takes it."""
+    found: dict[int, Tensor] = {}
+    for label in range(10):
+        held = [own[label] for own in descriptions if label in own]
+        if not held:
+            continue
+        images = sum(count for count, _ in held)
+        found[label] = sum(count * mean for count, mean in held) / images
+        if averaging == "plain":
+            found[label] = sum(mean for _, mean in held) / len(held)
+        if averaging == "fedproto":
+            found[label] = found[label] / len(held)
+    return found
+
+
+def check_client_tests(
+    federation: Simulation,
+    row: dict[str, Any],
+    logits: Callable[[int, Tensor], Tensor],
+    view: str = "personal",
+) -> None:
+    """The row of a test has all figures of these logits of each client for its own test images."""
+    correct, losses = [], []
+    for client, chosen in enumerate(federation.data.tests):
+        images, labels = federation.data.train.batch(chosen)
+        with torch.no_grad():
+            found = logits(client, images)
+        correct.append((found.argmax(1) == labels).double())
+        losses.append(functional.cross_entropy(found, labels, reduction="none").double())
+    shares = torch.stack([own.mean() for own in correct])
+    assert (row["kind"], row["split"], row["view"]) == ("evaluation", "local_test", view)
+    assert row["images"] == len(torch.cat(correct))
+    assert row["accuracy"] == pytest.approx(torch.cat(correct).mean().item())
+    assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
+    assert row["macro"] == pytest.approx(shares.mean().item())
+    assert row["std"] == pytest.approx(shares.std(unbiased=False).item())
 
 
 def check_testing(method: Method) -> None:

@@ -7,6 +7,7 @@ Client k holds one image per coordinate j, zero but for pixel j, and a target fo
 so that coordinates do not mix and everything has a closed form.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -61,7 +62,12 @@ class Quadratics:
     @property
     def optimum(self) -> np.ndarray:
         """Where the mean of the clients' objectives is least."""
-        return (self.curvatures * self.minima).sum(0) / self.curvatures.sum(0)
+        return self.weighted_optimum(np.ones(self.clients))
+
+    def weighted_optimum(self, weights: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Where the objectives, weighted like this, are least together."""
+        curvatures = np.asarray(weights)[:, None] * self.curvatures
+        return (curvatures * self.minima).sum(0) / curvatures.sum(0)
 
     def fedavg_limit(self, lr: float, steps: int) -> np.ndarray:
         """Where federated averaging stops: each client goes 1 - (1 - lr h)^K of the way to its minimum."""
@@ -69,9 +75,19 @@ class Quadratics:
         return (share * self.minima).sum(0) / share.sum(0)
 
     def federation(
-        self, method: Method, monkeypatch: pytest.MonkeyPatch, steps: int, **training: object
+        self,
+        method: Method,
+        monkeypatch: pytest.MonkeyPatch,
+        steps: int,
+        *,
+        images_of: Sequence[np.ndarray] | None = None,
+        fraction: float = 1.0,
+        **training: object,
     ) -> Simulation:
-        """The clients' problems, on which ``method`` takes full-batch steps without weight decay."""
+        """The clients' problems, on which ``method`` takes full-batch steps without weight decay.
+
+        Client k has images ``SIZE * k`` to ``SIZE * k + SIZE - 1``, each once, or those in ``images_of``.
+        """
         # An image of value p gives the curvature p^2 / SIZE; images are normalised to halves of their bytes.
         pixels = np.sqrt(self.curvatures * SIZE)
         assert np.array_equal(2 * pixels, np.rint(2 * pixels))
@@ -80,22 +96,22 @@ class Quadratics:
         labels = np.arange(len(images))
         images = images.reshape(-1, 1, 2, 2)
         data = PreparedData(images, labels, images, labels, len(labels), (0.0,), (2 / 255,), digest="")
-        partition = Partition(list(labels.reshape(self.clients, SIZE)), digest="")
+        partition = Partition(list(images_of or labels.reshape(self.clients, SIZE)), digest="")
 
         def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
             losses = 0.5 * (outputs[:, 0] - targets[labels]).square()
             return losses.sum() if reduction == "sum" else losses.mean()
 
         monkeypatch.setattr(torch.nn.functional, "cross_entropy", loss)
-        settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, **training}
+        whole = max(map(len, partition.clients))
+        settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "batch_size": whole, **training}
         return simulation(
             method,
             model=LinearModel(),
             data=data,
             partition=partition,
-            fraction=1.0,
+            fraction=fraction,
             epochs=steps,
-            batch_size=SIZE,
             rounds=10**6,  # the loop is driven round by round, and nothing is evaluated on the way
             evaluate_every=10**6,
             **settings,
@@ -105,6 +121,10 @@ class Quadratics:
 TWO_CLIENTS = Quadratics(
     curvatures=np.array([[1.0, 0.25, 0.5625, 1.0], [0.25, 1.0, 0.25, 1.0]]),
     minima=np.array([[1.0, 1.0, -1.0, 2.0], [-1.0, 0.0, 1.0, -1.0]]),
+)
+FOUR_CLIENTS = Quadratics(
+    np.concatenate([TWO_CLIENTS.curvatures, TWO_CLIENTS.curvatures[:, ::-1]]),
+    np.concatenate([TWO_CLIENTS.minima, TWO_CLIENTS.minima[::-1] + 0.5]),
 )
 
 

@@ -9,14 +9,17 @@ import warnings
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from fltrain.core.rng import Purpose, stream
-from fltrain.data.prepared import Partition
+from fltrain.cli import main
+from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
+from fltrain.engine.client_store import ClientStore
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
@@ -25,7 +28,7 @@ from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.types import Schedule
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runtime.determinism import Determinism, Profile, determined
+from fltrain.runtime.determinism import Profile, determined
 
 from .helpers import (
     REPRESENTATIVES,
@@ -34,6 +37,7 @@ from .helpers import (
     assert_same_model,
     by_name,
     digits,
+    reference,
     simulation,
     skewed,
     slow_unless_daily,
@@ -53,12 +57,23 @@ def seed_everywhere(seed: int) -> None:
     random.seed(seed)
 
 
+def settings_of(methods: tuple[Method, ...]) -> dict[str, object]:
+    """With tests after local training, clients also keep their trained models."""
+    point = "after_local" if methods[0].name in ("fedavg", "fedfcd") else "after_download"
+    return {"rounds": 3, "statistics": STATISTICS, "point": point}
+
+
+def whole(methods: tuple[Method, ...]) -> Simulation:
+    """A traced run, trained once."""
+    seed_everywhere(1)
+    return reference(*methods, executor=Tracing, **settings_of(methods))
+
+
 @combinations
 def test_neither_global_generators_nor_the_order_of_clients_change_a_run(methods: tuple[Method, ...]) -> None:
-    seed_everywhere(1)
-    first = trained(*methods, rounds=3, statistics=STATISTICS)
+    first = whole(methods)
     seed_everywhere(2)
-    second = trained(*methods, rounds=3, statistics=STATISTICS, executor=Reversing)
+    second = trained(*methods, executor=Reversing, **settings_of(methods))
     assert first.rows == second.rows
     assert_same_model(first, second)
 
@@ -75,65 +90,30 @@ def test_a_run_leaves_the_global_generators_alone() -> None:
     assert random.getstate() == before[2]
 
 
-# ------------------------------------------------------------------------------------ clients and batches
-class Noisy(FedAvg):
-    """Draws random numbers from everywhere and does nothing with them."""
-
-    name: Literal["noisy"] = "noisy"
-
-    def _draw(self) -> None:
-        torch.rand(3)
-        np.random.rand(3)
-        random.random()
-        stream(0, Purpose.METHOD).random(5)
-
-    def client_init(self, local):
-        self._draw()
-        return super().client_init(local)
-
-    def correct(self, gradient, weights, local, step_state):
-        self._draw()
-        return gradient
-
-    def server_step(self, task, state, before, updates):
-        self._draw()
-        return state
-
-
 Visits = list[tuple[int, int, list[int]]]
 """Round, client and images of every local step."""
 
 
-def visits(*methods: Method, **settings: object) -> Visits:
-    federation = trained(*methods, rounds=3, epochs=2, executor=Tracing, **settings)
+def visits(federation: Simulation) -> Visits:
     return [(step.round, step.client, step.chosen.tolist()) for step in federation.executor.steps]
-
-
-def clients_images(personal: bool) -> Partition | None:
-    """The usual ones, or with test images for every client."""
-    return with_tests(skewed(digits())) if personal else None
 
 
 @cache
 def visits_of_averaging(personal: bool) -> Visits:
-    return visits(FedAvg(), partition=clients_images(personal))
-
-
-def test_methods_that_draw_numbers_do_not_change_clients_or_batches() -> None:
-    assert_same_model(trained(Noisy(), rounds=3), trained(FedAvg(), rounds=3))
-    assert visits(Noisy()) == visits(FedAvg())
+    """Clients have test images if their models are personal."""
+    partition = with_tests(skewed(digits())) if personal else None
+    return visits(trained(FedAvg(), partition=partition, rounds=3, executor=Tracing))
 
 
 @combinations
 def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, ...]) -> None:
-    composition = Composition(methods)
-    own = visits(*methods, partition=clients_images(composition.personal))
-    plain = visits_of_averaging(composition.personal)
-    if composition.schedule == Schedule():
+    federation, schedule = whole(methods), Composition(methods).schedule
+    own, plain = visits(federation), visits_of_averaging(federation.spec.personal)
+    if schedule == Schedule():
         assert own == plain
         return
     # Others go over the same images in their own way, as often as they say.
-    often = composition.schedule.passes * len(composition.schedule.phases)
+    often = schedule.passes * len(schedule.phases)
     for key in {visit[:2] for visit in own} | {visit[:2] for visit in plain}:
         seen, expected = (
             Counter(image for *who, images in steps if tuple(who) == key for image in images)
@@ -143,7 +123,9 @@ def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, .
 
 
 def test_batches_of_a_client_do_not_depend_on_who_else_takes_part() -> None:
-    some, everything = visits(fraction=0.34), visits(fraction=1.0)
+    some, everything = (
+        visits(trained(rounds=3, executor=Tracing, fraction=fraction)) for fraction in (0.34, 1.0)
+    )
     assert len(some) < len(everything)
     assert all(visit in everything for visit in some)
 
@@ -159,7 +141,6 @@ def test_clients_are_sampled_without_replacement_anew_in_every_round() -> None:
     assert [federation.sample(number) for number in range(40)] == samples
 
 
-# ------------------------------------------------------------------------------------ levels and profiles
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -228,11 +209,6 @@ def test_profiles_leave_the_cpu_alone(profile: Profile) -> None:
     assert determinism.facts == {"determinism": "bitwise", "nondeterministic_operations": []}
 
 
-def test_levels() -> None:
-    assert Determinism(CPU).level == Determinism(CUDA, "exact").level == "bitwise"
-    assert Determinism(CUDA, "fast").level == Determinism(CUDA).level == "statistical"
-
-
 def test_operations_without_a_deterministic_algorithm_are_noted() -> None:
     with determined("exact", CUDA) as determinism:
         torch.zeros(3).index_add_(0, torch.tensor([0, 0]), torch.ones(2))
@@ -252,47 +228,73 @@ def test_operations_without_a_deterministic_algorithm_are_noted() -> None:
     assert determinism.facts["nondeterministic_operations"] == ["CuBLAS", "put_"]
 
 
-def test_other_warnings_are_shown_and_none_are_noted_afterwards() -> None:
-    with pytest.warns(UserWarning) as shown, determined("exact", CUDA) as determinism:
-        without_algorithm()
-        warnings.warn("something else", stacklevel=1)
-    assert [str(warning.message) for warning in shown] == ["something else"]
-    torch.set_deterministic_debug_mode("warn")
-    try:
-        with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation"):
-            without_algorithm()
-    finally:
-        torch.set_deterministic_debug_mode("default")
-    assert determinism.operations == {"put_"}
-
-
-def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
-    common = {
+def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {
         "dataset": "digits",
         "partition": {"name": "dirichlet", "clients": 10},
         "model": "mobilenet_tiny",
+        "method": "scaffold",
+        "plugins": ["flfa", "ecgr"],
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.1, "augmentation": {"crop_padding": 1}},
-        "rounds": 3,
+        "rounds": 2,
         "participation": {"fraction": 0.2},
-        "evaluation": {"statistics": ["drift", "similarity", "separability"]},
+        "evaluation": {"statistics": ["drift", "similarity", "separability"], "keep": "model"},
     }
-    specs = [
-        RunSpec.parse({**common, "method": "scaffold", "plugins": ["flfa", "ecgr"]}, "test"),
-        RunSpec.parse({**common, "method": "fedsol", "evaluation": {"keep": "model"}}, "test"),
-    ]
-    files = []
-    for spec in specs:
-        files.append(tmp_path / f"{spec.run_id}.json")
-        files[-1].write_text(spec.to_json())
-    written = []
-    for process in ("one", "two"):
-        results = tmp_path / process
-        command = [sys.executable, "-m", "fltrain", "train", *map(str, files), "--results", str(results)]
-        environment = {**os.environ, "PYTHONHASHSEED": "1" if process == "one" else "2"}
-        subprocess.run([*command, "--quiet", "--device", "cpu"], check=True, env=environment)
-        folders = [Results(results).run(spec.run_id) for spec in specs]
-        for folder in folders:
-            assert json.loads((folder / "provenance.json").read_text())["determinism"] == "bitwise"
-        paths = [folder / name for folder in folders for name in ("metrics.jsonl", "summary.json")]
-        written.append([path.read_bytes() for path in (*paths, folders[1] / "models.safetensors")])
-    assert written[0] == written[1]
+    spec = RunSpec.parse(settings, "test")
+    (tmp_path / "spec.json").write_text(spec.to_json())
+    command = ["fltrain", "train", str(tmp_path / "spec.json"), "--quiet", "--device", "cpu", "--results"]
+    monkeypatch.setattr(sys, "argv", [*command, str(tmp_path / "here")])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code
+    other = [sys.executable, "-m", *command, str(tmp_path / "there")]
+    subprocess.run(other, check=True, env={**os.environ, "PYTHONHASHSEED": "1"})
+    folders = [Results(tmp_path / process).run(spec.run_id) for process in ("here", "there")]
+    for folder in folders:
+        assert json.loads((folder / "provenance.json").read_text())["determinism"] == "bitwise"
+    for name in ("metrics.jsonl", "summary.json", "models.safetensors"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+
+
+def state(run: Simulation) -> dict[str, Any]:
+    """All that later rounds and the record depend on."""
+    server = run.server
+    return {
+        "server": {"weights": server.weights, "buffers": server.buffers, "counters": server.counters},
+        "methods": dict(server.states),
+        "clients": {client: run.clients[client] for client in run.clients},
+        "models": run.last_models,
+        "traffic": (run.bytes_down, run.bytes_up),
+        "finished": run.finished,
+    }
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name, part in one.items():
+            assert_equal(part, other[name])
+    else:
+        assert one == other
+
+
+@combinations
+def test_going_on_from_a_checkpoint_changes_nothing(tmp_path: Path, methods: tuple[Method, ...]) -> None:
+    expected, rows, seen = whole(methods), [], []
+    for stop in (1, 2, 3):  # each part in a simulation of its own
+        part = simulation(*methods, **settings_of(methods))
+        if stop == 2:  # clients' states come back into a file as well as into memory
+            part.clients = ClientStore(tmp_path, 0)
+        checkpoints = Checkpoints(tmp_path / "run", {"spec": 1}, Interval())
+        progress = checkpoints.restore(part) or Progress([], 0.0, [])
+        assert progress.rows == rows
+        seen.append(part.finished)
+        while part.finished < stop:
+            progress.rows += part.round(part.finished)
+        assert checkpoints.save(part, progress)
+        rows = progress.rows
+    assert seen == [0, 1, 2]
+    assert json.dumps(rows) == json.dumps(expected.rows)
+    assert_equal(state(part), state(expected))

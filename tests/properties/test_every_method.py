@@ -15,6 +15,7 @@ from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Local, State
+from fltrain.models.networks import MODELS
 
 from .helpers import (
     BASES,
@@ -24,12 +25,14 @@ from .helpers import (
     VARIED,
     assert_same_model,
     by_name,
+    digits,
     goes_with,
     reference,
     rows_of,
     slow_unless_daily,
     trained,
 )
+from .test_guard import Guarded
 
 ROUNDS, CLIENTS = 3, 4
 A_FEW_NUMBERS = 64
@@ -38,12 +41,15 @@ A_FEW_NUMBERS = 64
 
 @pytest.mark.parametrize("methods", slow_unless_daily(COMBINATIONS), ids=by_name)
 def test_three_rounds(methods: tuple[Method, ...]) -> None:
+    """Local steps stay on the device."""
     uploads = Composition(methods).needs.private != "all"
     federation = trained(
         *methods,
         rounds=ROUNDS,
         fraction=CLIENTS / 6,
         statistics=("drift", "similarity", "separability") if uploads else (),
+        executor=Guarded,
+        clip_norm=1.0,
     )
     for part in ("weights", "buffers"):
         assert getattr(federation.server, part).isfinite().all()
@@ -128,7 +134,6 @@ def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type
     assert_same_model(trained(base(), plugin(**plugin.neutral), rounds=3), reference(base(), rounds=3))
 
 
-# ------------------------------------------------------------------------------------ aliasing
 class Scribbling(Method):
     """Spoils, in every step, all tensors that a hook may write into, after another pass on the batch."""
 
@@ -193,3 +198,31 @@ def test_writing_into_shared_tensors_is_refused(hook: str) -> None:
     writer = type("Writer", (FedAvg,), {"__module__": __name__, hook: writing})
     with pytest.raises(FltrainError, match=rf"^'{hook}' of method 'fedavg' writes into a tensor"):
         trained(writer(), rounds=1)
+
+
+EVERYTHING = [(base(),) for base in BASES] + [(plugin(),) for plugin in PLUGINS]
+SMALL = ("lenet5", "mlp", "mobilenet_tiny")
+"""Networks that every method trains; the others take minutes."""
+
+FEW = ("fedavg", "fedma", "fed2", "fedproto", "gpfl", "flfa", "fedimpro")
+"""Methods that look into a network, and federated averaging, for the large networks."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_every_method_trains_or_refuses(name: str) -> None:
+    model = MODELS[name]()
+    data = digits(8 * -(-model.min_side // 8))
+    refused = []
+    for methods in EVERYTHING if name in SMALL else [pair for pair in EVERYTHING if pair[0].name in FEW]:
+        try:
+            federation = trained(
+                *methods, model=model, data=data, rounds=1, fraction=0.34, batch_size=32, lr=0.001
+            )
+        except FltrainError as error:
+            assert "\n" not in str(error)
+            refused.append(methods[0].name)
+        else:
+            assert federation.server.weights.isfinite().all()
+    assert set(refused) <= {"fedma", "fed2", "fedimpro"}, "they need chains of layers, or a cut"

@@ -1,14 +1,11 @@
 """Executors run local steps in different ways, and compute the same."""
 
-from typing import Literal
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import Clients
-from fltrain.engine.executors.choose import EXECUTORS, executor_for
 from fltrain.engine.executors.cuda_graph import CudaGraphExecutor, Work
 from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.executors.vectorized import VectorizedExecutor
@@ -21,10 +18,17 @@ from fltrain.methods.training import Exponential
 from fltrain.methods.types import Local, Outputs, State, Step
 from fltrain.models.networks.lenet5 import LeNet5
 
-from .helpers import REPRESENTATIVES, assert_same_model, by_name, simulation, slow_unless_daily
+from .helpers import (
+    REPRESENTATIVES,
+    assert_same_model,
+    by_name,
+    reference,
+    simulation,
+    slow_unless_daily,
+    trained,
+)
 from .test_statistics import DroppingModel
 
-CPU = torch.device("cpu")
 SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
 
 
@@ -56,41 +60,19 @@ def compared(
     executor: type[SequentialExecutor], *methods: AnyMethod, rounds: int = 2, **settings: object
 ) -> tuple[Simulation, Simulation]:
     """Train by the reference and by another executor."""
-    runs = [
-        simulation(*methods, executor=kind, **{**SETTINGS, **settings})
-        for kind in (SequentialExecutor, executor)
-    ]
-    for number in range(rounds):
-        for run in runs:
-            run.round(number)
-    return runs[0], runs[1]
-
-
-# ------------------------------------------------------------------------------------ the choice
-def test_the_reference_is_chosen_where_nothing_else_is_asked_for() -> None:
-    assert executor_for("auto", CPU) is SequentialExecutor
-    assert executor_for("auto", torch.device("cuda")) is SequentialExecutor
-    assert executor_for("cuda_graph", torch.device("cuda:1")) is CudaGraphExecutor
-    assert {name: executor.exact for name, executor in EXECUTORS.items()} == {
-        "sequential": True,
-        "vectorized": False,
-        "cuda_graph": True,
-    }
+    settings = {**SETTINGS, "rounds": rounds, "evaluate_every": 100, **settings}
+    return reference(*methods, **settings), trained(*methods, executor=executor, **settings)
 
 
 def test_graphs_need_a_device_that_has_them() -> None:
-    message = r"^executor 'cuda_graph' needs a CUDA device, not 'cpu'; use --executor sequential$"
-    with pytest.raises(FltrainError, match=message):
-        executor_for("cuda_graph", CPU)
-    with pytest.raises(FltrainError, match=message):
+    with pytest.raises(FltrainError, match=r"'cuda_graph' needs a CUDA device.*--executor sequential"):
         simulation(executor=CudaGraphExecutor)
 
 
-# ------------------------------------------------------------------------------------ steps at fixed places
 @pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATIVES), ids=by_name)
 def test_a_step_at_fixed_places_equals_the_reference(methods: tuple[AnyMethod, ...]) -> None:
     """Up to the rounding of numbers that are tensors here."""
-    plain, fixed = compared(Repeating, *methods, epochs=1, fraction=1.0)
+    plain, fixed = compared(Repeating, *methods, epochs=1, fraction=0.67)
     assert fixed.executor.replays > fixed.executor.captures > 0
     for name in ("weights", "buffers", "counters"):
         one, other = getattr(plain.server, name), getattr(fixed.server, name)
@@ -106,14 +88,6 @@ def test_one_capture_serves_all_clients_rounds_and_rates() -> None:
     sizes = {len(images) % 8 for images in fixed.data.clients} - {0}
     assert fixed.executor.captures <= 2 * (1 + len(sizes)), "clients with a dual state, and without one"
     torch.testing.assert_close(plain.server.weights, fixed.server.weights, rtol=1e-5, atol=1e-6)
-
-
-def test_augmentation_stays_where_captured_steps_read_it() -> None:
-    run = simulation(executor=Repeating, **SETTINGS)
-    run.round(0)
-    before = run.executor.images(run._at(0))
-    run.round(1)
-    assert run.executor.images(run._at(1)) is before
 
 
 def test_dropout_is_drawn_anew_in_every_step() -> None:
@@ -132,12 +106,11 @@ class Growing(FedAvg):
 
 def test_a_step_state_keeps_its_names() -> None:
     with pytest.raises(
-        FltrainError, match=r"the step state of 'fedavg' changes its names or shapes.*--executor sequential"
+        FltrainError, match=r"step state of 'fedavg' changes its names or shapes.*--executor sequential"
     ):
         simulation(Growing(), executor=Repeating, **SETTINGS).round(0)
 
 
-# ------------------------------------------------------------------------------------ side by side
 @pytest.mark.parametrize(
     "methods",
     slow_unless_daily(
@@ -187,22 +160,7 @@ def test_a_step_that_cannot_be_stacked_is_refused(
         simulation(*methods, executor=VectorizedExecutor, **settings, **SETTINGS).round(0)
 
 
-class Faulty(FedAvg):
-    """Has a mistake in a hook."""
-
-    name: Literal["fedavg"] = "fedavg"
-
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        raise RuntimeError("a mistake")
-
-
-def test_a_mistake_in_a_method_is_not_taken_for_a_refusal() -> None:
-    with pytest.raises(RuntimeError, match=r"^a mistake$"):
-        simulation(Faulty(), executor=VectorizedExecutor, **SETTINGS).round(0)
-
-
-# ------------------------------------------------------------------------------------ precision
-PASSING = {"fedavg", "moon", "fedsol", "fedfcd", "fedproto", "gpfl"}
+PASSING = {"fedavg", "moon", "fedsol", "gpfl"}
 """Base methods that differ in their forward and backward passes."""
 
 

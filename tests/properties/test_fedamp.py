@@ -15,8 +15,8 @@ from fltrain.methods.local import LocalOnly
 from fltrain.methods.types import Server
 from fltrain.models.network import Network
 
-from .helpers import Tracing, local_of, simulation, task_of, trained, update_of
-from .ordinary import check_steps, replica
+from .helpers import Tracing, assert_same_steps, local_of, simulation, task_of, trained, update_of
+from .ordinary import check_client_tests, check_steps, replica
 
 CORNERS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 """At squared distances 1, 1 and 2."""
@@ -75,9 +75,6 @@ def clouds_of(method: FedAmp, weights: Tensor) -> list[Tensor]:
     ]
 
 
-# ------------------------------------------------------------------------------------ checks of a method
-
-
 def cross_entropy(network: Network, images: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(network(images), labels)
 
@@ -115,19 +112,6 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
     assert again and (new or settings), "clients who return, and some who come later"
 
 
-def check_local_only(method: FedAmp, **settings: object) -> None:
-    """Bit for bit what clients reach without one another; statistics stay with them in both."""
-    settings = {"rounds": 3, "batchnorm": "local", "executor": Tracing, "epochs": 2, **settings}
-    mixing, alone = trained(method, **settings), trained(LocalOnly(), **settings)
-    for own, other in zip(mixing.executor.steps, alone.executor.steps, strict=True):
-        assert own.client == other.client
-        assert torch.equal(own.weights, other.weights)
-    assert mixing.clients.keys() == alone.clients.keys()
-    for client, kept in mixing.clients.items():
-        assert torch.equal(kept[method.name]["weights"], alone.clients[client][OWN]["weights"])
-    assert mixing.rows == alone.rows
-
-
 def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
     """What the method adds to a gradient, per unit of distance from the cloud model."""
     cloud, weights, gradient = drawn(3, seed=1)
@@ -138,7 +122,6 @@ def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
     return factor
 
 
-# ------------------------------------------------------------------------------------ shares
 def test_shares_by_hand() -> None:
     """Numbers chosen so that the exponentials are powers of two."""
     two = math.log(2)
@@ -164,8 +147,6 @@ def test_shares_by_hand() -> None:
     [
         FedAmp(),
         FedAmp(self_weight=0.2),
-        FedAmp(self_weight=1.0),
-        FedAmp(variant="kernel", sigma=100.0, alpha=10.0),
         FedAmp(variant="kernel", sigma=100.0, alpha=1e4),
     ],
     ids=str,
@@ -196,24 +177,10 @@ def test_a_large_scale_leaves_the_most_similar_one() -> None:
     torch.testing.assert_close(shares, expected.double())
 
 
-def test_cosines_ignore_lengths() -> None:
-    weights, factors = drawn(4), torch.tensor([[0.1], [1.0], [3.0], [10.0]])
-    torch.testing.assert_close(
-        FedAmp().shares(list(weights)), FedAmp().shares(list(factors * weights)), rtol=1e-4, atol=1e-6
-    )
-
-
 @pytest.mark.parametrize("method", [*METHODS, FedAmp(), FedAmp(variant="kernel", alpha=1e4)], ids=str)
 def test_identical_clients_get_what_they_sent(method: FedAmp) -> None:
     weights = drawn(1, size=1000)
     assert all(torch.equal(cloud, weights[0]) for cloud in clouds_of(method, weights.expand(3, -1)))
-
-
-def test_without_alpha_clients_get_what_they_sent() -> None:
-    weights = drawn(3)
-    for alpha, same in ((1e-12, True), (0.5, False)):
-        clouds = clouds_of(FedAmp(variant="kernel", alpha=alpha, sigma=100.0), weights)
-        assert all(torch.equal(cloud, sent) == same for cloud, sent in zip(clouds, weights, strict=True))
 
 
 def test_shares_of_the_kernel_do_not_depend_on_what_all_clients_have_in_common() -> None:
@@ -226,7 +193,6 @@ def test_shares_of_the_kernel_do_not_depend_on_what_all_clients_have_in_common()
     torch.testing.assert_close(far, near, rtol=0, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------ rounds
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_clients_start_from_cloud_models_and_are_pulled_to_them(method: FedAmp) -> None:
     check_rounds(method)
@@ -261,30 +227,28 @@ def test_the_pull_never_does_more_than_undo_a_step() -> None:
         assert pull(FedAmp(), round=3000, lr=lr) == pytest.approx(1 / lr)
 
 
-# ------------------------------------------------------------------------------------ tests of clients
-@pytest.mark.parametrize("fraction", [1.0, 0.34])
 @pytest.mark.parametrize("method", [FedAmp(), FedAmp(variant="kernel", alpha=0.2)], ids=str)
-def test_clients_are_tested_with_their_own_weights(method: FedAmp, fraction: float) -> None:
-    """Clients are tested with their last trained weights, or with the initial weights."""
-    federation = simulation(method, executor=Tracing, fraction=fraction, epochs=3)
+def test_clients_are_tested_with_their_own_weights(method: FedAmp) -> None:
+    """With their last trained weights, or with the initial ones."""
+    federation = simulation(method, executor=Tracing, fraction=0.34, epochs=3)
     own = [federation.server.weights] * 6
     for number in range(2):
-        (row,) = [row for row in federation.round(number) if row["kind"] == "evaluation"]
+        *_, row = federation.round(number)
         for update in federation.executor.updates:
             own[update.client] = update.trained
-        correct, losses = [], []
-        for weights, images in zip(own, federation.data.tests, strict=True):
-            network = replica(federation, weights, federation.server.buffers).eval()
-            tests, labels = federation.data.train.batch(images)
-            with torch.no_grad():
-                logits = network(tests)
-            correct.append((logits.argmax(1) == labels).double())
-            losses.append(functional.cross_entropy(logits, labels, reduction="none"))
-        assert row["view"] == "personal"
-        assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
-        assert row["accuracy"] == pytest.approx(torch.cat(correct).mean().item())
+
+        def logits(client: int, images: Tensor) -> Tensor:
+            return replica(federation, own[client], federation.server.buffers).eval()(images)
+
+        check_client_tests(federation, row, logits)
 
 
-@pytest.mark.parametrize("settings", [{"fraction": 1.0}, {"fraction": 0.34}], ids=str)
-def test_what_pfllib_amounts_to_is_local_training_bit_for_bit(settings: dict[str, object]) -> None:
-    check_local_only(FedAmp(variant="pfllib"), **settings)
+def test_what_pfllib_amounts_to_is_local_training_bit_for_bit() -> None:
+    settings = {"rounds": 3, "batchnorm": "local", "executor": Tracing, "epochs": 2}
+    method = FedAmp(variant="pfllib")
+    mixing, alone = trained(method, **settings), trained(LocalOnly(), **settings)
+    assert_same_steps(mixing, alone)
+    assert mixing.clients.keys() == alone.clients.keys()
+    for client, kept in mixing.clients.items():
+        assert torch.equal(kept[method.name]["weights"], alone.clients[client][OWN]["weights"])
+    assert mixing.rows == alone.rows

@@ -1,31 +1,41 @@
 """Federated averaging: the mean over the sampled clients, buffers, and the local optimiser."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
+from fltrain.methods.base import Method
+from fltrain.methods.fedacg import FedACG
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedavgm import FedAvgM
+from fltrain.methods.feddyn import FedDyn
+from fltrain.methods.fednova import FedNova
+from fltrain.methods.fedprox import FedProx
 from fltrain.methods.ops.vectors import data_weighted_mean
-from fltrain.methods.training import Exponential, Training
-from fltrain.methods.types import Server, Update
+from fltrain.methods.scaffold import Scaffold
+from fltrain.methods.training import Training
 from fltrain.models.base import Model
 from fltrain.models.build import build
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import FULL_BATCH, Tracing, by_name, simulation, trained, update_of
+from .helpers import (
+    FULL_BATCH,
+    Tracing,
+    assert_same_steps,
+    by_name,
+    drawn,
+    mean_by_size,
+    simulation,
+    trained,
+    update_of,
+)
+from .ordinary import flat, gradient_of, running
 from .quadratics import TWO_CLIENTS, weights_after
 
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-# ------------------------------------------------------------------------------------ the mean of weights
+FORMS = ("heavy_ball", "dampened", "nesterov")
 
 
 def test_mean_by_data_size() -> None:
@@ -36,9 +46,8 @@ def test_mean_by_data_size() -> None:
     assert len(updates) == 3
     assert len(federation.data.clients) == 6
     samples = torch.tensor([len(federation.data.clients[update.client]) for update in updates])
-    assert len(set(samples.tolist())) == 3
-    shares = (samples / samples.sum()).double()
-    expected = shares @ torch.stack([update.weights for update in updates]).double()
+    assert samples.tolist() == [update.samples for update in updates] and len(set(samples.tolist())) == 3
+    expected = mean_by_size(updates, "weights")
     torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
 
 
@@ -48,18 +57,6 @@ def test_a_single_client_is_taken_over_bit_for_bit() -> None:
     assert torch.equal(federation.server.weights, update.weights)
     assert torch.equal(federation.server.buffers, update.buffers)
     assert torch.equal(federation.server.counters, update.counters)
-
-
-def test_order_of_clients_does_not_matter() -> None:
-    start = drawn(100)
-    updates = [update_of(start, drawn(100, seed=k), client=k, samples=3 * k + 1) for k in range(5)]
-    empty = torch.zeros(0)
-    server = Server(start, empty, empty.long(), {})
-    task = simulation().task
-    forwards, backwards = (
-        FedAvg().aggregate(task, {}, server, order).weights for order in (updates, updates[::-1])
-    )
-    torch.testing.assert_close(backwards, forwards, rtol=1e-6, atol=0)
 
 
 def test_clients_that_did_not_move_leave_the_weights_bit_for_bit() -> None:
@@ -77,13 +74,9 @@ def test_one_full_batch_step_is_a_step_on_the_pooled_data() -> None:
     federation.model.load(start, federation.server.buffers, federation.server.counters)
     pooled = torch.cat([federation.data.clients[client] for client in federation.sample(0)])
     assert len(pooled) < len(federation.data.train)
-    gradient = gradient_of(federation.network, *federation.data.train.batch(pooled))
+    images, labels = federation.data.train.batch(pooled)
+    gradient = gradient_of(functional.cross_entropy(federation.network(images), labels), federation.network)
     torch.testing.assert_close(federation.server.weights, start - 0.1 * gradient, rtol=1e-5, atol=1e-7)
-
-
-def gradient_of(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    loss = functional.cross_entropy(network(images), labels)
-    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(network.parameters()))])
 
 
 def test_many_local_steps_stop_at_the_biased_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +86,42 @@ def test_many_local_steps_stop_at_the_biased_point(monkeypatch: pytest.MonkeyPat
     assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.05
 
 
-# ------------------------------------------------------------------------------------ buffers
-def test_running_statistics_are_averaged_by_data_size() -> None:
-    federation = trained(FedAvg(), rounds=3, executor=Tracing)
-    updates = federation.executor.updates
-    samples = torch.tensor([update.samples for update in updates]).double()
-    expected = (samples / samples.sum()) @ torch.stack([update.buffers for update in updates]).double()
-    torch.testing.assert_close(federation.server.buffers.double(), expected, rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize(
+    "method",
+    [FedAvg(), Scaffold(), FedDyn(), FedACG(), FedNova(), *(FedAvgM(form=form) for form in FORMS)],
+    ids=str,
+)
+def test_running_statistics_are_averaged_by_data_size(method: Method) -> None:
+    """Whatever the method does to weights: no momentum, controls or normalisers."""
+    federation = simulation(method, executor=Tracing, batch_size=4)
+    for number in range(3):
+        federation.round(number)
+        expected = mean_by_size(federation.executor.updates, "buffers")
+        torch.testing.assert_close(federation.server.buffers.double(), expected, rtol=1e-6, atol=1e-7)
     assert federation.server.buffers.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("method", "same"),
+    [
+        (Scaffold(), FedAvg()),
+        (FedDyn(alpha=0.0), FedAvg()),
+        (FedDyn(alpha=0.0, clip=None), FedAvg()),
+        (FedAvgM(), FedAvg()),
+        (FedNova(), FedAvg()),
+        (FedNova(mu=0.5), FedProx(mu=0.5)),
+        (FedACG(lam=0.0, beta=0.0), FedAvg()),
+        (FedACG(lam=0.0, beta=0.05), FedProx(mu=0.1)),
+    ],
+    ids=str,
+)
+def test_clients_train_in_the_first_round_as_in_another_method_bit_for_bit(
+    method: Method, same: Method
+) -> None:
+    one, other = (trained(method, rounds=1, epochs=2, executor=Tracing) for method in (method, same))
+    assert len(one.executor.steps) > 6
+    assert_same_steps(one, other)
+    assert torch.equal(one.server.buffers, other.server.buffers)
 
 
 def test_counters_stay_integers_and_take_the_maximum() -> None:
@@ -116,28 +137,10 @@ def test_counters_stay_integers_and_take_the_maximum() -> None:
     assert len(counters) == sum(isinstance(module, nn.BatchNorm2d) for module in federation.network.modules())
 
 
-def test_mean_of_buffers_by_hand() -> None:
-    def update(samples: int, buffers: list[float], counters: list[int]) -> Update:
-        return replace(
-            update_of(torch.zeros(1), torch.zeros(1), samples=samples),
-            buffers=torch.tensor(buffers),
-            counters=torch.tensor(counters),
-        )
-
-    updates = [update(1, [0.0, 4.0], [5, 2]), update(3, [8.0, 0.0], [3, 9])]
-    federation = simulation()
-    buffers = federation.composition.aggregate(federation.task, federation.server, updates)[1]
-    assert buffers.tolist() == [6.0, 1.0]
-
-
-# ------------------------------------------------------------------------------------ the local optimiser
 @pytest.mark.parametrize(
     "settings",
     [
-        {"momentum": 0.0, "weight_decay": 0.0},
-        {"momentum": 0.9, "weight_decay": 0.0},
         {"momentum": 0.0, "weight_decay": 0.1},
-        {"momentum": 0.9, "weight_decay": 1e-3},
         {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 0.1},
         {"momentum": 0.9, "weight_decay": 1e-3, "clip_norm": 1e9},
     ],
@@ -169,10 +172,8 @@ def test_local_training_is_that_of_pytorch(model: Model, settings: dict[str, flo
             optimiser.step()
             losses.append(loss.item())
         assert (clipped > 0) == (clip_norm == 0.1)
-        weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
-        floats = [buffer.flatten() for buffer in network.buffers() if buffer.is_floating_point()]
-        torch.testing.assert_close(update.weights, weights, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(update.buffers, torch.cat([*floats, torch.zeros(0)]), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(update.weights, flat(network.parameters()), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
         assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
@@ -211,14 +212,3 @@ def test_the_last_batch_is_dropped_only_if_it_is_a_single_image_among_others() -
         33: [16, 16],
         47: [16, 16, 15],
     }
-
-
-def test_learning_rate_decays_between_rounds_only() -> None:
-    federation = simulation(rounds=3, executor=Tracing)
-    training = federation.spec.training.model_copy(update={"lr_schedule": Exponential(decay=0.5)})
-    federation.spec = federation.spec.model_copy(update={"training": training})
-    for number in range(3):
-        federation.round(number)
-    assert [step.lr for step in federation.executor.steps] == [
-        0.05 * 0.5**step.round for step in federation.executor.steps
-    ]

@@ -26,9 +26,7 @@ from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     FULL_BATCH,
-    Reversing,
     Tracing,
-    assert_same_model,
     changed_parameters,
     rows_of,
     simulation,
@@ -64,7 +62,6 @@ SETTINGS = {"model": Small(), "batch_size": 32, "momentum": 0.9, "weight_decay":
 MODELS = pytest.mark.parametrize("model", [LeNet5(), Vgg9()], ids=["lenet5", "vgg9"])
 
 
-# ------------------------------------------------------------------------------------ by hand
 Parts = dict[str, np.ndarray]
 
 
@@ -88,6 +85,12 @@ def with_inputs(weight: np.ndarray, order: Sequence[int]) -> np.ndarray:
     return weight[:, [each * source + pixel for source in order for pixel in range(each)]]
 
 
+def rows_with_bias(parts: Parts, name: str) -> np.ndarray:
+    """What leads into each neuron of a layer."""
+    bias = parts[f"{name}.bias"]
+    return np.hstack([parts[f"{name}.weight"].reshape(len(bias), -1), bias[:, None]])
+
+
 def by_hand(
     federation: Simulation, clients: list[Parts], reference: Parts, shares: list[float], counts: np.ndarray
 ) -> Parts:
@@ -96,17 +99,7 @@ def by_hand(
     clients = [dict(parts) for parts in clients]
     merged: Parts = {}
     for name, following in pairwise(names):
-        vectors = [
-            np.hstack([parts[f"{name}.weight"].reshape(len(parts[f"{name}.bias"]), -1), bias[:, None]])
-            for parts in clients
-            for bias in [parts[f"{name}.bias"]]
-        ]
-        target = np.hstack(
-            [
-                reference[f"{name}.weight"].reshape(len(reference[f"{name}.bias"]), -1),
-                reference[f"{name}.bias"][:, None],
-            ]
-        )
+        vectors, target = [rows_with_bias(parts, name) for parts in clients], rows_with_bias(reference, name)
         orders: list[list[int]] = []
         for _ in range(5):
             found = []
@@ -141,7 +134,6 @@ def by_hand(
     return merged
 
 
-# ------------------------------------------------------------------------------------ merges without training
 def sent(method: FedMA, weights: Sequence[Tensor], samples: Sequence[int], counts: Tensor) -> list[Update]:
     """What clients with these weights send."""
     return [
@@ -196,7 +188,6 @@ def noisy(federation: Simulation, size: float, seed: int) -> Tensor:
     return start + size * start.std() * noise
 
 
-# ------------------------------------------------------------------------------------ fixed width
 @MODELS
 def test_shuffled_copies_average_to_the_same_function(model: Model) -> None:
     method = FedMA()
@@ -225,18 +216,6 @@ def test_merge_by_hand() -> None:
         expected = as_vector(by_hand(federation, parts, reference, shares, counts.numpy()))
         found = merged(federation, clients, [20, 50, 30], counts, rounds)
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_strangers_by_hand() -> None:
-    """Ten networks with little in common, whose first assignments are not their last."""
-    method = FedMA()
-    federation = simulation(method, model=Small())
-    clients = [noisy(federation, 4.0, seed) for seed in range(10)]
-    parts = [parts_of(federation, own) for own in clients]
-    reference = parts_of(federation, federation.server.weights)
-    expected = as_vector(by_hand(federation, parts, reference, [0.1] * 10, np.ones((10, CLASSES))))
-    found = merged(federation, clients, rounds=1)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_rounds_by_hand() -> None:
@@ -270,15 +249,6 @@ def test_one_client_is_not_changed(model: Model) -> None:
     torch.testing.assert_close(logits(federation, found), said, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("rounds", [0, 1])
-def test_identical_clients_average_as_in_federated_averaging(rounds: int) -> None:
-    federation = simulation(FedMA(), model=LeNet5())
-    client = noisy(federation, 0.3, seed=0)
-    counts = torch.randint(4, (3, CLASSES), generator=torch.Generator().manual_seed(0)).float()
-    found = merged(federation, [client] * 3, [3, 1, 2], counts, rounds)
-    torch.testing.assert_close(found, client, rtol=0, atol=1e-6)
-
-
 def test_clients_that_stay_in_order_and_have_the_same_classes_are_averaged_by_size() -> None:
     """One step of a small learning rate from the same weights moves no neuron past another."""
     settings = {"fraction": 1.0, "lr": 1e-3, "batch_size": FULL_BATCH}
@@ -289,33 +259,6 @@ def test_clients_that_stay_in_order_and_have_the_same_classes_are_averaged_by_si
     assert (first[head:] - second[head:]).abs().max() > 1e-5
 
 
-def test_classes_of_one_client_come_from_it_alone() -> None:
-    federation = simulation(FedMA(), model=Mlp(hidden=6))
-    clients = [noisy(federation, 0.01, seed) for seed in range(2)]
-    counts = torch.zeros(2, CLASSES)
-    counts[1, 3] = 2
-    found, own = (
-        parts_of(federation, one) for one in (merged(federation, clients, [9, 1], counts), clients[1])
-    )
-    for kind in ("weight", "bias"):
-        np.testing.assert_allclose(found[f"classifier.{kind}"][3], own[f"classifier.{kind}"][3], atol=1e-7)
-
-
-def test_a_run_learns() -> None:
-    federation = trained(FedMA(), rounds=8, fraction=1.0, epochs=3, **{**SETTINGS, "batch_size": 8})
-    accuracies = [row["accuracy"] for row in rows_of(federation, "evaluation")]
-    assert accuracies[-1] > 0.4
-
-
-def test_class_counts_are_all_that_goes_up_beside_the_model() -> None:
-    federation = trained(FedMA(), model=LeNet5(), rounds=2)
-    weights = 4 * federation.model.layout.size
-    assert federation.bytes_down == 2 * 3 * weights
-    assert federation.bytes_up == 2 * 3 * (weights + 4 * CLASSES)
-    assert all(kept == {"fedma": {}} for kept in federation.clients.values())
-    assert federation.server.states["fedma"].keys() == {"rounds"}
-
-
 @pytest.mark.parametrize("mode", ["hungarian_fixed", "bbp_map"])
 def test_networks_with_norm_layers_are_refused(mode: str) -> None:
     for model in (MobileNetTiny(), Vgg9(norm="gn")):
@@ -323,7 +266,6 @@ def test_networks_with_norm_layers_are_refused(mode: str) -> None:
             simulation(FedMA(mode=mode), model=model)
 
 
-# ------------------------------------------------------------------------------------ growing width
 PASS = len(LAYERS)
 """A pass takes a round for every layer; in the n-th of them, counted from 0, n layers are fixed."""
 
@@ -348,23 +290,6 @@ def spare_at_start(federation: Simulation) -> Tensor:
         parts[f"{name}.weight"][:outputs, : inputs * each] = False
         parts[f"{name}.bias"][:outputs] = False
     return torch.cat([part.flatten() for part in parts.values()])
-
-
-def check_layers_are_fixed_one_by_one(method: FedMA, *plugins: object) -> None:
-    federation = growing(method, *plugins, clip_norm=0.5)
-    slots = {slot.name: slot for slot in federation.model.layout.parameters}
-    for number in range(PASS + 2):
-        before, fixed = federation.server.weights, number % PASS
-        (report,) = (row for row in federation.round(number) if row["kind"] == method.name)
-        assert report["fixed"] == fixed
-        trained_names = {f"{name}.{kind}" for name in LAYERS[fixed:] for kind in ("weight", "bias")}
-        for update in federation.executor.updates:
-            for weights in (update.trained, update.weights):
-                assert changed_parameters(federation, update.start, weights) == trained_names
-        after = federation.server.weights
-        start = slots[f"{LAYERS[fixed]}.weight"].start
-        assert torch.equal(after[:start], before[:start])
-        assert changed_parameters(federation, before, after) == trained_names
 
 
 def sources_of(federation: Simulation, layer: int) -> Tensor:
@@ -396,7 +321,21 @@ def test_spare_neurons_stay_dead() -> None:
 
 @pytest.mark.parametrize("plugins", [(), (Ecgr(),)], ids=["alone", "ecgr"])
 def test_layers_are_fixed_one_by_one(plugins: tuple) -> None:
-    check_layers_are_fixed_one_by_one(FedMA(mode="bbp_map"), *plugins)
+    method = FedMA(mode="bbp_map")
+    federation = growing(method, *plugins, clip_norm=0.5)
+    slots = {slot.name: slot for slot in federation.model.layout.parameters}
+    for number in range(PASS + 2):
+        before, fixed = federation.server.weights, number % PASS
+        (report,) = (row for row in federation.round(number) if row["kind"] == method.name)
+        assert report["fixed"] == fixed
+        trained_names = {f"{name}.{kind}" for name in LAYERS[fixed:] for kind in ("weight", "bias")}
+        for update in federation.executor.updates:
+            for weights in (update.trained, update.weights):
+                assert changed_parameters(federation, update.start, weights) == trained_names
+        after = federation.server.weights
+        start = slots[f"{LAYERS[fixed]}.weight"].start
+        assert torch.equal(after[:start], before[:start])
+        assert changed_parameters(federation, before, after) == trained_names
 
 
 def test_what_clients_start_from() -> None:
@@ -506,26 +445,6 @@ def test_growth_is_reported_and_bounded() -> None:
     first, *_, last = rows_of(federation, "fedma")
     assert (first["fixed"], first["widths"]) == (0, [*WIDTHS])
     assert (last["fixed"], last["widths"]) == (0, [*CAPACITIES])
-
-
-def test_a_growing_run_learns() -> None:
-    settings = {**SETTINGS, "batch_size": 8, "weight_decay": 0.0}
-    federation = trained(FedMA(mode="bbp_map"), rounds=3 * PASS, fraction=1.0, epochs=3, **settings)
-    first, *_, last = rows_of(federation, "evaluation")
-    assert first["accuracy"] < 0.25
-    assert last["accuracy"] > 0.3
-
-
-def test_growing_can_stop_and_go_on() -> None:
-    whole, stopped = (growing(executor=Reversing) for _ in range(2))
-    rows = [whole.round(number) for number in range(PASS + 2)]
-    for number in range(3):
-        stopped.round(number)
-    resumed = growing()
-    resumed.server = stopped.server
-    resumed.clients.update(stopped.clients)
-    assert [resumed.round(number) for number in range(3, PASS + 2)] == rows[3:]
-    assert_same_model(resumed, whole)
 
 
 def test_growing_needs_all_clients() -> None:

@@ -15,9 +15,9 @@ from fltrain.methods.fedproto import FedProto
 from fltrain.methods.local import LocalOnly
 from fltrain.models.network import Network
 
-from .helpers import digits, local_of, skewed, trained, update_of, with_tests
-from .ordinary import features, replica
-from .test_local import check_own_round, check_tests, cross_entropy, initial_models, taking_part
+from .helpers import digits, local_of, skewed, trained, with_tests
+from .ordinary import averages, features, replica
+from .test_local import check_own_round, cross_entropy, initial_models, taking_part
 
 Means = dict[int, Tensor]
 """Mean features by class."""
@@ -46,23 +46,16 @@ def check_description(sent: dict[str, Tensor], sums: Means, counts: dict[int, in
 
 def combined(uploads: list[dict[str, Tensor]], averaging: str) -> Means:
     """Means over those who have the class, in double precision."""
-    means: Means = {}
-    for label in range(10):
-        holders = [
-            (sent["counts"][place].double(), sent["means"][place].double())
+    return averages(
+        [
+            {
+                label: (float(sent["counts"][place]), sent["means"][place].double())
+                for place, label in enumerate(sent["classes"].tolist())
+            }
             for sent in uploads
-            for place in (sent["classes"] == label).nonzero().flatten().tolist()
-        ]
-        if not holders:
-            continue
-        if averaging == "plain":
-            means[label] = sum(mean for _, mean in holders) / len(holders)
-        else:
-            total = sum(count for count, _ in holders)
-            means[label] = sum(count * mean for count, mean in holders) / total
-        if averaging == "fedproto":
-            means[label] = means[label] / len(holders)
-    return means
+        ],
+        averaging,
+    )
 
 
 def known_means(federation: Simulation, name: str) -> Means:
@@ -88,9 +81,6 @@ def pulled(method: FedProto, means: Means) -> Callable[[int, Network, Tensor, Te
     return loss
 
 
-# ------------------------------------------------------------------------------------ checks of a method
-
-
 def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tensor:
     """What a client says of features, whatever its classifier."""
     network = Network(classifier=torch.nn.Linear(seen.shape[1], len(means)))
@@ -108,15 +98,13 @@ def assert_same_clients(first: Simulation, second: Simulation) -> None:
     assert first.rows == second.rows
 
 
-# ------------------------------------------------------------------------------------ tests
 every_source = pytest.mark.parametrize("source", ["post", "running", "last_epoch"])
 every_averaging = pytest.mark.parametrize("averaging", ["plain", "weighted", "fedproto"])
 
 
-@pytest.mark.parametrize("weight", [0.3, 5.0])
-def test_local_training_is_cross_entropy_and_the_pull_to_the_means(weight: float) -> None:
+def test_local_training_is_cross_entropy_and_the_pull_to_the_means() -> None:
     """An ordinary loop with the pull written out, while classes are unknown and after."""
-    method = FedProto(weight=weight)
+    method = FedProto(weight=5.0)
     federation = taking_part(method, rounds=FEW[:3], epochs=1)
     models, unknown = initial_models(federation), []
     for number in range(3):
@@ -184,40 +172,6 @@ def test_the_server_averages_those_who_have_a_class(averaging: str) -> None:
     assert stale == {8}
 
 
-@every_averaging
-def test_the_means_of_one_client_are_its_own(averaging: str) -> None:
-    """The means are those of the only client, bit for bit."""
-    method = FedProto(averaging=averaging)
-    federation = taking_part(method, rounds=([3],))
-    federation.round(0)
-    (update,) = federation.executor.updates
-    sent, means = update.extras[method.name], known_means(federation, method.name)
-    assert sorted(means) == sent["classes"].tolist()
-    for label, mean in zip(sent["classes"].tolist(), sent["means"], strict=True):
-        assert torch.equal(means[label], mean)
-
-
-def test_the_three_averages_by_hand() -> None:
-    """Two clients with 1 and 3 images of class 2; class 0 is with one of them."""
-
-    def sent(classes: list[int], counts: list[float], means: list[list[float]]) -> dict[str, Tensor]:
-        tensors = torch.tensor(classes), torch.tensor(counts), torch.tensor(means)
-        return dict(zip(("classes", "counts", "means"), tensors, strict=True))
-
-    uploads = [sent([2], [1.0], [[8.0, 0.0]]), sent([0, 2], [5.0, 3.0], [[1.0, 1.0], [4.0, 4.0]])]
-    at = torch.zeros(1)
-    updates = [update_of(at, at, extras={"fedproto": upload}) for upload in uploads]
-    task = local_of(at).task
-    for averaging, expected in (
-        ("plain", [6.0, 2.0]),
-        ("weighted", [5.0, 3.0]),
-        ("fedproto", [2.5, 1.5]),
-    ):
-        state = FedProto(averaging=averaging).server_step(task, {}, None, updates)
-        assert state["known"].tolist() == [True, False, True] + 7 * [False]
-        assert state["means"][[0, 2]].tolist() == [[1.0, 1.0], expected]
-
-
 def test_the_nearest_known_mean_decides() -> None:
     """The nearest of the newest means, for all images of all clients, sampled or not."""
     method = FedProto()
@@ -280,16 +234,6 @@ def test_before_there_are_means_the_classifier_decides(inference: str) -> None:
     torch.testing.assert_close(result.losses, losses, rtol=1e-4, atol=1e-5)
 
 
-def test_the_classifier_decides_if_it_is_asked_to() -> None:
-    federation = taking_part(FedProto(inference="head"))
-    federation.rows = [row for rows in federation.run() for row in rows]
-    models = initial_models(taking_part(FedProto()))
-    for client, kept in federation.clients.items():
-        models[client] = kept[OWN]["weights"], kept[OWN]["buffers"]
-    assert len(federation.clients) < 6
-    check_tests(federation, lambda client, images: replica(federation, *models[client]).eval()(images))
-
-
 def test_models_do_not_travel() -> None:
     """Up: class, count and mean for each class of a client. Down: all means, and which there are."""
     method = FedProto()
@@ -304,12 +248,3 @@ def test_models_do_not_travel() -> None:
     initial = taking_part(method).server
     assert torch.equal(federation.server.weights, initial.weights)
     assert torch.equal(federation.server.buffers, initial.buffers)
-
-
-def test_tests_on_trained_models_are_the_same() -> None:
-    """The server's message changes no model."""
-    settings = {"batchnorm": "local", "rounds": 3}
-    after_download, after_local = (
-        trained(FedProto(), point=point, **settings) for point in ("after_download", "after_local")
-    )
-    assert after_download.rows == after_local.rows

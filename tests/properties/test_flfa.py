@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
 from fltrain.models.base import Model
-from fltrain.models.feedback import feedback
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
@@ -19,11 +17,11 @@ from .helpers import (
     FORWARD_ORDER,
     FULL_BATCH,
     LAYERS,
+    VARIED,
     Tracing,
     assert_same_model,
     by_name,
     changed_parameters,
-    fit_together,
     goes_with,
     layer_names,
     reference,
@@ -33,22 +31,16 @@ from .helpers import (
 )
 
 STEM, CLASSIFIER = LAYERS[0], LAYERS[-1]
-SHARING = [base for base in BASES if goes_with(base(), Flfa())]
+SHARING = [base for base in BASES if by_name(base) in VARIED and goes_with(base(), Flfa())]
 # Per-FedAvg takes several steps on a single batch, and gradients elsewhere than where its steps begin.
 STEPPING = [base for base in SHARING if base().needs.schedule is None]
 bases = pytest.mark.parametrize("base", SHARING, ids=by_name)
 stepping_bases = pytest.mark.parametrize("base", STEPPING, ids=by_name)
 
 
-def with_models(bases: list[type[Method]]) -> pytest.MarkDecorator:
-    models = MobileNetTiny(), LeNet5()
-    pairs = [(base, model) for base in bases for model in models if fit_together(base, model)]
-    return pytest.mark.parametrize(("base", "model"), pairs, ids=by_name)
-
-
-def pinned(*layers: str, method: type[Flfa] = Flfa, **settings: object) -> Flfa:
+def pinned(*layers: str, **settings: object) -> Flfa:
     """FLFA on given layers in every round; on all layers if none is given."""
-    return method(strategy="fixed", layers=layers or "all", **settings)
+    return Flfa(strategy="fixed", layers=layers or "all", **settings)
 
 
 def after_steps(steps: int, *methods: Method, **settings: object):
@@ -71,7 +63,6 @@ def upstream(name: str) -> set[str]:
     return set(FORWARD_ORDER[: FORWARD_ORDER.index(name)])
 
 
-# ------------------------------------------------------------------------------------ equal to the base
 @bases
 def test_without_selected_layers_it_is_the_base_bit_for_bit(base: type[Method]) -> None:
     fed, plain = trained(base(), Flfa(n_fa=0), rounds=3), reference(base(), rounds=3)
@@ -79,11 +70,11 @@ def test_without_selected_layers_it_is_the_base_bit_for_bit(base: type[Method]) 
     assert rows_of(fed, "train") == rows_of(plain, "train")
 
 
-@with_models(SHARING)
-def test_on_the_first_layer_only_it_is_the_base_bit_for_bit(base: type[Method], model: Model) -> None:
-    first, plain = layer_names(model)[0], reference(base(), model=model, rounds=2)
+@pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
+def test_on_the_first_layer_only_it_is_the_base_bit_for_bit(model: Model) -> None:
+    first, plain = layer_names(model)[0], reference(model=model, rounds=2)
     for settings in ({}, {"feedback": "random"}, {"feedback": "direct"}, {"scale": "none"}):
-        fed = trained(base(), pinned(first, **settings), model=model, rounds=2)
+        fed = trained(pinned(first, **settings), model=model, rounds=2)
         assert_same_model(fed, plain)
         assert all(row["effective"] is False for row in rows_of(fed, "flfa"))
 
@@ -92,32 +83,24 @@ def test_on_the_first_layer_only_it_is_the_base_bit_for_bit(base: type[Method], 
 def test_one_local_step_is_the_base_bit_for_bit(base: type[Method]) -> None:
     settings = {"rounds": 2, "batch_size": FULL_BATCH, "fraction": 0.3}
     plain = trained(base(), **settings)
-    names = [layer.name for layer in plain.model.layout.layers]
-    # One layer at a time on federated averaging; what a base adds does not depend on the layer.
-    single = [(name,) for name in names] if base is METHODS["fedavg"] else []
-    for layers in (*single, (names[1], names[3]), ()):
+    for layers in ((LAYERS[1], LAYERS[3]), ()):
         for target in ("own", "next"):
             assert_same_model(trained(base(), pinned(*layers, target=target), **settings), plain)
 
 
-@with_models(STEPPING)
-def test_with_local_feedback_it_is_backpropagation_bit_for_bit(base: type[Method], model: Model) -> None:
+@stepping_bases
+def test_with_local_feedback_it_is_backpropagation_bit_for_bit(base: type[Method]) -> None:
     """B := W before each step, in all layers, over whole rounds."""
-    fed = trained(base(), pinned(feedback="local"), model=model, rounds=2, epochs=2)
-    assert_same_model(fed, trained(base(), model=model, rounds=2, epochs=2))
+    fed = trained(base(), pinned(feedback="local"), rounds=2, epochs=2)
+    assert_same_model(fed, trained(base(), rounds=2, epochs=2))
 
 
-# ------------------------------------------------------------------------------------ different from it
 def test_departs_from_the_second_step_upstream_only() -> None:
     """B = W in the first step; then W moves and B does not follow. Only what lies upstream can notice."""
     for name in ("stage1.project", "stage2.expand", CLASSIFIER):
-        flfa = pinned(name, method=Flfa)
+        flfa = pinned(name)
         assert departures(1, flfa) == set(), name
         assert departures(2, flfa) == upstream(name), name
-
-
-def test_the_first_layer_never_departs() -> None:
-    assert departures(4, pinned(STEM)) == set()
 
 
 def test_the_next_layers_feedback_reaches_the_layer_itself() -> None:
@@ -130,24 +113,9 @@ def test_the_next_layers_feedback_reaches_the_layer_itself() -> None:
     assert departures(4, pinned(CLASSIFIER, target="next")) == set()
 
 
-@pytest.mark.parametrize("kind", ["random", "direct"])
-def test_other_feedback_departs_at_once(kind: str) -> None:
-    assert departures(1, pinned("stage2.expand", feedback=kind)) == upstream("stage2.expand")
-
-
-@bases
-def test_it_departs_from_every_base(base: type[Method]) -> None:
-    fed, plain = trained(base(), Flfa(n_fa=3), rounds=3), reference(base(), rounds=3)
-    # Nothing is selected in the first round.
-    assert rows_of(fed, "train")[0] == rows_of(plain, "train")[0]
-    with pytest.raises(AssertionError):
-        assert_same_model(fed, plain)
-
-
-# ------------------------------------------------------------------------------------ what B is
 def test_feedback_is_a_multiple_of_the_received_weight() -> None:
     """After every step | ||B|| - ||W|| | < 1e-6 ||W|| and cos(B, received weight) = 1."""
-    federation = simulation(pinned(method=Flfa), epochs=6, fraction=1.0, executor=Tracing)
+    federation = simulation(pinned(), epochs=4, fraction=1.0, executor=Tracing)
     for number in range(2):
         received = federation.server.weights
         federation.round(number)
@@ -165,58 +133,6 @@ def test_feedback_is_a_multiple_of_the_received_weight() -> None:
                     torch.cosine_similarity(weight.flatten(), start.flatten(), dim=0)
                 )
         assert all(min(cosines) < 1 - 1e-4 for cosines in directions.values()), "the weights hardly moved"
-
-
-@pytest.mark.parametrize("settings", [{}, {"scale": "none"}, {"feedback": "random"}], ids=str)
-def test_feedback_shares_no_memory_with_the_live_weights(settings: dict[str, str]) -> None:
-    shared: list[bool] = []
-
-    class Looking(Tracing):
-        def _step(self, images, chosen, how, hooks, optimiser):
-            storage = self.model.weights.untyped_storage().data_ptr()
-            for tensor in hooks.step_states["flfa"].values():
-                shared.append(tensor.untyped_storage().data_ptr() == storage)
-            return super()._step(images, chosen, how, hooks, optimiser)
-
-    trained(pinned(**settings), rounds=1, epochs=2, executor=Looking)
-    assert shared
-    assert not any(shared)
-
-
-def test_without_scaling_the_feedback_is_the_received_weight() -> None:
-    federation = simulation(pinned(scale="none"), epochs=3, executor=Tracing)
-    received = federation.server.weights
-    federation.round(0)
-    for step in federation.executor.steps:
-        for index, slot in enumerate(federation.model.layout.weights):
-            assert torch.equal(step.step_states["flfa"][f"feedback.{index}"], slot.of(received))
-
-
-def test_without_scaling_it_equals_flfa_in_the_first_step_only() -> None:
-    def same(steps: int) -> bool:
-        scaled, unscaled = (
-            after_steps(steps, pinned(scale=scale)).executor.updates for scale in ("frobenius", "none")
-        )
-        return all(torch.equal(one.weights, two.weights) for one, two in zip(scaled, unscaled, strict=True))
-
-    assert same(1)
-    assert not same(2)
-    assert not same(3)
-
-
-def test_random_feedback_made_of_the_received_weights_is_flfa_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for scale in ("frobenius", "none"):
-        expected = trained(pinned("stage1.expand", "stage2.project", scale=scale), epochs=2)
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                Flfa,
-                "_random",
-                lambda self, local, index: local.task.layout.weights[index].of(local.start).clone(),
-            )
-            replaced = pinned("stage1.expand", "stage2.project", scale=scale, feedback="random")
-            assert_same_model(trained(replaced, epochs=2), expected)
 
 
 def feedback_tensors(kind: str, **settings: object) -> list[dict[str, Tensor]]:
@@ -280,22 +196,3 @@ def test_a_received_weight_of_zero_has_scale_one() -> None:
     assert federation.server.weights.isfinite().all()
     for step in federation.executor.steps:
         assert not step.step_states["flfa"][f"feedback.{LAYERS.index('stage2.expand')}"].any()
-
-
-def test_scaling_keeps_the_input_error_as_free_of_the_weights_scale_as_batchnorm_makes_it() -> None:
-    """With BatchNorm, W -> 3 W leaves backpropagation's input error alone; an unscaled B makes it a third."""
-    random = torch.Generator().manual_seed(0)
-    conv, norm = nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6, eps=1e-12)
-    input = torch.randn(8, 4, 6, 6, generator=random).requires_grad_()
-    error = torch.randn(8, 6, 4, 4, generator=random)
-    received = conv.weight.detach().clone()
-
-    def input_error(tensor: Tensor) -> Tensor:
-        with feedback({conv: tensor}):
-            return torch.autograd.grad(norm(conv(input)), input, error)[0]
-
-    before = input_error(received)
-    conv.weight.data *= 3
-    torch.testing.assert_close(input_error(received), before / 3, rtol=1e-4, atol=1e-6)
-    scale = conv.weight.detach().norm() / received.norm()
-    torch.testing.assert_close(input_error(scale * received), before, rtol=1e-4, atol=1e-6)

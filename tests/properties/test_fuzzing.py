@@ -8,24 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
-from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from fltrain.cli import app, main
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import parse_plain, read_plain
-from fltrain.data.datasets import Dataset
-from fltrain.data.partition import SCHEMES, LocalTest, Scheme
-from fltrain.data.prepared import PreparedData, load_partition, load_prepared, partition, prepare
+from fltrain.data.partition import SCHEMES
 from fltrain.data.registry import load
 from fltrain.experiments.plan import plan
 from fltrain.models.networks import MODELS
@@ -68,7 +63,6 @@ def understood_or_refused() -> Iterator[Refused]:
     assert time.perf_counter() - start < SECONDS
 
 
-# ------------------------------------------------------------------------------------ what is written
 def whole(spec: RunSpec) -> dict[str, Any]:
     """A run with all settings spelled out."""
     return spec.model_dump(mode="json")
@@ -127,22 +121,8 @@ def nested(depth: int) -> Any:
 TEXTS = st.one_of(
     st.text(max_size=20),
     st.text(st.characters(codec=None), max_size=5),  # surrogates, too
-    st.sampled_from(
-        [
-            "",
-            "no",
-            "1e-5",
-            "1e999",
-            "../../x",
-            "/etc/x",
-            "a\nb",
-            "\0",
-            "\ud800",
-            "\x1b[31m",
-            "é" * 5000,
-            "name",
-        ]
-    ),
+    st.sampled_from(["", "no", "1e-5", "1e999", "../../x", "/etc/x", "a\nb", "\0", "\ud800", "name"]),
+    st.sampled_from(["\x1b[31m", "é" * 5000]),
 )
 NUMBERS = st.one_of(
     st.integers(-5, 5),
@@ -187,8 +167,7 @@ def mutated(draw: Any, pool: Pool) -> Any:
     return data
 
 
-# ------------------------------------------------------------------------------------ runs
-@fuzz(500)
+@fuzz(150)
 @given(mutated(Pool(SPECS)))
 @example({**SPECS[0], "evaluation": {"targets": [1e-05]}})
 @example({**SPECS[0], "rounds": 10**400})
@@ -203,7 +182,6 @@ def test_a_run_is_understood_and_written_back_or_refused(data: Any) -> None:
             assert re.fullmatch(r"\w[\w.+-]*", name, re.ASCII)
 
 
-# ------------------------------------------------------------------------------------ experiments, registries
 def name_of(entry: Any) -> str:
     """The item that an entry of a scale is about."""
     return entry if isinstance(entry, str) else next(iter(entry))
@@ -247,7 +225,7 @@ def mutated_files(draw: Any) -> dict[str, Any]:
     return {**DEMONSTRATION, name: draw(mutated(POOLS[name]))}
 
 
-@fuzz(150)
+@fuzz(60)
 @given(files=mutated_files())
 @example(files={**DEMONSTRATION, "scales/demo": {**DEMONSTRATION["scales/demo"], "scale": "../../x"}})
 @example(
@@ -272,7 +250,7 @@ REGISTRY = {
 }
 
 
-@fuzz(150)
+@fuzz(60)
 @given(mutated(Pool([REGISTRY])))
 @example({**REGISTRY, "../up": REGISTRY["digits"]})
 @example({"mine": {"reader": "npz", "files": [{"name": "../x", "urls": [], "checksum": "md5:" + 32 * "0"}]}})
@@ -284,196 +262,6 @@ def test_a_registry_is_understood_or_refused(tmp_path: Path, data: Any) -> None:
             assert all("/" not in part for part in (name, *(file.name for file in entry.files)))
 
 
-TEXT_FILES = [
-    (CONFIG / name).read_bytes()
-    for name in ("examples/scaffold-flfa.yaml", "register.yaml", "scales/demo.yaml")
-]
-
-
-@st.composite
-def damaged(draw: Any, content: bytes, header: int | None = None) -> bytes:
-    """The bytes with a bit flipped, others in the place of some, or less or more of them."""
-    ends = st.integers(0, len(content) - 1)
-    at = draw(ends if header is None else st.one_of(ends, st.integers(0, header)))
-    match draw(st.sampled_from(["flip", "replace", "cut", "drop", "repeat"])):
-        case "flip":
-            flipped = content[at] ^ (1 << draw(st.integers(0, 7)))
-            return content[:at] + bytes([flipped]) + content[at + 1 :]
-        case "replace":
-            piece = draw(st.one_of(st.binary(max_size=8), st.sampled_from(TRAPS)))
-            return content[:at] + piece + content[at + len(piece) :]
-        case "cut":
-            return content[:at]
-        case "drop":
-            return content[:at] + content[at + draw(st.integers(1, 40)) :]
-        case _:
-            return content[:at] + content[at - draw(st.integers(0, 40)) :]
-
-
-TRAPS = [
-    b"\t",
-    b"<<: ",
-    b"&a ",
-    b"*a",
-    b"!!python/name:os.system ",
-    b"[",
-    b"{",
-    b"? ",
-    b"- ",
-    b": ",
-    b"no",
-    b"1:30",
-]
-
-
-@fuzz(100)
-@given(st.sampled_from(TEXT_FILES).flatmap(damaged))
-def test_damaged_text_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "some.yaml"
-    path.write_bytes(content)
-    with understood_or_refused() as refused:
-        data = read_plain(path)
-    if refused.message is None:
-        with understood_or_refused():
-            RunSpec.parse(data, "some.yaml")
-
-
-# ------------------------------------------------------------------------------------ partitions
-def values_of(field: FieldInfo) -> st.SearchStrategy[Any]:
-    """What may be written for a setting of a scheme."""
-    kind = field.annotation
-    if get_origin(kind) is Literal:
-        return st.sampled_from(get_args(kind))
-    numbers = {
-        int: st.integers(0, 40),
-        float: st.one_of(st.floats(0, 3), st.sampled_from([1e-300, 1e-3, 1e6])),
-    }
-    return {**numbers, bool: st.booleans()}[kind]
-
-
-def schemes() -> st.SearchStrategy[dict[str, Any]]:
-    """Settings of every scheme, some left out."""
-    return st.one_of(
-        st.fixed_dictionaries(
-            {"name": st.just(name), "clients": st.integers(1, 30)},
-            optional={
-                key: values_of(field)
-                for key, field in scheme.model_fields.items()
-                if key not in ("name", "clients")
-            },
-        )
-        for name, scheme in SCHEMES.items()
-    )
-
-
-def labelled(
-    train: int, test: int = 20, classes: int = 10, alike: float = 100.0, written: bool = False, seed: int = 0
-) -> PreparedData:
-    """Images whose classes are more or less alike in size, perhaps by writers."""
-    random = np.random.default_rng(seed)
-    labels = random.choice(classes, train + test, p=random.dirichlet(np.full(classes, alike)))
-    images = np.zeros((train + test, 1, 2, 2), np.uint8)
-    halves = images[:train], labels[:train], images[train:], labels[train:]
-    data = PreparedData(*halves, classes=classes, mean=(0.0,), std=(1.0,), digest="")
-    if written:
-        writers = random.integers(0, 20, train + test)
-        data = replace(data, writers=writers[:train], test_writers=writers[train:])
-    return data
-
-
-LABELLED = st.builds(
-    labelled,
-    train=st.integers(1, 400),
-    test=st.integers(1, 40),
-    classes=st.integers(2, 12),
-    alike=st.sampled_from([0.1, 1.0, 100.0]),
-    written=st.booleans(),
-    seed=st.integers(0, 2**32),
-)
-
-
-@fuzz(300)
-@given(schemes(), LABELLED, st.none() | st.sampled_from([0.01, 0.25, 0.99]), st.booleans(), st.integers(0, 9))
-@example({"name": "dirichlet", "clients": 10, "alpha": 0.01, "min_size": 35}, labelled(400), None, False, 0)
-@example({"name": "dirichlet_topup", "clients": 10, "min_size": 35}, labelled(400), None, False, 0)
-@example({"name": "by_writer", "clients": 15}, labelled(400, written=True), None, False, 0)
-@example({"name": "by_writer", "clients": 15}, labelled(400, written=True), 0.25, False, 0)
-def test_images_are_divided_as_promised_or_not_at_all(
-    tmp_path_factory: pytest.TempPathFactory,
-    written: dict[str, Any],
-    data: PreparedData,
-    fraction: float | None,
-    stratify: bool,
-    seed: int,
-) -> None:
-    folder = tmp_path_factory.mktemp("partition")
-    with understood_or_refused() as refused:
-        scheme: Scheme = SCHEMES[written["name"]].parse(written, "partition")
-        local_test = fraction and LocalTest(fraction=fraction, stratify=stratify)
-        divided = partition(scheme, local_test or None, data, seed, folder / "p.safetensors")
-    assert len(list(folder.iterdir())) == (refused.message is None)
-    if refused.message is not None:
-        return
-    pool = data.merged() if local_test else data
-    assert len(divided.clients) == scheme.clients
-    held = [
-        np.concatenate(parts) for parts in zip(divided.clients, *filter(None, [divided.tests]), strict=True)
-    ]
-    images = np.concatenate(held)
-    assert len(np.unique(images)) == len(images)
-    assert images.min(initial=0) >= 0 and images.max(initial=0) < len(pool.train_labels)
-    assert min(map(len, held)) >= getattr(scheme, "min_size", 0)
-    if divided.tests is not None:
-        assert all(map(len, divided.tests)) and all(map(len, divided.clients))
-    match written["name"]:
-        case "iid" | "n_by_c" | "pathological" | "dirichlet":
-            assert len(images) == len(pool.train_labels)
-        case "by_writer":
-            assert pool.writers is not None
-            assert all(len(np.unique(pool.writers[client])) == 1 for client in held)
-    if each := getattr(scheme, "classes_per_client", None):
-        assert all(len(np.unique(pool.train_labels[client])) == each for client in held)
-
-
-# ------------------------------------------------------------------------------------ damaged files
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with prepared data and a partition."""
-    folder = tmp_path_factory.mktemp("files")
-    data = prepare(DIGITS, folder / "data", folder)
-    partition(EVEN, None, data, 0, folder / "partition")
-    return folder
-
-
-DIGITS, EVEN = Dataset(name="digits"), SCHEMES["iid"](clients=10)
-
-
-@pytest.mark.parametrize("kind", ["data", "partition"])
-def test_damaged_arrays_are_refused(files: Path, tmp_path: Path, kind: str) -> None:
-    data = load_prepared(DIGITS, files / "data")
-
-    def content(path: Path) -> list[bytes]:
-        if kind == "data":
-            read = load_prepared(DIGITS, path)
-            arrays = [read.train_images, read.train_labels, read.test_images, read.test_labels]
-            return [json.dumps(read.about).encode(), *map(np.ndarray.tobytes, arrays)]
-        return [*map(np.ndarray.tobytes, load_partition(EVEN, None, data, 0, path).clients)]
-
-    whole = (files / kind).read_bytes()
-    right = content(files / kind)
-
-    @fuzz(80)
-    @given(damaged(whole, header=8 + int.from_bytes(whole[:8], "little")))
-    def refused_unless_equal(found: bytes) -> None:
-        path = tmp_path / kind
-        path.write_bytes(found)
-        with understood_or_refused():
-            assert content(path) == right
-
-    refused_unless_equal()
-
-
-# ------------------------------------------------------------------------------------ the command line
 def leaves(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The commands that do something, by the words that call them."""
     for name, command in group.commands.items():

@@ -11,7 +11,13 @@ ENTRIES = golden.entries()
 KEPT = golden.read()
 
 
-DAILY = [entry for entry in ENTRIES if "=" not in entry.name and not entry.name.endswith(" normed")]
+LARGE = ("resnet", "vgg", "mobilenetv")
+"""Beginnings of the names of networks that take seconds."""
+DAILY = [
+    entry
+    for entry in ENTRIES
+    if "=" not in entry.name and not entry.name.endswith(" normed") and not entry.name.startswith(LARGE)
+]
 """Components with their defaults, and the engine's settings; `make test-slow` checks all variants."""
 
 

@@ -18,7 +18,7 @@ from fltrain.methods.local import LocalOnly
 from fltrain.models.network import Network
 
 from .helpers import Tracing, digits, rows_of, simulation, skewed, trained, with_tests
-from .ordinary import check_steps, replica
+from .ordinary import check_client_tests, check_steps, replica
 from .quadratics import TWO_CLIENTS
 
 Models = dict[int, tuple[Tensor, Tensor]]
@@ -48,10 +48,7 @@ def check_own_round(
     models: Models,
     loss: Callable[[int, Network, Tensor, Tensor], Tensor],
 ) -> None:
-    """Run a round; each client takes the steps of an ordinary loop from its model, which ``models`` then has.
-
-    ``ordinary.check_steps`` says what that means.
-    """
+    """Run a round: each client takes the steps of an ordinary loop from its model, and ``models`` follows."""
     federation.round(number)
     for update in federation.executor.updates:
         assert torch.equal(update.start, models[update.client][0])
@@ -65,48 +62,10 @@ def cross_entropy(client: int, network: Network, images: Tensor, labels: Tensor)
 
 
 def check_tests(federation: Simulation, logits: Callable[[int, Tensor], Tensor]) -> None:
-    """The last test: these logits of each client, for its own test images, in all figures of the record."""
-    right, losses = [], []
-    for client, images in enumerate(federation.data.tests):
-        images, labels = federation.data.train.batch(images)
-        with torch.no_grad():
-            said = logits(client, images)
-        right.append((said.argmax(1) == labels).double())
-        losses.append(functional.cross_entropy(said, labels, reduction="none").double())
-    *_, row = rows_of(federation, "evaluation")
-    shares = torch.stack([own.mean() for own in right])
-    assert (row["split"], row["view"]) == ("local_test", "personal")
-    assert row["accuracy"] == pytest.approx(torch.cat(right).mean().item())
-    assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
-    assert row["macro"] == pytest.approx(shares.mean().item())
-    assert row["std"] == pytest.approx(shares.std(unbiased=False).item())
+    """The last test has all figures of these logits of each client for its own test images."""
+    check_client_tests(federation, rows_of(federation, "evaluation")[-1], logits)
 
 
-# ------------------------------------------------------------------------------------ checks of a method
-
-
-def check_nobody_else_matters(method: Method, **settings: object) -> None:
-    """Client 3 learns the same, bit for bit, beside other clients with other images."""
-    partition = with_tests(skewed(digits()))
-    clients = [images if client == 3 else images[1::2] for client, images in enumerate(partition.clients)]
-    federations = (
-        taking_part(method, partition=partition, **settings),
-        taking_part(
-            method,
-            partition=Partition(clients, digest="", tests=partition.tests),
-            rounds=([3], [2, 3, 4], [1, 3]),
-            **settings,
-        ),
-    )
-    ends = []
-    for federation in federations:
-        list(federation.run())
-        ends += [update for update in federation.executor.updates if update.client == 3]
-    for part in ("start", "trained", "buffers", "counters"):
-        assert torch.equal(*(getattr(end, part) for end in ends)), part
-
-
-# ------------------------------------------------------------------------------------ tests
 def test_it_is_ordinary_training_of_every_client_by_itself() -> None:
     """Ordinary training of six models, each of which goes on where its client last stopped."""
     method = LocalOnly()
@@ -142,8 +101,25 @@ def test_the_only_client_trains_as_in_federated_averaging_bit_for_bit() -> None:
 
 
 def test_what_a_client_learns_does_not_depend_on_the_others() -> None:
-    check_nobody_else_matters(LocalOnly())
-    check_nobody_else_matters(LocalOnly(), epochs=3, batch_size=4, seed=5)
+    """Client 3 learns the same, bit for bit, beside other clients with other images."""
+    method, settings = LocalOnly(), {"epochs": 3, "batch_size": 4, "seed": 5}
+    partition = with_tests(skewed(digits()))
+    clients = [images if client == 3 else images[1::2] for client, images in enumerate(partition.clients)]
+    federations = (
+        taking_part(method, partition=partition, **settings),
+        taking_part(
+            method,
+            partition=Partition(clients, digest="", tests=partition.tests),
+            rounds=([3], [2, 3, 4], [1, 3]),
+            **settings,
+        ),
+    )
+    ends = []
+    for federation in federations:
+        list(federation.run())
+        ends += [update for update in federation.executor.updates if update.client == 3]
+    for part in ("start", "trained", "buffers", "counters"):
+        assert torch.equal(*(getattr(end, part) for end in ends)), part
 
 
 def test_all_clients_are_tested_with_their_own_models() -> None:
@@ -161,12 +137,6 @@ def test_all_clients_are_tested_with_their_own_models() -> None:
         for update in federation.executor.updates:
             models[update.client] = update.trained, update.buffers
         check_tests(federation, logits)
-
-
-def test_the_point_of_the_test_makes_no_difference() -> None:
-    """The server's message changes nothing."""
-    settings = {"batchnorm": "local", "rounds": 3}
-    assert trained(LocalOnly(), **settings).rows == trained(LocalOnly(), point="after_local", **settings).rows
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "local"])

@@ -11,24 +11,20 @@ from fltrain.models.build import build
 from fltrain.models.feedback import direct_feedback, feedback
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import FORWARD_ORDER, LAYERS
+from .helpers import FORWARD_ORDER, LAYERS, drawn
 
 CHANNELS = 4
-
-
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def convolutions() -> list[dict]:
     """All valid combinations of these settings: 4 input channels, so groups=4 is depthwise."""
     settings = itertools.product(
-        (1, 2, 3, (3, 2)),
-        (1, 2, (2, 1)),
-        (0, (2, 1), "same", "valid"),
+        (1, 2, (3, 2)),
+        (1, (2, 1)),
+        (0, (2, 1), "same"),
         (1, 2),
         (1, 2, CHANNELS),
-        ("zeros", "reflect", "replicate", "circular"),
+        ("zeros", "reflect", "circular"),
     )
     keys = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
     combinations = [dict(zip(keys, values, strict=True)) for values in settings]
@@ -69,7 +65,7 @@ def outputs_and_gradients(module: nn.Module, input: Tensor, feedback_tensor: Ten
 
 
 def linears():
-    sizes = itertools.product((1, 2, 6, 33), (3, 7, 64), (1, 5, 10, 84), (True, False))
+    sizes = itertools.product((1, 33), (3, 64), (1, 10), (True, False))
     for samples, inputs, outputs, bias in sizes:
         module = nn.Linear(inputs, outputs, bias=bias)
         with torch.no_grad():
@@ -92,17 +88,6 @@ def test_feedback_through_own_weight_is_backpropagation_bit_for_bit_in_linear() 
         expected = outputs_and_gradients(module, input)
         actual = outputs_and_gradients(module, input, module.weight.detach().clone())
         assert all(map(torch.equal, actual, expected)), settings
-
-
-@pytest.mark.parametrize("group", by_kernel_and_padding_mode())
-def test_random_feedback_changes_the_input_error_only(group: list[dict]) -> None:
-    for settings, module, input in cases(group):
-        output, to_input, *own = outputs_and_gradients(module, input)
-        tensor = drawn(*module.weight.shape, seed=5)
-        fa_output, fa_to_input, *fa_own = outputs_and_gradients(module, input, tensor)
-        assert torch.equal(fa_output, output), settings
-        assert all(map(torch.equal, fa_own, own)), settings
-        assert not torch.allclose(fa_to_input, to_input), settings
 
 
 @pytest.mark.parametrize("group", by_kernel_and_padding_mode())
@@ -149,19 +134,6 @@ def test_random_feedback_of_linear() -> None:
             torch.testing.assert_close(actual, wanted)
 
 
-def test_depthwise_feedback_uses_only_the_channels_own_slice() -> None:
-    module = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS)
-    input, tensor = drawn(2, CHANNELS, 5, 5), drawn(CHANNELS, 1, 3, 3, seed=5)
-    _, before, *_ = outputs_and_gradients(module, input, tensor)
-    other = tensor.clone()
-    other[2] *= -2
-    _, after, *_ = outputs_and_gradients(module, input, other)
-    kept = [0, 1, 3]
-    assert torch.equal(after[:, kept], before[:, kept])
-    torch.testing.assert_close(after[:, 2], -2 * before[:, 2])
-
-
-# ------------------------------------------------------------------------------------ in a network
 def mobilenet():
     return build(MobileNetTiny(), channels=1, side=8, classes=10, seed=0)
 
@@ -190,18 +162,6 @@ def test_changed_gradients_are_strictly_upstream(name: str) -> None:
     with feedback({module: drawn(*module.weight.shape, seed=5)}):
         actual = gradients(network)
     assert owners_of_differences(expected, actual) == set(FORWARD_ORDER[: FORWARD_ORDER.index(name)])
-
-
-def test_replacements_compose() -> None:
-    network = mobilenet()
-    expected = gradients(network)
-    modules = [network.get_submodule(name) for name in LAYERS]
-    with feedback({module: drawn(*module.weight.shape, seed=5) for module in modules}):
-        actual = gradients(network)
-    assert owners_of_differences(expected, actual) == set(FORWARD_ORDER) - {"classifier"}
-    with feedback({module: module.weight.detach().clone() for module in modules}):
-        actual = gradients(network)
-    assert owners_of_differences(expected, actual) == set()
 
 
 def test_identity_path_of_a_residual_block_stays_exact() -> None:
@@ -234,22 +194,10 @@ def feedback_contexts(network: nn.Module):
 
 def test_feedback_is_no_part_of_the_model_and_leaves_no_trace() -> None:
     network = mobilenet()
-    keys, parameters = list(network.state_dict()), [name for name, _ in network.named_parameters()]
-    own = dict(vars(network.stage1.expand))
-    for context in feedback_contexts(network):
-        with context:
-            assert list(network.state_dict()) == keys
-            assert [name for name, _ in network.named_parameters()] == parameters
-        assert vars(network.stage1.expand) == own
-        assert not network._forward_hooks
-
-
-def test_modules_are_restored_after_an_exception() -> None:
-    network = mobilenet()
-    own = dict(vars(network.stage1.expand))
-    expected = gradients(network)
+    keys, own, expected = list(network.state_dict()), dict(vars(network.stage1.expand)), gradients(network)
     for context in feedback_contexts(network):
         with pytest.raises(KeyError), context:
+            assert list(network.state_dict()) == keys
             raise KeyError
         assert vars(network.stage1.expand) == own
         assert not network._forward_hooks
@@ -265,7 +213,6 @@ def test_modules_are_restored_if_one_cannot_be_rerouted() -> None:
     assert "forward" not in vars(conv)
 
 
-# ------------------------------------------------------------------------------------ direct feedback
 class TwoLayers(nn.Module):
     """conv 3x3 - ReLU - strided conv 3x3 - pixels - linear."""
 
@@ -307,23 +254,3 @@ def test_direct_feedback_against_a_computation_by_hand() -> None:
             network.get_submodule(name).parameters(), plain.get_submodule(name).parameters(), strict=True
         ):
             assert torch.equal(own.grad, usual.grad)
-
-
-def test_direct_feedback_of_a_linear_module_has_no_spatial_factor() -> None:
-    network, images, labels = TwoLayers(), drawn(5, 1, 8, 9), torch.arange(5) % 4
-    projection = drawn(12, 4, seed=3)
-    with direct_feedback(network, {network.classifier: projection}):
-        functional.cross_entropy(network(images), labels).backward()
-
-    maps = network.second(torch.relu(network.first(images)))
-    by_hand = error_of_logits(network, images, labels) @ projection.T
-    expected = torch.autograd.grad(maps.flatten(1), network.second.weight, by_hand)[0]
-    torch.testing.assert_close(network.second.weight.grad, expected)
-
-
-def test_direct_feedback_to_the_first_layer_changes_nothing() -> None:
-    network = mobilenet()
-    expected = gradients(network)
-    with direct_feedback(network, {network.stem[0]: drawn(1, 10)}):
-        actual = gradients(network)
-    assert owners_of_differences(expected, actual) == set()

@@ -1,41 +1,40 @@
-"""SCAFFOLD, option II: control variates on clients and server."""
+"""SCAFFOLD: control variates, their options, corrections after the step, weighting and clipping."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
-from fltrain.engine.simulation import Diverged
+from fltrain.core.errors import FltrainError
+from fltrain.data.augmentation import Augmentation
+from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.ops.vectors import accumulated_steps
+from fltrain.methods.ops.vectors import accumulated_steps, clip_norm
 from fltrain.methods.scaffold import Scaffold
+from fltrain.models.base import Model
+from fltrain.models.build import build
+from fltrain.models.networks.lenet5 import LeNet5
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
+from fltrain.runs.spec import RunSpec
 
-from .helpers import Tracing, local_of, simulation, trained, update_of
-from .quadratics import TWO_CLIENTS, Quadratics, weights_after
-
-# ------------------------------------------------------------------------------------ checks of a method
-
-
-def check_reaches_the_optimum(method: Scaffold, monkeypatch: pytest.MonkeyPatch, momentum: float) -> None:
-    """Two clients that pull apart, many local steps: still the optimum of the mean objective."""
-    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=10, momentum=momentum)
-    reached = weights_after(federation, 40)
-    np.testing.assert_allclose(reached, TWO_CLIENTS.optimum, atol=1e-4)
-
-
-def check_client_control(method: Scaffold, momentum: float, normaliser: float) -> None:
-    """c_k <- c_k - c + (r - w_k) / (lr Q); the change is sent, the new control kept."""
-    start, weights, server, own = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
-    local = local_of(start, {"control": server}, {"control": own}, lr=0.2, steps=5, momentum=momentum)
-    update, state = method.client_final(update_of(start, weights), local, method.client_init(local))
-    expected = own - server + (start - weights) / (0.2 * normaliser)
-    torch.testing.assert_close(state["control"], expected, rtol=1e-5, atol=1e-6)
-    change = update.extras[method.name]["change"]
-    torch.testing.assert_close(change, expected - own, rtol=1e-5, atol=1e-6)
+from .helpers import (
+    FULL_BATCH,
+    Tracing,
+    assert_same_steps,
+    drawn,
+    local_of,
+    simulation,
+    trained,
+    update_of,
+)
+from .ordinary import gradient_of
+from .quadratics import SIZE, TWO_CLIENTS, Quadratics, weights_after
 
 
-# ------------------------------------------------------------------------------------ the step count
 def accumulated(steps: int, momentum: float) -> float:
     """Displacement of SGD with momentum under a constant gradient of 1 and learning rate 1, step by step."""
     velocity = displacement = 0.0
@@ -69,80 +68,17 @@ def test_displacement_under_a_constant_gradient_gives_that_gradient(monkeypatch:
     np.testing.assert_allclose(control, gradient, rtol=1e-3, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------ controls
-def test_first_round_trains_locally_as_federated_averaging_bit_for_bit() -> None:
-    controlled, plain = (
-        trained(method, rounds=1, epochs=2, executor=Tracing) for method in (Scaffold(), FedAvg())
-    )
-    pairs = list(zip(controlled.executor.steps, plain.executor.steps, strict=True))
-    assert len(pairs) > 6
-    assert all(torch.equal(one.weights, other.weights) for one, other in pairs)
-
-
-def test_second_round_does_not() -> None:
-    controlled, plain = (trained(method, rounds=2, executor=Tracing) for method in (Scaffold(), FedAvg()))
-    last = controlled.executor.steps[-1], plain.executor.steps[-1]
-    assert not torch.equal(last[0].weights, last[1].weights)
-
-
-def test_server_control_is_the_mean_of_all_clients() -> None:
-    """c = (1/N) sum over ALL clients of c_k, with c_k = 0 for those that never took part."""
-    method = Scaffold()
-    federation = simulation(method, fraction=0.34)
-    participants = set()
-    for number in range(4):
-        federation.round(number)
-        participants |= set(federation.sample(number))
-        zero = torch.zeros_like(federation.server.weights)
-        controls = [
-            federation.clients[client][method.name]["control"] if client in participants else zero
-            for client in range(6)
-        ]
-        assert set(federation.clients) == participants
-        control = federation.server.states[method.name]["control"]
-        assert control.norm() > 0.1
-        expected = torch.stack(controls).double().mean(0)
-        torch.testing.assert_close(control.double(), expected, rtol=1e-5, atol=1e-6)
-    assert len(participants) > len(federation.sample(0)), "the same clients in every round show nothing"
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_client_control(momentum: float) -> None:
-    check_client_control(Scaffold(), momentum, accumulated(5, momentum))
-    check_client_control(Scaffold(normaliser="plain"), momentum, 5)
-
-
-def test_controls_are_added_before_momentum_and_weight_decay() -> None:
-    """The corrected gradient is g + c - c_k; the optimiser is not concerned."""
-    start, gradient, weights, server, own = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
-    local = local_of(start, {"control": server}, {"control": own})
-    corrected = Scaffold().correct(gradient, weights, local, Scaffold().client_init(local))
-    torch.testing.assert_close(corrected, gradient + server - own, rtol=1e-5, atol=1e-6)
-
-
-def test_clients_count_alike_whatever_their_size() -> None:
-    start = torch.randn(30, generator=torch.Generator().manual_seed(0))
-    displacements = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
-    updates = [
-        update_of(start, start + displacement, samples=samples)
-        for displacement, samples in zip(displacements, (1, 99), strict=True)
-    ]
-    federation = simulation(Scaffold())
-    server, state = replace(federation.server, weights=start), {"control": torch.zeros(30)}
-    sent = [replace(update, extras={"scaffold": {"change": torch.zeros(30)}}) for update in updates]
-    for server_lr in (1.0, 0.5):
-        moved = Scaffold(server_lr=server_lr).aggregate(federation.task, state, server, sent).weights
-        torch.testing.assert_close(moved, start + server_lr * displacements.mean(0), rtol=1e-5, atol=1e-6)
-
-
-def test_buffers_are_averaged_by_size_and_have_no_controls() -> None:
-    federation = trained(Scaffold(), rounds=3, executor=Tracing)
-    samples = torch.tensor([update.samples for update in federation.executor.updates]).double()
-    buffers = torch.stack([update.buffers for update in federation.executor.updates]).double()
-    torch.testing.assert_close(
-        federation.server.buffers.double(), (samples / samples.sum()) @ buffers, rtol=1e-6, atol=1e-7
-    )
-    assert federation.server.states["scaffold"]["control"].shape == federation.server.weights.shape
+    """c_k <- c_k - c + (r - w_k) / (lr Q); the change is sent, the new control kept."""
+    start, weights, server, own = drawn(4, 30)
+    for method, normaliser in ((Scaffold(), accumulated(5, momentum)), (Scaffold(normaliser="plain"), 5)):
+        local = local_of(start, {"control": server}, {"control": own}, lr=0.2, steps=5, momentum=momentum)
+        update, state = method.client_final(update_of(start, weights), local, method.client_init(local))
+        expected = own - server + (start - weights) / (0.2 * normaliser)
+        torch.testing.assert_close(state["control"], expected, rtol=1e-5, atol=1e-6)
+        change = update.extras[method.name]["change"]
+        torch.testing.assert_close(change, expected - own, rtol=1e-5, atol=1e-6)
 
 
 def test_normalisers_agree_without_momentum_bit_for_bit() -> None:
@@ -155,10 +91,11 @@ def test_normalisers_agree_without_momentum_bit_for_bit() -> None:
     assert torch.equal(*controls)
 
 
-# ------------------------------------------------------------------------------------ quadratics
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_two_clients_reach_the_common_optimum(monkeypatch: pytest.MonkeyPatch, momentum: float) -> None:
-    check_reaches_the_optimum(Scaffold(), monkeypatch, momentum)
+    """Although they pull apart and take many local steps."""
+    federation = TWO_CLIENTS.federation(Scaffold(), monkeypatch, steps=10, momentum=momentum)
+    np.testing.assert_allclose(weights_after(federation, 40), TWO_CLIENTS.optimum, atol=1e-4)
     federation = TWO_CLIENTS.federation(FedAvg(), monkeypatch, steps=10, momentum=momentum)
     assert np.abs(weights_after(federation, 20) - TWO_CLIENTS.optimum).max() > 0.05
 
@@ -184,3 +121,299 @@ def test_identical_clients_need_no_correction(monkeypatch: pytest.MonkeyPatch) -
         for method in (Scaffold(), FedAvg())
     )
     np.testing.assert_allclose(controlled, plain, rtol=1e-5)
+
+
+AFTER_STEP = {"correction": "after_step", "normaliser": "plain"}
+PLAIN_SGD = {"momentum": 0.0, "weight_decay": 0.0}
+COPIES = (1, 2)
+"""How often the clients hold each of their images: the second one has twice as many."""
+
+
+def control_of(federation: Simulation, client: int | None = None) -> np.ndarray:
+    """Control of a client, or of the server."""
+    states = federation.server.states if client is None else federation.clients[client]
+    (method,) = federation.composition.methods
+    return states[method.name]["control"].double().numpy()
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Least squares whose clients hold every image several times, which leaves their objectives alone."""
+
+    problem: Quadratics
+    copies: Sequence[int]
+
+    @property
+    def relative_sizes(self) -> np.ndarray:
+        """omega_k = n_k N / n."""
+        return np.array(self.copies) / np.mean(self.copies)
+
+    def federation(
+        self, method: Scaffold, monkeypatch: pytest.MonkeyPatch, steps: int, **training: object
+    ) -> Simulation:
+        """Every client takes full-batch steps, all of them in every round."""
+        images = [np.tile(SIZE * k + np.arange(SIZE), copies) for k, copies in enumerate(self.copies)]
+        return self.problem.federation(method, monkeypatch, steps, images_of=images, **training)
+
+
+SIZED = Sized(TWO_CLIENTS, COPIES)
+ALIKE = Sized(TWO_CLIENTS, (1, 1))
+TARGETS = {"uniform": (1.0, 1.0), "weights": (1.0, 1.0), "scaled": COPIES, "data": COPIES}
+"""Corrected gradients agree where the mean of all controls is zero, whoever counts for more in weights."""
+
+
+def reference(
+    method: Scaffold, sized: Sized, rounds: int, *, steps: int, momentum: float, lr: float
+) -> np.ndarray:
+    """The published algorithm with its variants, written down once more, for full participation."""
+    h, a, omega = sized.problem.curvatures, sized.problem.minima, sized.relative_sizes
+    shares = omega / omega.sum()
+    scale = omega if method.weighting == "scaled" else np.ones_like(omega)
+    counted = steps
+    if method.normaliser == "effective":
+        counted = sum(momentum**j for step in range(steps) for j in range(step + 1))
+    weights, server, own = np.zeros(SIZE), np.zeros(SIZE), np.zeros_like(h)
+    for _ in range(rounds):
+        moved, renewed = [], []
+        for k in range(len(h)):
+            correction = server / scale[k] - own[k]
+            here, velocity = weights, np.zeros(SIZE)
+            for _ in range(steps):
+                gradient = h[k] * (here - a[k])
+                if method.correction == "gradient":
+                    gradient = gradient + correction
+                velocity = momentum * velocity + gradient
+                here = here - lr * velocity
+                if method.correction == "after_step":
+                    here = here - lr * correction
+            moved.append(here - weights)
+            full = h[k] * (weights - a[k])
+            seen = (weights - here) / (lr * counted) - correction
+            renewed.append(full if method.option == "I" else seen)
+        own = np.array(renewed)
+        alike = np.full(len(h), 1 / len(h))
+        counts = shares if method.weighting in ("weights", "data") else alike
+        weights = weights + method.server_lr * counts @ np.array(moved)
+        server = (shares if method.weighting == "data" else alike) @ (scale[:, None] * own)
+    return weights
+
+
+def check_reaches_its_optimum(
+    method: Scaffold, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0, sized: Sized = SIZED
+) -> None:
+    """With clients of different sizes: the optimum of the objective that the weighting stands for."""
+    lr = 0.2 if momentum else 0.4
+    federation = sized.federation(method, monkeypatch, steps=4, momentum=momentum, lr=lr)
+    reached = weights_after(federation, 25)
+    np.testing.assert_allclose(reached, sized.problem.weighted_optimum(TARGETS[method.weighting]), atol=1e-3)
+
+
+def check_control_is_the_full_gradient(method: Scaffold, model: Model, **settings: object) -> None:
+    """c_k is the gradient of the mean loss over the client's images at the weights that it received."""
+    federation = simulation(method, model=model, **settings)
+    received = None
+    for number in range(2):
+        received = federation.server.weights.clone()
+        federation.round(number)
+    for client in federation.sample(1):
+        network = build(model, 1, int(federation.data.train.images.shape[-1]), 10, seed=0).train()
+        nn.utils.vector_to_parameters(received, network.parameters())
+        images, labels = federation.data.train.batch(federation.data.clients[client])
+        expected = gradient_of(functional.cross_entropy(network(images), labels), network)
+        assert expected.norm() > 0.1
+        np.testing.assert_allclose(control_of(federation, client), expected, rtol=1e-4, atol=1e-5)
+
+
+SETTINGS = [{}, {"normaliser": "plain"}, {"option": "I"}, AFTER_STEP, {"server_lr": 0.5}]
+WEIGHTINGS = ("uniform", "weights", "scaled", "data")
+VARIANTS = [
+    *(Scaffold(**settings, weighting="uniform") for settings in SETTINGS),
+    *(Scaffold(**settings, weighting=one) for settings in SETTINGS[2:4] for one in WEIGHTINGS[1:]),
+    Scaffold(option="I", **AFTER_STEP, weighting="scaled"),
+]
+
+
+def told(method: Scaffold) -> str:
+    """Test id: what differs from the defaults."""
+    return "-".join(map(str, method.model_dump(exclude_defaults=True).values())) or "default"
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=told)
+def test_variants_agree_with_the_algorithm_written_down_once_more(
+    method: Scaffold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real loop and the algorithm written down once more agree round by round."""
+    momentum = 0.9
+    settings = {"steps": 4, "momentum": momentum, "lr": 0.2}
+    federation = SIZED.federation(method, monkeypatch, **settings)
+    for rounds in range(1, 6):
+        federation.round(rounds - 1)
+        reached = federation.server.weights.double().numpy()
+        np.testing.assert_allclose(reached, reference(method, SIZED, rounds, **settings), atol=2e-5)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize(
+    ("settings", "momentum"), [({}, 0.9), ({"option": "I"}, 0.9), (AFTER_STEP, 0.0)], ids=str
+)
+def test_the_optimum_is_that_of_the_weighting_with_and_without_momentum(
+    settings: dict[str, str], momentum: float, weighting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_reaches_its_optimum(Scaffold(**settings, weighting=weighting), monkeypatch, momentum)
+    optima = [TWO_CLIENTS.weighted_optimum(target) for target in (COPIES, (1.0, 1.0))]
+    assert np.abs(optima[0] - optima[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_server_control(weighting: str) -> None:
+    """What c is the mean of, round by round, with some of the clients in each round.
+
+    Over all clients, those that never took part with c_k = 0: c_k, or omega_k c_k if objectives are scaled.
+    Over the clients of the round, by data size: c_k.
+    """
+    method = Scaffold(weighting=weighting)
+    federation = simulation(method, fraction=0.5)
+    sizes = np.array([len(images) for images in federation.data.clients])
+    omega = sizes / sizes.mean()
+    assert omega.max() > 2 * omega.min()
+    for number in range(4):
+        federation.round(number)
+        sampled = federation.sample(number)
+        controls = np.zeros((6, federation.model.layout.size))
+        for client in federation.clients:
+            controls[client] = control_of(federation, client)
+        if method.weighting == "data":
+            expected = sizes[sampled] / sizes[sampled].sum() @ controls[sampled]
+        else:
+            expected = (omega if method.weighting == "scaled" else np.ones(6)) @ controls / 6
+        assert np.linalg.norm(expected) > 0.1
+        np.testing.assert_allclose(control_of(federation), expected, rtol=1e-4, atol=1e-5)
+    assert 3 < len(federation.clients) <= 6, "the same clients in every round show nothing"
+
+
+def test_a_variant_stands_for_its_options() -> None:
+    written = Scaffold.parse({"name": "scaffold", "variant": "ecgr", "server_lr": 0.5}, "method")
+    options = {"correction": "after_step", "normaliser": "plain", "weighting": "data"}
+    assert written == Scaffold(**options, server_lr=0.5)
+    assert Scaffold.parse({"name": "scaffold", "variant": "paper"}, "method") == Scaffold()
+    with pytest.raises(FltrainError, match="variant 'ecgr' sets 'weighting'; leave one of the two out"):
+        Scaffold.parse({"name": "scaffold", "variant": "ecgr", "weighting": "data"}, "method")
+    with pytest.raises(FltrainError, match="unknown variant 'egcr'; write paper, ecgr, fedimpro"):
+        Scaffold.parse({"name": "scaffold", "variant": "egcr"}, "method")
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        # With BatchNorm in one batch: batch statistics depend on the other images in it.
+        (MobileNetTiny(), {"batch_size": FULL_BATCH, "epochs": 2}),
+        (LeNet5(), {"batch_size": FULL_BATCH, "augmentation": Augmentation(crop_padding=2, flip=True)}),
+        (LeNet5(), {"batch_size": 4, "fraction": 1.0}),
+        # Local training leaves images out, other ones in every epoch.
+        (LeNet5(), {"batch_size": 25, "fraction": 1.0}),
+        (LeNet5(), {"last_batch": "drop", "fraction": 1.0}),
+    ],
+    ids=str,
+)
+def test_control_is_the_full_gradient(model: Model, settings: dict[str, object]) -> None:
+    """Of all images as they are, in batches of any size."""
+    check_control_is_the_full_gradient(Scaffold(option="I"), model, **settings)
+
+
+def test_measuring_the_full_gradient_leaves_no_trace() -> None:
+    """Round 1 has no corrections yet: batches, weights, running statistics and counters are FedAvg's."""
+    settings = {"rounds": 1, "epochs": 2, "executor": Tracing}
+    controlled, plain = trained(Scaffold(option="I"), **settings), trained(FedAvg(), **settings)
+    assert_same_steps(controlled, plain)
+    for one, other in zip(controlled.executor.updates, plain.executor.updates, strict=True):
+        assert torch.equal(one.buffers, other.buffers)
+        assert torch.equal(one.counters, other.counters)
+        assert torch.equal(one.loss, other.loss)
+    assert torch.equal(controlled.server.buffers, plain.server.buffers)
+
+
+def test_with_one_full_batch_step_both_options_measure_the_same() -> None:
+    """Plain SGD: (r - w) / lr is the gradient that the step took, correction included."""
+    settings = {"rounds": 3, "batch_size": FULL_BATCH, "model": LeNet5(), **PLAIN_SGD}
+    first, second = (trained(Scaffold(option=option), **settings) for option in ("I", "II"))
+    for client in first.clients:
+        one, other = (control_of(federation, client) for federation in (first, second))
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_without_momentum_it_does_not_matter_where_the_correction_is() -> None:
+    before, after = (
+        trained(Scaffold(**settings), rounds=3, **PLAIN_SGD, model=LeNet5())
+        for settings in ({"normaliser": "plain"}, AFTER_STEP)
+    )
+    np.testing.assert_allclose(before.server.weights, after.server.weights, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_after_the_step_momentum_does_not_matter_where_curvatures_agree(
+    weighting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """c_k is then what the optimiser moves per step, momentum included."""
+    curved = Quadratics(TWO_CLIENTS.curvatures[[1, 1]], TWO_CLIENTS.minima)
+    method = Scaffold(**AFTER_STEP, weighting=weighting)
+    check_reaches_its_optimum(method, monkeypatch, momentum=0.9, sized=Sized(curved, COPIES))
+
+
+def test_after_the_step_with_momentum_clients_of_other_curvature_bias_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stays bounded and comes to rest, but elsewhere; the correction of the gradient does not.
+
+    Velocity starts anew in every round, so corrections that cancel what momentum adds up to in all steps
+    together do not cancel it step by step, and clients leave the optimum on their way back to it.
+    """
+    settings = {"steps": 10, "momentum": 0.9, "lr": 0.1}
+    method = Scaffold(**AFTER_STEP)
+    limit = reference(method, ALIKE, 500, **settings)
+    np.testing.assert_allclose(limit, reference(method, ALIKE, 400, **settings), atol=1e-6)
+    assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.1
+    unbiased = reference(Scaffold(), ALIKE, 400, **settings)
+    np.testing.assert_allclose(unbiased, TWO_CLIENTS.optimum, atol=1e-6)
+    federation = TWO_CLIENTS.federation(method, monkeypatch, **settings)
+    reached = weights_after(federation, 15)
+    np.testing.assert_allclose(reached, reference(method, ALIKE, 15, **settings), atol=1e-4)
+
+
+def test_after_the_step_only_the_plain_count_goes() -> None:
+    spec = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, "model": "mobilenet_tiny"}
+    written = {"name": "scaffold", "correction": "after_step"}
+    with pytest.raises(FltrainError, match="method: correction 'after_step' goes with normaliser 'plain'"):
+        RunSpec.parse({**spec, "method": written}, "test")
+    assert Scaffold(correction="after_step", option="I").normaliser == "effective"  # nothing is divided
+    parsed = RunSpec.parse({**spec, "method": {**written, "normaliser": "plain"}}, "test")
+    assert parsed.method == Scaffold(**AFTER_STEP)
+
+
+def test_the_corrected_gradient_is_clipped() -> None:
+    """The gradient that the optimiser gets has at most the norm 10, correction included."""
+    federation = simulation(Scaffold(), model=LeNet5(), epochs=2, clip_norm=10.0, executor=Tracing)
+    for client in range(6):
+        federation.clients[client] = {"scaffold": {"control": -drawn(federation.model.layout.size)}}
+    received = federation.server.weights.clone()
+    federation.round(0)
+    for update in federation.executor.updates:
+        (first, *_) = federation.executor.of(update.client)
+        federation.model.load(received, federation.server.buffers, federation.server.counters)
+        images, labels = federation.data.train.batch(first.chosen)
+        network = federation.network
+        gradient = gradient_of(functional.cross_entropy(network(images), labels), network)
+        corrected = gradient + drawn(len(received))  # c = 0 and c_k = -noise
+        assert gradient.norm() < 10 < corrected.norm()
+        expected = received - 0.05 * (
+            clip_norm(corrected, 10.0) + 1e-3 * received
+        )  # weight decay comes after
+        torch.testing.assert_close(first.weights, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_clipping_does_not_move_the_optimum(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = {"momentum": momentum, "clip_norm": 0.5}
+    federation = TWO_CLIENTS.federation(Scaffold(), monkeypatch, steps=10, **limited)
+    start = TWO_CLIENTS.curvatures * TWO_CLIENTS.minima
+    assert np.linalg.norm(start, axis=1).min() > 0.5, "nothing is clipped at the start"
+    np.testing.assert_allclose(weights_after(federation, 40), TWO_CLIENTS.optimum, atol=1e-3)

@@ -1,0 +1,266 @@
+"""FedLC and FedRS: logits changed in training by the client's own class counts, and classes that it lacks."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fltrain.core.errors import FltrainError
+from fltrain.data.prepared import Partition
+from fltrain.engine.executors.sequential import InPlaceStep
+from fltrain.engine.simulation import Simulation
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedlc import FedLC
+from fltrain.methods.fedrs import FedRS
+from fltrain.models.network import Network
+from fltrain.runs.spec import RunSpec
+
+from .helpers import (
+    FULL_BATCH,
+    Tracing,
+    assert_same_model,
+    digits,
+    local_of,
+    simulation,
+    trained,
+)
+from .ordinary import check_round, check_testing, replica, step_of
+
+POOR = 0
+"""A client of the small federation that has images of classes 0, 1 and 2 only."""
+
+CHOICES = [
+    {"missing": "mask"},
+    {"missing": "clamp"},
+    {"missing": "eps"},
+    {"missing": "clamp", "denominator": "exclusive"},
+    {"missing": "eps", "denominator": "exclusive"},
+]
+choices = pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: "-".join(chosen.values()))
+
+
+def equal_counts() -> Partition:
+    """Two clients with four images of each class."""
+    labels = digits().train_labels
+    of_class = [np.flatnonzero(labels == label)[:8] for label in range(10)]
+    assert {len(own) for own in of_class} == {8}
+    return Partition([np.concatenate([own[part::2] for own in of_class]) for part in (0, 1)], digest="")
+
+
+def one_class_each() -> Partition:
+    """Ten clients, each with the images of one class."""
+    labels = digits().train_labels
+    return Partition([np.flatnonzero(labels == label) for label in range(10)], digest="")
+
+
+def naive_loss(method: FedLC, logits: Tensor, labels: Tensor, counts: list[int]) -> Tensor:
+    """-log[ e^(z_y - tau n_y^(-1/4)) / sum of the same over classes ], mean over the batch."""
+    least = {"mask": 0, "clamp": 1, "eps": 1e-8}[method.missing]
+    losses = []
+    for row, label in zip(logits, labels.tolist(), strict=True):
+        terms = {
+            c: (row[c] - method.tau / max(counts[c], least) ** 0.25).exp()
+            for c in range(len(counts))
+            if max(counts[c], least) > 0
+        }
+        others = [term for c, term in terms.items() if c != label or method.denominator == "full"]
+        losses.append(-(terms[label] / sum(others)).log())
+    return sum(losses) / len(losses)
+
+
+@choices
+def test_local_training_is_that_of_the_naive_loss(chosen: dict[str, str]) -> None:
+    """A round against an ordinary loop, counts found in the client's training labels."""
+    method = FedLC(tau=2.0, **chosen)
+    federation = simulation(method, executor=Tracing, fraction=1.0)
+    labels = federation.data.train.labels
+    counts = [labels[own].bincount(minlength=10).tolist() for own in federation.data.clients]
+
+    def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
+        return naive_loss(method, network(images), labels, counts[client])
+
+    check_round(federation, 0, loss)
+
+
+def test_size_of_the_calibration() -> None:
+    """n^(-1/4) is 1, 0.56, 0.32 and 0.18 for 1, 10, 100 and 1000 images; 100 for 1e-8."""
+    counts = torch.tensor([1.0, 10.0, 100.0, 1000.0, 0.0])
+    for missing, last in (("mask", float("inf")), ("clamp", 1.0), ("eps", 100.0)):
+        method = FedLC(missing=missing)
+        offset = method.client_init(local_of(torch.zeros(1), counts=counts))["offset"]
+        assert offset.tolist() == pytest.approx([1, 0.56234, 0.31623, 0.17783, last], rel=1e-4)
+
+
+def test_without_calibration_it_is_federated_averaging_bit_for_bit() -> None:
+    """No class leaves the softmax, either: plain cross entropy, whatever else is chosen."""
+    assert_same_model(
+        trained(FedLC(tau=0.0, missing="eps", denominator="exclusive"), rounds=2), trained(FedAvg(), rounds=2)
+    )
+
+
+def test_with_equal_counts_it_is_federated_averaging() -> None:
+    """A constant is taken off all logits: federated averaging up to rounding, in one step of every client."""
+    method = FedLC()
+    settings = {"partition": equal_counts(), "rounds": 1, "fraction": 1.0, "batch_size": FULL_BATCH}
+    ours, plain = (trained(one, executor=Tracing, **settings) for one in (method, FedAvg()))
+    for own, other in zip(ours.executor.updates, plain.executor.updates, strict=True):
+        torch.testing.assert_close(own.weights, other.weights, rtol=0, atol=1e-6)
+        assert own.loss.item() == pytest.approx(other.loss.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("missing", ["mask", "clamp"])
+def test_rows_of_missing_classes_have_no_gradient_under_mask(missing: str) -> None:
+    """They have one under ``clamp``, as all others have."""
+    federation = trained(FedLC(missing=missing), rounds=1)
+    gradient, loss = step_of(federation, client=POOR).differentiate()
+    assert loss.isfinite() and gradient.isfinite().all()
+    for slot in federation.model.layout.parameters[-2:]:
+        moved = [bool(row.any()) for row in slot.of(gradient)]
+        assert moved == [label < 3 or missing == "clamp" for label in range(10)], slot.name
+
+
+@pytest.mark.parametrize("chosen", [CHOICES[0], CHOICES[-1]], ids=str)
+def test_losses_of_all_batches_are_finite(chosen: dict[str, str]) -> None:
+    """Also with a single class, of which there is nothing to learn under ``mask``."""
+    settings = {"rounds": 1, "fraction": 1.0, "batch_size": 8, "executor": Tracing}
+    for partition in (None, one_class_each()):
+        federation = trained(FedLC(tau=10.0, **chosen), partition=partition, **settings)
+        for update in federation.executor.updates:
+            assert update.loss.isfinite()
+            assert update.weights.isfinite().all()
+            if partition and chosen["missing"] == "mask":
+                assert update.loss == 0
+
+
+def test_testing_does_not_calibrate() -> None:
+    check_testing(FedLC(tau=5.0, missing="clamp"))
+
+
+def test_the_exclusive_denominator_is_refused_where_nothing_would_be_left_in_it() -> None:
+    spec = {"dataset": "digits", "partition": {"name": "iid", "clients": 5}, "model": "mobilenet_tiny"}
+    method = {"name": "fedlc", "denominator": "exclusive"}
+    with pytest.raises(FltrainError, match="method: denominator 'exclusive' needs missing 'clamp' or 'eps'"):
+        RunSpec.parse({**spec, "method": method}, "mine.yaml")
+    for missing in ("clamp", "eps"):
+        RunSpec.parse({**spec, "method": {**method, "missing": missing}}, "mine.yaml")
+
+
+def everyone_has_all_classes() -> Partition:
+    """Three clients with images of each class, in different numbers."""
+    labels = digits().train_labels
+    by_label = np.argsort(labels, kind="stable")
+    clients = [by_label[0::4], by_label[1::4], np.concatenate([by_label[2::4], by_label[3::4]])]
+    assert all(len(set(labels[own])) == 10 for own in clients)
+    return Partition(clients, digest="")
+
+
+def factors(federation: Simulation, alpha: float) -> list[Tensor]:
+    """Of each client: 1 for the classes that it has training images of, else alpha."""
+    labels = federation.data.train.labels.tolist()
+    owned = [{labels[image] for image in images.tolist()} for images in federation.data.clients]
+    return [torch.tensor([1.0 if label in own else alpha for label in range(10)]) for own in owned]
+
+
+def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, InPlaceStep, Simulation]:
+    """Gradient of the classifier's weight and bias in a step of the client that lacks classes."""
+    federation = trained(method, rounds=1)
+    step = step_of(federation, client=POOR)
+    gradient, _ = step.differentiate()
+    slots = {slot.name: slot for slot in federation.model.layout.parameters}
+    rows = [slots[f"classifier.{name}"].of(gradient).clone() for name in ("weight", "bias")]
+    return *rows, step, federation
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_local_training_is_cross_entropy_of_restricted_logits(alpha: float) -> None:
+    """Two rounds of cross entropy on restricted logits, bias included, against an ordinary loop."""
+    method = FedRS(alpha=alpha)
+    federation = simulation(method, executor=Tracing)
+    factor = factors(federation, method.alpha)
+    assert len({tuple(own.tolist()) for own in factor}) > 2
+
+    def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(factor[client] * network(images), labels)
+
+    for number in range(2):
+        check_round(federation, number, loss)
+
+
+@pytest.mark.parametrize("mode", ["binary", "frequency"])
+def test_without_restriction_it_is_federated_averaging_bit_for_bit(mode: str) -> None:
+    assert_same_model(trained(FedRS(alpha=1.0, mode=mode), rounds=3), trained(FedAvg(), rounds=3))
+
+
+def test_without_restriction_all_factors_are_one_bit_for_bit() -> None:
+    """Whatever the counts, also where 1 - n / max n is rounded."""
+    counts = torch.arange(4097, dtype=torch.float32)
+    for mode in ("binary", "frequency"):
+        step_state = FedRS(alpha=1.0, mode=mode).client_init(local_of(torch.zeros(1), counts=counts))
+        assert torch.equal(step_state["factor"], torch.ones(4097))
+
+
+def test_clients_with_all_classes_are_federated_averaging_bit_for_bit_in_binary_mode() -> None:
+    settings = {"partition": everyone_has_all_classes(), "rounds": 3, "fraction": 1.0}
+    plain = trained(FedAvg(), **settings)
+    for alpha in (0.0, 0.5):
+        assert_same_model(trained(FedRS(alpha=alpha), **settings), plain)
+    by_frequency = trained(FedRS(mode="frequency"), **settings)
+    assert not torch.equal(by_frequency.server.weights, plain.server.weights)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_rows_of_missing_classes_are_pushed_by_alpha(alpha: float) -> None:
+    """alpha mean(prob'_c h), and alpha mean(prob'_c) for the bias, where prob' are restricted predictions."""
+    method = FedRS(alpha=alpha)
+    weight, bias, step, federation = gradient_of_the_classifier(method)
+    server, (factor, *_) = federation.server, factors(federation, method.alpha)
+    network = replica(federation, server.weights, server.buffers)
+    with torch.no_grad():
+        seen = network.features(step.images)
+        restricted = factor * (seen @ network.classifier.weight.T + network.classifier.bias)
+        probabilities = restricted.exp() / restricted.exp().sum(1, keepdim=True)
+    missing = [label for label in range(10) if label not in (0, 1, 2)]
+    for label in missing:
+        pushed = probabilities[:, label]
+        expected = method.alpha * (pushed[:, None] * seen).mean(0)
+        torch.testing.assert_close(weight[label], expected, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(bias[label], method.alpha * pushed.mean(), rtol=1e-4, atol=1e-7)
+        assert weight[label].any() == (method.alpha > 0)
+        assert bias[label].any() == (method.alpha > 0)
+    for label in (0, 1, 2):
+        assert weight[label].any()
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "of_count"),
+    [
+        (FedRS(alpha=0.25), "factor", lambda count: 1.0 if count else 0.25),
+        (FedLC(), "offset", lambda count: count**-0.25 if count else float("inf")),
+    ],
+    ids=["fedrs", "fedlc"],
+)
+def test_counts_are_those_of_the_clients_own_training_images(
+    method: FedRS | FedLC, name: str, of_count: Callable[[float], float]
+) -> None:
+    """Not of the test images that it has set aside, nor of all clients together."""
+    data = digits()
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    # Client k trains on classes 3k to 3k + 2 and 9, and sets aside images of all classes.
+    groups = [np.flatnonzero(np.isin(labels, [3 * k, 3 * k + 1, 3 * k + 2, 9])) for k in range(3)]
+    clients = [group[::2] for group in groups]
+    tests = [np.concatenate([group[1::2], np.arange(k, 160, 9)]) for k, group in enumerate(groups)]
+    partition = Partition(clients, digest="", tests=tests)
+    federation = trained(method, partition=partition, fraction=1.0, executor=Tracing, rounds=1)
+    for client, own in enumerate(clients):
+        expected = [of_count(float(count)) for count in np.bincount(labels[own], minlength=10)]
+        assert len(set(expected)) > 1
+        for step in federation.executor.of(client):
+            assert step.step_states[method.name][name].tolist() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", [FedRS(alpha=0.0), FedRS(alpha=0.1), FedRS(mode="frequency")], ids=str)
+def test_predictions_in_testing_do_not_depend_on_alpha(method: FedRS) -> None:
+    check_testing(method)

@@ -1,0 +1,270 @@
+"""FedProx, FedAvgM and FedACG: a pull to the received weights, momentum on the server, a lookahead."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fltrain.engine.evaluation import test as evaluate
+from fltrain.engine.simulation import Simulation
+from fltrain.methods.fedacg import FedACG
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedavgm import FedAvgM
+from fltrain.methods.fedprox import FedProx
+from fltrain.methods.types import Server
+
+from .helpers import (
+    FULL_BATCH,
+    Tracing,
+    assert_same_model,
+    drawn,
+    local_of,
+    mean_by_size,
+    simulation,
+    task_of,
+    trained,
+    update_of,
+)
+from .quadratics import FOUR_CLIENTS, TWO_CLIENTS, weights_after
+
+STRONG = 0.5
+"""A penalty that shows at once."""
+
+
+def mean_of_weights(federation: Simulation, uniform: bool) -> torch.Tensor:
+    """What the clients of the last round sent, by size or alike, in double precision."""
+    updates = federation.executor.updates
+    if uniform:
+        return torch.stack([update.weights for update in updates]).double().mean(0)
+    return mean_by_size(updates, "weights")
+
+
+@pytest.mark.parametrize(
+    ("method", "same"),
+    [(FedACG(lam=0.0, beta=0.0), FedAvg()), (FedACG(lam=0.0, beta=0.05), FedProx(mu=0.1))],
+    ids=str,
+)
+def test_without_lookahead_it_is_fedprox_with_twice_the_weight(
+    method: FedACG, same: FedAvg | FedProx, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the rounding of the server's sum."""
+    found, expected = (
+        weights_after(FOUR_CLIENTS.federation(one, monkeypatch, steps=5, fraction=0.5), 10)
+        for one in (method, same)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mean", ["data", "uniform"])
+def test_new_weights_are_the_mean_of_the_clients(mean: str) -> None:
+    """w^{t+1} = w^t + m^{t+1} and the mean of the clients' weights are the same thing."""
+    method = FedACG(mean=mean)
+    federation = simulation(method, executor=Tracing)
+    for number in range(4):
+        before = federation.server.weights
+        federation.round(number)
+        after, momentum = federation.server.weights, federation.server.states[method.name]["momentum"]
+        torch.testing.assert_close(after - before, momentum, rtol=1e-6, atol=1e-6)
+        expected = mean_of_weights(federation, method.mean == "uniform")
+        torch.testing.assert_close(after.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("lam", "beta"), [(0.5, 0.0), (0.85, 0.001), (0.85, STRONG)])
+def test_trajectory_is_nesterovs(lam: float, beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nesterov's form, without m: a step from the lookahead, which is where the last step points to.
+
+    Half of the clients per round; K steps from r on h/2 (w - a)^2 + beta (w - r)^2 end at
+    r + (1 - (1 - lr (h + 2 beta))^K) h (a - r) / (h + 2 beta).
+    """
+    method = FedACG(lam=lam, beta=beta)
+    problem, lr, steps, rounds = FOUR_CLIENTS, 0.1, 5, 8
+    federation = problem.federation(method, monkeypatch, steps=steps, lr=lr, fraction=0.5)
+    stiff = problem.curvatures + 2 * method.beta
+    share = (1 - (1 - lr * stiff) ** steps) * problem.curvatures / stiff
+    weights = previous = np.zeros(4)
+    sampled = [federation.sample(number) for number in range(rounds)]
+    assert len(set(map(tuple, sampled))) > 2
+    for clients in sampled:
+        received = weights + method.lam * (weights - previous)
+        trained_weights = received + share * (problem.minima - received)
+        weights, previous = trained_weights[clients].mean(0), weights
+    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
+
+
+def test_without_pull_it_is_fedavgm_but_measured_at_the_lookahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rounds agree; in the second, Dbar shrinks by the share of the way that the lookahead took."""
+    accelerated, heavy = (
+        TWO_CLIENTS.federation(method, monkeypatch, steps=5)
+        for method in (FedACG(lam=0.7, beta=0.0), FedAvgM(beta=0.7))
+    )
+    first = weights_after(accelerated, 1)
+    np.testing.assert_allclose(first, weights_after(heavy, 1), atol=1e-6)
+    for federation in (accelerated, heavy):
+        federation.round(1)
+    share = (1 - (1 - 0.1 * TWO_CLIENTS.curvatures) ** 5).mean(0)
+    difference = (accelerated.server.weights - heavy.server.weights).numpy()
+    np.testing.assert_allclose(difference, -share * 0.7 * first, atol=1e-6)
+    assert np.abs(difference).max() > 0.01
+
+
+@pytest.mark.parametrize("beta", [0.0, STRONG])
+def test_the_lookahead_changes_the_path_but_not_where_it_ends(
+    beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At rest, the lookahead is w itself, and the mean displacement from there is zero."""
+    stiff = TWO_CLIENTS.curvatures + 2 * beta
+    share = (1 - (1 - 0.1 * stiff) ** 5) * TWO_CLIENTS.curvatures / stiff
+    limit = (share * TWO_CLIENTS.minima).sum(0) / share.sum(0)
+    federation = TWO_CLIENTS.federation(FedACG(lam=0.5, beta=beta), monkeypatch, steps=5)
+    np.testing.assert_allclose(weights_after(federation, 30), limit, atol=1e-4)
+    assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.02
+
+
+@pytest.mark.parametrize(("method", "weight"), [(FedProx(mu=0.3), 0.15), (FedACG(beta=0.5), 0.5)], ids=str)
+def test_gradient_of_the_penalty(method: FedProx | FedACG, weight: float) -> None:
+    """What is added to the gradient is the derivative of (mu/2) ||w - r||^2, or of beta ||w - r||^2."""
+    received, weights, gradient = drawn(3, 50)
+    variable = weights.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(weight * (variable - received).square().sum(), variable)
+    local = local_of(received)
+    corrected = method.correct(gradient, weights, local, method.client_init(local))
+    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_first_step_feels_no_pull_wherever_the_lookahead_is() -> None:
+    """The centre is where clients start, so that one local step does not depend on beta."""
+    weak, strong = (trained(FedACG(beta=beta), rounds=3, batch_size=FULL_BATCH) for beta in (0.0, 10.0))
+    assert torch.equal(weak.server.weights, strong.server.weights)
+    assert weak.server.states["fedacg"]["momentum"].norm() > 0.01
+
+
+def test_evaluates_the_weights_not_the_lookahead() -> None:
+    method = FedACG()
+    federation = simulation(method, executor=Tracing)
+    for number in range(3):
+        rows = federation.round(number)
+    server, network = federation.server, federation.network
+    losses = []
+    for weights in (
+        mean_of_weights(federation, False).float(),
+        federation.everyone.arrive(federation._at(1), 0, None).local.start,
+    ):
+        federation.model.load(weights, server.buffers, server.counters)
+        losses.append(evaluate(network, federation.data.test).loss)
+    (reported,) = [row["loss"] for row in rows if row["kind"] == "evaluation"]
+    assert reported == pytest.approx(losses[0], rel=1e-6)
+    assert abs(losses[1] - losses[0]) > 1e-4 * losses[0], "the lookahead would have looked the same"
+
+
+FORMS = ("heavy_ball", "dampened", "nesterov")
+SIZE = 30
+
+
+def moved_by(method: FedAvgM, rounds: Sequence[Sequence[Tensor]], samples: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the global weights after each round, given the displacements of its clients; from zero."""
+    weights = torch.zeros(SIZE)
+    state = method.server_init(task_of(), weights)
+    for displacements in rounds:
+        server = Server(weights, torch.zeros(0), torch.zeros(0), {method.name: state})
+        updates = [
+            update_of(weights, weights + displacement, client, count)
+            for client, (displacement, count) in enumerate(zip(displacements, samples, strict=True))
+        ]
+        result = method.aggregate(task_of(), state, server, updates)
+        weights, state = result.weights, result.state
+        yield weights
+
+
+def random_rounds(rounds: int, clients: int) -> Tensor:
+    return torch.randn(rounds, clients, SIZE, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_momentum_it_is_federated_averaging(form: str) -> None:
+    """In every round up to rounding, as w + sum p_k D_k is added up instead of sum p_k w_k."""
+    method = FedAvgM(beta=0.0, form=form)
+    federation = simulation(method, executor=Tracing)
+    for number in range(3):
+        before = federation.server
+        federation.round(number)
+        updates = federation.executor.updates
+        expected = FedAvg().aggregate(federation.task, {}, before, updates).weights
+        torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("beta", "server_lr"), [(0.4, 1.0), (0.9, 0.3)])
+def test_constant_displacements_add_up_to_a_geometric_sum(beta: float, form: str, server_lr: float) -> None:
+    """v_t = D (1 - beta^t) / (1 - beta), times 1 - beta if dampened; the step is v_t or D + beta v_t."""
+    method = FedAvgM(beta=beta, form=form, server_lr=server_lr)
+    displacement = torch.linspace(-1, 2, SIZE, dtype=torch.float64)
+    expected = torch.zeros(SIZE, dtype=torch.float64)
+    rounds = [[displacement.float()]] * 8
+    for number, weights in enumerate(moved_by(method, rounds, [1]), start=1):
+        velocity = (1 - method.beta**number) / (1 - method.beta) * displacement
+        if method.form == "dampened":
+            velocity = (1 - method.beta) * velocity
+        step = displacement + method.beta * velocity if method.form == "nesterov" else velocity
+        expected += method.server_lr * step
+        torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["heavy_ball", "nesterov"])
+def test_it_is_torch_sgd_on_the_pseudo_gradient(form: str) -> None:
+    displacements = random_rounds(7, 1)
+    parameter = torch.nn.Parameter(torch.zeros(SIZE))
+    sgd = torch.optim.SGD([parameter], lr=0.3, momentum=0.8, nesterov=form == "nesterov")
+    steps = moved_by(FedAvgM(beta=0.8, server_lr=0.3, form=form), displacements, [1])
+    for (displacement,), weights in zip(displacements, steps, strict=True):
+        parameter.grad = -displacement
+        sgd.step()
+        torch.testing.assert_close(weights, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "server_lr"), [(0.9, 1.0), (0.4, 0.5)])
+def test_trajectory_with_changing_clients(
+    beta: float, server_lr: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the clients per round, on a quadratic, against the recursion written out."""
+    method = FedAvgM(beta=beta, server_lr=server_lr)
+    problem, lr, steps, rounds = FOUR_CLIENTS, 0.1, 5, 8
+    federation = problem.federation(method, monkeypatch, steps=steps, lr=lr, fraction=0.5)
+    share = 1 - (1 - lr * problem.curvatures) ** steps
+    weights = velocity = np.zeros(4)
+    sampled = [federation.sample(number) for number in range(rounds)]
+    assert len(set(map(tuple, sampled))) > 2
+    for clients in sampled:
+        displacement = (share * (problem.minima - weights))[clients].mean(0)
+        velocity = method.beta * velocity + displacement
+        weights = weights + method.server_lr * velocity
+    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_momentum_changes_the_path_but_not_where_it_ends(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stands still where the mean displacement is zero: at the same biased point as FedAvg."""
+    limit = TWO_CLIENTS.fedavg_limit(lr=0.1, steps=10)
+    federation = TWO_CLIENTS.federation(FedAvgM(beta=0.5, form=form), monkeypatch, steps=10)
+    np.testing.assert_allclose(weights_after(federation, 40), limit, atol=1e-4)
+    assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.05
+
+
+def test_the_larger_mu_the_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K steps from r on h/2 (w - a)^2 end at r + (1 - (1 - lr (h + mu))^K) h (a - r) / (h + mu)."""
+    h, a, lr, steps = TWO_CLIENTS.curvatures, TWO_CLIENTS.minima, 0.1, 10
+    distances = []
+    for mu in (0.0, 0.01, 0.1, 1.0, 5.0):
+        federation = TWO_CLIENTS.federation(FedProx(mu=mu), monkeypatch, steps=steps, lr=lr)
+        moved = weights_after(federation, 1)  # from zero
+        expected = (1 - (1 - lr * (h + mu)) ** steps) * h * a / (h + mu)
+        np.testing.assert_allclose(moved, expected.mean(0), atol=1e-6)
+        distances.append(np.linalg.norm(moved))
+    assert distances == sorted(distances, reverse=True)
+    assert len(set(distances)) == len(distances)
+
+
+def test_with_one_local_step_it_is_federated_averaging_bit_for_bit() -> None:
+    proximal = trained(FedProx(mu=1.0), rounds=3, batch_size=FULL_BATCH)
+    assert_same_model(proximal, trained(FedAvg(), rounds=3, batch_size=FULL_BATCH))
