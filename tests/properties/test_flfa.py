@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
 from fltrain.models.base import Model
+from fltrain.models.feedback import feedback
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
@@ -196,3 +197,22 @@ def test_a_received_weight_of_zero_has_scale_one() -> None:
     assert federation.server.weights.isfinite().all()
     for step in federation.executor.steps:
         assert not step.step_states["flfa"][f"feedback.{LAYERS.index('stage2.expand')}"].any()
+
+
+def test_scaling_keeps_the_input_error_as_free_of_the_weights_scale_as_batchnorm_makes_it() -> None:
+    """With BatchNorm, W -> 3 W leaves backpropagation's input error alone; an unscaled B makes it a third."""
+    random = torch.Generator().manual_seed(0)
+    conv, norm = nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6, eps=1e-12)
+    input = torch.randn(8, 4, 6, 6, generator=random).requires_grad_()
+    error = torch.randn(8, 6, 4, 4, generator=random)
+    received = conv.weight.detach().clone()
+
+    def input_error(tensor: Tensor) -> Tensor:
+        with feedback({conv: tensor}):
+            return torch.autograd.grad(norm(conv(input)), input, error)[0]
+
+    before = input_error(received)
+    conv.weight.data *= 3
+    torch.testing.assert_close(input_error(received), before / 3, rtol=1e-4, atol=1e-6)
+    scale = conv.weight.detach().norm() / received.norm()
+    torch.testing.assert_close(input_error(scale * received), before, rtol=1e-4, atol=1e-6)

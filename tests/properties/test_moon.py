@@ -116,6 +116,20 @@ def test_penalty_in_double_precision(tau: float, distance: float) -> None:
     assert values[0].item() == pytest.approx(value.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("tau", [0.01, 1.0])
+def test_against_the_received_model_itself_it_is_the_logarithm_of_two_without_gradient(tau: float) -> None:
+    method = Moon(tau=tau)
+    federation = trained(method, rounds=1)
+    step = step_of(federation, weights=elsewhere(federation, 3)[0])
+    local = step.hooks.locals_[method.name]
+    step_state = {"weights": local.start, "buffers": local.buffers}
+    gradient, value = step.differentiate(
+        lambda outputs: method.loss(torch.zeros(()), outputs, step, local, step_state)
+    )
+    assert value.item() == pytest.approx(math.log(2), rel=1e-6)
+    assert gradient.abs().max() < 1e-6
+
+
 @models
 def test_local_training_is_that_of_deep_copies_in_evaluation_mode(model: Model) -> None:
     check_local_training(Moon(), model)
