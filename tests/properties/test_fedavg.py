@@ -15,7 +15,6 @@ from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.scaffold import Scaffold
-from fltrain.methods.training import Training
 from fltrain.models.base import Model
 from fltrain.models.build import build
 from fltrain.models.networks.lenet5 import LeNet5
@@ -199,16 +198,3 @@ def test_epochs_visit_every_image_of_the_client_once() -> None:
             assert torch.equal(first.sort().values, owned)
             assert torch.equal(second.sort().values, owned)
             assert not torch.equal(first, second)
-
-
-def test_the_last_batch_is_dropped_only_if_it_is_a_single_image_among_others() -> None:
-    sizes = {samples: Training(batch_size=16).batch_sizes(samples) for samples in (1, 15, 16, 17, 18, 33, 47)}
-    assert sizes == {
-        1: [1],
-        15: [15],
-        16: [16],
-        17: [16],
-        18: [16, 2],
-        33: [16, 16],
-        47: [16, 16, 15],
-    }

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.scaffold import Scaffold
-from fltrain.metrics.updates import gradient_variance, weight_divergence
+from fltrain.metrics.updates import weight_divergence
 from fltrain.models.base import Model
 from fltrain.models.flat import Slot
 from fltrain.models.network import Network
@@ -39,21 +39,6 @@ def test_divergence_of_weights() -> None:
     assert weight_divergence(rows, torch.zeros(12), SLOTS) == pytest.approx(9, rel=1e-12)
     assert weight_divergence(rows, torch.zeros(12), SLOTS[:1]) == pytest.approx(4, rel=1e-12)
     assert weight_divergence(rows, torch.zeros(12), OTHERS) == 0
-
-
-def test_variance_of_gradients() -> None:
-    """The mean over clients of ||g_k - mean g||^2."""
-    common, vector = drawn(12), drawn(12, seed=1)
-    assert gradient_variance(common.expand(4, 12), SLOTS + OTHERS) == pytest.approx(0, abs=1e-12)
-    opposite = torch.stack([common + vector, common - vector])
-    assert gradient_variance(opposite, SLOTS + OTHERS) == pytest.approx(
-        float(vector.square().sum()), rel=1e-5
-    )
-    # From the mean (2, ...): deviations -2, -1, 3 in one place, 0 elsewhere.
-    rows = torch.zeros(3, 12)
-    rows[:, 7] = torch.tensor([0.0, 1.0, 5.0])
-    assert gradient_variance(rows, SLOTS) == pytest.approx((4 + 1 + 9) / 3, rel=1e-12)
-    assert gradient_variance(rows, SLOTS[:1]) == gradient_variance(rows, OTHERS) == 0
 
 
 def block_of(name: str) -> str:
