@@ -112,14 +112,12 @@ ALIKE: Yaml = {**SIMILAR, "margin": 1.0}
     [
         (MIXED, EVERY, "undecided", ""),
         (MIXED, {**EVERY, **AT_A}, "supported", ""),
-        (MIXED, {**POSITIVE, "at": {"method": ["a", "z"]}}, "supported", ""),
         ({"a": CLEAR}, {**ABOVE, "by": 1.0}, "supported", "; above 1: one-sided p 0.0"),
         ({"a": CLEAR}, {**ABOVE, "by": 2.1}, "undecided", ""),
         ({"a": CLEAR}, {**ABOVE, "by": 3.0}, "contradicted", "; opposite: not above 3, one-sided p 0.0"),
         # As good within a margin of one, or better.
         ({"a": (-0.2, -0.3, -0.1)}, {**ABOVE, "by": -1.0}, "supported", ""),
         ({"a": (-1.0, -1.1, -0.9)}, {**POSITIVE, "by": -1.0}, "undecided", ""),
-        ({"a": (-2.0, -2.1, -1.9)}, {**POSITIVE, "by": -1.0}, "contradicted", ""),
         ({"a": (-0.1, 0.0, 0.2), "b": (-0.1, 0.0, 0.2)}, {**ALIKE, "judge": "every"}, "supported", ""),
         ({"a": CLEAR, "b": OPPOSITE}, {**ALIKE, "judge": "every"}, "contradicted", ""),
         ({"a": CLEAR}, ALIKE, "contradicted", ""),
@@ -197,30 +195,17 @@ def test_rates_of_verdicts(effect: float, wanted: str) -> None:
         assert found.count("contradicted") / len(found) == pytest.approx(0.05, abs=slack)
 
 
-def three_methods(runs: Runs) -> None:
+def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     """On the sets u and v, method a gains 3 and 13 over the mean of b and c."""
     for name, a in (("u", 61.0), ("v", 71.0)):
-        runs.add({"set": name, "method": "a"}, a, a + 0.5, a + 1)
-        runs.add({"set": name, "method": "b"}, 50, 50, 50)
-        runs.add({"set": name, "method": "c"}, 66, 66, 66)
-
-
-def by_set(runs: Runs) -> Sheet:
-    return runs.sheet(rows="set", columns="method")
-
-
-OVER_MEAN: Yaml = {"kind": "positive", "item": "toy", "measure": "final_accuracy", "at": {"method": "a"}}
-OVER_MEAN |= {"over": {"method": ["b", "c"]}}
-
-
-def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
-    three_methods(runs)
-    found = runs.judged(OVER_MEAN, sheet=by_set(runs))
+        for method, *reached in (("a", a, a + 0.5, a + 1), ("b", 50, 50, 50), ("c", 66, 66, 66)):
+            runs.add({"set": name, "method": method}, *reached)
+    sheet = runs.sheet(rows="set", columns="method")
+    over_mean = {"kind": "positive", **SIDES, "at": {"method": "a"}, "over": {"method": ["b", "c"]}}
+    found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
     assert "over 3 seeds, positive at 2 of 2 places, from +3.5 (u) to +13.5 (v)" in found.evidence
-    value = {**OVER_MEAN, "kind": "value", "at": {"method": "a", "set": "u"}}
-    assert runs.judged(value, 3.5, sheet=by_set(runs)).estimate == pytest.approx(3.5)
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -239,12 +224,8 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
     for extreme, estimate in {"smallest": 1.1, "largest": 2.1}.items():
         found = runs.judged({**value, "extreme": extreme}, 0.0, sheet=sheet)
         assert found.estimate == pytest.approx(estimate)
-    only = runs.judged({**every, "mean_over": ["method"], "at": {"method": "b"}}, sheet=sheet)
-    assert only.verdict == "contradicted", "the mean is over the cells that the claim is about"
     compared = {**ABOVE, "mean_over": ["method"], "judge": "every"}
     assert runs.judged(compared, sheet=sheet).evidence == averaged.evidence
-    unknown = runs.judged({**every, "mean_over": ["methods"]}, sheet=sheet)
-    assert (unknown.verdict, "no axis 'methods'" in unknown.evidence) == ("not run", True)
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:
@@ -278,7 +259,6 @@ PARTS = {
         (["supported", "contradicted"], "contradicted"),
         (["not run", "contradicted"], "contradicted"),
         (["supported", "undecided"], "undecided"),
-        (["supported", "not run"], "undecided"),
         (["not run", "not run"], "not run"),
     ],
 )
@@ -319,10 +299,8 @@ def test_similar_is_two_one_sided_tests(runs: Runs) -> None:
         (CLEAR, 2.5, "supported"),
         (CLEAR, 5.0, "contradicted"),
         (NOISE, 4.0, "undecided"),
-        ((2.0, 2.1), 2.0, "undecided"),
         ((-0.29, -0.30, -0.31), 0.3, "contradicted"),
         ((0.29, 0.30, 0.31), 0.3, "supported"),
-        ((0.74, 0.75, 0.76), 0.3, "contradicted"),
     ],
 )
 def test_values(runs: Runs, gains: Sequence[float], stated: float, verdict: str) -> None:
@@ -351,15 +329,6 @@ def test_a_chosen_place_is_not_tested_as_if_it_were_the_only_one(runs: Runs) -> 
     half = stats.t.isf(0.05 / 2, 2) * error
     assert two.interval == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
     assert "Bonferroni over 2 places" in two.evidence and "Bonferroni" not in alone.evidence
-
-
-@pytest.mark.parametrize(("extreme", "stated"), [(None, 2.1), ("largest", 9.0)])
-def test_a_value_needs_all_places(runs: Runs, extreme: str | None, stated: float) -> None:
-    """The average, or the largest, could be another one with the place that is lost."""
-    runs.pairs({"a": CLEAR, "b": (MISSING,) * 3})
-    found = runs.judged({**GAIN, "kind": "value", "extreme": extreme}, stated)
-    assert (found.verdict, found.estimate) == ("undecided", pytest.approx(2.1))
-    assert "3 not run, 1 place without a number" in found.evidence
 
 
 @pytest.mark.parametrize(

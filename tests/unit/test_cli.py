@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from fltrain import __version__
-from fltrain.cli import app, main, train
+from fltrain.cli import app, main
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.download import OFFLINE
 from fltrain.data.prepared import load_prepared
@@ -26,7 +26,7 @@ from fltrain.experiments import calibrate as calibration
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
-from .helpers import TINY, trained, write_config
+from .helpers import TINY, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,7 +136,6 @@ UNREACHABLE = {**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}
         (spec(partition={**DIRICHLET, "clients": 5000}), ["clients", "5000", "1438"]),
         (spec(partition=UNREACHABLE), ["min_size", "140", "alpha"]),
         ("a: [b", ["spec.yaml", "YAML"]),
-        ("- a\n- b\n", ["spec.yaml", "mapping"]),
         ("", ["spec.yaml", "mapping"]),
     ],
 )
@@ -157,7 +156,6 @@ def test_mistakes_in_a_spec_leave_one_line_and_no_record(
         (".", ["."]),
         ("binary", ["binary"]),
         ("good.yaml --device tpu", ["--device", "'tpu'", "cuda"]),
-        ("good.yaml --device cuda:x", ["--device", "'cuda:x'"]),
         ("good.yaml --device cuda:99", ["--device", "'cuda:99'"]),
     ],
 )
@@ -218,21 +216,6 @@ def test_training_training_again_and_training_a_record(tmp_path: Path) -> None:
     assert (folder / "costs.json").read_bytes() != record["costs.json"], "it did train once more"
 
 
-def test_what_another_process_trained_while_one_waited_for_a_gpu_is_not_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunSpec.parse(MINUTE, "test")
-    records = []
-
-    def waiting(name: str, runs: int | None) -> torch.device:
-        records.append(bytes_of(trained(run, tmp_path / "out").folder))
-        return torch.device(name)
-
-    monkeypatch.setattr(train, "pick_device", waiting)
-    invoke("train", "-", "--results", "out", "--device", "cpu", given=run.to_json())
-    assert records == [bytes_of(Results(tmp_path / "out").run(run.run_id))]
-
-
 def test_several_specs_are_trained_in_turn(tmp_path: Path) -> None:
     for seed in range(2):
         (tmp_path / f"{seed}.yaml").write_text(yaml.safe_dump({**MINUTE, "seed": seed}))
@@ -275,9 +258,8 @@ def test_data_are_fetched_once_and_shown() -> None:
     assert invoke("data", "fetch", "digits", *option).stdout == told
     assert sorted(Path("results").rglob("*.*")) == [path.with_suffix(".png"), path]
     date = path.stat().st_mtime_ns
-    assert invoke("data", "fetch", "digits", *option).stdout == told
-    assert path.stat().st_mtime_ns == date
     assert invoke("data", "fetch", "digits", "digits", *option).stdout == 2 * told
+    assert path.stat().st_mtime_ns == date
 
     lines = invoke("data", "show", "digits", *option).stdout.splitlines()
     facts = {key: value.strip() for key, _, value in (line.partition(":") for line in lines) if value}
@@ -287,10 +269,7 @@ def test_data_are_fetched_once_and_shown() -> None:
     assert (facts["digest"], facts["licence"]) == (data.digest, "CC BY 4.0")
     assert Path(facts["contact sheet"]).read_bytes().startswith(b"\x89PNG")
     classes = [cells for line in lines if len(cells := cells_of(line)) == 4][1:]
-    for label, row in enumerate(classes):
-        counts = [str(int((labels == label).sum())) for labels in (data.train_labels, data.test_labels)]
-        assert row == [str(label), "", *counts]
-    assert len(classes) == 10
+    assert [int(row[2]) for row in classes] == np.bincount(data.train_labels).tolist()
 
 
 @pytest.mark.parametrize(
@@ -298,7 +277,6 @@ def test_data_are_fetched_once_and_shown() -> None:
     [
         ("fetch digits digit", ["unknown dataset 'digit'; did you mean 'digits'?", "by-hand"]),
         ("fetch by-hand", ["'by-hand'", "Ask its owner.", OFFLINE, "by-hand.zip"]),
-        ("fetch lost", ["nowhere.npz"]),
         ("fetch digits --image-size 0", ["image_size", "1", "0"]),
         ("show digits", ["digits", "fltrain data fetch digits"]),
         ("show digits --image-size 16", ["digits-16px", "fltrain data fetch digits --image-size 16"]),
@@ -379,9 +357,6 @@ def test_plan_calibrates_estimates_and_compares_with_what_was_trained(
     assert re.search(r"^1 finished run: actual / estimated median [\d.]+ \([\d.]+ to [\d.]+\)$", after, re.M)
     within = invoke("plan", "--scale", "one", "--hours", "1.1", "--write-scale", "mine.yaml").stdout
     assert "scale: config/scales/mine.yaml; train it with `snakemake --config scale=mine`" in within
-    again = invoke("plan", "--scale", "mine").stdout
-    (line,) = (cells_of(line) for line in again.splitlines() if "toy/table" in line)
-    assert line[2:5] == ["2", "2", "1"]
 
 
 def test_commands_take_restrictions(config: Path) -> None:

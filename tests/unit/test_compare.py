@@ -19,7 +19,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
-from fltrain.tracking.compare import Comparison, compare, sketch
+from fltrain.tracking.compare import Comparison, compare
 from fltrain.tracking.dataframes import find_runs
 from fltrain.tracking.run_view import RunView
 
@@ -151,23 +151,6 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     with pytest.raises(FltrainError, match="over 'model': the chosen runs do not differ in it"):
         compare(runs, over=["model"])
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
-
-
-def test_sketches_have_the_same_rounds_below_one_another(tmp_path: Path) -> None:
-    """Whatever the rounds of a line; a mean over seeds ends where one of them does."""
-    results = Results(tmp_path)
-    for seed in (0, 1):
-        record(results, tiny(seed=seed, rounds=40), 0.8)
-    record(results, tiny(method="moon", rounds=20), 0.4)
-    for seed, diverged in ((0, False), (1, True)):
-        record(results, tiny(method="fedprox", rounds=40, seed=seed), 0.8, diverged=diverged)
-    runs = chosen(tmp_path)
-    heading, *lines = sketch(compare(runs, over=["method", "rounds"]), runs, "test_accuracy")
-    bars = {line.split()[0].rstrip(","): line[line.index("▁") :] for line in lines}
-    assert "rounds 1 to 40" in heading
-    assert bars["moon"].endswith("40 (round 20)") and not bars["moon"][20:40].strip()
-    assert bars["moon"][:20] == bars["fedavg"][:20], "both rise alike"
-    assert bars["fedprox"].endswith("4 (round 2)") and not bars["fedprox"][2:40].strip()
 
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:

@@ -121,17 +121,6 @@ def test_an_npz_file_of_ones_own_takes_three_lines(tmp_path: Path, register: Reg
     assert [row["images"] for row in record.rows("evaluation")] == [20]
 
 
-def test_own_images_are_flipped_only_if_the_registry_allows_it(tmp_path: Path, register: Register) -> None:
-    path = write_npz(tmp_path / "mine.npz")
-    entry = {"reader": "npz", "path": str(path)}
-    flip = {"training": {"epochs": 1, "augmentation": {"flip": True}}}
-    register({"mine": entry})
-    with pytest.raises(FltrainError, match="mirrored images of 'mine' are not of their class"):
-        one_round("mine", tmp_path, **flip)
-    register({"mine": entry | {"horizontal_flip": True}})
-    assert one_round("mine", tmp_path, **flip).summary["status"] == "completed"
-
-
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too small for the network": ({}, {"model": "lenet5"}, "lenet5.*at least 12 pixels"),
     "too small for the crop": ({}, {"training": {"augmentation": {"crop_padding": 8}}}, "use at most 7"),

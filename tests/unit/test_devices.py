@@ -191,12 +191,3 @@ def test_how_many_may_share_a_device(
     monkeypatch.setenv(RUNS, "of no matter")
     assert pick_device("auto", 3) == torch.device("cuda:1")
     assert len(held) == 2
-
-
-@pytest.mark.parametrize("text", ["0", "two", "²"])
-def test_a_number_that_is_none(
-    two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv(RUNS, text)
-    with pytest.raises(FltrainError, match=f"{RUNS}: '{text}'"):
-        pick_device("auto")

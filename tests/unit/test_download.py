@@ -269,20 +269,21 @@ def test_the_password_of_a_mirror_is_not_shown(
     assert "secret" not in message + caplog.text + "".join(capfd.readouterr())
 
 
-@pytest.mark.parametrize("place", ["", "cifar10"])
 def test_the_offline_folder_is_searched_before_downloading(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of the dataset goes before the offline folder itself."""
     offline = tmp_path / "offline"
     monkeypatch.setenv("FLTRAIN_DATA", str(offline))
     (offline / "cifar10").mkdir(parents=True)
     (offline / "f.bin").write_bytes(OTHER)
-    (offline / place / "f.bin").write_bytes(BODY)
-    assert fetch(wanted(server.url()), tmp_path / "cache", "cifar10") == offline / place / "f.bin"
+    (offline / "cifar10" / "f.bin").write_bytes(BODY)
+    assert fetch(wanted(server.url()), tmp_path / "cache", "cifar10") == offline / "cifar10" / "f.bin"
+    (offline / "f.bin").write_bytes(BODY)
+    (offline / "cifar10" / "f.bin").unlink()
+    assert fetch(wanted(server.url()), tmp_path / "cache", "cifar10") == offline / "f.bin"
     assert server.asked == [] and not (tmp_path / "cache").exists()
-    (offline / place / "f.bin").unlink()
-    (offline / "f.bin").unlink(missing_ok=True)
+    (offline / "f.bin").unlink()
     assert fetch(wanted(server.url()), tmp_path / "cache", "cifar10") == tmp_path / "cache" / "f.bin"
 
 

@@ -94,10 +94,3 @@ def test_a_broken_package_ends_in_one_line(tmp_path: Path) -> None:
         "entry point 'halved' of fltrain.methods (extra.method:Halved): cannot be loaded (OSError: no disk)"
     )
     assert done.stderr.strip().splitlines() == [f"error: {said}"]
-
-
-@pytest.mark.slow
-def test_a_dataset_of_a_known_name_is_refused(tmp_path: Path) -> None:
-    done = fltrain(install(tmp_path, datasets=DATASETS.replace("more-digits", "digits")), "plan")
-    assert done.returncode == 2
-    assert "dataset 'digits' is in" in done.stderr

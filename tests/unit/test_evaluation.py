@@ -88,15 +88,6 @@ def test_features_are_what_the_classifier_reads(split: Split, network: Network) 
     assert not features.requires_grad
 
 
-def test_named_images_are_tested_in_their_order(split: Split, network: Network) -> None:
-    everything = evaluate(network, split, keep_features=True)
-    chosen = torch.tensor([200, 3, 3, 358, 0])
-    result = evaluate(network, split, chosen, keep_features=True)
-    assert torch.equal(result.correct, everything.correct[chosen])
-    assert torch.allclose(result.losses, everything.losses[chosen], atol=1e-5)
-    assert torch.allclose(result.features, everything.features[chosen], atol=1e-5)
-
-
 LOCAL: dict[str, Any] = {
     "local_test": {},
     "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5},
@@ -163,14 +154,6 @@ def test_a_run_ends_at_the_accuracy_until_which_it_trains(tmp_path: Path) -> Non
     assert short.summary["accuracy"]["final"] == rounds[last]
     assert short.summary["status"] == "completed"
     check_record(short.folder)
-
-
-def test_clients_do_not_train_on_what_they_are_tested_on(digits: PreparedData) -> None:
-    data = federation(tiny(**LOCAL), digits).data
-    trained_on, tested_on = torch.cat(data.clients), torch.cat(data.tests)
-    assert len(data.train) == 1797
-    together = torch.cat([trained_on, tested_on])
-    assert len(together.unique()) == len(together) == 1797
 
 
 MINE: dict[str, Any] = {
