@@ -26,7 +26,7 @@ from fltrain.experiments import calibrate as calibration
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
-from .helpers import TINY, write_config
+from .helpers import TINY, TWO_METHODS, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -288,17 +288,10 @@ def test_mistakes_about_data(own: None, fail: Fail, arguments: str, told: list[s
     assert list(Path().rglob("*.safetensors")) == []
 
 
-ITEM: Yaml = {
-    "title": "Two methods",
-    "axes": {"method": ["fedavg", "fedprox"]},
-    "table": {"rows": "method", "measures": [{"measure": "final_accuracy"}]},
-}
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A paper with one table of two runs."""
-    return write_config(tmp_path / "config", {"table": ITEM}, rounds=1)
+    return write_config(tmp_path / "config", {"table": TWO_METHODS}, rounds=1)
 
 
 def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path) -> None:
@@ -334,6 +327,7 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     assert invoke("status", "--scale", "one").stdout.splitlines()[-1] == "1 completed, 1 started"
 
 
+@pytest.mark.slow
 def test_plan_calibrates_estimates_and_compares_with_what_was_trained(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +362,6 @@ def test_commands_take_restrictions(config: Path) -> None:
     run = RunSpec.parse({**MINUTE, "method": "fedprox"}, "").run_id
     said = invoke("status", *restricted).stdout
     assert run in said and said.splitlines()[-1] == "1 completed"
-    assert invoke("track", *restricted).stdout == "sqlite:///results/mlflow.db: 1 created\n"
 
 
 @pytest.mark.parametrize(
@@ -391,7 +384,7 @@ def test_mistakes_in_what_is_asked_for(config: Path, fail: Fail, arguments: str,
 
 def test_track_exports_what_is_trained_once(config: Path) -> None:
     """The table's run is the other's, too; asking for one of them takes nothing from the other."""
-    write_config(config, {"table": ITEM, "other": ITEM}, rounds=1)
+    write_config(config, {"table": TWO_METHODS, "other": TWO_METHODS}, rounds=1)
     track = ("track", "--scale", "one")
     assert "nothing to export" in invoke(*track).stdout
     invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))

@@ -346,12 +346,12 @@ class Toy(Cells):
 @pytest.fixture
 def toy(tmp_path: Path) -> Toy:
     made = Toy(tmp_path / "results")
+    made.fill("c", "none", MISSING, MISSING, MISSING)
+    made.fill("c", "x", DIVERGED, DIVERGED, DIVERGED)
     made.fill("a", "none", 0.60, 0.61, 0.62)
     made.fill("a", "x", 0.63, 0.63, 0.66)
     made.fill("b", "none", 0.70, DIVERGED, DIVERGED)
     made.fill("b", "x", 0.72, MISSING, 0.74)
-    made.fill("c", "none", MISSING, MISSING, MISSING)
-    made.fill("c", "x", DIVERGED, DIVERGED, DIVERGED)
     return made
 
 
@@ -532,8 +532,9 @@ def test_an_average_of_a_restricted_plan_is_not_compared(tmp_path: Path, printed
     """The paper's average is over rows that ours lacks."""
     toy = gaining(tmp_path, {"a": (2.5, 2.6, 2.4), "b": (2.4, 2.5, 2.6)})
     whole = cells(toy, toy.sheet(**AVERAGE_GAIN), printed)["average", "x"]
-    assert whole.gain_verdict == "size reproduced"
-    assert whole.published_notes and published_text(whole) == "", "a printed gain has no note"
+    assert (whole.gain_verdict, published_text(whole)) == ("size reproduced", ""), (
+        "a printed gain has no note"
+    )
     part = cells(toy, toy.sheet(restricted=["methods a, b"], **AVERAGE_GAIN), printed)
     average = part["average", "x"]
     assert average.gain_verdict is None
@@ -553,13 +554,8 @@ def test_an_average_counts_diverged_rows_as_chance_and_needs_all_runs(tmp_path: 
 @pytest.mark.parametrize("reduced", [False, True])
 def test_doubts_and_assumptions_stand_below(toy: Toy, printed: Path, tmp_path: Path, reduced: bool) -> None:
     outputs = {form: tmp_path / f"table.{form}" for form in ("md", "tex", "csv")}
-    tables.write(
-        toy.sheet(changes={"reduced": reduced}),
-        toy.results.record,
-        printed,
-        outputs,
-        printed.parent / "anomalies.csv",
-    )
+    sheet = toy.sheet(changes={"reduced": reduced})
+    tables.write(sheet, toy.results.record, printed, outputs, printed.parent / "anomalies.csv")
     texts = {form: path.read_text() for form, path in outputs.items()}
     for form in ("md", "tex"):
         assert texts[form].count("70.00 ± 0.50 [1]" if form == "md" else r"70.00 $\pm$ 0.50 [1]") == 1
@@ -573,9 +569,8 @@ def test_doubts_and_assumptions_stand_below(toy: Toy, printed: Path, tmp_path: P
 def test_every_anomaly_concerns_published_values() -> None:
     """Where it speaks of copies, the published values repeat."""
     for one in read_anomalies(REPORTED / "anomalies.csv"):
-        values = [
-            row.value.value for row in Published.read(REPORTED / one.file).rows if one.concerns(row.texts)
-        ]
+        rows = Published.read(REPORTED / one.file).rows
+        values = [row.value.value for row in rows if one.concerns(row.texts)]
         assert values, one
         if "a copy" in one.reason or "the same number of rounds" in one.reason:
             assert min(Counter(values).values()) > 1, one

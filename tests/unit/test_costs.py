@@ -138,6 +138,7 @@ def test_only_what_is_missing_is_measured(tmp_path: Path, quick: None) -> None:
     assert len(said) == 13
 
 
+@pytest.mark.slow
 def test_cheapest_lists_items_that_decide_a_claim_by_the_work_that_is_left(papers: Plan) -> None:
     planned = papers.restricted(Selection(items=("flfa",)))
     ordered = PlanCosts(planned, None, {}, frozenset()).cheapest().items

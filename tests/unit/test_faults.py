@@ -136,7 +136,6 @@ def without_data(place: Path) -> None:
         (without_record, 300, ["train", "run.json"], "results/runs/*/summary.json"),
         (without_partition, 5000, ["train", "run.json"], "results/partitions/*.safetensors"),
         (without_data, 20_000, ["data", "fetch", "digits"], "results/data/digits.safetensors"),
-        (lambda place: None, 500, ["plan", "--out", "plan.csv", "--config", CONFIG], "plan.csv"),
         (lambda place: None, 500, ["records", "export", "records.tar.gz"], "records.tar.gz"),
     ],
 )

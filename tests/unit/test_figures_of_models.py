@@ -76,6 +76,7 @@ def test_a_run_that_is_missing_is_left_out(records: dict[str, Record], tmp_path:
     assert set(numbers["panel"]) == {"grouped"}
 
 
+@pytest.mark.slow
 def test_variances_are_drawn_layer_by_layer(records: dict[str, Record], tmp_path: Path) -> None:
     numbers = drawn(records, {"kind": "variance", "columns": "case", "images": 5}, tmp_path)
     plain = numbers[numbers["panel"] == "plain"]

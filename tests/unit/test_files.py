@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fltrain.core.errors import FltrainError
@@ -14,6 +14,7 @@ from fltrain.core.files import digest, read_json, replacing, write_json, write_t
 ARRAYS = {"a": np.arange(12, dtype=np.uint8).reshape(3, 4), "b": np.arange(3)}
 
 
+@settings(max_examples=30)
 @given(array=st.sampled_from(["a", "b"]), position=st.integers(0, 10**6))
 def test_every_bit_counts(array: str, position: int) -> None:
     flipped = {name: values.copy() for name, values in ARRAYS.items()}
