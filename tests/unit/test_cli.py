@@ -353,17 +353,6 @@ def test_plan_calibrates_estimates_and_compares_with_what_was_trained(
     assert "scale: config/scales/mine.yaml; train it with `snakemake --config scale=mine`" in within
 
 
-def test_commands_take_restrictions(config: Path) -> None:
-    for method in ("fedavg", "fedprox"):
-        invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump({**MINUTE, "method": method}))
-    restricted = ("toy", "--methods", "fedprox", "--datasets", "digits", "--seeds", "1", "--scale", "one")
-    (line,) = (line for line in invoke("plan", *restricted).stdout.splitlines() if "shared runs once" in line)
-    assert cells_of(line)[2:5] == ["1", "1", "1"]
-    run = RunSpec.parse({**MINUTE, "method": "fedprox"}, "").run_id
-    said = invoke("status", *restricted).stdout
-    assert run in said and said.splitlines()[-1] == "1 completed"
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

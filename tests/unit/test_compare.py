@@ -66,9 +66,9 @@ def chosen(root: Path, *where: str) -> list[RunView]:
 
 
 def by_name(comparison: Comparison) -> dict[str, Any]:
+    shown = comparison.shown
     return {
-        " ".join([line.variant, *(line.condition[key] for key in comparison.shown)]): line
-        for line in comparison.lines
+        " ".join([line.variant, *(line.condition[key] for key in shown)]): line for line in comparison.lines
     }
 
 

@@ -21,7 +21,7 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import TableCell, absent, read_csv, to_csv
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.reporting.tables.render import gain_text, published_text, value_text
-from fltrain.reporting.verdict import CellNumbers, Judgement, cell_margin, compare, discoveries, gain_margin
+from fltrain.reporting.verdict import CellNumbers, Judgement, compare, discoveries
 
 from .helpers import DIVERGED, MISSING, Cells
 
@@ -167,12 +167,6 @@ def test_the_number_of_seeds_that_would_decide(theirs: int, decided: bool) -> No
         return abs(abs(difference) - 1) < stats.t.isf(0.05, spread.df + seeds - 3) * error
 
     assert is_open(needed - 1) and not is_open(needed)
-
-
-def test_margins_of_plug_ins_follow_the_published_gain() -> None:
-    assert [cell_margin(1.0, gain, True) for gain in (None, 0.1, -1.2, 9.0)] == [1.0, 0.25, 0.6, 1.0]
-    assert cell_margin(28.4, 3.0, False) == 28.4, "margins of rounds and times are shares"
-    assert [gain_margin(gain) for gain in (0.1, -1.2, 9.0)] == [0.25, 0.6, 4.5]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 """Which data sets there are, how their files are got, and sets of one's own: from a registry to a run."""
 
-import gzip
 import hashlib
 import shutil
-import struct
 import threading
-from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +21,7 @@ from fltrain.data.registry import DatasetEntry, load
 from fltrain.runs.record import Record, Results
 
 from .conftest import Register
-from .helpers import labels, pixels, tiny, trained, write_npz
+from .helpers import pixels, tiny, trained, write_npz
 
 CONFIG = Path(__file__).parents[2] / "config" / "datasets.yaml"
 
@@ -56,20 +53,6 @@ def test_a_set_is_not_called_like_a_split(register: Register, name: str) -> None
     with pytest.raises(FltrainError, match=name):
         register({"mine": {"reader": "digits"}, name: {"reader": "digits"}})
         tiny(dataset="mine", evaluation={"extra": [name]})
-
-
-@pytest.mark.parametrize(("changed", "partitions"), [("mine", 2), ("extra", 1)])
-def test_the_revision_of_an_entry_changes_what_depends_on_it(
-    register: Register, changed: str, partitions: int
-) -> None:
-    """A further test set changes the run only."""
-    entry: dict[str, Any] = {"reader": "npz", "path": "somewhere"}
-    ids = set()
-    for revision in (1, 2):
-        register({"mine": entry, "extra": entry, changed: entry | {"revision": revision}})
-        spec = tiny(dataset="mine", evaluation={"extra": ["extra"]})
-        ids |= {spec.run_id, spec.partition_id}
-    assert len(ids) == 2 + partitions
 
 
 def test_digits_are_all_there() -> None:
@@ -237,49 +220,27 @@ def test_whereabouts_follow_a_set(
     assert whereabouts("mine", entry, downloads) == str(downloads / "mine")
 
 
-def idx_files(train: int, test: int, side: int) -> dict[str, bytes]:
-    """Files as those of MNIST."""
-    files: dict[str, bytes] = {}
-    for seed, (split, count) in enumerate({"train": train, "t10k": test}.items()):
-        images = pixels(count, side, side, seed=seed)
-        for kind, array in (("images", images), ("labels", labels(count, 10).astype(np.uint8))):
-            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-            files[f"{split}-{kind}-idx{array.ndim}-ubyte.gz"] = gzip.compress(header + array.tobytes())
-    return files
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
-    """A server of files like those of MNIST."""
+def test_a_set_is_fetched_prepared_and_trained(
+    tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    (tmp_path / "public").mkdir()
-    for name, content in idx_files(60, 30, 12).items():
-        (tmp_path / "public" / name).write_bytes(content)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "public"))
+    public = write_npz(tmp_path / "public" / "numbers.npz", 60, 30, (12, 12))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(public.parent))
+    results = Results(tmp_path / "results")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
         thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
-        yield serving
+        host = f"127.0.0.1:{serving.server_port}"
+        file = remote(public.name, public.read_bytes(), f"http://{host}/{public.name}")
+        facts = {"classes": 4, "channels": 1, "side": 12, "train_images": 60, "test_images": 30}
+        register({"numbers": {"reader": "npz", "files": [file], **facts}})
+        assert whereabouts("numbers", registry()["numbers"], results.downloads) == f"download from {host}"
+        record = one_round("numbers", results.root, model="lenet5")
         serving.shutdown()
         thread.join()
-
-
-def test_a_set_like_mnist_is_fetched_prepared_and_trained(
-    tmp_path: Path, server: ThreadingHTTPServer, register: Register
-) -> None:
-    host = f"127.0.0.1:{server.server_port}"
-    public = {file.name: file.read_bytes() for file in (tmp_path / "public").iterdir()}
-    files = [remote(name, content, f"http://{host}/{name}") for name, content in public.items()]
-    facts = {"classes": 10, "channels": 1, "side": 12, "train_images": 60, "test_images": 30}
-    register({"numbers": {"reader": "idx", "files": files, **facts}})
-    results = Results(tmp_path / "results")
-    assert whereabouts("numbers", registry()["numbers"], results.downloads) == f"download from {host}"
-    record = one_round("numbers", results.root, model="lenet5")
-    assert record.summary["status"] == "completed"
     assert [row["images"] for row in record.rows("evaluation")] == [30]
-    for name, content in public.items():
-        assert (results.downloads / "numbers" / name).read_bytes() == content
-        (tmp_path / "public" / name).unlink()  # another size is made from the files that are here
+    assert (results.downloads / "numbers" / public.name).read_bytes() == public.read_bytes()
+    # Another size is made from the files that are here.
     dataset = Dataset(name="numbers", image_size=16)
     assert prepare(dataset, results.data(dataset), results.downloads).side == 16

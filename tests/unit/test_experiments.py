@@ -18,7 +18,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import Restriction, Sheet
 from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Axis, Paper, Scale, merge, read_yaml
-from fltrain.experiments.selection import Demand, Request, Selection
+from fltrain.experiments.selection import Demand, Selection
 from fltrain.runs.measures import CURVES
 from fltrain.runs.spec import RunSpec, Statistic
 
@@ -427,13 +427,6 @@ def test_restricted_to_the_unknown(config: Config, wanted: Yaml, told: str) -> N
     with pytest.raises(FltrainError) as raised:
         config.plan().restricted(select(**wanted))
     assert told in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(("written", "train"), [("false", False), ("True", True), (False, False)], ids=str)
-def test_a_request_is_read_as_snakemake_hands_it_over(written: Any, train: bool) -> None:
-    asked = Request.parse({"scale": "paper", "train": written, "seeds": 2, "methods": "a,b"}, "test")
-    assert asked.train is train
-    assert asked.selection == select(seeds=2, methods=["a", "b"])
 
 
 def test_without_training_sheets_say_which_runs_are_stale(config: Config) -> None:

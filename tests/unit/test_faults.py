@@ -33,7 +33,6 @@ from fltrain.runs.spec import RunSpec
 
 from .helpers import CPU, TINY, trained
 
-CONFIG = Path(__file__).parents[2] / "config"
 RUN = {**TINY, "rounds": 1, "model": "mlp"}
 UNLIMITED = resource.RLIM_INFINITY
 REASON = "cannot be written (File too large); make room or choose another place"

@@ -303,13 +303,6 @@ def test_shares_are_means_over_clients_by_place_in_their_training(runs: Runs) ->
     assert late == pytest.approx(np.array([[0], [0], [1], [1]]))
 
 
-def test_clients_that_did_not_train_leave_gaps(runs: Runs) -> None:
-    steps = of_run(runs, selected(1, {0: 2}, {0: [1]}), selected(3, {0: 3, 1: 1}, {0: [0], 1: [0]}))
-    expected = [[0, np.nan, 1], [1, np.nan, 0], [np.nan, np.nan, 0]]
-    np.testing.assert_array_equal(distributions.of_client(steps, 0, 3), expected)
-    assert np.isnan(distributions.shares(steps, 2)[:, 1]).all(), "nobody trained in the second round"
-
-
 def maps(canvas: Canvas) -> dict[str, list[list[float]]]:
     """What is shown in each panel with an image, by its title."""
     return {
