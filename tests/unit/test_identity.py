@@ -101,7 +101,6 @@ def test_added_settings_are_dumped_unless_they_have_their_default(
     assert Outer.parse(everything, "outer") == outer
 
 
-# ------------------------------------------------------------------------------------ the lock
 def test_the_lock_holds_the_settings_of_today() -> None:
     locked, current = identity.read(), identity.current()
     assert identity.faults(locked, current) == []

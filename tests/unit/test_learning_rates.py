@@ -18,7 +18,6 @@ def rates(schedule: LearningRate, rounds: int = 100) -> list[float]:
     return [schedule.factor(round - 1) for round in range(1, rounds + 1)]
 
 
-# ---------------------------------------------------------------- factors
 def test_exponential_decays_by_round() -> None:
     """The first round has the full rate; FLFA's protocol: 0.01 * 0.998^t, t = 0, 1, 2 ..."""
     factors = rates(Exponential(), 500)
@@ -58,9 +57,6 @@ def test_cosine_falls_from_one_to_zero() -> None:
     assert schedule.factor(12) == schedule.factor(1000) == pytest.approx(0, abs=1e-12)
 
 
-# ---------------------------------------------------------------- in a spec
-
-
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
@@ -83,7 +79,6 @@ def test_mistakes_are_told(schedule: object, message: str) -> None:
     assert message in str(raised.value)
 
 
-# ---------------------------------------------------------------- in training
 class Telling(SequentialExecutor):
     """Keeps the rates that clients train with, by round."""
 

@@ -47,7 +47,6 @@ class Unbiased(Model):
 MODELS = pytest.mark.parametrize("model", [LeNet5(), Vgg9(), Unbiased()], ids=lambda model: model.name)
 
 
-# ------------------------------------------------------------------------------------ networks to work with
 def flat(model: Model, side: int = SIDE) -> FlatModel:
     return FlatModel(build(model, 1, side, 10, seed=0).eval(), torch.zeros(1, 1, side, side))
 
@@ -87,7 +86,6 @@ def shuffled(model: FlatModel, weights: Tensor, seed: int) -> Tensor:
     return torch.cat([part.flatten() for part in parts.values()])
 
 
-# ------------------------------------------------------------------------------------ which networks
 @pytest.mark.parametrize(
     ("model", "layers"),
     [
@@ -130,9 +128,6 @@ def test_other_networks_are_refused_in_one_line(network: Network, culprit: str) 
     assert "norm layers, branches or grouped convolutions" in str(refusal.value)
     assert "use lenet5, fedavg_cnn or mlp, or vgg9, vgg11 or vgg16 with norm: none" in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-# ------------------------------------------------------------------------------------ orders
 
 
 @MODELS
@@ -181,19 +176,6 @@ def test_matching_keeps_the_function_of_every_network() -> None:
             )
 
 
-def test_sources_of_minus_one_become_zeros() -> None:
-    model = flat(LeNet5())
-    chain, weights = Chain.of(model.network, model.layout), started(model)
-    before = chain.incoming(weights, 2).clone()  # 16 channels of 2 x 2 pixels to 120 units
-    sources = torch.tensor([3, -1, 0, *[-1] * 13])
-    chain.reorder_inputs(weights, 2, sources)
-    after = weights[model.layout.weights[2].start :][: 120 * 64].view(120, 16, 4)
-    assert torch.equal(after[:, 0], before[:, 3])
-    assert torch.equal(after[:, 2], before[:, 0])
-    assert not after[:, [1, *range(3, 16)]].any()
-
-
-# ------------------------------------------------------------------------------------ assignments
 def test_the_assignment_is_the_nearest_of_all() -> None:
     """One sweep against the enumeration of all 120 orders of 5 neurons, for each of 3 clients."""
     reference = random(5, 3, seed=9).double()
@@ -246,7 +228,6 @@ def test_rows_of_the_last_layer() -> None:
         torch.testing.assert_close(bias[label], share * first[1] + (1 - share) * second[1])
 
 
-# ------------------------------------------------------------------------------------ room for more
 @pytest.mark.parametrize("model", [LeNet5(), Vgg9(), Unbiased()], ids=lambda model: model.name)
 def test_room_for_more_neurons_changes_nothing(model: Model) -> None:
     narrow = flat(model)
@@ -284,7 +265,6 @@ def test_without_some_neurons() -> None:
     assert torch.equal(parts["classifier.bias"][0], parts["classifier.bias"][1])
 
 
-# ------------------------------------------------------------------------------------ growing pools
 SIZES, CLIENTS, DIMENSIONS = (3, 2, 3), 3, 4
 SETTINGS = {"sigma": 0.7, "sigma0": 1.6, "gamma": 5.0}
 

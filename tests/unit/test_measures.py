@@ -9,19 +9,16 @@ import pytest
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Results, write_record
 
-from .helpers import tiny
+from .helpers import accuracies, tiny
 
 
 def measured(
-    name: str, accuracies: Sequence[float], root: Path, status: str = "completed", target: float | None = None
+    name: str, curve: Sequence[float], root: Path, status: str = "completed", target: float | None = None
 ) -> float | None:
     """The measure of a run that was tested after every round, with these accuracies."""
-    rows = [
-        {"round": round, "kind": "evaluation", "split": "test", "view": "global", "accuracy": accuracy}
-        for round, accuracy in enumerate(accuracies, start=1)
-    ]
-    accuracy = {"best": max(accuracies), "last": accuracies[-1]}
+    accuracy = {"best": max(curve), "last": curve[-1]}
     summary = {"run_id": "run", "status": status, "accuracy": accuracy}
+    rows = accuracies(*curve)
     write_record(Results(root).run("run"), tiny(), rows, summary, {"round_seconds": [1.0]}, {})
     record = Results(root).record("run")
     found = measure(name).of(record) if target is None else measure(name).of(record, target)

@@ -27,7 +27,6 @@ def flat(model: Model | None = None, side: int = 8, seed: int = 0) -> FlatModel:
     return FlatModel(network, images(1, side=side))
 
 
-# ------------------------------------------------------------------------------------ LeNet-5
 def test_lenet_is_the_chain_of_its_definition() -> None:
     network = build(LeNet5(), channels=1, side=28, classes=10, seed=0).eval()
     weights = {name: tensor for name, tensor in network.state_dict().items()}
@@ -43,7 +42,6 @@ def test_lenet_is_the_chain_of_its_definition() -> None:
     assert torch.equal(network(images(side=28)), functional.linear(hidden, *classifier))
 
 
-# ------------------------------------------------------------------------------------ every network
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("channels", "larger"), [(1, 0), pytest.param(3, 5, marks=pytest.mark.slow)])
 def test_networks_take_images_from_their_smallest_size_on(name: str, channels: int, larger: int) -> None:
@@ -77,7 +75,6 @@ def test_an_incomplete_network_is_refused_in_one_line(members: dict[str, object]
     assert "\n" not in str(refusal.value)
 
 
-# ------------------------------------------------------------------------------------ initialisation
 def parameters(seed: int) -> Tensor:
     return pack(build(MobileNetTiny(), 1, 8, 10, seed).parameters(), torch.float32, torch.device("cpu"))
 
@@ -87,7 +84,6 @@ def test_the_seed_decides_the_initial_weights() -> None:
     assert not torch.equal(parameters(0), parameters(1))
 
 
-# ------------------------------------------------------------------------------------ flat vectors
 def test_slots_lie_one_after_the_other() -> None:
     laid_out = slots([("a", torch.zeros(2, 3)), ("b", torch.zeros(())), ("c", torch.zeros(4))])
     assert [(slot.name, slot.start, slot.stop) for slot in laid_out] == [

@@ -30,7 +30,6 @@ def signed(word: int) -> int:
     return (word + WORD // 2) % WORD - WORD // 2
 
 
-# ---------------------------------------------------------------- the definition, in Python's integers
 def splitmix64(seed: int) -> Iterator[int]:
     """The generator of Steele et al. (2014), word by word."""
     state = seed % WORD
@@ -76,7 +75,6 @@ def test_numbers_are_those_of_the_definition(key: int) -> None:
     np.testing.assert_allclose(drawn(100, key=key).numpy(), expected, atol=1e-4)
 
 
-# ---------------------------------------------------------------- distribution
 @every_key
 def test_moments(key: int) -> None:
     """Mean, variance, skewness and excess kurtosis within four standard errors."""
@@ -102,7 +100,6 @@ def test_one_position_is_normal_over_the_counters() -> None:
         assert stats.kstest(position, "norm").pvalue > 0.01
 
 
-# ---------------------------------------------------------------- independence
 def assert_uncorrelated(first: Tensor, second: Tensor) -> None:
     """Neither the numbers nor their sizes go together, within four standard errors."""
     for one, other in ((first, second), (first.abs(), second.abs()), (first, second.square())):
@@ -135,7 +132,6 @@ def test_halves_and_neighbours_are_unrelated() -> None:
         assert_uncorrelated(values[:-lag], values[lag:])
 
 
-# ---------------------------------------------------------------- shapes, repetition, edges
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (7,), (3, 5), (4, 1, 3, 3), (0,), (3, 0)])
 def test_shapes(shape: tuple[int, ...]) -> None:
     values = drawn(*shape, counter=5)

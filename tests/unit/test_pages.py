@@ -79,7 +79,6 @@ def read(toy: Toy, name: str) -> Page:
     return Page((toy.folder / name).read_text(encoding="utf-8"))
 
 
-# ---------------------------------------------------------------- every page
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_is_loaded_from_elsewhere(toy: Toy, name: str) -> None:
     page = read(toy, name)
@@ -114,7 +113,6 @@ def test_equal_results_are_equal_pages(toy: Toy, tmp_path: Path) -> None:
         assert (again.folder / name).read_bytes() == (toy.folder / name).read_bytes()
 
 
-# ---------------------------------------------------------------- tables
 def test_a_table_says_what_it_is(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
     assert page.of("h1") == ["paper/table1 — Accuracy & gain"]
@@ -157,7 +155,6 @@ def test_published_values_stand_alone_on_a_page_of_their_own(toy: Toy) -> None:
     assert page.of("code") == [], "nothing of ours"
 
 
-# ---------------------------------------------------------------- cells
 def sections(page: Page) -> dict[str, str]:
     """The text of the section of each cell, by its anchor."""
     parts = re.split(r'<section class="cell" id="(cell-\d+)"', page.text)
@@ -289,7 +286,6 @@ def test_a_mixture_of_code_or_machines_is_said_at_the_top(name: str, tmp_path: P
             assert page.text.index(said) < page.text.index("<table"), "before any number"
 
 
-# ---------------------------------------------------------------- overview
 def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
     page = read(toy, "index.html")
     numbers = dict(zip(page.of("dt"), page.of("dd"), strict=False))

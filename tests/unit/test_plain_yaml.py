@@ -39,7 +39,6 @@ def refused(text: str) -> str:
     return message.removeprefix("some.yaml: ")
 
 
-# ---------------------------------------------------------------- YAML 1.2
 VALUES = {
     "1e-5": 1e-5,
     "-3E+4": -3e4,
@@ -97,7 +96,6 @@ def test_without_libyaml_the_data_are_the_same() -> None:
     assert done.stdout.strip() == ascii(read_plain(path))
 
 
-# ---------------------------------------------------------------- refused
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -127,7 +125,6 @@ def test_mistakes_are_refused_by_their_line(text: str, message: str) -> None:
     assert message in refused(text)
 
 
-# ---------------------------------------------------------------- the ways in
 ENTRIES = ("spec", "scale", "registry")
 
 
@@ -184,7 +181,6 @@ def test_standard_input_is_read_like_a_file(tmp_path: Path) -> None:
         assert done.stderr.startswith(b"error: standard input: not YAML: not a text in UTF-8")
 
 
-# ---------------------------------------------------------------- what is said of a file
 SPEC = """\
 dataset: {name: digits}
 partition: &some {name: dirichlet, client: 5}
@@ -250,7 +246,6 @@ def test_data_that_go_too_deep_are_refused() -> None:
             RunSpec.parse({**TINY, "rounds": deep}, "x")
 
 
-# ---------------------------------------------------------------- names that become parts of paths
 UNSAFE = ["", "..", "../x", "/x", "a\\b", ".x", "-x", "a b", "a\n", "é", "a\0", "{x}", "$x", "~", "x" * 101]
 OWN = re.compile("becomes part of a path|names consist of up to 100")
 

@@ -54,7 +54,6 @@ def split() -> Split:
     return FederatedData.of(data, partition, CPU).test
 
 
-# ------------------------------------------------------------------------------------ directly
 def leaves(module: nn.Module) -> list[nn.Module]:
     """What a chain runs, one after the other."""
     children = [] if isinstance(module, PerGroup) else list(module.children())
@@ -227,7 +226,6 @@ def test_decoupled_neurons_have_preferences_within_their_group_only(split: Split
     assert dense["conv2.0"].all(1).any()
 
 
-# ------------------------------------------------------------------------------------ by hand
 def test_top_class() -> None:
     preferences = torch.tensor([[0.0, 3.0, 1.0], [-1.0, -2.0, -3.0], [2.0, 5.0, 5.0], [0.0, 0.0, 0.0]])
     assert top_classes(preferences).tolist() == [1, 0, 1, -1]

@@ -30,7 +30,6 @@ AVERAGES = {
 }
 
 
-# ------------------------------------------------------------------------------------ class means
 def test_a_client_describes_the_classes_that_it_has() -> None:
     counts, sums = class_sums(FEATURES, LABELS, classes=5)
     assert counts.tolist() == [2, 0, 0, 3, 0]
@@ -85,7 +84,6 @@ def test_distances_from_the_means_by_hand() -> None:
     assert features.grad.tolist() == [[0, 2], [8, 12], [0, 0], [14, -2], [0, 0]]
 
 
-# ------------------------------------------------------------------------------------ classifiers
 def classifier_of(kind: str) -> tuple[nn.Module, Layout]:
     """The classifier of a network with 5 features and 3 classes, and the layout of its parameters."""
     torch.manual_seed(0)

@@ -44,7 +44,6 @@ def covered(paper: str) -> dict[str, Covered]:
     return {one.experiment.item: one for one in coverage(own[0].paper, own, EXPERIMENTS)}
 
 
-# ---------------------------------------------------------------- tables and figures
 @every_paper
 def test_the_paper_scale_has_all_items(paper: str) -> None:
     written = yaml.safe_load((CONFIG / "papers" / f"{paper}.yaml").read_text(encoding="utf-8"))
@@ -105,7 +104,6 @@ def test_totals_are_of_the_papers() -> None:
     assert list(TOTALS) == PAPERS
 
 
-# ---------------------------------------------------------------- published values
 def published_values(item: PlannedItem) -> pd.DataFrame:
     assert item.item.reported
     return pd.read_csv(REPORTED / item.item.reported.file, dtype=str, keep_default_na=False)
@@ -211,7 +209,6 @@ def test_published_values_of_an_item_are_those_of_what_it_covers(paper: str) -> 
             assert item.item.reported.file in {files[covers] for covers in item.item.covers}, name
 
 
-# ---------------------------------------------------------------- claims
 def claims_of(paper: str) -> Sequence[claims.Claim]:
     return next(iter(items(paper).values())).paper.claims
 
@@ -258,7 +255,6 @@ def test_what_claims_are_judged_by_exists(paper: str) -> None:
     assert not faults, "\n".join(faults)
 
 
-# ---------------------------------------------------------------- register
 def test_every_entry_of_the_register_concerns_something() -> None:
     """Entries that are named exist: the plan refuses others."""
     entries = yaml.safe_load((CONFIG / "register.yaml").read_text(encoding="utf-8"))["entries"]

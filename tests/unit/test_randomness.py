@@ -87,13 +87,11 @@ def test_neighbouring_streams_are_uncorrelated(name: str) -> None:
     assert draws.std() == pytest.approx(1, abs=4 / np.sqrt(draws.size))
 
 
-# ------------------------------------------------------------------------------------ global generators
 def global_states() -> list[Any]:
     kind, key, *position = np.random.get_state()
     return [random.getstate(), kind, key.tobytes(), position, torch.get_rng_state().tolist()]
 
 
-# ------------------------------------------------------------------------------------ what PyTorch draws
 def drawn(seed: int = 0, purpose: Purpose = Purpose.DROPOUT, **coordinates: int) -> list[float]:
     with seeded_torch(seed, purpose, **coordinates):
         return torch.rand(3).tolist()
@@ -120,7 +118,6 @@ def test_pytorchs_generator_is_as_it_was_afterwards(fails: bool) -> None:
     assert global_states() == before
 
 
-# ------------------------------------------------------------------------------------ dropout
 DROPOUT = tiny(
     model="vgg9",
     partition={"name": "iid", "clients": 40},
@@ -171,7 +168,6 @@ def test_dropout_has_a_stream_for_every_round_and_client(dropped: Simulation) ->
         assert seed == int(stream(0, Purpose.DROPOUT, round=round, client=client).integers(2**63))
 
 
-# ------------------------------------------------------------------------------------ augmentation
 def augmented(**augmentation: Any) -> Any:
     training = {"epochs": 2, "batch_size": 32, "lr": 0.1, "augmentation": augmentation}
     return tiny(training=training, rounds=1)

@@ -52,7 +52,6 @@ def strictly(text: str) -> Any:
     return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} in a record"))
 
 
-# ------------------------------------------------------------------------------------ the files
 def test_files_are_those_that_are_documented(measured: Record, diverged: Record) -> None:
     for record in (measured, diverged):
         assert {path.name for path in record.folder.iterdir()} == {*RECORD_FILES, "train.log"}
@@ -122,7 +121,6 @@ def test_nothing_of_this_machine_is_in_what_is_compared(measured: Record) -> Non
         assert f'"{key}"' not in text
 
 
-# ------------------------------------------------------------------------------------ complete or not
 def test_the_summary_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     replace = Path.replace
@@ -266,7 +264,6 @@ def test_records_of_other_formats_are_refused(name: str, tmp_path: Path) -> None
         _ = Record(tmp_path).summary
 
 
-# ------------------------------------------------------------------------------------ the summary
 def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any) -> dict[str, Any]:
     """Summary of a run with these accuracies by round, and rows of other kinds, views and splits."""
     spec = tiny(**{"rounds": max(accuracies), **changes})
@@ -313,7 +310,6 @@ def test_only_the_split_that_counts_is_summarised() -> None:
         assert summary["extra"] == {"mnist": 0.125}
 
 
-# ------------------------------------------------------------------------------------ divergence
 def test_a_diverged_run_is_a_result(diverged: Record) -> None:
     summary = diverged.summary
     assert (summary["status"], summary["diverged"]) == ("diverged", {"round": 1, "what": "the training loss"})

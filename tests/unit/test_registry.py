@@ -10,7 +10,6 @@ import yaml
 from torchvision import datasets as torchvision
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.readers import Facts
 from fltrain.data.registry import Normalisation, load
 
 REGISTRY = Path(__file__).parents[2] / "config" / "datasets.yaml"
@@ -59,23 +58,6 @@ def test_cifar_and_svhn_agree_with_torchvision() -> None:
     known = torchvision.SVHN.split_list
     expected = {file: ((url,), f"md5:{checksum}") for url, file, checksum in (known["train"], known["test"])}
     assert files("svhn") == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "md5", "facts"),
-    [
-        ("bloodmnist", "7053d0359d879ad8a5505303e11de1dc", Facts(8, 3, 28, 11959, 3421)),
-        ("pathmnist", "a8b06965200029087d5bd730944a56c1", Facts(9, 3, 28, 89996, 7180)),
-        ("organcmnist", "b9ceb9546e10131b32923c5bbeaea2b1", Facts(11, 1, 28, 12975, 8216)),
-        ("organsmnist", "9ab87b696fb54e2a387ebe992d6ed5f1", Facts(11, 1, 28, 13932, 8827)),
-    ],
-)
-def test_the_medical_sets_are_those_of_the_published_runs(name: str, md5: str, facts: Facts) -> None:
-    """A newer medmnist with other files needs another revision of the entry."""
-    entry = ENTRIES[name]
-    url = f"https://zenodo.org/records/10519652/files/{name}.npz?download=1"
-    assert files(name) == {f"{name}.npz": ((url,), f"md5:{md5}")}
-    assert (entry.facts, entry.licence) == (facts, "CC BY 4.0")
 
 
 def test_every_flat_single_label_set_of_medmnist_can_be_named(tmp_path: Path) -> None:

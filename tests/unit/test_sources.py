@@ -136,7 +136,6 @@ def test_status_does_not_import_torch_for_digests() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-# ---------------------------------------------------------------- a record whose code changed
 @pytest.fixture(scope="module")
 def prox(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return trained(tiny(method="fedprox", model="mlp", rounds=1), tmp_path_factory.mktemp("results"))
@@ -187,7 +186,6 @@ def test_training_again_records_the_code_of_today(tmp_path: Path) -> None:
     assert changed_code(trained(spec, tmp_path).provenance, spec) == ""
 
 
-# ---------------------------------------------------------------- provenance
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A git checkout with a package, from which provenance is gathered."""

@@ -46,7 +46,6 @@ def refusal(**changes: Any) -> str:
     return message.removeprefix("config/mine.yaml: ")
 
 
-# ------------------------------------------------------------------------------------ unknown keys
 @pytest.mark.parametrize(
     ("changes", "where", "hint"),
     [
@@ -57,7 +56,6 @@ def refusal(**changes: Any) -> str:
             "'image_sise'; did you mean 'image_size'?",
         ),
         ({"method": {"name": "fedprox", "m": 1}}, "method", "'m'; did you mean 'mu'?"),
-        ({"plugins": [{"name": "flfa", "nfa": 1}]}, "plugins.0", "'nfa'; did you mean 'n_fa'?"),
         (
             {"training": {"lr_schedule": {"name": "exponential", "deca": 1}}},
             "training.lr_schedule",
@@ -83,45 +81,28 @@ def test_unknown_keys_are_refused_with_a_suggestion(changes: dict[str, Any], whe
             {"partition": "diriclet"},
             "partition: unknown partition scheme 'diriclet'; did you mean 'dirichlet'?",
         ),
-        ({"model": "lenet"}, "model: unknown model 'lenet'; did you mean 'lenet5'? (known: "),
         ({"method": "fedprocks"}, "method: unknown method 'fedprocks'; did you mean 'fedprox'? (known: "),
         ({"plugins": ["flfaa"]}, "plugins.0: unknown plug-in 'flfaa'; did you mean 'flfa'? (known: "),
         ({"method": "flfa"}, "method: 'flfa' is a plug-in; write it under 'plugins'"),
         ({"plugins": ["fedprox"]}, "plugins.0: 'fedprox' is no plug-in; write it under 'method'"),
-        ({"training": {"lr_schedule": "exp"}}, "training.lr_schedule: unknown learning-rate schedule 'exp'"),
         ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
-        ({"method": {"name": ["fedavg"]}}, "method: unknown method ['fedavg']"),
     ],
 )
 def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], message: str) -> None:
     assert refusal(**changes).startswith(message)
 
 
-# ------------------------------------------------------------------------------------ types and values
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"rounds": True}, "rounds: input should be a valid integer, got True"),
         ({"rounds": "3"}, "rounds: input should be a valid integer, got '3'"),
-        ({"rounds": 3.0}, "rounds: input should be a valid integer, got 3.0"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1, got 0"),
         ({"training": {"lr": "1e-3"}}, "training.lr: input should be a valid number, got '1e-3'"),
-        ({"training": {"lr": 0}}, "training.lr: input should be greater than 0, got 0"),
-        ({"training": {"momentum": 1}}, "training.momentum: input should be less than 1, got 1"),
-        (
-            {"training": {"last_batch": "pad"}},
-            "training.last_batch: input should be 'keep' or 'drop', got 'pad'",
-        ),
         ({"training": None}, "training: input should be a mapping, got None"),
-        (
-            {"participation": {"fraction": 1.1}},
-            "participation.fraction: input should be less than or equal to 1",
-        ),
         ({"evaluation": {"statistics": ["drft"]}}, "evaluation.statistics.0: input should be 'drift', "),
-        ({"evaluation": {"statistics": "drift"}}, "evaluation.statistics: input should be a valid array"),
         ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
         ({"precision": "fp16"}, "precision: input should be 'fp32', 'tf32' or 'bf16', got 'fp16'"),
-        ({"method": None}, "method: input should be a mapping, got None"),
     ],
 )
 def test_wrong_values_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -131,9 +112,6 @@ def test_wrong_values_are_refused(changes: dict[str, Any], message: str) -> None
 def test_missing_settings_are_named() -> None:
     with pytest.raises(FltrainError, match=r"^mine: 4 problems:\n  dataset: field required\n  partition: "):
         RunSpec.parse({}, "mine")
-
-
-# ------------------------------------------------------------------------------------ parts that do not fit
 
 
 def test_what_is_called_almost_like_a_hook_is_refused() -> None:
@@ -206,7 +184,6 @@ def test_clients_with_tests_of_their_own_share_all_images() -> None:
     assert "cannot share 1797 training images" in refusal(**own)
 
 
-# ------------------------------------------------------------------------------------ the same run
 def shuffled(data: Any) -> Any:
     """The same mapping with its keys in reversed order, on every level."""
     if isinstance(data, dict):
@@ -269,7 +246,6 @@ def test_run_id_is_that_of_the_meaning(first: dict[str, Any], second: dict[str, 
     assert tiny(**first).run_id == tiny(**second).run_id
 
 
-# ------------------------------------------------------------------------------------ another run
 Keys = tuple[str | int, ...]
 
 
@@ -350,7 +326,6 @@ def test_every_revision_changes_the_run(part: str, monkeypatch: pytest.MonkeyPat
     assert (after.partition_id != partition) == (part in ("dataset", "partition"))
 
 
-# ------------------------------------------------------------------------------------ derived settings
 @pytest.mark.parametrize(
     ("rounds", "last"),
     [(1, [1]), (9, [9]), (10, [10]), (11, [10, 11]), (25, [23, 24, 25]), (30, [28, 29, 30])],

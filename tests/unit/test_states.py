@@ -45,7 +45,6 @@ def planned(*specs: RunSpec) -> dict[str, RunSpec]:
     return {spec.run_id: spec for spec in specs}
 
 
-# ---------------------------------------------------------------- which runs are stale
 def test_a_run_is_stale_if_a_component_was_revised_since(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +99,6 @@ def test_settings_that_were_added_since_make_a_record_stale(results: Results) ->
     assert (stale.run, stale.revised) == (spec.run_id, "settings")
 
 
-# ---------------------------------------------------------------- the state of a run
 def test_records_that_cannot_be_read_are_damaged(results: Results) -> None:
     made = record(tiny(), results)
     summary = json.loads((made.folder / "summary.json").read_text())
@@ -141,7 +139,6 @@ def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.M
     assert State.of(run.run_id, results, None) == stopped, "the lock of a process that is gone"
 
 
-# ---------------------------------------------------------------- fltrain status
 def test_status_names_what_is_stale_and_what_is_damaged(
     tmp_path: Path, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +171,6 @@ def test_status_names_what_is_stale_and_what_is_damaged(
     assert lines[-1] == "1 completed, 1 damaged, 1 not trained, 1 stale"
 
 
-# ---------------------------------------------------------------- tables, figures and claims
 WHY = "methods 1 -> 2 (digits-fedavg-0123456789)"
 Fill = Callable[..., Cells]
 

@@ -136,7 +136,6 @@ def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pyte
     assert json.dumps(record.summary).count("processor") == 0
 
 
-# ------------------------------------------------------------------- what was done before is not done again
 def test_a_record_that_is_there_by_the_time_the_run_is_held_is_kept(tmp_path: Path) -> None:
     results, spec = Results(tmp_path), MLP
     record = train(spec, results, Execution(CPU))

@@ -51,7 +51,6 @@ def recorded(
     return trajectory, gradients, weights
 
 
-# ---------------------------------------------------------------- rows
 @pytest.mark.parametrize("what", ["displacement", "gradient"])
 def test_half_precision_is_the_rounded_row(what: str) -> None:
     """A row is computed in single precision and rounded once."""
@@ -61,8 +60,6 @@ def test_half_precision_is_the_rounded_row(what: str) -> None:
     assert not torch.equal(half.float(), full)
 
 
-# ---------------------------------------------------------------- memory
-# ---------------------------------------------------------------- in local training
 class Keeping(Method):
     """Has local steps recorded, and puts the recording where the test finds it."""
 
@@ -179,7 +176,6 @@ def held(states: Any) -> list[int]:
     return [tensor.numel() for state in states.values() for tensor in state.values()]
 
 
-# ---------------------------------------------------------------- the command line
 ECGR = {**TINY, "rounds": 2, "plugins": [{"name": "ecgr", "storage": "bfloat16"}]}
 
 

@@ -132,7 +132,6 @@ def verify(place: Place, *arguments: str) -> Any:
     return CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
 
 
-# ---------------------------------------------------------------- nothing is wrong
 def test_whole_results_are_consistent(whole: Place) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")}
     done = verify(whole)
@@ -154,7 +153,6 @@ def test_records_alone_are_enough(place: Place) -> None:
     assert verify(place).stdout == "3 records, 0 partitions, 0 datasets, 0 tables: all consistent\n"
 
 
-# ---------------------------------------------------------------- the command goes on after each problem
 def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
     one, other, kept = place.records
     (one.folder / "costs.json").unlink()
@@ -173,7 +171,6 @@ def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
     assert "not checked: made from" in rest and "which is damaged" in rest
 
 
-# ---------------------------------------------------------------- records
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "flipped bit in metrics": ("metrics.jsonl", lambda path: flip(path, 50), "changed after training"),
     "truncated summary": ("summary.json", lambda path: os.truncate(path, 100), "cannot be read"),
@@ -260,7 +257,6 @@ def test_what_interrupted_processes_left_is_harmless(place: Place) -> None:
     assert verify(place).exit_code == 0
 
 
-# ---------------------------------------------------------------- stale
 def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     older = place.records[1]
     monkeypatch.setattr(FedProx, "revision", 2)
@@ -300,7 +296,6 @@ def test_data_and_partitions_of_an_older_revision(place: Place, monkeypatch: pyt
     assert not any("safetensors" in one.text for one in found)
 
 
-# ---------------------------------------------------------------- data and partitions
 def test_data_that_are_damaged_or_another_set(place: Place) -> None:
     data = place.results.data(Dataset(name="digits"))
     (content, sheet) = (data.read_bytes(), data.with_suffix(".png"))
@@ -339,7 +334,6 @@ def test_partitions_of_other_data(place: Place) -> None:
     assert sum("trained on other data" in text for text in texts) == 3
 
 
-# ---------------------------------------------------------------- tables
 def change_cell(path: Path, column: str, text: str) -> None:
     """Change a cell of the first line of a CSV file, whose other bytes stay as they are."""
     head, line, *rest = path.read_text().splitlines(keepends=True)
