@@ -80,9 +80,10 @@ def test_killed_before_any_operation_that_changes_a_file(tmp_path: Path) -> None
 def test_killed_at_random_times(tmp_path: Path, name: str) -> None:
     spec = tiny(model="mlp", rounds=6, **SAMPLE[name])
     whole, root = tmp_path / "whole", tmp_path / "killed"
-    finished(spec, whole)
-    began = time.monotonic()
-    expected = contents(finished(spec, prepared(tmp_path / "again", whole)))
+    expected = contents(finished(spec, whole))
+    for folder in ("first", "again"):  # the first process waits for what others are forked from
+        began = time.monotonic()
+        started(spec, prepared(tmp_path / folder, whole)).join()
     seconds = time.monotonic() - began
     draw, kills = random.Random(spec.run_id), 0
     process = started(spec, prepared(root, whole))
