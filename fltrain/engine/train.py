@@ -115,9 +115,14 @@ def train(
     try:
         with _lease(results.lease(spec.run_id), spec.run_id, stopping):
             if record.complete:
-                _clear_checkpoints(results, record, again)
+                left = _clear_checkpoints(results, record, again)
                 if not again:
-                    LOG.info("%s: another process has trained it", spec.run_id)
+                    what = (
+                        "has a record; its checkpoints are deleted"
+                        if left
+                        else "another process has trained it"
+                    )
+                    LOG.info("%s: %s", spec.run_id, what)
                     return record
             clear_leftovers(record.folder)
             if not results.saved_rounds(spec.run_id):
@@ -136,11 +141,12 @@ def train(
     return Record(record.folder)
 
 
-def _clear_checkpoints(results: Results, record: Record, again: bool) -> None:
-    """Delete checkpoints of a complete run, except those of an interrupted `train --again`."""
+def _clear_checkpoints(results: Results, record: Record, again: bool) -> bool:
+    """Delete checkpoints of a complete run, except those that `--again` resumes; return if it had any."""
     left = checkpoint_files(results.checkpoints(record.run_id))
     if not again or all(path.stat().st_mtime <= record.written for path in left):
         shutil.rmtree(results.checkpoints(record.run_id), ignore_errors=True)
+    return bool(left)
 
 
 def _train(

@@ -124,11 +124,6 @@ class Results:
         return self.root / "checkpoints" / f"{run_id}.lock"
 
     @property
-    def executors(self) -> Path:
-        """Folder of measured executors."""
-        return self.root / "executors"
-
-    @property
     def tracking(self) -> Path:
         """SQLite database of MLflow."""
         return self.root / "mlflow.db"

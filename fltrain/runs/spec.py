@@ -29,20 +29,19 @@ ENGINE_REVISION = 1
 """Increase it if the engine computes other numbers for some run."""
 
 
+AnyDataset = Annotated[
+    Dataset,
+    BeforeValidator(
+        lambda value: {"name": value} if isinstance(value, str) else value,
+        json_schema_input_type=str | Dataset,
+    ),
+]
 if TYPE_CHECKING:
-    AnyDataset: TypeAlias = Dataset
     AnyScheme: TypeAlias = Scheme
     AnyModel: TypeAlias = Model
     AnyMethod: TypeAlias = Method
     AnyPlugin: TypeAlias = Method
 else:
-    AnyDataset = Annotated[
-        Dataset,
-        BeforeValidator(
-            lambda value: {"name": value} if isinstance(value, str) else value,
-            json_schema_input_type=str | Dataset,
-        ),
-    ]
     AnyScheme = choice(SCHEMES, "partition scheme")
     AnyModel = choice(MODELS, "model")
     BASES = {name: method for name, method in METHODS.items() if not method.plugin}
@@ -69,14 +68,10 @@ def _fraction(value: Any) -> Any:
     return {"fraction": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-if TYPE_CHECKING:
-    AnyLocalTest: TypeAlias = LocalTest
-    AnyParticipation: TypeAlias = Participation
-else:
-    AnyLocalTest = Annotated[LocalTest, BeforeValidator(_fraction, json_schema_input_type=float | LocalTest)]
-    AnyParticipation = Annotated[
-        Participation, BeforeValidator(_fraction, json_schema_input_type=float | Participation)
-    ]
+AnyLocalTest = Annotated[LocalTest, BeforeValidator(_fraction, json_schema_input_type=float | LocalTest)]
+AnyParticipation = Annotated[
+    Participation, BeforeValidator(_fraction, json_schema_input_type=float | Participation)
+]
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
