@@ -404,7 +404,7 @@ def _check_exceptions(who: str, exceptions: Iterable[Special], items: Sequence[P
 def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Register) -> PlannedItem:
     item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
     replaced = {**scale.axes, **own.axes}
-    axes = {axis: replaced.get(axis, declared).points for axis, declared in item.axes.items()}
+    axes = {axis: replaced.get(axis, declared) for axis, declared in item.axes.items()}
     common = paper.settings
     for patch in (item.settings, scale.settings, own.settings):
         common = merge(common, patch)
@@ -495,7 +495,7 @@ def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]
     return tuple(
         Restriction(to=f"{axis} {'; '.join(labels)}", axis=axis)
         for axis, labels in shown.items()
-        if not declared[axis].points.keys() <= set(labels)
+        if not declared[axis].keys() <= set(labels)
     )
 
 

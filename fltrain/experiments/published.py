@@ -271,7 +271,7 @@ def check_reported(folder: Path, paper: Paper) -> None:
 def _check_item(item_id: str, item: Item, path: Path) -> None:
     columns, rows = read_reported(path, REQUIRED)
     names: dict[str, set[str]] = {}
-    points = [point for axis in item.axes.values() for point in axis.points.values()]
+    points = [point for axis in item.axes.values() for point in axis.values()]
     for reported in [*(point.reported for point in points), *(one.reported for one in item.exceptions)]:
         for column, name in reported.items():
             names.setdefault(column, set()).add(name)

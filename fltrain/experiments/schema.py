@@ -18,13 +18,11 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    GetJsonSchemaHandler,
     Strict,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema
 
 from fltrain.core.config import FileName, Settings, check_known
 from fltrain.core.errors import FltrainError
@@ -62,53 +60,37 @@ class Point(Settings):
     reported: dict[str, str] = {}
 
 
-class Axis(Settings):
-    """Labelled points of one dimension of a grid, in display order.
+def spelled_out(axis: str, written: Any) -> Patch:
+    """Return the points of an axis in their long form, by label."""
+    if isinstance(written, Sequence) and not isinstance(written, str):
+        written = {str(value): value for value in written}
+    if not isinstance(written, Mapping):
+        raise ValueError(f"axis {axis!r} must be a list of values or a mapping from labels to values")
 
-    Written as a list of values or as ``label: value``; a value is a mapping with ``set`` and ``reported``, or
-    short for ``set: {<axis>: value}`` and ``reported: {<axis>: value}``.
-    """
+    def point(value: Any) -> Any:
+        if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
+            return value
+        return {"set": {axis: value}, "reported": {axis: str(value)}}
 
-    points: dict[str, Point] = Field(min_length=1)
-
-    @classmethod
-    def spelled_out(cls, name: str, written: Any) -> Patch:
-        """Return the long form of an axis."""
-        if isinstance(written, Sequence) and not isinstance(written, str):
-            written = {str(value): value for value in written}
-        if not isinstance(written, Mapping):
-            raise ValueError(f"axis {name!r} must be a list of values or a mapping from labels to values")
-
-        def point(value: Any) -> Any:
-            if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
-                return value
-            return {"set": {name: value}, "reported": {name: str(value)}}
-
-        return {"points": {str(label): point(value) for label, value in written.items()}}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Return the JSON schema of the short forms, for editors."""
-        reference = handler(schema)
-        axis = handler.resolve_ref_schema(reference)
-        point = axis.pop("properties")["points"]["additionalProperties"]
-        for key in ("type", "required", "additionalProperties"):
-            axis.pop(key)
-        short = {"not": {"type": "object", "anyOf": [{"required": [key]} for key in Point.model_fields]}}
-        axis["anyOf"] = [
-            {"type": "array", "minItems": 1},
-            {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": [point, short]}},
-        ]
-        return reference
+    return {str(label): point(value) for label, value in written.items()}
 
 
-def _axes(value: Any) -> Any:
-    if isinstance(value, Mapping) and isinstance(value.get("axes"), Mapping):
-        return {**value, "axes": {name: Axis.spelled_out(name, axis) for name, axis in value["axes"].items()}}
-    return value
+def _spelled_out(axes: Any) -> Any:
+    return (
+        {axis: spelled_out(axis, written) for axis, written in axes.items()}
+        if isinstance(axes, Mapping)
+        else axes
+    )
 
+
+Axis = dict[str, Point]
+"""Labelled points of one dimension of a grid, in display order."""
+
+Axes = Annotated[
+    dict[AxisName, Annotated[Axis, Field(min_length=1)]],
+    BeforeValidator(_spelled_out, json_schema_input_type=dict[AxisName, list[Any] | dict[str, Point | Any]]),
+]
+"""Axes by name, each written as a list of values or as ``label: value``."""
 
 Value = bool | int | float | str | None
 
@@ -235,7 +217,8 @@ class Item(Settings):
         title: its heading.
         caption: further text below it.
         settings: settings of a run, merged into those of the paper.
-        axes: dimensions of the grid, by name.
+        axes: dimensions of the grid, by name. An axis is a list of values, or ``label: value`` in display
+            order; a value is a ``Point``, or short for a point that sets the axis's own setting.
         exceptions: patches for some cells.
         seeds: number of seeds (default: the paper's).
         table: layout of a table.
@@ -255,15 +238,13 @@ class Item(Settings):
     counted: str = ""
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     settings: Patch = {}
-    axes: dict[AxisName, Axis]
+    axes: Axes
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: int | None = Field(default=None, ge=1)
     first_seed: int = Field(default=0, ge=0)
     table: Table | None = None
     figure: Figure | None = None
     reported: Annotated[Reported | None, BeforeValidator(_file, json_schema_input_type=str | Reported)] = None
-
-    _spell_out = model_validator(mode="before")(_axes)
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
@@ -323,7 +304,7 @@ class Paper(Settings):
                 chosen = [*quantity.mean_over, *(axis for axis, _ in choices)]
                 check_known(f"{problem} {quantity.item} has no axis", chosen, axes, "axes")
                 for axis, labels in choices:
-                    known = axes[axis].points
+                    known = axes[axis]
                     check_known(f"{problem} {quantity.item} has no {axis!r}", labels, known, "labels")
         return self
 
@@ -362,11 +343,9 @@ class Reduction(Settings):
     title: str | None = None
     figure: Patch = {}
     settings: Patch = {}
-    axes: dict[AxisName, Axis] = {}
+    axes: Axes = {}
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: int | None = Field(default=None, ge=1)
-
-    _spell_out = model_validator(mode="before")(_axes)
 
 
 def _by_name(written: Any) -> Any:

@@ -16,7 +16,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import prepare
 from fltrain.experiments.plan import plan
-from fltrain.experiments.schema import Axis
+from fltrain.experiments.schema import Point, spelled_out
 from fltrain.methods import METHODS
 from fltrain.reporting.verdict import VERDICTS
 from fltrain.runs.spec import RunSpec
@@ -95,7 +95,8 @@ def test_the_example_of_a_data_set_works(
         assert data.train_labels.tolist() == (digits.target[:1400] % 2).tolist()
         assert data.mean == pytest.approx([digits.images[:1400].mean() / 16], abs=1e-3)
     assert RunSpec.parse(run, "run").dataset.name == "parity"
-    points = Axis.parse(Axis.spelled_out("dataset", axis["axes"]["dataset"]), "axis").points.values()
+    written = spelled_out("dataset", axis["axes"]["dataset"]).values()
+    points = [Point.parse(point, "point") for point in written]
     assert [RunSpec.parse({**run, **point.set}, "run").dataset.side for point in points] == [8, 16]
     register({**folders, **medical, **remote})
     assert Dataset(name="photos").side == 32 and Dataset(name="dermamnist").entry.classes == 7
