@@ -8,18 +8,15 @@ times, which other work on the machine disturbs less than wall time.
 
 from __future__ import annotations
 
-import os
-import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 
 from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, MethodError
@@ -184,49 +181,6 @@ def model_of(contender: Simulation | Bare) -> Tensor:
     return torch.cat([contender.state[slot.name].flatten() for slot in (*layout.parameters, *layout.buffers)])
 
 
-# ---------------------------------------------------------------- share of kernels
-_COMPUTING = re.compile(r"mkldnn_.*|convolution_backward|copy_")
-"""Operations that compute although they are not registered as CPU kernels."""
-_MEMORY = re.compile(r"(new_)?empty.*|resize.*|as_strided_|set_")
-"""Registered kernels that only manage memory."""
-
-
-def kernel_seconds(bench: Bench, work: Callable[[], object]) -> float:
-    """Do some work with the profiler; return the time in which kernels computed, moved or filled numbers.
-
-    The rest is Python, autograd, dispatch, views and memory management (CPU), or an idle device (CUDA).
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would report that there is no GPU
-    cuda = bench.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities, acc_events=True) as recorded:
-        started = time.perf_counter()
-        seconds = bench.seconds(work)
-        wall = time.perf_counter() - started
-    events = recorded.key_averages()
-    if cuda:
-        taken = sum(event.self_device_time_total for event in events)
-    else:  # in wall time, which is longer than CPU time on a busy machine
-        taken = sum(event.self_cpu_time_total for event in events if computes(event.key))
-    return float(taken) / 1e6 * seconds / wall
-
-
-@cache
-def computes(name: str) -> bool:
-    """Return True if an operation of PyTorch has a CPU kernel that is not a view or memory management."""
-    name = name.removeprefix("aten::")
-    packet = getattr(torch.ops.aten, name, None)
-    if packet is None or _MEMORY.fullmatch(name):
-        return False
-    if _COMPUTING.fullmatch(name):
-        return True
-    return any(
-        not overload.is_view and overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
-        for overload in (getattr(packet, overload) for overload in packet.overloads())
-        if torch._C._dispatch_has_kernel(overload.name())
-    )
-
-
 # ---------------------------------------------------------------- measurement
 @dataclass
 class Timing:
@@ -236,14 +190,12 @@ class Timing:
         name: its executor, or that of the bare loop.
         images: images of local steps in a round.
         seconds: of each timed round.
-        outside: share of the time outside kernels, in each repeat.
     """
 
     name: str
     contender: Simulation | Bare
     images: int = 0
     seconds: list[float] = field(default_factory=list)
-    outside: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -253,14 +205,12 @@ class Row:
     Attributes:
         samples_per_second: images of local steps, over the time of whole rounds.
         step_ms: milliseconds of a round per batch.
-        outside_kernels: share of the time in which no kernel ran.
         ratio, ratio_low, ratio_high: time relative to the bare loop's in the same repeat, with quartiles.
     """
 
     executor: str
     samples_per_second: float
     step_ms: float
-    outside_kernels: float
     ratio: float
     ratio_low: float
     ratio_high: float
@@ -272,7 +222,6 @@ class Row:
             "executor": self.executor,
             "samples/s": f"{self.samples_per_second:,.0f}",
             "ms/step": f"{self.step_ms:.2f}",
-            "outside kernels, %": f"{100 * self.outside_kernels:.1f}",
             "of bare (quartiles)": f"{self.ratio:.3f} ({self.ratio_low:.3f} to {self.ratio_high:.3f})",
         }
 
@@ -291,7 +240,9 @@ def measure(bench: Bench) -> list[Row]:
         with determined(bench.determinism, bench.device, bench.precision == "tf32"):
             timings = _contenders(bench)
             for repeat in range(bench.repeats):
-                _take_turns(bench, timings, repeat)
+                first = repeat % len(timings)
+                for timing in (*timings[first:], *timings[:first]):
+                    timing.seconds.append(bench.seconds(partial(timing.contender.round, repeat + 2)))
     finally:
         torch.set_num_threads(threads)
     return [_row(bench, timing, timings[0]) for timing in timings]
@@ -328,16 +279,6 @@ def _check(timing: Timing, start: Tensor, expected: Tensor, exact: bool) -> None
         )
 
 
-def _take_turns(bench: Bench, timings: Sequence[Timing], repeat: int) -> None:
-    """Time two rounds of all contenders, the second one with the profiler."""
-    number, first = 2 * repeat + 2, repeat % len(timings)
-    for timing in (*timings[first:], *timings[:first]):
-        timing.seconds.append(bench.seconds(partial(timing.contender.round, number)))
-        # The profiler takes time around kernels, hardly in them.
-        kernels = kernel_seconds(bench, partial(timing.contender.round, number + 1))
-        timing.outside.append(1 - kernels / timing.seconds[-1])
-
-
 def _row(bench: Bench, timing: Timing, bare: Timing) -> Row:
     ratios = [mine / theirs for mine, theirs in zip(timing.seconds, bare.seconds, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if ratios[1:] else ratios * 3
@@ -346,7 +287,6 @@ def _row(bench: Bench, timing: Timing, bare: Timing) -> Row:
         executor=timing.name,
         samples_per_second=timing.images / seconds,
         step_ms=1e3 * seconds / (bench.clients * bench.steps),
-        outside_kernels=statistics.median(timing.outside),
         ratio=middle,
         ratio_low=low,
         ratio_high=high,

@@ -22,7 +22,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.plan import Plan, PlannedItem, table_rows
-from fltrain.runs.record import Record, Results
+from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 
 JSON_BYTES = 3_000
@@ -270,24 +270,17 @@ class PlanCosts:
 
     def check(self, results: Results) -> str | None:
         """Return a comparison with finished runs on this device in words; None if there are none."""
-        ratios = [
-            ratio
-            for run in self.done & self.estimates.keys()
-            if (ratio := self._ratio(results.record(run), self.estimates[run])) is not None
-        ]
+        ratios = []
+        device, start = (costs.device, costs.start) if (costs := self.calibration) else ("", 0.0)
+        for run in self.done & self.estimates.keys():
+            record = results.record(run)
+            if record.summary["status"] != "diverged" and device_name(record.provenance) == device:
+                ratios.append(record.costs["seconds"]["total"] / (self.estimates[run].seconds - start))
         if not ratios:
             return None
         runs = "1 finished run" if len(ratios) == 1 else f"{len(ratios)} finished runs"
         middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
         return f"{runs}: actual / estimated median {middle:.2f} ({low:.2f} to {high:.2f})"
-
-    def _ratio(self, record: Record, expected: Estimate) -> float | None:
-        if record.summary["status"] == "diverged" or self.calibration is None:
-            return None
-        if device_name(record.provenance) != self.calibration.device:
-            return None
-        seconds: float = record.costs["seconds"]["total"]
-        return seconds / (expected.seconds - self.calibration.start)
 
 
 def device_name(provenance: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import sleep
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fltrain.core.errors import FltrainError
@@ -33,12 +34,14 @@ from fltrain.tracking.mlflow_store import (
     Data,
     NewRun,
     Store,
-    StoredRun,
     corrections,
     with_note,
     writing,
 )
 from fltrain.tracking.run_view import STALE, UNASSIGNED, RunView, membership, stale_records, view_record
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 REVISION = 3
 """Increase it if an MLflow run would be written differently: all runs are then replaced."""
@@ -218,21 +221,21 @@ class _Exporter:
 
     def _put(
         self,
-        present: Sequence[StoredRun],
+        present: Sequence[Run],
         experiment: str,
         fingerprint: str,
         tags: Mapping[str, str],
         make: Callable[[], NewRun],
     ) -> str:
         """Keep, retag, replace or create one MLflow run; return which, as a count of ``Exported``."""
-        kept = next(
-            (
-                run
-                for run in present
-                if run.ended and run.experiment == experiment and run.tags.get(FINGERPRINT) == fingerprint
-            ),
-            None,
-        )
+        fitting = [
+            run
+            for run in present
+            if run.info.status != "RUNNING"  # that of an interrupted export
+            and run.info.experiment_id == experiment
+            and run.data.tags.get(FINGERPRINT) == fingerprint
+        ]
+        kept = fitting[0] if fitting else None
         new = None if kept else make()  # before any deletion: a record can be damaged
         for run in present:
             if run is not kept:
@@ -240,7 +243,7 @@ class _Exporter:
         if new:
             self.store.create(experiment, replace(new, tags={**new.tags, FINGERPRINT: fingerprint}))
             return "replaced" if present else "created"
-        if kept and (changes := corrections(kept.tags, tags)):
+        if kept and (changes := corrections(kept.data.tags, tags)):
             self.store.set_tags(kept, changes)
             return "retagged"
         return "unchanged"
@@ -256,13 +259,13 @@ class _Exporter:
                 count, self.done.reason = "left_out", self.done.reason or str(error)
             setattr(self.done, count, getattr(self.done, count) + 1)
 
-    def _export_run(self, run: str, fingerprint: str, present: Sequence[StoredRun]) -> str:
+    def _export_run(self, run: str, fingerprint: str, present: Sequence[Run]) -> str:
         record = self.wanted.results.record(run)
         spec = record.run_spec
         if spec is None:  # keep its earlier export
             raise FltrainError(f"{run}: its settings are those of another version")
         view = view_record(record, spec, {self.wanted.scale: self.wanted.memberships})
-        tags = self._run_tags(view, present[0].tags if present else {})
+        tags = self._run_tags(view, present[0].data.tags if present else {})
         home = self.homes[run] = self.store.experiment(tags["paper"].split()[0])
         self.names[run] = {name: view.fields[name] for name in _RUN_NAMES}
         mark = short_hash([fingerprint, view.fields["status"]])
@@ -306,11 +309,11 @@ class _Exporter:
         """Export tables and figures with these files, and the cells of tables."""
         for page, files in pages.items():
             of_page = f"tags.item = '{page.id}' and tags.scale = '{self.wanted.scale}'"
-            cells: dict[str, list[StoredRun]] = {}
-            items: list[StoredRun] = []
+            cells: dict[str, list[Run]] = {}
+            items: list[Run] = []
             for run in self.store.search(of_page):
-                if run.tags.get("kind") == "cell":
-                    cells.setdefault(run.tags["cell"], []).append(run)
+                if run.data.tags.get("kind") == "cell":
+                    cells.setdefault(run.data.tags["cell"], []).append(run)
                 else:
                     items.append(run)
             self._export_item(page, files, items)
@@ -320,7 +323,7 @@ class _Exporter:
             for obsolete in itertools.chain.from_iterable(cells.values()):
                 self.store.delete(obsolete)
 
-    def _export_item(self, page: Page, files: Sequence[Path], present: Sequence[StoredRun]) -> None:
+    def _export_item(self, page: Page, files: Sequence[Path], present: Sequence[Run]) -> None:
         memberships = self.wanted.memberships
         homes = {_paper(items[0]) for items in memberships.values() if page.id in items}
         note = _page_note(page, [self.store.experiment(home) for home in sorted(homes)])
@@ -334,7 +337,7 @@ class _Exporter:
     def _page_tags(self, page: Page) -> dict[str, str]:
         return {"paper": _paper(page.id), "item": page.id, "scale": self.wanted.scale}
 
-    def _export_cells(self, page: Page, file: Path, present: dict[str, list[StoredRun]]) -> None:
+    def _export_cells(self, page: Page, file: Path, present: dict[str, list[Run]]) -> None:
         """Export the cells of a table, and take them out of those that are present."""
         with file.open(encoding="utf-8", newline="") as text:
             rows = list(csv.DictReader(text))

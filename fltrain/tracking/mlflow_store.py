@@ -29,7 +29,7 @@ from fltrain.core.hashing import short_hash
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
+    from mlflow.entities import Experiment, Run
 
 SQLITE = "sqlite:///"
 RUN_ID, FINGERPRINT = "fltrain.run_id", "fltrain.record"
@@ -76,16 +76,6 @@ class NewRun:
     data: Sequence[Data] = ()
     files: Sequence[Path] = ()
     folder: str = ""
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """An MLflow run of an earlier export; an interrupted one has not ended."""
-
-    id: str
-    experiment: str
-    ended: bool
-    tags: Mapping[str, str]
 
 
 # --------------------------------------------------------------------------------------------------- opening
@@ -269,23 +259,21 @@ class Store:
             self._experiments[name] = self._client.get_experiment(known)
         return str(known)
 
-    def search(self, condition: str) -> Iterator[StoredRun]:
-        """Yield the runs of all experiments that meet a condition in MLflow's filter language."""
+    def search(self, condition: str) -> Iterator[Run]:
+        """Return the runs of all experiments that meet a condition in MLflow's filter language."""
         active = [one for one in self._experiments.values() if one.lifecycle_stage == "active"]
         search = partial(self._client.search_runs, [one.experiment_id for one in active], condition)
-        for run in _pages(search):
-            ended = run.info.status != "RUNNING"
-            yield StoredRun(run.info.run_id, run.info.experiment_id, ended, run.data.tags)
+        return _pages(search)
 
-    def with_tag(self, key: str, values: Collection[str]) -> dict[str, list[StoredRun]]:
+    def with_tag(self, key: str, values: Collection[str]) -> dict[str, list[Run]]:
         """Return the runs whose tag has one of the values, by value."""
         few = len(values) <= _FEW
         conditions = [f"= '{value}'" for value in values] if few else ["LIKE '%'"]
-        found: dict[str, list[StoredRun]] = {}
+        found: dict[str, list[Run]] = {}
         for condition in conditions:
             for run in self.search(f"tags.`{key}` {condition}"):
-                if run.tags[key] in values:
-                    found.setdefault(run.tags[key], []).append(run)
+                if (value := run.data.tags[key]) in values:
+                    found.setdefault(value, []).append(run)
         return found
 
     def create(self, experiment: str, run: NewRun) -> None:
@@ -330,20 +318,19 @@ class Store:
         assert self._artifacts
         return self._artifacts / artifact_uri.removeprefix(f"{_PROXIED}/")
 
-    def set_tags(self, run: StoredRun, tags: Mapping[str, str]) -> None:
+    def set_tags(self, run: Run, tags: Mapping[str, str]) -> None:
         """Set tags of a run."""
         from mlflow.entities import RunTag
 
         changed = [RunTag(key, value) for key, value in _shortened(tags, _TAG_CHARACTERS)]
-        self._client.log_batch(run.id, tags=changed)
+        self._client.log_batch(run.info.run_id, tags=changed)
 
-    def delete(self, run: StoredRun) -> None:
+    def delete(self, run: Run) -> None:
         """Delete a run and its files."""
-        if self._artifacts:
-            uri = self._client.get_run(run.id).info.artifact_uri
-            if uri.startswith(_PROXIED):
-                shutil.rmtree(self._folder(uri).parent, ignore_errors=True)
-        self._client.delete_run(run.id)
+        uri = run.info.artifact_uri
+        if self._artifacts and uri.startswith(_PROXIED):
+            shutil.rmtree(self._folder(uri).parent, ignore_errors=True)
+        self._client.delete_run(run.info.run_id)
 
 
 def with_note(tags: Mapping[str, str], note: str) -> dict[str, str]:
