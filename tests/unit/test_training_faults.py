@@ -159,6 +159,8 @@ def test_checkpoints_that_a_complete_run_has_left_are_removed(invoke: Invoke) ->
             assert "goes on" not in (results.run(SPEC.run_id) / "train.log").read_text()
         else:
             invoke(SPEC)
+            log = (results.run(SPEC.run_id) / "train.log").read_text()
+            assert "has a record; its checkpoints are deleted" in log
         assert not left.parent.exists()
 
 
