@@ -122,7 +122,7 @@ class FedFcd(Method):
             counts, means = state["counts_of"], state["means_of"]
         held = (counts > 0).nonzero(as_tuple=True)
         batch = task.training.batch_size if self.server_batch == "local" else None
-        state = classifier_head.renewed(
+        state = classifier_head.train(
             self, task, state, means[held], held[1], lr=self.server_lr, epochs=self.server_epochs, batch=batch
         )
         return prototypes.renewed(state, *prototypes.combine(counts, means, self.averaging))

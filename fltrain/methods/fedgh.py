@@ -51,6 +51,6 @@ class FedGh(Method):
         sent = [update.extras[self.name] for update in updates]
         means, classes = (torch.cat([one[name] for one in sent]) for name in ("means", "classes"))
         batch = task.training.batch_size
-        return classifier_head.renewed(
+        return classifier_head.train(
             self, task, state, means, classes, lr=self.server_lr, epochs=self.server_epochs, batch=batch
         )

@@ -129,12 +129,9 @@ class Flfa(Method):
         step_state: State = {}
         for index in self._routed(local.task, local.payload["selected"]):
             weight = local.task.layout.weights[index].of(local.start)
-            if self.feedback == "direct":
-                step_state[f"feedback.{index}"] = self._projection(local, index)
-                continue
-            source = self._random(local, index) if self.feedback == "random" else weight
+            source = self._drawn(local, index) if self.feedback in ("random", "direct") else weight
             step_state[f"feedback.{index}"] = source
-            if self.scale == "frobenius" and self.feedback != "local":
+            if self.scale == "frobenius" and self.feedback in ("global", "random"):
                 step_state[f"source.{index}"] = source
                 step_state[f"norm.{index}"] = source.norm()
         return self._rescaled(local.start, local, step_state)
@@ -208,16 +205,18 @@ class Flfa(Method):
                 row[kind] = sum(values) / len(values)
         return row
 
-    def _random(self, local: Local, index: int) -> Tensor:
-        """Return the layer's fixed random feedback: uniform in +-1/sqrt(fan in), like a new layer."""
-        slot = local.task.layout.weights[index]
-        bound = slot.shape[1:].numel() ** -0.5
-        values = self.random(local.task, client=index).uniform(-bound, bound, tuple(slot.shape))
-        return torch.from_numpy(values).to(local.start)
+    def _drawn(self, local: Local, index: int) -> Tensor:
+        """Return the layer's fixed random feedback.
 
-    def _projection(self, local: Local, index: int) -> Tensor:
-        """Return the layer's fixed projection ``[input channels, classes]`` with entries N(0, 1/classes)."""
-        inputs = local.task.layout.layers[index].inputs
-        classes = local.task.classes
-        values = self.random(local.task, client=index).normal(0.0, classes**-0.5, (inputs, classes))
+        It is uniform in +-1/sqrt(fan in), like a new layer, or for ``direct`` a projection
+        ``[input channels, classes]`` with entries N(0, 1/classes).
+        """
+        random, classes = self.random(local.task, client=index), local.task.classes
+        if self.feedback == "direct":
+            inputs = local.task.layout.layers[index].inputs
+            values = random.normal(0.0, classes**-0.5, (inputs, classes))
+        else:
+            shape = local.task.layout.weights[index].shape
+            bound = shape[1:].numel() ** -0.5
+            values = random.uniform(-bound, bound, tuple(shape))
         return torch.from_numpy(values).to(local.start)

@@ -1,13 +1,14 @@
 """Class means of features and classifiers apart from their networks, by hand and against ordinary loops."""
 
 import copy
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.methods.fedgh import FedGh
 from fltrain.methods.ops import classifier_head as heads
 from fltrain.methods.ops.prototypes import class_sums, combine, describe, distance_to_means, renewed, table
 from fltrain.models.flat import FlatModel, Layout
@@ -132,19 +133,26 @@ def test_a_classifier_applied_with_other_parameters(kind: str) -> None:
     assert all(torch.equal(value, before[name]) for name, value in classifier.state_dict().items())
 
 
+def server_of(classifier: nn.Module, layout: Layout, head: Tensor) -> tuple[SimpleNamespace, dict]:
+    """What training reads of a run's task, and the state of a server that has trained three times."""
+    network = SimpleNamespace(classifier=classifier)
+    return SimpleNamespace(network=network, layout=layout, seed=5), {"head": head, "trained": torch.tensor(3)}
+
+
 @kinds
 @pytest.mark.parametrize(("batch", "epochs"), [(4, 1), (4, 3), (None, 2), (100, 1)])
 def test_training_a_classifier_is_ordinary_sgd(kind: str, batch: int | None, epochs: int) -> None:
     """It is ``torch.optim.SGD`` on a copy, over the same shuffles; what it was given does not change."""
-    train = heads.train
     classifier, layout = classifier_of(kind)
     head = some_head(classifier)
     given, other = head.clone(), ordinary(classifier, head)
     features = torch.randn(11, 5, generator=torch.Generator().manual_seed(2))
     labels = torch.arange(11) % 3
     settings = {"lr": 0.3, "epochs": epochs, "batch": batch}
-    found = train(classifier, layout, head, features, labels, random=np.random.default_rng(5), **settings)
-    random, optimiser = np.random.default_rng(5), torch.optim.SGD(other.parameters(), lr=0.3)
+    task, state = server_of(classifier, layout, head)
+    after = heads.train(FedGh(), task, state, features, labels, **settings)
+    found, random = after["head"], FedGh().random(task, round=3)
+    optimiser = torch.optim.SGD(other.parameters(), lr=0.3)
     for _ in range(epochs):
         order = random.permutation(11)
         for first in range(0, 11, batch or 11):
@@ -155,3 +163,4 @@ def test_training_a_classifier_is_ordinary_sgd(kind: str, batch: int | None, epo
     torch.testing.assert_close(found, nn.utils.parameters_to_vector(other.parameters()).detach())
     assert torch.equal(head, given)
     assert not found.requires_grad
+    assert after["trained"] == 4
