@@ -15,10 +15,10 @@ from fltrain.engine.data import Split
 
 
 class Augmented:
-    """Square training images as the local step gets them: augmented and normalised.
+    """Training images, augmented and normalised for the local step; images are square.
 
-    Padding, crop and mirroring are one gather of bytes, with indices from rows of a small table. Without
-    augmentation, batches equal ``Split.batch`` bit for bit.
+    One gather of bytes pads, crops and mirrors; its indices come from ``sources``. Without augmentation,
+    batches equal ``Split.batch`` bit for bit.
     """
 
     def __init__(self, split: Split, augmentation: Augmentation) -> None:
@@ -32,14 +32,14 @@ class Augmented:
         self.side = split.images.shape[-1]
         augmentation.check(self.side)  # planning does not check datasets of unknown size
         self.moves = augmentation.crop_padding > 0 or augmentation.flip
-        self.black = augmentation.crop_padding > 0 and augmentation.padding_mode == "zeros"
+        self.pads_with_zeros = augmentation.crop_padding > 0 and augmentation.padding_mode == "zeros"
         self.line = torch.arange(self.side, device=split.images.device)
         self.sources = self._sources()
 
     def parameters(self, seed: int, round: int, client: int, epochs: int, samples: int) -> Tensor:
-        """Return parameters of a client's visits to its images in a round: ``[epochs, samples, 5]``.
+        """Draw the augmentation of a client's images in a round, ``[epochs, samples, 5]``.
 
-        They do not depend on the division of the images into batches, nor on other clients.
+        Row i of an epoch belongs to the i-th image visited. Batch size and other clients have no influence.
         """
         random = partial(stream, seed, Purpose.AUGMENTATION, round=round, client=client)
         drawn = [self.augmentation.draw(samples, self.side, random(epoch=epoch)) for epoch in range(epochs)]
@@ -63,7 +63,7 @@ class Augmented:
         columns = self.sources.index_select(0, left + flip * (len(self.sources) // 2))
         pixels = torch.add(columns[:, None, :], rows[:, :, None], alpha=self.side).flatten(1)
         source = images.flatten(2)
-        if self.black:
+        if self.pads_with_zeros:
             # One more pixel, which is black; indices outside the image point at it or beyond.
             source = functional.pad(source, (0, 1))
             pixels = pixels.clamp(max=self.side**2)
@@ -71,10 +71,10 @@ class Augmented:
         return source.gather(2, pixels[:, None].expand(-1, channels, -1)).view(images.shape)
 
     def _sources(self) -> Tensor:
-        """Return source pixels of a line by offset of the crop, and the same mirrored."""
+        """Return the source of each pixel in a line: a row per offset of the crop, then the mirrored rows."""
         padding, side = self.augmentation.crop_padding, self.side
         line = torch.arange(-padding, side + padding, device=self.line.device)
-        if self.black:
+        if self.pads_with_zeros:
             line = line.masked_fill((line < 0) | (line >= side), side**2)
         else:
             line = (side - 1) - ((side - 1) - line.abs()).abs()

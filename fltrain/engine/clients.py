@@ -86,16 +86,6 @@ class Ownership:
 
 
 @dataclass(frozen=True)
-class Arrived:
-    """A client that has received the server's message: its view, client state and BatchNorm statistics."""
-
-    local: Local
-    kept: Kept
-    buffers: Tensor
-    counters: Tensor
-
-
-@dataclass(frozen=True)
 class Clients:
     """All clients of a run; they take turns on one model."""
 
@@ -104,8 +94,12 @@ class Clients:
     composition: Composition
     ownership: Ownership = Ownership()
 
-    def arrive(self, round: Round, client: int, kept: Kept | None, *, to_train: bool = True) -> Arrived:
+    def arrive(
+        self, round: Round, client: int, kept: Kept | None, *, to_train: bool = True
+    ) -> tuple[Local, Kept]:
         """Send the server's message to a client, and load the client's model into the network.
+
+        Return the client's view and state.
 
         Args:
             round: the round that begins.
@@ -139,7 +133,23 @@ class Clients:
         )
         local = self.composition.start_weights(local, server, round.payloads, kept)
         self.model.load(local.start, buffers, counters)
-        return Arrived(local, kept, buffers, counters)
+        return local, kept
+
+    def update(self, local: Local, steps: int, loss: Tensor, trajectory: Tensor | None = None) -> Update:
+        """Return the update of the client whose model is loaded, before methods change it."""
+        weights = self.model.weights.clone()
+        return Update(
+            client=local.client,
+            samples=local.samples,
+            steps=steps,
+            start=local.start,
+            trained=weights,
+            weights=weights,
+            buffers=self.model.buffers.clone(),
+            counters=self.model.counters.clone(),
+            loss=loss,
+            trajectory=trajectory,
+        )
 
 
 @dataclass(frozen=True)
@@ -185,20 +195,9 @@ def initial_updates(clients: Clients, round: Round) -> list[Update]:
     """Return the initial uploads of all clients, as updates after no local step."""
     updates: list[Update] = []
     for client in range(len(clients.data.clients)):
-        arrived = clients.arrive(round, client, None)
-        local = arrived.local
-        views = clients.composition.views(local, round.payloads, arrived.kept)
-        update = Update(
-            client=client,
-            samples=local.samples,
-            steps=0,
-            start=local.start,
-            trained=local.start,
-            weights=local.start,
-            buffers=arrived.buffers,
-            counters=arrived.counters,
-            loss=local.start.new_zeros(()),
-        )
+        local, kept = clients.arrive(round, client, None)
+        views = clients.composition.views(local, round.payloads, kept)
+        update = clients.update(local, steps=0, loss=local.start.new_zeros(()))
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
             updates.append(clients.composition.initial_client(update, views))
     return updates

@@ -19,7 +19,7 @@ from fltrain.models.network import Network, in_mode
 
 @dataclass(frozen=True)
 class TestResult:
-    """Predictions for some images, in their order.
+    """Result of a test, with one entry per tested image.
 
     Attributes:
         correct: 1 for images that were classified correctly, else 0, ``[n]``.
@@ -54,11 +54,11 @@ def test(
 ) -> TestResult:
     """Test the network, in evaluation mode, on all images of the split or on the given ones."""
 
-    def decide(images: Tensor) -> tuple[Tensor, Tensor | None]:
+    def predict(images: Tensor) -> tuple[Tensor, Tensor | None]:
         features = network.features(images)
         return network.classifier(features), features if keep_features else None
 
-    return _test(network, split, indices, decide)
+    return _test(network, split, indices, predict)
 
 
 def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> TestResult:
@@ -73,19 +73,18 @@ def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> Te
     model, composition = clients.model, clients.composition
     results: list[TestResult] = []
     for client, images in enumerate(clients.data.tests):
-        arrived = clients.arrive(round, client, kept.get(client), to_train=False)
-        local = arrived.local
-        if TRAINED in arrived.kept:
-            model.load(**arrived.kept[TRAINED])
-        views = composition.views(local, round.payloads, arrived.kept)
+        local, state = clients.arrive(round, client, kept.get(client), to_train=False)
+        if TRAINED in state:
+            model.load(**state[TRAINED])
+        views = composition.views(local, round.payloads, state)
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
             weights = composition.test_weights(views, model.weights.clone())
         model.weights.copy_(weights)
 
-        def decide(images: Tensor, views: Mapping[str, Local] = views) -> tuple[Tensor, None]:
+        def predict(images: Tensor, views: Mapping[str, Local] = views) -> tuple[Tensor, None]:
             return composition.predict(model.network, images, views), None
 
-        results.append(_test(model.network, clients.data.train, images, decide))
+        results.append(_test(model.network, clients.data.train, images, predict))
     return _joined(results)
 
 
@@ -93,9 +92,9 @@ def _test(
     network: Network,
     split: Split,
     indices: Tensor | None,
-    decide: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+    predict: Callable[[Tensor], tuple[Tensor, Tensor | None]],
 ) -> TestResult:
-    """Test with a function of images that returns their logits and, if requested, their features."""
+    """Test with ``predict``, which maps images to their logits and, if requested, their features."""
     order = torch.arange(len(split), device=split.labels.device) if indices is None else indices
     if order.device.type == "cpu":
         # Faster for most networks: tests do not need the double precision of training.
@@ -103,7 +102,7 @@ def _test(
 
     def tested(chosen: Tensor) -> TestResult:
         images, labels = split.batch(chosen)
-        logits, features = decide(images)
+        logits, features = predict(images)
         losses = functional.cross_entropy(logits, labels, reduction="none")
         return TestResult(logits.argmax(1) == labels, losses, features)
 
@@ -112,7 +111,7 @@ def _test(
 
 
 def _joined(results: Sequence[TestResult]) -> TestResult:
-    """Return the results of several tests as one."""
+    """Concatenate test results."""
     features = [result.features for result in results if result.features is not None]
     return TestResult(
         torch.cat([result.correct for result in results]),

@@ -63,9 +63,9 @@ class Costs:
 class Simulation:
     """A run in memory: ``run`` trains it and yields the rows of its record.
 
-    The next round depends on spec, data, ``finished`` (number of finished rounds), ``server`` and
-    ``clients``; the record also depends on its rows, ``last_models`` (of the last round's clients, if the
-    record keeps them), ``bytes_down`` and ``bytes_up``. A checkpoint holds all of these.
+    A checkpoint holds all that changes between rounds: ``finished`` (number of finished rounds), ``server``,
+    ``clients``, ``last_models`` (models of the last round's clients, if the record keeps them),
+    ``bytes_down``, ``bytes_up`` and the rows so far.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ def _similarity(round: FinishedRound) -> Row:
 
 
 def _divergence(round: FinishedRound) -> Row:
-    """Return distances of the clients' weights from the new global ones: in total, per layer and block."""
+    """Return the mean distance of client weights from the new global ones: in total, per layer and block."""
     layout, rows = round.layout, torch.stack([update.trained for update in round.updates])
     modules = _grouped(layout.parameters, lambda name: name.rpartition(".")[0])
     layers = {layer.name: modules[layer.name] for layer in layout.layers}
@@ -82,7 +82,10 @@ def _divergence(round: FinishedRound) -> Row:
 
 
 def _dissimilarity(round: FinishedRound) -> Row:
-    """Return the variance of the clients' gradients per block; add blocks for the parts around a cut."""
+    """Return the variance of the clients' gradients per block and in total.
+
+    The variance of several blocks is the sum of theirs.
+    """
     rows = round.gradients()
     blocks = {name: gradient_variance(rows, slots) for name, slots in _blocks(round.layout).items()}
     return {"dissimilarity": {"blocks": blocks, "all": sum(blocks.values())}}

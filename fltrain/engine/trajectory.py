@@ -13,9 +13,9 @@ SHARE = 0.5
 
 
 class Trajectory:
-    """A matrix ``[steps, P]`` that takes one row per local step, and (for displacements) two vectors.
+    """Recorded local steps of a client, a matrix ``[steps, P]``.
 
-    On the host it is in pinned memory, so that the device need not wait for the copies.
+    A matrix on the host is in pinned memory, so that the device need not wait for the copies.
     """
 
     def __init__(self, recording: Recording, steps: int, start: Tensor, place: Place) -> None:

@@ -181,7 +181,7 @@ def test_feedback_is_what_the_client_received(base: Method) -> None:
     federation = simulation(base, flfa, epochs=2, executor=Tracing)
     for number in range(2):
         server = federation.server
-        received = federation.everyone.arrive(federation._at(number), 0, None).local.start.clone()
+        received = federation.everyone.arrive(federation._at(number), 0, None)[0].start.clone()
         federation.round(number)
         for update in federation.executor.updates:
             assert torch.equal(update.start, received)

@@ -102,7 +102,7 @@ class SequentialExecutor:
         """Return gradients ``[m, P]`` of the clients' mean losses at their start weights of the round."""
         rows: list[Tensor] = []
         for client in clients:
-            local = self.clients.arrive(round, client, kept.get(client)).local
+            local, _ = self.clients.arrive(round, client, kept.get(client))
             with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
                 rows.append(local.examples.mean_gradient(local.start))
         return torch.stack(rows)
@@ -121,12 +121,11 @@ class SequentialExecutor:
 
     def _arrive(self, round: Round, client: int, kept: Kept | None) -> tuple[Local, LocalHooks]:
         """Load a client's model, reset the optimisers; return the client and the hooks for its steps."""
-        arrived = self.clients.arrive(round, client, kept)
+        local, kept = self.clients.arrive(round, client, kept)
         self.model.network.train()
-        hooks = self.composition.client_init(arrived.local, round.payloads, arrived.kept)
         for optimiser in self.optimisers:
             optimiser.reset(round)
-        return arrived.local, hooks
+        return local, self.composition.client_init(local, round.payloads, kept)
 
     def _visits(self, round: Round, images: Augmented, client: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield phase, image indices and augmentation parameters of every local step of a client."""
@@ -153,24 +152,11 @@ class SequentialExecutor:
         self, local: Local, hooks: LocalHooks, loss_sum: Tensor, trajectory: Trajectory | None
     ) -> Trained:
         """Return the result of the client whose model is loaded."""
-        model = self.model
-        weights = model.weights.clone()
-        update = Update(
-            client=local.client,
-            samples=local.samples,
-            steps=local.steps,
-            start=local.start,
-            trained=weights,
-            weights=weights,
-            buffers=model.buffers.clone(),
-            counters=model.counters.clone(),
-            loss=loss_sum / local.steps,
-            trajectory=trajectory.finished() if trajectory else None,
-        )
+        steps = trajectory.finished() if trajectory else None
+        update = self.clients.update(local, local.steps, loss_sum / local.steps, steps)
         update, states = hooks.client_final(update)
-        ownership = self.clients.ownership
-        kept = {**states, **ownership.kept(update, model.layout)}
-        return Trained(ownership.sent(update, model.layout), kept)
+        ownership, layout = self.clients.ownership, self.model.layout
+        return Trained(ownership.sent(update, layout), {**states, **ownership.kept(update, layout)})
 
     def _finished(self, hooks: LocalHooks) -> LocalHooks:
         """Return the client's own hooks after its last step, given those of its steps."""
@@ -281,13 +267,9 @@ class FrozenModels:
 
     def holding(self, weights: Tensor, buffers: Tensor) -> FlatModel:
         """Return a copy with these tensors, which must not change during their use."""
-
-        def same(held: tuple[Tensor, Tensor] | None) -> bool:
-            return held is not None and held[0] is weights and held[1] is buffers
-
-        known = (place for place, (held, _) in enumerate(self.twins) if same(held))
-        held, twin = self.twins.pop(next(known, 0))
-        if not same(held):
+        same = [held and held[0] is weights and held[1] is buffers for held, _ in self.twins]
+        _, twin = self.twins.pop(same.index(True) if True in same else 0)
+        if True not in same:
             twin.load(weights, buffers, self.model.counters)
         self.twins.append(((weights, buffers), twin))
         return twin

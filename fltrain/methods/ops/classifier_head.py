@@ -14,8 +14,8 @@ def parameters(layout: Layout, head: Tensor) -> State:
 
 def logits(classifier: nn.Module, parameters: State, features: Tensor) -> Tensor:
     """Return the logits ``[n, classes]`` of features, from the classifier with the given parameters."""
-    said: Tensor = torch.func.functional_call(classifier, parameters, (features,))
-    return said
+    result: Tensor = torch.func.functional_call(classifier, parameters, (features,))
+    return result
 
 
 def on_server(task: Task, start: Tensor) -> State:
@@ -43,8 +43,8 @@ def train(
     for _ in range(epochs):
         order = torch.from_numpy(random.permutation(len(labels))).to(labels.device)
         for chosen in order.split(batch or len(labels)):
-            said = logits(task.network.classifier, parameters(task.layout, head), features[chosen])
-            (gradient,) = torch.autograd.grad(functional.cross_entropy(said, labels[chosen]), head)
+            outputs = logits(task.network.classifier, parameters(task.layout, head), features[chosen])
+            (gradient,) = torch.autograd.grad(functional.cross_entropy(outputs, labels[chosen]), head)
             with torch.no_grad():
                 head -= lr * gradient
     return {**state, "head": head.detach(), "trained": state["trained"] + 1}

@@ -46,10 +46,9 @@ def match(clients: Sequence[Tensor], reference: Tensor, shares: Sequence[float],
     """
     orders: list[Tensor] = []
     for _ in range(sweeps):
-        found = [_nearest(reference, own) for own in clients]
-        if orders and all(map(torch.equal, orders, found)):
+        previous, orders = orders, [_nearest(reference, own) for own in clients]
+        if previous and all(map(torch.equal, previous, orders)):
             break
-        orders = found
         reference = mean([own[order] for own, order in zip(clients, orders, strict=True)], shares)
     return orders
 
