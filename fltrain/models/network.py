@@ -44,16 +44,11 @@ class Network(nn.Module):
 
     def through(self, blocks: Iterable[nn.Module], maps: Tensor) -> Tensor:
         """Return the output of some blocks of the feature extractor for maps or images."""
-        if self.products is None:
-            return self._through(blocks, maps)
-        with torch.autocast(maps.device.type, self.products):
-            return self._through(blocks, maps).float()
-
-    def _through(self, blocks: Iterable[nn.Module], maps: Tensor) -> Tensor:
-        with tf32_products(self.tf32):
+        autocast = self.products and torch.autocast(maps.device.type, self.products)
+        with autocast or tf32_products(self.tf32):
             for block in blocks:
                 maps = block(maps)
-        return maps
+        return maps.float() if autocast else maps
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits ``[n, classes]``."""

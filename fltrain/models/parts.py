@@ -58,7 +58,8 @@ def initialised(network: Network, how: str) -> Network:
                 nn.init.xavier_uniform_(module.weight)
             else:
                 nn.init.trunc_normal_(module.weight, std=0.1, a=-0.2, b=0.2)
-            nn.init.constant_(module.bias, 0.0 if how == "glorot" else 0.1)
+            if module.bias is not None:
+                nn.init.constant_(module.bias, 0.0 if how == "glorot" else 0.1)
     return network
 
 

@@ -149,7 +149,7 @@ def test_evaluates_the_weights_not_the_lookahead() -> None:
     losses = []
     for weights in (
         mean_of_weights(federation, False).float(),
-        federation.everyone.arrive(federation._at(1), 0, None).local.start,
+        federation.everyone.arrive(federation._at(1), 0, None)[0].start,
     ):
         federation.model.load(weights, server.buffers, server.counters)
         losses.append(evaluate(network, federation.data.test).loss)
