@@ -73,7 +73,7 @@ def test_graphs_need_a_device_that_has_them() -> None:
 def test_a_step_at_fixed_places_equals_the_reference(methods: tuple[AnyMethod, ...]) -> None:
     """Up to the rounding of numbers that are tensors here."""
     plain, fixed = compared(Repeating, *methods, epochs=1, fraction=0.67)
-    assert fixed.executor.replays > fixed.executor.captures > 0
+    assert fixed.executor.replays >= fixed.executor.captures > 0
     for name in ("weights", "buffers", "counters"):
         one, other = getattr(plain.server, name), getattr(fixed.server, name)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -307,7 +307,7 @@ def command_lines(draw: Any) -> list[str]:
 
 
 @pytest.mark.slow
-@fuzz(150)
+@fuzz(60)
 @given(command_lines(), st.sampled_from(["", "a: [", "dataset: no", "- 1", "{}"]))
 def test_a_command_line_ends_with_0_or_2(
     tmp_path_factory: pytest.TempPathFactory, words: list[str], given_text: str
