@@ -6,7 +6,6 @@ It changes nothing. It does not check figures, claims and pages.
 from __future__ import annotations
 
 import csv
-import gc
 import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -178,7 +177,6 @@ class Verification:
                 yield Finding(str(error))
                 continue
             stale = stale_runs(planned.runs, self.results)
-            gc.freeze()  # statsmodels collects garbage on each call; leave out the plan
             for item in planned.items:
                 path = root / scale / item.paper.paper / f"{item.name}.csv"
                 if item.item.table and path.exists():

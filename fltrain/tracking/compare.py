@@ -21,7 +21,7 @@ from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
 from fltrain.core.statistics import Statistic, interval_text, known
-from fltrain.reporting.numbers.values import DIVERGED
+from fltrain.reporting.numbers import DIVERGED
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.run_view import CURVES, FINALS, STALE, RunView
 

@@ -48,8 +48,7 @@ from fltrain.experiments.claims import (
 )
 from fltrain.experiments.layout import Measured, Sheet
 from fltrain.experiments.published import Published, Statement
-from fltrain.reporting.numbers.readings import Runs, curve
-from fltrain.reporting.numbers.values import (
+from fltrain.reporting.numbers import (
     ABSENT,
     DAMAGED,
     DIVERGED,
@@ -58,6 +57,8 @@ from fltrain.reporting.numbers.values import (
     STATES,
     UNKNOWN,
     Numbers,
+    Runs,
+    curve,
     has_labels,
     measured_values,
     places,

@@ -34,7 +34,7 @@ from fltrain.experiments.layout import (
 )
 from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures.style import Look
-from fltrain.reporting.numbers.readings import NothingToShow, Runs, curve, diverged, finished
+from fltrain.reporting.numbers import NothingToShow, Runs, curve, diverged, finished
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Results
 

@@ -22,14 +22,14 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.statistics import OverSeeds, Statistic
 from fltrain.experiments.layout import Average, Labels, Measured, Sheet, Table
 from fltrain.experiments.published import Names, Published, PublishedValue
-from fltrain.reporting.numbers.readings import Runs
-from fltrain.reporting.numbers.values import (
+from fltrain.reporting.numbers import (
     ABSENT,
     DAMAGED,
     DIVERGED,
     MISSING,
     STALE,
     STATES,
+    Runs,
     at_labels,
     has_labels,
     measured_values,
@@ -305,35 +305,31 @@ class _Assembly:
         if values.empty:
             return []
         measured, table = self.measured, self.table
-        of_gain = average is not None and average.of == "gain"
-        base = None if average else at_labels(values, measured.gain_over)
-        base_state = None if average else at_labels(values, measured.gain_over, "state")
-        values = values.assign(
-            base=math.nan if base is None else base,
-            base_diverged=False if base_state is None else base_state == DIVERGED,
-        )
-        if "averaged" not in values:
-            values["averaged"] = 1
+        names_of = names_at(values.drop(columns="averaged", errors="ignore"))
+        reference: dict[str, Any] = {"base": math.nan, "base_diverged": False}
+        if average is None:
+            states = at_labels(values, measured.gain_over, "state")
+            reference = {"base": at_labels(values, measured.gain_over), "base_diverged": states == DIVERGED}
+        values = values.assign(**reference, averaged=values.get("averaged", 1))
         baseline = _is_baseline(values, measured)
-        names_of = names_at(values.drop(columns=["base", "base_diverged", "averaged"]))
         places = [axis for axis in (table.rows, table.columns, table.panels) if axis]
         made = []
         for _, group in values.groupby(places, sort=False):
             over = None if baseline[group.index[0]] else measured.gain_over or None
-            reference = names_of(group.iloc[0], over) if over else None
-            made.append(self._cell(group, average, of_gain, over, reference))
+            base_names = names_of(group.iloc[0], over) if over else None
+            made.append(self._cell(group, average, over, base_names))
         return made
 
     def _cell(
         self,
         group: pd.DataFrame,
         average: Average | None,
-        of_gain: bool,
         over: Labels | None,
-        reference: Names | None,
+        base_names: Names | None,
     ) -> tuple[TableCell, CellNumbers]:
         sheet, measured, table = self.sheet, self.measured, self.table
         what, first, names = measure(measured.measure), group.iloc[0], group.iloc[0]["names"]
+        of_gain = average is not None and average.of == "gain"
         states = Counter(group["state"])
         valued = group[group["value"].notna()] if not of_gain else group.iloc[:0]
         gained = group[group["gain"].notna()] if over is not None or of_gain else group.iloc[:0]
@@ -341,7 +337,7 @@ class _Assembly:
         value, gain = Statistic.of(values, what.over_seeds), Statistic.of(gains)
         metric = average.reported if average else measured.reported
         printed = self.published.find(metric, names, sheet.reduced)
-        theirs = self.published.find(metric, reference, sheet.reduced) if reference is not None else None
+        theirs = self.published.find(metric, base_names, sheet.reduced) if base_names is not None else None
         published_gain = _difference(printed, theirs)
         if of_gain:
             published_gain = printed.value if printed else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published
-from fltrain.reporting.numbers.readings import Runs
+from fltrain.reporting.numbers import Runs
 from fltrain.reporting.tables.cells import absent, cells, to_csv
 from fltrain.reporting.tables.html import published_page, table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown

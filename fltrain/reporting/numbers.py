@@ -1,23 +1,84 @@
-"""The numbers behind tables and claims: a data frame with one line for each run and place of a sheet.
+"""Numbers behind tables, claims and figures, read from records.
 
-Its columns are the sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done,
-diverged, stale or missing), ``value``, ``gain``, and ``names``, its names in the published table.
+Tables and claims share a data frame with one line for each run and place of a sheet. Its columns are the
+sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done, diverged, stale, damaged
+or missing), ``value``, ``gain``, and ``names``, the names of the cell in the published table.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
+from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet
 from fltrain.experiments.published import Names, Published
-from fltrain.reporting.numbers.readings import Runs, diverged
 from fltrain.runs.measures import best_accuracy, measure
 from fltrain.runs.record import Record
 
+Runs = Callable[[str], Record]
+"""Returns the record of a run id, complete or not."""
+
+
+def finished(sheet: Sheet, runs: Runs) -> Iterator[tuple[Cell, Record]]:
+    """Yield the cells whose runs have ended, with their records."""
+    for cell in sheet.cells:
+        record = runs(cell.run)
+        if record.usable:
+            yield cell, record
+
+
+def first_of_each(sheet: Sheet, axis: str | None, runs: Runs) -> Iterator[tuple[str, Record]]:
+    """Yield for each label of an axis, in order, the record with the lowest seed that exists.
+
+    Without an axis, all runs share one label, which is empty.
+    """
+    found: dict[str, tuple[int, Record]] = {}
+    for cell, record in finished(sheet, runs):
+        label = cell.labels[axis] if axis else ""
+        if label not in found or cell.seed < found[label][0]:
+            found[label] = cell.seed, record
+    for label in sheet.axes[axis] if axis else [""]:
+        if label in found:
+            yield label, found[label][1]
+
+
+class NothingToShow(Exception):
+    """All runs of a figure diverged before they had any of its numbers."""
+
+
+def diverged(record: Record) -> bool:
+    """Return True if a run ended early because its loss was not finite."""
+    return bool(record.summary["status"] == "diverged")
+
+
+def curve(record: Record, name: str) -> pd.DataFrame:
+    """Return ``kind.field`` of a record's rows over the rounds; rows without a value are left out.
+
+    There is one column, or one per layer or block if the field holds several numbers. Where a round has
+    several such rows (tests on further datasets), the first counts, the run's own test.
+
+    Raises:
+        FltrainError: if the record has no such rows.
+    """
+    kind, _, value = name.partition(".")
+    points: dict[int, dict[str, float]] = {}
+    for row in record.rows(kind):
+        found = row.get(value)
+        if found is not None:
+            points.setdefault(row["round"], found if isinstance(found, dict) else {"": found})
+    if not points and not diverged(record):
+        raise FltrainError(
+            f"{record.run_id} has no {name!r}; does its spec ask for it (evaluation.statistics)? "
+            f"(kinds of rows: {', '.join(sorted({row['kind'] for row in record.metrics}))})"
+        )
+    return pd.DataFrame.from_dict(points, orient="index", dtype=float)
+
+
+# ---------------------------------------------------------------- tables and claims
 Numbers = Mapping[str, float]
 """Label of a dimension (empty if there is none) -> number."""
 
@@ -115,7 +176,7 @@ def at_best(frame: pd.DataFrame, axis: str, least: bool) -> pd.DataFrame:
 
 
 def has_labels(frame: pd.DataFrame, labels: Mapping[str, str | Collection[str]]) -> pd.Series:
-    """Which lines have one of the labels on each axis."""
+    """Return a mask of the lines that have one of the labels on each axis."""
     found = pd.Series(True, index=frame.index)
     for axis, wanted in labels.items():
         found &= frame[axis].isin([wanted] if isinstance(wanted, str) else list(wanted))
@@ -123,14 +184,14 @@ def has_labels(frame: pd.DataFrame, labels: Mapping[str, str | Collection[str]])
 
 
 def places(frame: pd.DataFrame) -> list[str]:
-    """Columns that say where a value stands, the seed excluded."""
+    """Return the columns that identify the place of a value, without the seed."""
     return [name for name in frame.columns if name not in COLUMNS]
 
 
 def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.Series:
-    """For every line, the value (or other column) at the same place and seed but with the given labels.
+    """Return for every line the value (or other column) at its place and seed but with the given labels.
 
-    It is NaN where there is no such line.
+    It is NaN if there is no such line.
     """
     where = [*places(frame), "seed"]
     wanted = frame[where].assign(**labels)

@@ -1,1 +1,0 @@
-"""Values per cell and seed, and their comparison with published values."""
