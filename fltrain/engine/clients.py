@@ -114,8 +114,7 @@ class Clients:
             start = start.clone()
             start[private] = own["weights"]
         buffers, counters = own.get("buffers", server.buffers), own.get("counters", server.counters)
-        training, schedule = round.training, self.composition.schedule
-        batches = training.batch_sizes(len(indices), schedule.batches)
+        training = round.training
         local = Local(
             task=round.task,
             client=client,
@@ -123,7 +122,7 @@ class Clients:
             start=start,
             buffers=buffers,
             lr=training.lr * round.lr_factor,
-            steps=training.epochs * schedule.passes * len(batches) * len(schedule.phases),
+            steps=len(self.step_sizes(training, len(indices))),
             samples=len(indices),
             class_counts=self.data.class_counts[client],
             examples=ClientExamples(self.model, self.data.train, indices, training.batch_size),
@@ -134,6 +133,12 @@ class Clients:
         local = self.composition.start_weights(local, server, round.payloads, kept)
         self.model.load(local.start, buffers, counters)
         return local, kept
+
+    def step_sizes(self, training: Training, samples: int) -> list[int]:
+        """Return the number of images in each local step of a client with ``samples`` images."""
+        schedule = self.composition.schedule
+        passes = training.epochs * schedule.passes * len(schedule.phases)
+        return training.batch_sizes(samples, schedule.batches) * passes
 
     def update(self, local: Local, steps: int, loss: Tensor, trajectory: Tensor | None = None) -> Update:
         """Return the update of the client whose model is loaded, before methods change it."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fltrain.core.errors import FltrainError, noting
 from fltrain.core.rng import Purpose, seeded_torch, stream
@@ -213,7 +214,8 @@ class Simulation:
                 "client_weights": torch.stack([update.trained for update in updates]),
                 "client_buffers": torch.stack([update.buffers for update in updates]),
             }
-        self.costs.samples += sum(self._images_of_steps(update.samples) for update in updates)
+        sizes = [self.everyone.step_sizes(self.spec.training, update.samples) for update in updates]
+        self.costs.samples += sum(map(sum, sizes))
         self._count_traffic(task, trained)
 
         rows: list[Row] = [{"kind": "train", "clients": sampled, "loss": train_loss}]
@@ -247,16 +249,10 @@ class Simulation:
         payloads = self.composition.payload(self.server.states)
         return Round(number, self.task, self.spec.training, self.server, payloads)
 
-    def _images_of_steps(self, samples: int) -> int:
-        """Return the number of images in all local steps of a client with ``samples`` images."""
-        training, schedule = self.spec.training, self.composition.schedule
-        epochs = training.epochs * schedule.passes * len(schedule.phases)
-        return epochs * sum(training.batch_sizes(samples, schedule.batches))
-
     def _initial_upload(self) -> None:
         """Collect the initial uploads of all clients, before the first round."""
         updates = initial_updates(self.everyone, self._at(0))
-        self.bytes_up += sum(_bytes(extra.values()) for update in updates for extra in update.extras.values())
+        self.bytes_up += sum(_bytes(update.extras) for update in updates)
         states = self.composition.initial_server(self.task, self.server, updates)
         self.server = replace(self.server, states=states)
 
@@ -290,11 +286,9 @@ class Simulation:
     def _count_traffic(self, round: Round, trained: Sequence[Trained]) -> None:
         weights, buffers = round.server.weights, round.server.buffers
         model = _bytes([weights, *([] if self.ownership.buffers else [buffers])])
-        model -= _bytes([weights[self.ownership.weights(self.model.layout)]])
-        down = model + sum(_bytes(payload.values()) for payload in round.payloads.values())
-        self.bytes_down += down * len(trained)
-        for result in trained:
-            self.bytes_up += model + sum(_bytes(extra.values()) for extra in result.update.extras.values())
+        model -= _bytes(weights[self.ownership.weights(self.model.layout)])
+        self.bytes_down += (model + _bytes(round.payloads)) * len(trained)
+        self.bytes_up += sum(model + _bytes(result.update.extras) for result in trained)
 
 
 def _tested(split: str, result: TestResult, view: str = "global") -> Row:
@@ -309,7 +303,8 @@ def _tested(split: str, result: TestResult, view: str = "global") -> Row:
 
 
 def _bytes(tensors: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Return the size of a tensor, or of all tensors in lists and dictionaries."""
+    return sum(tensor.nbytes for tensor in tree_leaves(tensors))
 
 
 def _finite(value: Tensor | float, what: str) -> float:

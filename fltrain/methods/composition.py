@@ -198,11 +198,12 @@ class Composition:
 
     def initial_server(self, task: Task, server: Server, updates: Sequence[Update]) -> dict[str, State]:
         """Return the state of every method after the initial uploads."""
-        states = dict(server.states)
-        for method in self.methods:
-            if method.needs.initial_upload:
-                states[method.name] = method.server_step(task, states[method.name], server, updates)
-        return states
+        return {
+            method.name: method.server_step(task, server.states[method.name], server, updates)
+            if method.needs.initial_upload
+            else server.states[method.name]
+            for method in self.methods
+        }
 
     # ---------------------------------------------------------------- client
     def views(
