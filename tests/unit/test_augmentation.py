@@ -133,20 +133,6 @@ def test_one_change_does_not_disturb_another() -> None:
     assert np.array_equal(drawn(EVERYTHING, samples=10), everything[:10])
 
 
-def test_parameters_follow_from_their_coordinates() -> None:
-    source = Augmented(random_split(), EVERYTHING)
-    here = {"seed": 1, "round": 2, "client": 3}
-    parameters = source.parameters(**here, epochs=2, samples=40)
-    assert parameters.dtype == torch.int16 and parameters.shape == (2, 40, 5)
-    assert not torch.equal(parameters[0], parameters[1])
-    random = stream(1, Purpose.AUGMENTATION, round=2, client=3, epoch=1)
-    assert np.array_equal(EVERYTHING.draw(40, 8, random), parameters[1].numpy())
-    for name in here:
-        assert not torch.equal(source.parameters(**{**here, name: 9}, epochs=2, samples=40), parameters)
-    again = Augmented(random_split(), EVERYTHING).parameters(**here, epochs=3, samples=40)
-    assert torch.equal(again[:2], parameters), "whatever was drawn in between"
-
-
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="needs 'crop_padding'"):
         Augmentation(padding_mode="reflect")

@@ -37,20 +37,6 @@ def test_a_curve_is_measured(script: ModuleType, tmp_path: Path, monkeypatch: py
         assert point.memory > 0 and min(point.seconds) > 0
 
 
-@scaling
-def test_growth_and_ratios_are_those_of_the_times(script: ModuleType) -> None:
-    """A round of four clients takes 4 ** 1.5 times that of one, each of its steps twice as long."""
-    points = [
-        script.Point(script.Setting(per_round=n), n, method, 10, 1.0, 1.0, False, [seconds, 3 * seconds])
-        for method in script.METHODS
-        for n, seconds in ((1, 0.5), (4, 4.0))
-    ]
-    assert script.power(points[:2]) == pytest.approx(1.5)
-    lines = list(script.table("per_round", points))
-    assert "| 2.00 (2.00 to 2.00) |" in lines[3]
-    assert lines[-1] == "scaffold: the time of a round grows as per_round ** 1.50"
-
-
 @cuda
 def test_accuracies_are_compared_seed_by_seed(script: ModuleType) -> None:
     accuracies = {"reference": [50.0, 60.0, 70.0], "other": [51.0, 61.5, 71.0]}

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import PreparedData
@@ -138,26 +137,3 @@ def test_a_checkpoint_that_cannot_be_written_costs_a_warning(
     assert not made.save(simulation, Progress([], 0.0, []))
     assert "no checkpoint after round 1" in caplog.text
     assert caplog.records[-1].levelno == logging.WARNING
-
-
-def test_tensors_of_all_shapes_and_types_come_back(tmp_path: Path) -> None:
-    state = {
-        "none": torch.empty(0, 5),
-        "number": torch.tensor(7),
-        "yes": torch.tensor([True, False]),
-        "double": torch.randn(5).double(),
-        "view": torch.arange(12).view(3, 4).t(),
-    }
-    simulation = new()
-    simulation.round(0)
-    simulation.clients[4] = {"scaffold": state}
-    simulation.server.states["scaffold"].clear()  # a method without tensors keeps its place
-    made = Checkpoints(tmp_path, {}, Interval())
-    assert made.save(simulation, Progress([], 0.0, []))
-    back = new()
-    assert made.restore(back) is not None
-    assert back.server.states == {"scaffold": {}}
-    loaded = back.clients[4]["scaffold"]
-    assert loaded.keys() == state.keys()
-    for name, tensor in state.items():
-        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from scipy import stats
@@ -174,25 +173,6 @@ def test_seeds_that_diverged_or_are_not_there(runs: Runs) -> None:
     assert (found.verdict, found.estimate) == ("undecided", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
     assert "over 3 seeds" in found.evidence, "those that both methods have"
     assert "1 diverged, 1 not run" in found.evidence
-
-
-@pytest.mark.parametrize(("effect", "wanted"), [(0.0, "neither"), (3.0, "supported")])
-def test_rates_of_verdicts(effect: float, wanted: str) -> None:
-    """Without an effect, each side is found one time in twenty; a large one is nearly always found."""
-    test = TypeAdapter(tests_of_claims.Test).validate_python(POSITIVE)
-    draws = np.random.default_rng(2).normal(effect, 1.0, (200, 5))
-    found = [
-        judgement._directed(judgement.Evidence(pd.DataFrame({"all": gains}), {}), test).verdict  # type: ignore[arg-type]
-        for gains in draws
-    ]
-    rate = found.count("supported") / len(found)
-    if wanted == "supported":
-        power = stats.nct.sf(stats.t.isf(0.05, 4), 4, effect * 5**0.5)
-        assert rate == pytest.approx(power, abs=0.01)
-    else:
-        slack = 3 * (0.05 * 0.95 / len(found)) ** 0.5
-        assert rate == pytest.approx(0.05, abs=slack)
-        assert found.count("contradicted") / len(found) == pytest.approx(0.05, abs=slack)
 
 
 def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:

@@ -23,7 +23,7 @@ from fltrain.tracking.compare import Comparison, compare
 from fltrain.tracking.dataframes import find_runs
 from fltrain.tracking.run_view import RunView
 
-from .helpers import TINY, seal, tiny
+from .helpers import seal, tiny
 
 GUIDE = Path(__file__).parents[2] / "docs" / "compare.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -285,16 +285,3 @@ def test_the_example_of_the_guide_works(
     printed = capsys.readouterr().out
     assert re.search(r"^none +0\.4887\d* +0\.0095\d* +3$", printed, re.MULTILINE), printed
     assert re.search(r"^flfa +0\.5845\d* +0\.0095\d* +3$", printed, re.MULTILINE), printed
-
-
-def test_python_trains_plans_and_loads(tmp_path: Path) -> None:
-    assert {"load_runs", "load_settings", "plan", "train"} <= set(dir(fltrain))
-    trained = fltrain.train(TINY, tmp_path, device="cpu")
-    assert trained.summary["status"] == "completed" and trained.run_id == tiny().run_id
-    runs = fltrain.load_runs(tmp_path, where="dataset=digits method=fedavg")
-    (final,) = runs[runs["metric"] == "final_accuracy"]["value"]
-    assert final == trained.summary["accuracy"]["final"]
-    planned = fltrain.plan("demo", CONFIG)
-    assert planned.runs == plan(CONFIG, "demo").runs and planned.items
-    with pytest.raises(FltrainError, match="unknown method 'fedavgg'"):
-        fltrain.train({**TINY, "method": "fedavgg"}, tmp_path)

@@ -1,6 +1,5 @@
 """The documentation says what is in the code: pages, settings, generated parts, links."""
 
-import ast
 import csv
 import importlib
 import re
@@ -178,14 +177,6 @@ def table_rows(text: str) -> list[list[str]]:
     """The cells of all lines of tables."""
     lines = (line for line in text.splitlines() if line.startswith("|"))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_what_examples_import_is_there() -> None:
-    for page in (ROOT / "docs").glob("*.md"):
-        for code in examples(page.stem, "python"):
-            for statement in ast.walk(ast.parse(code)):
-                if isinstance(statement, ast.Import | ast.ImportFrom):
-                    exec(ast.unparse(statement), {})
 
 
 def test_verdicts_mean_what_the_guide_says() -> None:

@@ -45,16 +45,6 @@ def network(split: Split) -> Network:
     return network
 
 
-def test_images_are_normalised(digits: PreparedData, split: Split) -> None:
-    expected = (torch.tensor(digits.test_images).double() / 255 - 0.3053) / 0.3759
-    images, labels = every(split)
-    assert images.dtype == torch.float32
-    assert torch.allclose(images.double(), expected, atol=1e-6)
-    chosen = torch.tensor([5, 3, 200])
-    picked, their_labels = split.batch(chosen)
-    assert torch.equal(picked, images[chosen]) and torch.equal(their_labels, labels[chosen])
-
-
 def test_accuracy_and_loss_are_those_of_a_direct_computation(split: Split, network: Network) -> None:
     result = evaluate(network, split)
     with torch.no_grad():

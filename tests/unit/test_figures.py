@@ -21,7 +21,7 @@ from fltrain.methods import METHODS
 from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures import draw as figures
 
-from .helpers import DIVERGED, MISSING, Cells, Row, accuracies, tiny, trained
+from .helpers import DIVERGED, MISSING, Cells, Row, accuracies
 
 Yaml = dict[str, Any]
 
@@ -406,18 +406,3 @@ def test_figures_can_be_read_in_print(runs: Runs, crowded: Sheet) -> None:
     for named in canvas.legends:
         assert not any(named.get_window_extent(renderer).overlaps(panel) for panel in panels)
     assert min(panel.height for panel in panels) > 10 / 25.4 * canvas.dpi, "no panel is squeezed"
-
-
-def test_records_of_real_runs_can_be_drawn(tmp_path: Path) -> None:
-    """What FLFA's and ECGR's runs write is what histograms and maps read."""
-    runs = Runs(tmp_path)
-    record = trained(
-        tiny(rounds=2, plugins=["flfa", "ecgr"], evaluation={"statistics": ["similarity"]}), tmp_path
-    )
-    runs.place({"plugin": "both"}, record.run_id, methods=["fedavg", "flfa", "ecgr"])
-    _, numbers = figures.draw(runs.figure(kind="histogram", curve="updates.similarity"), runs.results)
-    assert numbers["part"].tolist() == record.summary["layers"]
-    assert numbers["value"].between(-1, 1 + 1e-6).all()
-    _, numbers = figures.draw(runs.figure(kind="selection"), runs.results)
-    share = numbers.groupby(["round", "client"])["selected"].mean()
-    assert share.between(0, 0.5).all(), "half of the steps, rounded down"

@@ -21,7 +21,7 @@ from scipy.io import savemat
 from torchvision.transforms import CenterCrop, Compose, Resize
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.readers import READERS, Facts, RawSplits, Reader, statistics
+from fltrain.data.readers import READERS, Facts, RawSplits, Reader
 from fltrain.data.readers.cifar import restricted_load
 
 from .helpers import pixels
@@ -621,12 +621,3 @@ def test_options_of_folder_that_do_not_fit(
 ) -> None:
     write_tree(tmp_path, ["a", "b"], 3)
     refused("folder", tmp_path, message, facts, **options)
-
-
-def test_statistics_are_those_of_the_pixels() -> None:
-    images = pixels(2100, 3, 4, 4)
-    images[:, 2] = 51
-    mean, std = statistics(images)
-    np.testing.assert_allclose(mean, (images / 255).mean(axis=(0, 2, 3)), rtol=1e-12)
-    np.testing.assert_allclose(std[:2], (images[:, :2] / 255).std(axis=(0, 2, 3)), rtol=1e-12)
-    assert std[2] == 1
