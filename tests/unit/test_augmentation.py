@@ -116,15 +116,6 @@ def test_parameters_are_uniform() -> None:
         assert abs(np.corrcoef(parameters[:, one], parameters[:, other])[0, 1]) < 0.02
 
 
-def test_what_is_off_is_not_drawn() -> None:
-    assert not drawn(Augmentation(flip=True))[:, [0, 1, 3, 4]].any()
-    assert not drawn(Augmentation(crop_padding=2))[:, 2:].any()
-    assert not drawn(Augmentation(cutout=2))[:, :3].any()
-    random = stream(3, Purpose.AUGMENTATION)
-    assert not Augmentation().draw(10, 8, random).any()
-    assert random.random() == stream(3, Purpose.AUGMENTATION).random()
-
-
 def test_one_change_does_not_disturb_another() -> None:
     everything = drawn(EVERYTHING)
     assert np.array_equal(drawn(Augmentation(crop_padding=2))[:, :2], everything[:, :2])

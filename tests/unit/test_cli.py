@@ -186,10 +186,15 @@ def test_processes_leave_with_the_code_of_what_happened(tmp_path: Path) -> None:
 
 
 def test_training_training_again_and_training_a_record(tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(MINUTE))
-    run = RunSpec.parse(MINUTE, "test").run_id
+    for seed in (0, 1):
+        (tmp_path / f"{seed}.yaml").write_text(yaml.safe_dump({**MINUTE, "seed": seed}))
+    run, other = (RunSpec.parse({**MINUTE, "seed": seed}, "test").run_id for seed in (0, 1))
     folder = Results(tmp_path / "out").run(run)
-    train = ("train", "spec.yaml", "--results", "out", "--device", "cpu")
+    both = invoke("train", "0.yaml", "1.yaml", "--results", "both", "--device", "cpu", "--quiet").stdout
+    assert both.count(": completed, see") == len(both.splitlines()) == 2
+    log = (Results(tmp_path / "both").run(run) / "train.log").read_text()
+    assert run in log and other not in log, "each run has a log of its own"
+    train = ("train", "0.yaml", "--results", "out", "--device", "cpu")
 
     first = invoke(*train)
     assert f"{run}: completed, see out/runs/{run}" in first.stdout
@@ -206,19 +211,6 @@ def test_training_training_again_and_training_a_record(tmp_path: Path) -> None:
     assert again.stderr == ""
     assert bytes_of(folder, DETERMINISTIC) == {name: record[name] for name in DETERMINISTIC}
     assert (folder / "costs.json").read_bytes() != record["costs.json"], "it did train once more"
-
-
-def test_several_specs_are_trained_in_turn(tmp_path: Path) -> None:
-    for seed in range(2):
-        (tmp_path / f"{seed}.yaml").write_text(yaml.safe_dump({**MINUTE, "seed": seed}))
-    out = invoke("train", "0.yaml", "1.yaml", "--results", "out", "--device", "cpu", "--quiet").stdout
-    assert out.count(": completed, see") == len(out.splitlines()) == 2
-    records = list(Results(tmp_path / "out").records())
-    assert {record.spec["seed"] for record in records} == {0, 1}
-    for record in records:
-        log = (record.folder / "train.log").read_text()
-        assert record.run_id in log
-        assert not any(other.run_id in log for other in records if other.run_id != record.run_id)
 
 
 @pytest.fixture

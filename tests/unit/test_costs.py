@@ -78,16 +78,6 @@ def test_a_run_is_made_of_rounds_clients_steps_and_tests() -> None:
     )
 
 
-def test_kept_models_and_gradients_are_counted() -> None:
-    base, kept = workload(), workload(evaluation={"keep": "clients"})
-    sizes = [estimate(work, costs_of(work)) for work in (base, kept)]
-    assert sizes[0] and sizes[1] and sizes[1].disk - sizes[0].disk == (1 + 2) * 80
-    measured = workload(evaluation={"statistics": ["dissimilarity"]})
-    with_, without = (estimate(work, costs_of(work)) for work in (measured, base))
-    assert with_ and without
-    assert with_.seconds - without.seconds == pytest.approx(3 * 2 * (144 / 32) * 2.0), "an epoch each"
-
-
 def test_what_was_not_measured_is_not_estimated() -> None:
     work = workload()
     whole = costs_of(work)

@@ -203,23 +203,6 @@ def test_the_error_says_how_to_get_lc25000(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("data/*")) and not Results(tmp_path).record(spec.run_id).complete
 
 
-def test_whereabouts_follow_a_set(
-    tmp_path: Path, offline: Path, entry: DatasetEntry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    downloads = tmp_path / "downloads"
-    assert whereabouts("mine", entry, downloads) == "download from 127.0.0.1:9"
-    for inside in ("mine", ""):
-        brought = place(tmp_path, offline / inside)
-        assert whereabouts("mine", entry, downloads) == str(offline)
-        brought.rename(tmp_path / "aside")
-    assert whereabouts("mine", entry, downloads) == "download from 127.0.0.1:9"
-    place(tmp_path, offline)
-    obtain("mine", entry, downloads)
-    assert whereabouts("mine", entry, downloads) == str(downloads / "mine")
-    monkeypatch.delenv(OFFLINE)
-    assert whereabouts("mine", entry, downloads) == str(downloads / "mine")
-
-
 def test_a_set_is_fetched_prepared_and_trained(
     tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:

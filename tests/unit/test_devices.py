@@ -97,15 +97,6 @@ def test_the_device_with_the_fewest_processes_is_taken(tmp_path: Path) -> None:
     assert [taken(slots).device] == [1]
 
 
-def test_a_process_that_wants_a_device_alone_counts_all_others(tmp_path: Path) -> None:
-    held = [taken(Slots(tmp_path, GPUS, 2)) for _ in range(3)]
-    alone = Slots(tmp_path, GPUS, 1)
-    held[0].lock.release()
-    assert alone.take() is None, "both have another process, the first in its second slot"
-    held[1].lock.release()
-    assert taken(alone).device == 1
-
-
 def open_to_others(folder: Path) -> Path:
     folder.mkdir(mode=0o755)
     return folder

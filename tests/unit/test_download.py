@@ -1,7 +1,6 @@
 """Downloads from a real server that cuts, refuses, stalls and lies; and hostile archives."""
 
 import contextlib
-import gzip
 import hashlib
 import io
 import random
@@ -39,7 +38,6 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies = {"/f.bin": BODY}
-        self.headers: dict[str, str] = {}
         self.length: str | None = ""  # None: no Content-Length is sent
         self.cuts = 0  # answers that end after two thirds
         self.stall = False  # answers go silent after two thirds
@@ -69,8 +67,6 @@ class Handler(BaseHTTPRequestHandler):
             does.errors = max(does.errors - 1, 0)
             return self.send_error(404 if body is None else does.status)
         self.send_response(200)
-        for name, value in does.headers.items():
-            self.send_header(name, value)
         if does.length is not None:
             self.send_header("Content-Length", does.length or str(len(body)))
         self.end_headers()
@@ -139,22 +135,6 @@ def test_a_download_is_complete_and_as_readable_as_its_folder(
     (tmp_path / "plain").touch()
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
     assert fetch(wanted(server.url()), folder) == path and len(server.asked) == 1
-
-
-def test_compressed_files_are_stored_as_they_are(server: Server, tmp_path: Path) -> None:
-    """Some servers call a .gz file an encoding of what is in it."""
-    content = gzip.compress(b"text" * 1000)
-    server.bodies["/a.gz"] = content
-    server.headers["Content-Encoding"] = "x-gzip"
-    file = wanted(server.url("/a.gz"), content=content, name="a.gz")
-    assert fetch(file, tmp_path).read_bytes() == content
-
-
-@pytest.mark.parametrize("trouble", ["errors", "cuts"])
-def test_passing_trouble_is_outlasted(server: Server, tmp_path: Path, trouble: str) -> None:
-    setattr(server, trouble, 1)
-    assert fetch(wanted(server.url()), tmp_path).read_bytes() == BODY
-    assert len(server.asked) == 2
 
 
 @pytest.mark.parametrize("name", ["f.bin", "f.bin.part", ".f.bin.part"])
@@ -236,6 +216,8 @@ def test_only_errors_that_may_pass_are_tried_again(
     server.errors, server.status = 99, status
     assert str(status) in refusal(lambda: fetch(wanted(server.url()), tmp_path))
     assert len(server.asked) == requests
+    server.errors = requests - 1
+    assert requests == 1 or fetch(wanted(server.url()), tmp_path).read_bytes() == BODY, "it has passed"
 
 
 def test_a_full_disk_is_an_error_at_once(

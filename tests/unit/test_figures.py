@@ -193,12 +193,6 @@ def test_centred_means() -> None:
     np.testing.assert_allclose(figures.smoothed(line, 7), line, err_msg="a line stays a line")
 
 
-def test_an_even_window_has_no_middle(runs: Runs) -> None:
-    runs.add({"method": "A"}, rows=accuracies(0.0, 0.3))
-    with pytest.raises(FltrainError, match=r"toy/figure: smoothing: 4 rounds.*odd"):
-        figures.draw(runs.curves(smoothing=4), runs.results)
-
-
 def test_smooth_curves_are_drawn_over_what_was_measured(runs: Runs) -> None:
     runs.add({"method": "A"}, rows=accuracies(0.0, 0.3, 0.0, 0.3))
     runs.add({"method": "A"}, DIVERGED, rows=accuracies(0.2, 0.5, 0.2))
@@ -335,6 +329,11 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
         ({**HISTOGRAM, "columns": "methd"}, TWICE, ["'methd'", "'method'"]),
         ({**HISTOGRAM, "columns": None}, TWICE, ["'method'", "mixed"]),
         ({**SELECTION, "columns": "method"}, [], ["run-0", "ecgr"]),
+        (
+            {"kind": "curves", **FIGURES["curves"], "smoothing": 4},
+            accuracies(0.0, 0.3),
+            ["smoothing: 4 rounds", "odd"],
+        ),
         ({**SELECTION, "columns": "methd"}, MANY, ["'methd'", "'method'", "seeds"]),
         ({**SELECTION, "columns": "seeds"}, MANY, ["mixed"]),
         (

@@ -41,13 +41,6 @@ def test_order_and_memory_layout_do_not_count() -> None:
     assert digest(other) == digest(ARRAYS)
 
 
-def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "new") as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "old")
     with pytest.raises(ValueError, match="JSON compliant"):

@@ -82,7 +82,6 @@ def test_idx(tmp_path: Path, compressed: bool) -> None:
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ({"train_images": b""}, r"train-images-idx3-ubyte.gz: found the header , expected 00 00 08 03"),
         ({"train_images": idx(pixels(20))}, r"found the header 00 00 08 01, expected 00 00 08 03"),
         ({"train_images": idx(pixels(20, 6, 6))[:-1]}, r"found 719 values, expected 720 \(shape"),
         ({"train_images": idx(pixels(20, 6, 6)) + b"x"}, r"found more values, expected 720"),
@@ -175,7 +174,6 @@ def without(key: bytes) -> dict[bytes, Any]:
         (py2_pickle({**batch(10, 0), b"labels": [b"cat"] * 10}), r"labels that are not a list of integers"),
         (py2_pickle({**batch(10, 0), b"labels": [11] * 10}), r"found labels 11 to 11, expected 0 to 9"),
         (py2_pickle(batch(10, 0))[:-9], r"test_batch: not readable as a batch of CIFAR \(.+\)"),
-        (b"garbage", r"test_batch: not readable as a batch of CIFAR \(.+\)"),
     ],
 )
 def test_bad_cifar(tmp_path: Path, content: bytes, message: str) -> None:
@@ -250,9 +248,7 @@ def test_svhn(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"X": np.zeros((32, 32, 3))}, r"train_32x32.mat: found X of shape \(32, 32, 3\)"),
-        ({"X": pixels(16, 16, 3, 20)}, r"found images of 16 x 16 pixels, expected 32 x 32"),
         ({"y": np.zeros((20, 1), np.uint8)}, r"train_32x32.mat, y: found labels 0 to 0, expected 1 to 10"),
-        ({"y": np.full((20, 1), 11, np.uint8)}, r"found labels 11 to 11, expected 1 to 10"),
     ],
 )
 def test_bad_svhn(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -293,18 +289,15 @@ def test_npz(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) ->
     ("wrong", "message"),
     [
         (Facts(classes=4), r"train_labels: found labels 0 to 4, expected 0 to 3"),
-        (Facts(channels=3), r"train_images: found 1 channel, expected 3"),
         (Facts(side=28), r"found images of 8 x 8 pixels, expected 28 x 28"),
         (Facts(test_images=9_000), r"found 10 test images, expected 9,000"),
         ({"test_labels": None}, r"some.npz: found train_images, .*; expected test_labels as well"),
         ({"train_images": pixels(20, 8, 8) / 255}, r"train_images: found float64 images, expected uint8"),
-        ({"train_images": pixels(20, 64)}, r"found an array of shape \(20, 64\), expected images"),
         ({"train_images": pixels(0, 8, 8)}, r"train_images: found no images"),
         ({"test_images": pixels(10, 9, 9)}, r"training images of 8 x 8 pixels.* but test images of 9 x 9"),
         ({"test_images": pixels(10, 8, 8, 3)}, r"1 channel but test images of 8 x 8 pixels and 3 channels"),
         ({"train_labels": np.zeros((20, 14), np.uint8)}, r"train_labels: found labels of shape \(20, 14\)"),
         ({"train_labels": np.zeros(20)}, r"train_labels: found float64 labels, expected integers"),
-        ({"train_labels": np.zeros(19, int)}, r"found 19 labels for 20 images"),
         ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
         ({"train_labels": np.full(20, 7)}, r"labels up to 7 but none that is 5; .*or state 'classes'"),
         ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
@@ -482,7 +475,6 @@ def test_bad_femnist(tmp_path: Path, content: dict[str, Any], message: str) -> N
     ("content", "message"),
     [
         ('{"user_data": []}', r"new.json: found no 'user_data'"),
-        ('{"user_data": {"w": {"x": []}}}', r"new.json, w: found no x and y"),
         ('{"user_data": {"w": {"x": [[0, 0, 0]], "y": [1]}}}', r"w: found pixels of shape \(1, 3\)"),
         ('{"user_data": {"w": {"x": [[2]], "y": [1]}}}', r"w: found pixels 2 to 2, expected floats"),
         ('{"user_data": {"f09_01": {"x": [[1]], "y": [1]}}}', r"f09_01: this writer is in an earlier"),
@@ -613,7 +605,6 @@ def test_bad_folder(tmp_path: Path, spoil: Spoil, message: str) -> None:
         ({"train_fraction": 0.1}, UNKNOWN, r"3 images of 'a'; train_fraction 0.1 leaves none for training"),
         ({"only": ["a", "bb"], "train_fraction": 0.5}, UNKNOWN, r"called bb; did you mean 'b'\?"),
         ({"train_fraction": 0.5}, Facts(5), r"found 2 folders with images \(a, b\), expected 5 classes"),
-        ({"train_fraction": 0.5}, Facts(side=8), r"found 6 x 6 pixels, expected 8 x 8 pixels as stated"),
     ],
 )
 def test_options_of_folder_that_do_not_fit(
