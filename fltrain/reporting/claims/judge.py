@@ -347,7 +347,7 @@ def _as_shown(sheet: Sheet, name: str) -> Measured:
 
 
 def _over_rounds(record: Record, test: Quantity) -> Numbers | None:
-    """Mean (or oscillation) of a curve over a share of the rounds; None if the run does not have it."""
+    """Return the mean (or oscillation) of a curve over a share of the rounds; None if there is no curve."""
     assert test.curve is not None
     try:
         points = curve(record, test.curve)
@@ -370,9 +370,9 @@ def _over_rounds(record: Record, test: Quantity) -> Numbers | None:
 def _joined(
     frame: pd.DataFrame, axes: Collection[str], how: Literal["mean", "sum"], least: int = 1
 ) -> pd.DataFrame:
-    """The mean or sum of lines that differ in nothing but these axes; the worst state counts.
+    """Return the mean or sum over the given axes; the state is the worst one.
 
-    A line without a number leaves none, nor do fewer than ``least`` lines.
+    The result is NaN if a number is missing or there are fewer than ``least`` lines.
     """
 
     def number(values: pd.Series) -> float:
@@ -388,9 +388,9 @@ def _joined(
 
 
 def _differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:
-    """Values minus the mean of those with the given labels, of the same place and seed.
+    """Return values minus the mean of those with the given labels, at the same place and seed.
 
-    ``relative`` ones are in per cent of that mean. The worse state counts.
+    ``relative`` differences are in per cent of that mean. The state is the worse one.
     """
     other = _joined(frame[has_labels(frame, labels)], labels.keys(), "mean")
     both = frame.merge(other, how="left", on=[*places(other), "seed"], suffixes=("", " of other"))

@@ -59,7 +59,7 @@ def spread(sheet: Sheet, figure: Histogram, runs: Runs) -> pd.DataFrame:
 
 
 def draw_histogram(sheet: Sheet, figure: Histogram, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    """Number of layers by value, with the same bins in all panels; seeds are counted together."""
+    """Draw the number of layers by value, with the same bins in all panels; seeds count together."""
     numbers = spread(sheet, figure, results.record)
     labels = sheet.axes[figure.columns] if figure.columns else ("",)
     canvas, (across,) = style.canvas(len(labels))
@@ -107,8 +107,8 @@ def selections(record: Record) -> pd.DataFrame:
 def shares(steps: pd.DataFrame, places: int) -> Map:
     """Return the share of the selected steps in each of ``places`` equal parts of clients' training.
 
-    Clients with more steps count as much as others; of a step that lies in two parts, each gets its part.
-    Returns ``[places, rounds]``; a round without any steps is not a number.
+    All clients have the same weight. A step that lies in two parts counts in proportion to the overlap.
+    Returns ``[places, rounds]``; a round without any steps is NaN.
     """
     rounds = int(steps["round"].max())
     edges = np.linspace(0, 1, places + 1)
@@ -124,7 +124,7 @@ def shares(steps: pd.DataFrame, places: int) -> Map:
 
 
 def of_client(steps: pd.DataFrame, client: int, rounds: int) -> Map:
-    """Steps of a client ``[steps, rounds]``: 1 if selected, 0 if not, not a number if there was none."""
+    """Return the steps of a client ``[steps, rounds]``: 1 if selected, 0 if not, NaN if there was none."""
     own = steps[steps["client"] == client]
     grid = np.full((int(own["steps"].max()), rounds), np.nan)
     grid[own["step"], own["round"] - 1] = own["selected"]
@@ -140,7 +140,7 @@ def _panels(sheet: Sheet, figure: SelectedSteps, runs: Runs) -> Iterator[tuple[s
 
 
 def draw_selected_steps(sheet: Sheet, figure: SelectedSteps, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    """Rounds across, local steps from below; the numbers are every step of every client."""
+    """Draw rounds across and local steps from below; the numbers are every step of every client."""
     found = {label: selections(record) for label, record in _panels(sheet, figure, results.record)}
     found = {label: steps for label, steps in found.items() if len(steps)}
     if not found:
@@ -193,17 +193,7 @@ def _draw_apart(found: dict[str, pd.DataFrame]) -> Canvas:
 
 
 def _image(axes: Axes, shown: Map, extent: tuple[float, float, float, float], colours: Colormap) -> AxesImage:
-    """A map from 0 to 1 whose first row lies below; values that are not numbers stay grey."""
-    axes.set_facecolor("#d5dae1")
-    axes.grid(visible=False)
+    """Draw a map from 0 to 1 whose first row lies below; missing values (NaN) stay grey."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    return axes.imshow(
-        np.ma.masked_invalid(shown),
-        aspect="auto",
-        origin="lower",
-        interpolation="nearest",
-        extent=extent,
-        cmap=colours,
-        vmin=0,
-        vmax=1,
-    )
+    shown = np.ma.masked_invalid(shown)
+    return style.image(axes, shown, colours, (0, 1), origin="lower", extent=extent)

@@ -144,7 +144,7 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
 
 
 def _named(sheet: Sheet, runs: set[str]) -> str:
-    """Cells of these runs, by their labels on the axes that have several, and their seeds if not all."""
+    """Name the cells of runs by their labels on axes with several labels; name seeds if some are missing."""
     varied = [axis for axis, labels in sheet.axes.items() if len(labels) > 1]
     places: dict[str, list[tuple[int, bool]]] = {}
     for cell in sheet.cells:
@@ -167,7 +167,7 @@ def _named(sheet: Sheet, runs: set[str]) -> str:
 def curves(
     sheet: Sheet, figure: Curves, panel: Panel, runs: Runs, where: Labels | None = None
 ) -> pd.DataFrame:
-    """Curves of a panel, of the cells ``where``: rounds down, a column per (label on ``series``, seed)."""
+    """Return the curves of a panel for the cells ``where``: rounds down, one column per (label, seed)."""
     columns: dict[tuple[str, int], pd.Series] = {}
     for cell, record in finished(sheet, runs):
         if (where or {}).items() <= cell.labels.items():
@@ -191,9 +191,9 @@ def curves(
 
 
 def smoothed(values: pd.Series, window: int) -> pd.Series:
-    """Centred means over ``window`` rounds (or epochs: what the index counts), at the same places.
+    """Return centred means over ``window`` units of the index (rounds or epochs), at the same places.
 
-    At both ends windows are narrower, so that they stay centred: what rises evenly is left as it is.
+    At both ends windows are narrower, so that they stay centred: a straight line stays as it is.
     """
     values = values.dropna()
     if values.empty:
@@ -246,7 +246,7 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
 
 
 def _lines(frame: pd.DataFrame) -> list[tuple[str, int]]:
-    """Label and seed of each curve."""
+    """Return the label and seed of each curve."""
     return [(str(line[0]), int(line[1])) for line in frame.columns]
 
 
@@ -289,7 +289,7 @@ Line = tuple[str | int | float, ...]
 
 
 def _long(frame: pd.DataFrame, title: str, window: int) -> list[Line]:
-    """Curves of a panel with one line per point, as measured and, if they are smoothed, as shown."""
+    """Return the curves of a panel, one line per point, as measured and, if smoothed, as drawn."""
     lines: list[Line] = []
     for label, seed in _lines(frame):
         values = frame[label, seed].dropna()
@@ -300,7 +300,7 @@ def _long(frame: pd.DataFrame, title: str, window: int) -> list[Line]:
 
 # ---------------------------------------------------------------- points and bars
 def points(sheet: Sheet, figure: Points, runs: Runs) -> pd.DataFrame:
-    """A line per run: its labels on the axes shown, its seed, and the measure; none of runs that diverged."""
+    """Return one line per run that did not diverge: its labels on the axes shown, its seed, the measure."""
     lines: list[tuple[str, str, int, float]] = []
     for cell, record in finished(sheet, runs):
         found = measure(figure.measure).of(record)
@@ -360,7 +360,7 @@ def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas
 
 # ---------------------------------------------------------------- images of each class at each client
 def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
-    """Images by client (down) and class (across) of each panel, for the first seed."""
+    """Return the number of images by client (down) and class (across) of each panel, for the first seed."""
     first = min(cell.seed for cell in sheet.cells)
     counts: dict[str, pd.DataFrame] = {}
     for cell in sheet.cells:

@@ -32,7 +32,7 @@ CLASSES = (*style.COLOURS, style.BLACK)
 
 
 def _runs(sheet: Sheet, axis: str, results: Results) -> list[tuple[str, TrainedRun]]:
-    """Label on the axis and trained run of each point, with its first seed that is there."""
+    """Return for each label of the axis the trained run with the lowest seed that exists."""
     found = [
         (label, TrainedRun(record, results, torch.device("cpu")))
         for label, record in first_of_each(sheet, axis, results.record)
@@ -44,15 +44,15 @@ def _runs(sheet: Sheet, axis: str, results: Results) -> list[tuple[str, TrainedR
 
 
 def _some_of_each_class(split: Split, classes: int, count: int) -> torch.Tensor:
-    """Indices of the first ``count`` images of every class."""
+    """Return the indices of the first ``count`` images of every class."""
     places = [(split.labels == label).nonzero().flatten()[:count] for label in range(classes)]
     return torch.cat(places)
 
 
 def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    """Top class of every neuron (across) at every client of the last round (down), layer by layer.
+    """Draw the top class of every neuron (across) at every client of the last round (down), by layer.
 
-    The numbers are those of every neuron: its top class, or -1 if it never speaks.
+    The numbers are the top class of every neuron, or -1 if it prefers none.
 
     Raises:
         FltrainError: if a network has fewer layers than ``figure.layers``.
@@ -95,19 +95,10 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
 
 
 def _bars(axes: Axes, classes_of: np.ndarray[tuple[int, int], np.dtype[np.int64]], classes: int) -> AxesImage:
-    """One coloured bar per neuron, clients below one another; neurons that never speak stay grey."""
+    """Draw a coloured bar per neuron, clients below one another; neurons without a class stay grey."""
     few = classes <= len(CLASSES)
     colours: Colormap = ListedColormap(CLASSES[:classes]) if few else colormaps["viridis"].resampled(classes)
-    axes.set_facecolor("#d5dae1")
-    image = axes.imshow(
-        np.ma.masked_less(classes_of, 0),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=colours,
-        vmin=-0.5,
-        vmax=classes - 0.5,
-    )
-    axes.grid(False)
+    image = style.image(axes, np.ma.masked_less(classes_of, 0), colours, (-0.5, classes - 0.5))
     axes.set_xlabel("neuron")
     axes.set_ylabel("client")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -115,7 +106,7 @@ def _bars(axes: Axes, classes_of: np.ndarray[tuple[int, int], np.dtype[np.int64]
 
 
 def draw_variances(sheet: Sheet, figure: Variance, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    """Total variance of the class preferences of the global model's layers, and the depth it suggests."""
+    """Draw the total variance of class preferences by layer of the global model, and the suggested depth."""
     runs = _runs(sheet, figure.columns, results)
     canvas, (panels,) = style.canvas(len(runs))
     numbers: list[tuple[str, str, float, float]] = []

@@ -25,18 +25,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import Colormap, to_hex, to_rgb
 from matplotlib.figure import Figure as Canvas
+from matplotlib.image import AxesImage
 
 from fltrain.experiments.layout import Cell
 
 MILLIMETRE = 1 / 25.4
 PAGE = 180.0
-"""Width of a figure in millimetres, at which its texts are printed in the size that they have here."""
+"""Width of a figure in millimetres; at this width, texts are printed in the font sizes below."""
 PANEL = 75.0
-"""Most that one of several panels takes of it, in millimetres."""
+"""Maximum width of one of several panels in millimetres."""
 SINGLE = 115.0
-"""Width of a panel that is the only one."""
+"""Width of a single panel in millimetres."""
 SMALL = 7.5
 """Font size of secondary text."""
 TIE = "\N{NO-BREAK SPACE}"
@@ -111,11 +112,11 @@ PLACES = {
     "ecgr": Look(VIOLET, DASH_DOT_DOTTED, "X"),
     "fedimpro": Look(WINE, LONG_DASHED, "P"),
 }
-"""Place of each method and plug-in. One that is not named here has a place too: see ``place``."""
+"""Place of each method and plug-in; ``place`` returns one for other names."""
 
 
 def place(name: str) -> Look:
-    """The look of a method or plug-in; of one that has no fixed place, the one that its name leads to."""
+    """Return the look of a method or plug-in; without a fixed place, it follows from a hash of the name."""
     if name in PLACES:
         return PLACES[name]
     number = zlib.crc32(name.encode())
@@ -124,7 +125,7 @@ def place(name: str) -> Look:
 
 
 def look_of(methods: Sequence[str]) -> Look:
-    """The look of a method with its plug-ins: colour of the first, dash and marker of the last."""
+    """Return the look of a method with plug-ins: colour of the first, dash and marker of the last."""
     names = [name for name in methods if name != "fedavg"] or ["fedavg"]
     first, last = place(names[0]), place(names[-1])
     return Look(first.colour, last.dash, last.marker)
@@ -155,7 +156,7 @@ def looks(labels: Sequence[str], axis: str | None, cells: Iterable[Cell]) -> dic
 
 
 def _shared(compositions: Sequence[tuple[str, ...]]) -> list[str]:
-    """Methods and plug-ins that all have, in order."""
+    """Return the methods and plug-ins that all compositions share, in order."""
     return [name for name in compositions[0] if all(name in other for other in compositions)]
 
 
@@ -183,9 +184,9 @@ def _variants(look: Look, count: int) -> Iterator[Look]:
 
 # ---------------------------------------------------------------- canvas
 def canvas(columns: int, rows: int = 1, height: float | None = None) -> tuple[Canvas, list[list[Axes]]]:
-    """A figure of ``rows`` times ``columns`` panels, no wider than a page.
+    """Return a figure of ``rows`` times ``columns`` panels, no wider than a page.
 
-    The ``height`` of a panel, in millimetres, goes with its width if none is given.
+    The default ``height`` of a panel, in millimetres, follows from its width.
     """
     width = panel_width(columns)
     height = height or min(0.6 * width + 16, 70)
@@ -196,12 +197,12 @@ def canvas(columns: int, rows: int = 1, height: float | None = None) -> tuple[Ca
 
 
 def panel_width(columns: int) -> float:
-    """Width in millimetres of one of so many panels side by side."""
+    """Return the width in millimetres of one of ``columns`` panels side by side."""
     return SINGLE if columns == 1 else min(PANEL, PAGE / columns)
 
 
 def heading(axes: Axes, parts: Iterable[str], columns: int) -> None:
-    """Write the title of one of so many panels side by side: lines end between its parts if they can."""
+    """Write the title of one of ``columns`` panels side by side; lines break between parts."""
     # A character is about 1.6 mm wide; the labels of the vertical axis take 10 mm.
     fitting = int((panel_width(columns) - 10) / 1.6)
     tied = ", ".join(part.replace(" ", TIE) for part in parts if part)
@@ -233,12 +234,23 @@ def footnote(figure: Canvas, text: str) -> None:
 
 
 def make_room(figure: Canvas, millimetres: float) -> None:
-    """Make a figure higher by what texts take of it, so that panels keep their size."""
+    """Make a figure higher to fit texts, so that panels keep their size."""
     figure.set_figheight(figure.get_figheight() + millimetres * MILLIMETRE)
 
 
+def image(
+    axes: Axes, shown: Any, colours: Colormap, ends: tuple[float, float], **placement: Any
+) -> AxesImage:
+    """Draw an array by colour between two ``ends``; masked values stay grey."""
+    axes.set_facecolor("#d5dae1")
+    axes.grid(visible=False)
+    low, high = ends
+    placement |= {"aspect": "auto", "interpolation": "nearest"}
+    return axes.imshow(shown, cmap=colours, vmin=low, vmax=high, **placement)
+
+
 def no_runs(axes: Axes) -> None:
-    """Say in an empty panel that it is empty because no run is there."""
+    """Write into an empty panel that no run exists."""
     axes.text(0.5, 0.5, "no run", transform=axes.transAxes, ha="center", va="center", color=GREY)
     axes.grid(visible=False)
     axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
