@@ -185,10 +185,8 @@ def compare_accuracy(machine: Machine, amount: Amount, dataset: str, file: Path 
     table = "\n".join(accuracy_lines(accuracies, metrics))
     write_text(machine.out / f"{name}.txt", table + "\n")
     print(table, flush=True)
-    different = [
-        case for case in SAME_BYTES if metrics.get(case, metrics["reference"]) != metrics["reference"]
-    ]
-    if different:
+    expected = metrics["reference"]
+    if different := [case for case in SAME_BYTES if metrics.get(case, expected) != expected]:
         raise FltrainError(f"{name}: metrics of {', '.join(different)} are not the bytes of the reference")
 
 
@@ -208,12 +206,8 @@ def accuracy_lines(accuracies: dict[str, list[float]], metrics: dict[str, list[b
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N; cpu to rehearse")
-    parser.add_argument(
-        "--cifar10", type=Path, help="npz file in MedMNIST's layout, to compare accuracies on"
-    )
-    parser.add_argument(
-        "--only", nargs="+", metavar="PART", help="parts whose names begin so: bench accuracy"
-    )
+    parser.add_argument("--cifar10", type=Path, help="npz file in MedMNIST's layout, for accuracies")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="first words of parts: bench accuracy")
     parser.add_argument("--rehearse", action="store_true", help="do all of it with little work")
     parser.add_argument("--out", type=Path, default=Path("results/cuda"), help="folder of the output")
     options = parser.parse_args()

@@ -46,9 +46,7 @@ def configure(folder: Path, wanted: int) -> Plan:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10_000, help="minimum number of runs")
-    parser.add_argument(
-        "--repeats", type=int, default=1, help="number of repeats; the fastest is shown (default: 1)"
-    )
+    parser.add_argument("--repeats", type=int, default=1, help="repeats; the fastest is shown (default: 1)")
     parser.add_argument("--csv", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
     rows = []

@@ -159,15 +159,14 @@ def main() -> None:
     seconds = time.monotonic() - started
 
     expected, found = whole.files(), disturbed.files()
-    different = sorted(
-        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
-    )
+    names = sorted(expected.keys() | found.keys())
+    different = [name for name in names if expected.get(name) != found.get(name)]
     failed, verified = disturbed.fltrain("verify")
     _, tracked = disturbed.fltrain("track", "--scale", options.scale)
     once = re.search(r": \d+ unchanged$", tracked) is not None
+    kinds = ", ".join(f"{count} {what}" for what, count in killed.most_common())
     print(
-        f"{killed.total()} kills ({', '.join(f'{count} {what}' for what, count in killed.most_common())}), "
-        f"{starts} starts, {seconds:.0f} s instead of {undisturbed:.0f} s"
+        f"{killed.total()} kills ({kinds}), {starts} starts, {seconds:.0f} s instead of {undisturbed:.0f} s"
     )
     print(f"{len(expected)} files compared, {len(different)} differ")
     print(verified, tracked, *different, sep="\n")

@@ -9,7 +9,6 @@ has its own environment, created below ``.venvs`` from ``requirements-<peer>.txt
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -102,7 +101,7 @@ class Entry:
         if any(codes):
             told = (folders[0] / "stderr").read_text()[-4000:]
             raise Failed(f"{self.who} ({self.how}) failed; its last words:\n{told}")
-        ends = [ends_of_rounds(folder) for folder in folders]
+        ends = [np.load(folder / "ends.npy").tolist() for folder in folders]
         return costs_of(task, started, ends, watch), np.load(folders[0] / "weights.npy")
 
 
@@ -133,11 +132,10 @@ def python_of(who: str) -> Path:
         if uv is None:
             sys.exit("error: uv is not there; 'make env' installs it")
         print(f"making the environment of {who}", file=sys.stderr)
-        subprocess.run(
-            [uv, "venv", "--quiet", "--clear", "--python", sys.executable, environment], check=True
-        )
-        install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python)]
-        subprocess.run([*install, "-r", str(requirements)], check=True)
+        make = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, environment]
+        install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
+        for command in (make, [*install, "-r", requirements]):
+            subprocess.run(command, check=True)
         shutil.copy(requirements, stamp)
     return python
 
@@ -147,13 +145,6 @@ def start(command: Sequence[object], folder: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
         return subprocess.Popen(words, cwd=folder, env=environment, stdout=stdout, stderr=stderr)
-
-
-def ends_of_rounds(folder: Path) -> list[float]:
-    """Return the reported ends of the rounds from a run's output."""
-    lines = (folder / "stdout").read_text().splitlines()
-    ends: list[float] = json.loads(next(line for line in lines if line.startswith('{"ends"')))["ends"]
-    return ends
 
 
 def costs_of(task: Task, started: float, ends: Sequence[Sequence[float]], watch: Watch) -> dict[str, float]:
@@ -232,9 +223,7 @@ def main() -> None:
         parser.add_argument(f"--{dataset}", type=Path, help="npz file in MedMNIST's layout")
     parser.add_argument("--rounds", type=int, help=f"of each turn; {WARM_UP} of them warm up")
     parser.add_argument("--turns", type=int, default=3, help="of everybody")
-    parser.add_argument(
-        "--peers", nargs="*", choices=PEERS, default=PEERS, help="beside ours and the bare loop"
-    )
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="other simulators")
     parser.add_argument("--cores", type=int, nargs="+", choices=(1, 2), default=(1, 2), help="1, 2 or both")
     parser.add_argument("--executor", choices=EXECUTORS, default="sequential", help="of this engine")
     parser.add_argument("--csv", type=Path, help="where to write every measurement")

@@ -149,9 +149,9 @@ class Report:
         self.ends.append(time.time())
 
     def finish(self, weights: list[Tensor]) -> None:
-        """Write the final weights to the working directory and print the rest as one line of JSON."""
+        """Write the ends of the rounds and the final weights to the working directory."""
         np.save("weights.npy", torch.cat([tensor.detach().flatten() for tensor in weights]).numpy())
-        print(json.dumps({"ends": self.ends}), flush=True)
+        np.save("ends.npy", self.ends)
 
 
 def arguments() -> tuple[Task, int]:

@@ -21,7 +21,7 @@ from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json
 from fltrain.core.hashing import short_hash
-from fltrain.experiments.plan import Plan, PlannedItem, table_rows
+from fltrain.experiments.plan import Plan, PlannedItem
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 
@@ -289,17 +289,32 @@ def device_name(provenance: Mapping[str, Any]) -> str:
 
 
 def run_table(plan: Plan, estimates: Mapping[str, Estimate]) -> str:
-    """Return the run table as CSV text; the columns of a run without an estimate are empty."""
-    rows = [
-        {
-            **row,
-            "estimated_seconds": f"{expected.seconds:.0f}" if expected else "",
-            "traffic_bytes": expected.traffic if expected else "",
-            "disk_bytes": expected.disk if expected else "",
-        }
-        for row in table_rows(plan.items)
-        for expected in [estimates.get(row["run"])]
-    ]
+    """Return the run table as CSV text: a row per trained item, cell and seed, to read before training.
+
+    The estimates of a run without any are empty.
+    """
+    rows = []
+    for item in plan.items:
+        for entry in item.entries if item.trains else ():
+            spec, expected = entry.spec, estimates.get(entry.spec.run_id)
+            rows.append(
+                {
+                    "item": item.id,
+                    "cell": " / ".join(entry.labels.values()),
+                    "seed": entry.seed,
+                    "run": spec.run_id,
+                    "dataset": spec.dataset.id,
+                    "model": spec.model.name,
+                    "method": spec.composition.name,
+                    "partition": spec.partition_id,
+                    "clients": spec.partition.clients,
+                    "per_round": spec.participation.per_round(spec.partition.clients),
+                    "rounds": spec.rounds,
+                    "estimated_seconds": f"{expected.seconds:.0f}" if expected else "",
+                    "traffic_bytes": expected.traffic if expected else "",
+                    "disk_bytes": expected.disk if expected else "",
+                }
+            )
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0] if rows else [], lineterminator="\n")
     writer.writeheader()

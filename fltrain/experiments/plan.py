@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from fltrain.core.config import check_known, file_name, suggest
 from fltrain.core.errors import FltrainError
@@ -173,10 +173,6 @@ class PlannedItem:
         restricted = *self.restricted, Restriction(to=demand.why)
         return replace(self, axes=axes, entries=kept, restricted=restricted)
 
-    def showing(self, stale: Mapping[str, str]) -> Self:
-        """Return the item with cells that show why these runs (by ID) are stale."""
-        return replace(self, stale=stale)
-
     @cached_property
     def sheet(self) -> Sheet:
         """Plain data from which a job makes the table or figure."""
@@ -313,7 +309,7 @@ class Plan:
                 f"scale {self.scale.scale!r}: none of its runs has a record{older}; bring some "
                 "(`fltrain records import`), or train them"
             )
-        return replace(rest, items=[item.showing(stale) for item in rest.items])
+        return replace(rest, items=[replace(item, stale=stale) for item in rest.items])
 
 
 def _references(layout: Table | Figure) -> Iterator[Labels]:
@@ -497,25 +493,3 @@ def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]
         for axis, labels in shown.items()
         if not declared[axis].keys() <= set(labels)
     )
-
-
-def table_rows(items: Iterable[PlannedItem]) -> list[dict[str, Any]]:
-    """Return the run table, to read before training: a row per trained item, cell and seed."""
-    return [
-        {
-            "item": item.id,
-            "cell": " / ".join(entry.labels.values()),
-            "seed": entry.seed,
-            "run": entry.spec.run_id,
-            "dataset": entry.spec.dataset.id,
-            "model": entry.spec.model.name,
-            "method": entry.spec.composition.name,
-            "partition": entry.spec.partition_id,
-            "clients": entry.spec.partition.clients,
-            "per_round": entry.spec.participation.per_round(entry.spec.partition.clients),
-            "rounds": entry.spec.rounds,
-        }
-        for item in items
-        if item.trains
-        for entry in item.entries
-    ]

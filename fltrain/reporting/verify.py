@@ -9,7 +9,7 @@ import csv
 import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,7 @@ class Verification:
         with tempfile.TemporaryDirectory() as folder:
             again = Path(folder) / path.name
             tables.write(
-                item.showing({run: str(one) for run, one in stale.items()}).sheet,
+                replace(item, stale={run: str(one) for run, one in stale.items()}).sheet,
                 self.results.record,
                 published,
                 {"csv": again},
