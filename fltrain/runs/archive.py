@@ -8,6 +8,7 @@ exported unchanged, with the name of the machine.
 
 from __future__ import annotations
 
+import filecmp
 import gzip
 import io
 import re
@@ -202,7 +203,4 @@ def _check(folder: Path) -> None:
 
 
 def _equal(one: Path, other: Path) -> bool:
-    return all(
-        (other / name).exists() and (one / name).read_bytes() == (other / name).read_bytes()
-        for name in RECORD_FILES
-    )
+    return not any(filecmp.cmpfiles(one, other, RECORD_FILES, shallow=False)[1:])
