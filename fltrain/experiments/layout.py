@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -172,12 +173,15 @@ class Panel(Settings):
         curve: ``kind.field`` of the rows in ``metrics.jsonl``.
         label: heading of the panel.
         reduction_from: shows the reduction, in per cent, from the curve with these labels and the same seed.
+        difference_from: shows the difference from the curve with these labels and the same seed, times 100,
+            with its 90 % interval. The vertical axis fits the second half of the rounds.
         normalise: divides each curve by its own maximum.
     """
 
     curve: str
     label: str
     reduction_from: Labels = {}
+    difference_from: Labels = {}
     normalise: bool = False
 
 
@@ -194,7 +198,7 @@ class Curves(Layout):
         series: axis with one line per value, or a field with several numbers (``layers``, ``blocks``).
         columns: axis whose values repeat the panels across.
         rows: axis whose values repeat the panels down.
-        panels: panels side by side.
+        panels: panels side by side, or below one another if there are ``columns``.
     """
 
     PLACES = ("series", "columns", "rows")
@@ -215,12 +219,14 @@ class Curves(Layout):
             )
         self._check_places(item, axes)
         for panel in self.panels:
-            _check_labels(item, "reduction_from", panel.reduction_from, axes)
-            if panel.reduction_from and set(panel.reduction_from) != {self.series}:
-                names = ", ".join(map(repr, panel.reduction_from))
-                raise FltrainError(
-                    f"{item}: reduction_from names {names}, but the lines are those of {self.series!r}"
-                )
+            for key in ("reduction_from", "difference_from"):
+                base: Labels = getattr(panel, key)
+                _check_labels(item, key, base, axes)
+                if base and set(base) != {self.series}:
+                    names = ", ".join(map(repr, base))
+                    raise FltrainError(
+                        f"{item}: {key} names {names}, but the lines are those of {self.series!r}"
+                    )
 
 
 class Points(Layout):
@@ -485,6 +491,12 @@ class Restriction(Settings):
 def scale_sentence(title: str, reduced: bool) -> str:
     """Return one sentence about a scale."""
     return f"{'Reduced scale' if reduced else 'Scale'}: {title}."
+
+
+def named(axis: str | None, label: str) -> str:
+    """Return a label as pages show it: a number comes with the name of its axis, as in ``alpha 0.1``."""
+    number = re.fullmatch(r"[+-]?\d+(\.\d+)?(e-?\d+)?", label)
+    return f"{axis.replace('_', ' ')} {label}" if axis and number else label
 
 
 class Sheet(Settings):

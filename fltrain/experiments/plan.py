@@ -318,7 +318,8 @@ def _references(layout: Table | Figure) -> Iterator[Labels]:
         for measured in layout.measures:
             yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
     if isinstance(layout, Curves):
-        yield from filter(None, (panel.reduction_from for panel in layout.panels))
+        for panel in layout.panels:
+            yield from filter(None, (panel.reduction_from, panel.difference_from))
 
 
 def _place(labels: Labels) -> frozenset[tuple[str, str]]:

@@ -15,7 +15,7 @@ from scipy import stats
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_arrays
-from fltrain.experiments.layout import Bubbles, Curves, Points, Sheet
+from fltrain.experiments.layout import Bubbles, Curves, Points, Sheet, named
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.tables import write as tables
@@ -597,6 +597,28 @@ def test_reductions_are_per_cent_of_the_base_with_the_same_seed(runs: Runs) -> N
     assert reductions["FLFA", 1].tolist() == pytest.approx([0, 90])
 
 
+def test_differences_are_paired_by_seed_and_drawn_with_their_interval(runs: Runs) -> None:
+    for method, *values in (("BP", 2.0, 4.0), ("BP", 9.0, 10.0), ("FLFA", 2.01, 4.03), ("FLFA", 9.01, 10.01)):
+        runs.add({"method": method}, 0.5, rows=drift(*values))
+    panel = {**DRIFT, "difference_from": {"method": "BP"}}
+    sheet = runs.figure(panel)
+    differences = frame(runs, sheet)
+    assert differences["FLFA", 0].tolist() == pytest.approx([1, 3])
+    assert differences["FLFA", 1].tolist() == pytest.approx([1, 1])
+    canvas, _ = figures.draw(sheet, runs.results)
+    (band,) = canvas.axes[0].collections
+    # Mean 2 and standard error 1 in round 2; Student's factor for two seeds and 90 %, from a table: 6.314.
+    low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
+    assert (low, high) == pytest.approx((2 - 6.314, 2 + 6.314), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"), [("0.1", "batch size 0.1"), ("1e-5", "batch size 1e-5"), ("all", "all")]
+)
+def test_a_number_is_shown_with_the_name_of_its_axis(label: str, shown: str) -> None:
+    assert named("batch_size", label) == shown
+
+
 @pytest.fixture
 def drawn(runs: Runs) -> Sheet:
     """A figure with two panels: as measured, and the reduction."""
@@ -744,9 +766,9 @@ def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
     sheet.figure.check(sheet.id, sheet.axes)
     canvas, numbers = figures._draw_curves(sheet, sheet.figure, runs.results)
     assert len(numbers) == 12
-    assert numbers.iloc[0].tolist() == ["one, 0.1, Drift", "BP", 0, 1, 1.1]
+    assert numbers.iloc[0].tolist() == ["one, alpha 0.1, Drift", "BP", 0, 1, 1.1]
     titles = [axes.get_title(loc="left") for axes in canvas.axes]
-    assert titles[:2] + titles[-1:] == ["one, 0.1, Drift", "one, 0.3, Drift", "two, 1, Drift"]
+    assert titles[:2] + titles[-1:] == ["one, alpha 0.1, Drift", "one, 0.3, Drift", "two, 1, Drift"]
     drawn = [[line.get_ydata().tolist() for line in axes.get_lines()] for axes in canvas.axes]
     assert drawn[0] == [[1.1], [1.6]]
     assert drawn[5] == [[3.0], [3.5]]

@@ -6,6 +6,7 @@ trained models in ``preferences`` and ``inversion``. Missing runs are named belo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays, replacing
+from fltrain.core.statistics import t_quantile
 from fltrain.experiments.layout import (
     Bubbles,
     Curves,
@@ -31,6 +33,7 @@ from fltrain.experiments.layout import (
     SelectedSteps,
     Sheet,
     Variance,
+    named,
 )
 from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures.style import Look
@@ -126,6 +129,8 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
     seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
     if isinstance(sheet.figure, Curves | Points):
         notes += [f"Mean and range over {seeds} seeds."] if seeds > 1 else []
+    if isinstance(sheet.figure, Curves) and any(panel.difference_from for panel in sheet.figure.panels):
+        notes.append("Differences are paired by seed; bands are 90 % intervals of their means.")
     if isinstance(sheet.figure, Histogram):
         notes += [f"Layers of {seeds} seeds together."] if seeds > 1 else []
     if isinstance(sheet.figure, Curves) and sheet.figure.smoothing > 1:
@@ -178,11 +183,12 @@ def curves(
                 columns[cell.labels[figure.series], cell.seed] = found.get("", pd.Series(dtype=float))
             else:
                 columns.update({(str(part), cell.seed): found[part] for part in found})
-    if panel.reduction_from:
-        (base,) = panel.reduction_from.values()
-        # In percent of the baseline with the same seed; positive is less than the baseline.
+    for base in [*panel.reduction_from.values(), *panel.difference_from.values()]:
+        # Paired by seed. A reduction is in per cent of the baseline, and positive below it.
         columns = {
             (label, seed): 100 * (1 - values / columns[base, seed])
+            if panel.reduction_from
+            else 100 * (values - columns[base, seed])
             for (label, seed), values in columns.items()
             if label != base and (base, seed) in columns
         }
@@ -210,36 +216,44 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
     def points(axis: str | None) -> list[Labels]:
         return [{axis: label} for label in sheet.axes[axis]] if axis else [{}]
 
-    rows = points(figure.rows)
-    columns = [(panel, point) for point in points(figure.columns) for panel in figure.panels]
+    rows, columns = points(figure.rows), points(figure.columns)
+    if figure.columns:
+        places = [[(panel, row | column) for column in columns] for row in rows for panel in figure.panels]
+    else:
+        places = [[(panel, row) for panel in figure.panels] for row in rows]
     frames = [
-        [curves(sheet, figure, panel, results.record, row | column) for panel, column in columns]
-        for row in rows
+        [curves(sheet, figure, panel, results.record, where) for panel, where in line] for line in places
     ]
     if figure.series in sheet.axes:
         look_of = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
     else:
         parts = dict.fromkeys(label for across in frames for frame in across for label, _ in _lines(frame))
         look_of = dict(zip(parts, style.scale(len(parts)), strict=True))
-    canvas, grid = style.canvas(len(columns), len(rows))
+    width = len(places[0])
+    canvas, grid = style.canvas(width, len(places))
     numbers: list[Line] = []
-    for row, across, shown in zip(rows, grid, frames, strict=True):
-        same_height: dict[int, Axes] = {}  # of a row, the same panel of all points
-        for place, ((panel, column), axes, frame) in enumerate(zip(columns, across, shown, strict=True)):
-            heading = [*row.values(), *column.values(), panel.label]
-            style.heading(axes, heading, len(columns))
+    for line, across, shown in zip(places, grid, frames, strict=True):
+        same_height: list[Axes] = []
+        for (panel, where), axes, frame in zip(line, across, shown, strict=True):
+            heading = [*(named(axis, label) for axis, label in where.items()), panel.label]
+            style.heading(axes, heading, width)
             if frame.empty:
                 style.no_runs(axes)
                 continue
             numbers += _long(frame, ", ".join(heading), figure.smoothing)
-            draw_lines(axes, frame, look_of, figure.smoothing)
+            draw_lines(axes, frame, look_of, figure.smoothing, intervals=bool(panel.difference_from))
             axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-            if panel.reduction_from:
+            if panel.reduction_from or panel.difference_from:
                 axes.axhline(0, color=style.GREY, linewidth=0.8)
-            first = same_height.setdefault(place % len(figure.panels), axes)
-            if first is not axes:
-                axes.sharey(first)
+            if figure.columns:
+                same_height.append(axes)
+        if same_height and line[0][0].difference_from:
+            late = pd.concat([frame.tail(len(frame) // 2 + 1) for frame in shown], axis=1)
+            low, high = min(0.0, late.min().min()), max(0.0, late.max().max())
+            same_height[0].set_ylim(low - (high - low) / 10, high + (high - low) / 10)
+        for axes in same_height[1:]:
+            axes.sharey(same_height[0])
     style.legend(canvas, [axes for across in grid for axes in across], figure.series)
     names = ["panel", "series", "seed", figure.over, "value", "smoothed"]
     return canvas, pd.DataFrame(numbers, columns=names if figure.smoothing > 1 else names[:-1])
@@ -250,8 +264,10 @@ def _lines(frame: pd.DataFrame) -> list[tuple[str, int]]:
     return [(str(line[0]), int(line[1])) for line in frame.columns]
 
 
-def draw_lines(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window: int) -> None:
-    """Draw the mean over seeds and their range, with about eight markers on each line.
+def draw_lines(
+    axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window: int, intervals: bool = False
+) -> None:
+    """Draw the mean over seeds and their range or 90 % interval, with about eight markers on each line.
 
     Where runs have ended before others, the mean goes on over those that are left, thin and without a range.
     """
@@ -277,7 +293,11 @@ def draw_lines(axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window
             label=label,
         )
         if seeds.shape[1] > 1:
-            low, high = (seeds.agg(end, axis=1).where(whole) for end in ("min", "max"))
+            if intervals:
+                half = t_quantile(0.95, seeds.shape[1] - 1) * seeds.std(axis=1) / math.sqrt(seeds.shape[1])
+                low, high = (mean - half).where(whole), (mean + half).where(whole)
+            else:
+                low, high = (seeds.agg(end, axis=1).where(whole) for end in ("min", "max"))
             axes.fill_between(seeds.index, low, high, color=look.colour, alpha=0.15, linewidth=0)
         if not whole.all():
             beside = ~whole.shift(-1, fill_value=True) | ~whole.shift(1, fill_value=True)

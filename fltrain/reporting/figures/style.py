@@ -29,7 +29,7 @@ from matplotlib.colors import Colormap, to_hex, to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.image import AxesImage
 
-from fltrain.experiments.layout import Cell
+from fltrain.experiments.layout import Cell, named
 
 MILLIMETRE = 1 / 25.4
 PAGE = 180.0
@@ -212,17 +212,16 @@ def heading(axes: Axes, parts: Iterable[str], columns: int) -> None:
 
 def legend(figure: Canvas, panels: Iterable[Axes], series: str = "") -> None:
     """Name the lines of all panels, once each, above them; numbers come with their axis, ``series``."""
-    named: dict[str, Any] = {}
+    lines: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            number = name.replace(".", "", 1).isdigit()
-            named.setdefault(f"{series.replace('_', ' ')} {name}".strip() if number else name, handle)
-    if named:
+            lines.setdefault(named(series, name), handle)
+    if lines:
         # As many in a line as fit: about 16 mm for the stroke and gaps and 1.8 mm for each character.
         width = figure.get_figwidth() / MILLIMETRE
-        columns = min(len(named), max(1, int(width / (16 + 1.8 * max(map(len, named))))))
-        figure.legend(list(named.values()), list(named), loc="outside upper left", ncols=columns)
-        make_room(figure, 4.5 * math.ceil(len(named) / columns))
+        columns = min(len(lines), max(1, int(width / (16 + 1.8 * max(map(len, lines))))))
+        figure.legend(list(lines.values()), list(lines), loc="outside upper left", ncols=columns)
+        make_room(figure, 4.5 * math.ceil(len(lines) / columns))
 
 
 def footnote(figure: Canvas, text: str) -> None:

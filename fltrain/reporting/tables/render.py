@@ -11,7 +11,7 @@ from statistics import median
 from typing import Literal
 
 from fltrain.core.statistics import interval_text
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import Sheet, named
 from fltrain.reporting.tables.cells import TableCell, checked
 from fltrain.reporting.verdict import RULE_DATE, Interval, count_verdicts
 from fltrain.runs.measures import measure
@@ -127,9 +127,10 @@ class Grid:
         cls, sheet: Sheet, shown: Sequence[TableCell], marks: Mapping[str, str], published_only: bool = False
     ) -> Grid:
         """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ."""
+        layout = checked(sheet)
         intervals = {
             (measured.measure, measured.label or measure(measured.measure).label): measured.interval
-            for measured in checked(sheet).measures
+            for measured in layout.measures
         }
         columns: dict[tuple[str, str, str, str], dict[str, Entry]] = {}
         for cell in shown:
@@ -139,7 +140,8 @@ class Grid:
                     continue
                 if published_only:
                     heading = "gain" if heading == "published gain" else cell.label
-                columns.setdefault((cell.label, cell.panel, cell.column, heading), {})[cell.row] = entry
+                place = (named(layout.panels, cell.panel), named(layout.columns, cell.column))
+                columns.setdefault((cell.label, *place, heading), {})[cell.row] = entry
         columns = {
             place: entries
             for place, entries in columns.items()
@@ -147,7 +149,7 @@ class Grid:
         }
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
         return cls(
-            corner=checked(sheet).rows,
+            corner=layout.rows,
             columns=[tuple(place[level] for level in levels) for place in columns],
             rows={
                 row: [entries.get(row, Entry("")) for entries in columns.values()]
