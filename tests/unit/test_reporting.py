@@ -768,7 +768,11 @@ def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
     assert len(numbers) == 12
     assert numbers.iloc[0].tolist() == ["one, alpha 0.1, Drift", "BP", 0, 1, 1.1]
     titles = [axes.get_title(loc="left") for axes in canvas.axes]
-    assert titles[:2] + titles[-1:] == ["one, alpha 0.1, Drift", "one, 0.3, Drift", "two, 1, Drift"]
+    assert titles[:2] + titles[-1:] == [
+        "one, alpha 0.1, Drift",
+        "one, alpha 0.3, Drift",
+        "two, alpha 1, Drift",
+    ]
     drawn = [[line.get_ydata().tolist() for line in axes.get_lines()] for axes in canvas.axes]
     assert drawn[0] == [[1.1], [1.6]]
     assert drawn[5] == [[3.0], [3.5]]
