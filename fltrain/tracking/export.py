@@ -26,6 +26,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.plan import Plan
 from fltrain.runs.record import RECORD_FILES, Record, Results
+from fltrain.runs.sources import package_files
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.mlflow_store import (
@@ -174,6 +175,7 @@ def export(wanted: Wanted, uri: str) -> Exported:
         [
             REVISION,
             papers,
+            _digest(package_files()),  # an edit changes the tag `code` of some runs
             [[run, mark, list(wanted.memberships.get(run, ()))] for run, mark in prints.items()],
             [[page.id, page.title, page.caption, _digest(files)] for page, files in pages.items()],
         ]

@@ -22,6 +22,7 @@ import pytest
 from mlflow import MlflowClient
 
 from fltrain.core.errors import FltrainError
+from fltrain.runs import sources
 from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import export as exporting
@@ -343,6 +344,26 @@ def test_exporting_again_writes_nothing(store: Exports) -> None:
     before = store.path.read_bytes()
     assert store.export() == Exported(unchanged=3)
     assert store.path.read_bytes() == before
+
+
+def test_code_that_changed_since_the_last_export_is_a_tag(
+    store: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.memberships = {run: ["ecgr/table1"] for run in store.ids()}
+    store.export()
+    assert store.export() == Exported(unchanged=3)
+    package = Path(shutil.copytree(sources._PACKAGE, tmp_path / "package"))
+    with (package / "methods" / "base.py").open("a") as file:
+        file.write("FACTOR = 2\n")
+    monkeypatch.setattr(sources, "_PACKAGE", package)
+    for cached in (sources._digests, sources._module):
+        cached.cache_clear()
+    assert store.export() == Exported(retagged=3)
+    tag = "the code of methods.base changed since this run"
+    assert [run["data"]["tags"]["code"] for run in store.search(f"tags.code = '{tag}'")] == [tag] * 3
+    monkeypatch.undo()
+    for cached in (sources._digests, sources._module):
+        cached.cache_clear()
 
 
 def test_a_changed_record_replaces_its_run_only(store: Exports) -> None:
