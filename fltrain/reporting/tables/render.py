@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -23,13 +23,21 @@ DROPPED = "†"
 
 @dataclass(frozen=True)
 class Entry:
-    """Text in one place of a table; ``value`` sorts it, ``doubts`` are the marks of notes below."""
+    """Text in one place of a table.
+
+    Attributes:
+        kind: ``own``, ``gain``, ``published`` and so on; class of the HTML element.
+        value: sorts the column.
+        doubts: marks of notes below.
+        best: whether no other of our values in the column is better.
+    """
 
     text: str
     kind: str = ""
     cell: TableCell | None = None
     value: float | None = None
     doubts: tuple[str, ...] = ()
+    best: bool = False
 
     @property
     def marked(self) -> str:
@@ -114,6 +122,17 @@ def _entries(cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[s
     }
 
 
+def _mark_best(column: dict[str, Entry]) -> None:
+    """Mark the best of our values in a column, if there are several; of costs it is the smallest."""
+    own = {row: entry for row, entry in column.items() if entry.kind == "own" and entry.value is not None}
+    if len(own) > 1:
+        cell = next(iter(own.values())).cell
+        best = (min if cell and measure(cell.measure).margin.relative else max)(
+            entry.value for entry in own.values()
+        )
+        column |= {row: replace(entry, best=True) for row, entry in own.items() if entry.value == best}
+
+
 @dataclass(frozen=True)
 class Grid:
     """A table as people read it: column headings of one to three levels, and entries by row."""
@@ -147,6 +166,8 @@ class Grid:
             for place, entries in columns.items()
             if any(entry.marked for entry in entries.values())
         }
+        for entries in columns.values():
+            _mark_best(entries)
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
         return cls(
             corner=layout.rows,
