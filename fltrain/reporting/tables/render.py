@@ -124,13 +124,14 @@ def _entries(cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[s
 
 def _mark_best(column: dict[str, Entry]) -> None:
     """Mark the best of our values in a column, if there are several; of costs it is the smallest."""
-    own = {row: entry for row, entry in column.items() if entry.kind == "own" and entry.value is not None}
-    if len(own) > 1:
-        cell = next(iter(own.values())).cell
-        best = (min if cell and measure(cell.measure).margin.relative else max)(
-            entry.value for entry in own.values()
-        )
-        column |= {row: replace(entry, best=True) for row, entry in own.items() if entry.value == best}
+    values = {
+        row: entry.value for row, entry in column.items() if entry.kind == "own" and entry.value is not None
+    }
+    if len(values) > 1:
+        cell = next(entry.cell for row, entry in column.items() if row in values)
+        cost = cell is not None and measure(cell.measure).margin.relative
+        best = min(values.values()) if cost else max(values.values())
+        column |= {row: replace(column[row], best=True) for row in values if values[row] == best}
 
 
 @dataclass(frozen=True)
