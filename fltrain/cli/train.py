@@ -11,6 +11,7 @@ from fltrain.cli.options import ResultsOption
 from fltrain.core.strict_yaml import read_settings
 from fltrain.engine import ExecutorName
 from fltrain.methods.types import Place
+from fltrain.runs.archive import recover_records
 from fltrain.runs.record import Results
 from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
@@ -69,6 +70,7 @@ def train(
     """
     parsed, stopping = [_read_spec(name) for name in specs], Stopping()
     where = Results(results)
+    recover_records(where)
     chosen = None
     with stopping.heeded():
         for spec in parsed:

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -35,6 +36,8 @@ PAUSE = 1.0
 """Seconds between the first two rounds; doubled after each round."""
 TIMEOUT = (10.0, 60.0)
 """Seconds to wait for a connection, and for the next bytes."""
+SIZE_LIMIT = 4 << 30
+"""Bytes that a download may have if its size is not registered."""
 _TRANSIENT_CLIENT_ERRORS = (408, 425, 429)
 
 
@@ -148,17 +151,8 @@ def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
     size = "" if file.bytes is None else f" {decimal(file.bytes)}"
     LOG.info("%s: downloading%s from %s", file.name, size, _without_password(url))
     pooch.get_logger().setLevel("WARNING")  # its messages show passwords
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-            downloader = pooch.HTTPDownloader(
-                progressbar=_Bar(progress, file.name),
-                timeout=TIMEOUT,
-                headers={"Accept-Encoding": "identity"},
-                hooks={"response": _keep_compressed},
-            )
-            pooch.retrieve(url, file.checksum, file.name, folder, downloader=downloader)
+        pooch.retrieve(url, file.checksum, file.name, folder, downloader=_BoundedDownloader(file, quiet))
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # from the disk: network errors come wrapped, without a number
@@ -173,29 +167,43 @@ def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
     LOG.info("%s: downloaded, checksum verified", file.name)
 
 
-def _keep_compressed(response: Any, **_: Any) -> None:
-    """Keep requests from decompressing a .gz file that the server calls an encoding of its content."""
-    response.raw.headers.pop("Content-Encoding", None)
+class _BoundedDownloader:
+    """Pooch's HTTP downloader with a progress bar; stops a server that sends too much."""
 
+    def __init__(self, file: RemoteFile, quiet: bool) -> None:
+        self._file = file
+        self._quiet = quiet
 
-class _Bar:
-    """Task of a progress bar, with the interface that pooch expects."""
+    def __call__(self, url: str, output_file: Any, _: Any) -> None:
+        file = self._file
+        download = pooch.HTTPDownloader(
+            chunk_size=1 << 16,
+            timeout=TIMEOUT,
+            headers={"Accept-Encoding": "identity"},
+            hooks={"response": self._check_headers},
+        )
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        disabled = self._quiet or not console.is_terminal
+        with open(output_file, "wb") as out, Progress(*columns, console=console, disable=disabled) as bar:
+            task = bar.add_task(file.name, total=file.bytes)
 
-    total = 0
+            def write(chunk: bytes) -> None:
+                if out.tell() + len(chunk) > (limit := file.bytes or SIZE_LIMIT):
+                    raise _DownloadError(f"the server sends more than {limit:,} bytes")
+                out.write(chunk)
+                bar.advance(task, len(chunk))
 
-    def __init__(self, progress: Progress, name: str) -> None:
-        self._progress, self._task = progress, progress.add_task(name, total=None)
+            download(url, SimpleNamespace(write=write, flush=out.flush), None)
 
-    def update(self, count: int) -> None:
-        """Add a number of bytes."""
-        self._progress.update(self._task, advance=count, total=self.total or None)
-
-    def reset(self) -> None:
-        """Return to no bytes."""
-        self._progress.reset(self._task)
-
-    def close(self) -> None:
-        """Do nothing: the bar ends with its context."""
+    def _check_headers(self, response: Any, **_: Any) -> None:
+        """Refuse a wrong size before the first byte arrives."""
+        response.raw.headers.pop("Content-Encoding", None)  # or .gz files would be decompressed
+        length = response.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            response.headers.pop("Content-Length", None)
+        elif response.status_code == 200 and self._file.bytes not in (None, int(length)):
+            raise _DownloadError(f"the server sends {int(length):,} bytes, expected {self._file.bytes:,}")
 
 
 def _root_cause(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from fltrain.data.prepared import changed
 from fltrain.experiments.plan import PlannedItem, plan
 from fltrain.experiments.selection import Demand
 from fltrain.reporting.tables import write as tables
+from fltrain.runs.archive import moved_records
 from fltrain.runs.integrity import check_record
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Damaged, Results, reason
 from fltrain.runs.spec import partition_name
@@ -214,12 +215,21 @@ class Verification:
 
     # ------------------------------------------------------------------------------ leftovers
     def _leftovers(self) -> Iterator[Finding]:
-        """Yield files of processes that were killed."""
+        """Yield files of processes that were killed, without advice to delete the only copy of a record."""
         root, record = self.results.root, self.results.record
-        patterns = ("*/.*.part", "*/*/.*.part", "runs/.import-*")
+        moved = moved_records(self.results)
+        only_copies = [
+            old for old in moved if (old / "summary.json").exists() and not record(old.name).complete
+        ]
+        for old in only_copies:
+            yield Finding(
+                f"{old}: the only copy of this record, moved by an interrupted import; `fltrain train` or "
+                "`fltrain records import` puts it back"
+            )
+        patterns = ("*/.*.part", "*/*/.*.part", "runs/.import-*", "runs/.replaced-*")
         paths = {path for pattern in patterns for path in root.glob(pattern)}
         paths |= {path for path in root.glob("checkpoints/*/") if record(path.name).complete}
-        for path in sorted(paths):
+        for path in sorted(paths - {old.parent for old in only_copies}):
             yield Finding(
                 f"{path}: left by an interrupted process; can be deleted unless one is running", harmless=True
             )

@@ -8,16 +8,20 @@ exported unchanged, with the name of the machine.
 
 from __future__ import annotations
 
-import filecmp
 import gzip
 import io
 import re
+import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+from filelock import FileLock, Timeout
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing
@@ -25,11 +29,15 @@ from fltrain.runs.integrity import check_record
 from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.status import held
 
+MAX_RUNS = 100_000
+MAX_FILE_BYTES = 64 * 2**20
+"""Limit for one file; the papers' largest runs (500 rounds, all statistics) take a few MB."""
 MAX_BYTES = 8 * 2**30
 """Limit for all unpacked files."""
 
 _RUN = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
 _MEMBER = re.compile(rf"(?P<run>{_RUN})/(?P<file>[a-z]+\.jsonl?)")
+_STAGING, _ASIDE = ".import-", ".replaced-"
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ def export_records(records: Iterable[Record], path: Path) -> int:
 def import_records(path: Path, results: Results, replace: bool = False) -> Imported:
     """Import the records of an archive. If one is invalid, none is imported.
 
-    If the import is killed, import the archive again.
+    A kill leaves each record old or new, never lost: see ``recover_records``.
 
     Args:
         path: the archive.
@@ -107,39 +115,46 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
             trained; or if a file cannot be written.
     """
     results.runs.mkdir(parents=True, exist_ok=True)
-    # On the same file system, so that a rename suffices, and under a name that no run has.
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=results.runs) as folder:
+    with _import_lock(results) as locked:
+        if not locked:
+            raise FltrainError(f"{results.runs}: another import is running; wait until it has ended")
+        _recover(results)
+        for left in results.runs.glob(f"{_STAGING}*"):  # from an import that was killed
+            shutil.rmtree(left)
+        # On the same file system, so that a rename suffices, and under names that no run has.
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=results.runs))
         try:
-            return _import(_unpack(path, Path(folder)), Path(folder), results, replace)
-        except FltrainError as error:
-            raise FltrainError(f"{path}: {error}") from None
+            return _import(path, results, replace, staging)
+        finally:
+            shutil.rmtree(staging)
 
 
-def _import(names: list[str], staging: Path, results: Results, replace: bool) -> Imported:
-    """Move unpacked records of these names from ``staging`` to the results."""
+def _import(path: Path, results: Results, replace: bool, staging: Path) -> Imported:
+    names = _unpack(path, staging)
     try:
         for run_id in names:
             _check(staging / run_id)
     except FltrainError as error:
-        raise FltrainError(f"{error}; nothing was imported") from None
+        raise FltrainError(f"{path}: {error}; nothing was imported") from None
     training = [run_id for run_id in names if held(results.lease(run_id))]
     if training:
         raise FltrainError(
-            f"{training[0]} is being trained; nothing was imported; stop it or wait for its end"
+            f"{path}: {training[0]} is being trained; nothing was imported; stop it or wait for its end"
         )
     present = {run_id for run_id in names if results.record(run_id).complete}
     equal = {run_id for run_id in present if _equal(staging / run_id, results.run(run_id))}
     different = sorted(present - equal)
     if different and not replace:
         raise FltrainError(
-            f"{len(different)} of its {len(names)} records differ from those in {results.runs}, for "
+            f"{path}: {len(different)} of its {len(names)} records differ from those in {results.runs}, for "
             f"example {different[0]}; nothing was imported (--replace imports the archived ones)"
         )
     arriving = [run_id for run_id in names if run_id not in equal]
     for number, run_id in enumerate(arriving):
         try:
-            _move(staging / run_id, results.run(run_id))
+            _replace(staging / run_id, results.run(run_id))
         except OSError as error:
+            _recover(results)
             raise FltrainError(
                 f"{error.filename}: {error.strerror}; {number} of {len(arriving)} records were imported, the "
                 "others are unchanged; solve this and import the archive again"
@@ -147,52 +162,107 @@ def _import(names: list[str], staging: Path, results: Results, replace: bool) ->
     return Imported(len(names) - len(present), len(different), len(equal))
 
 
-def _move(new: Path, place: Path) -> None:
-    """Rename a record into its place; an old one, with its log and models, is moved to the staging folder."""
-    aside = new.with_name(f".{new.name}")
-    if place.exists():
-        place.rename(aside)
-    try:
+def _replace(new: Path, place: Path) -> None:
+    """Rename a record into its place; move an old one, with its log and models, aside and delete it last."""
+    if not place.exists():
         new.rename(place)
-    except OSError:
-        if aside.exists():
-            aside.rename(place)
-        raise
+        return
+    aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=place.parent))
+    place.rename(aside / place.name)
+    new.rename(place)
+    shutil.rmtree(aside)
+
+
+def moved_records(results: Results) -> list[Path]:
+    """Return the folders of records that an interrupted import moved aside."""
+    return sorted(results.runs.glob(f"{_ASIDE}*/*"))
+
+
+def recover_records(results: Results) -> None:
+    """Put back the records that an interrupted import moved aside and did not replace."""
+    if moved_records(results):
+        with _import_lock(results) as locked:
+            if locked:  # otherwise an import is running
+                _recover(results)
+
+
+def _recover(results: Results) -> None:
+    for old in moved_records(results):
+        place = results.run(old.name)
+        if not place.exists() or (Record(old).complete and not Record(place).complete):
+            shutil.rmtree(place, ignore_errors=True)
+            old.rename(place)
+    for aside in results.runs.glob(f"{_ASIDE}*"):
+        shutil.rmtree(aside)
+
+
+@contextmanager
+def _import_lock(results: Results) -> Iterator[bool]:
+    """Hold the lock of imports if it is free; yield whether it was."""
+    lock = FileLock(results.runs / ".import.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+class _Bounded(gzip.GzipFile):
+    """Gzip file that reads no more than an archive may hold, even if a header claims more."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= MAX_FILE_BYTES or self.tell() > MAX_BYTES:
+            raise tarfile.ReadError(f"more than {MAX_FILE_BYTES:,} bytes at once or {MAX_BYTES:,} in all")
+        return super().read(size)
 
 
 def _unpack(path: Path, staging: Path) -> list[str]:
     """Write the files of an archive below ``staging``; return the run IDs."""
+
+    def refuse(why: str) -> NoReturn:
+        raise FltrainError(f"{path}: not an archive of records: {why}; nothing was imported")
+
     members: dict[str, set[str]] = {}
     total = 0
     try:
-        with tarfile.open(path, "r:gz") as archive:
+        with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
             for member in archive:
                 place = _MEMBER.fullmatch(member.name)
                 if place is None or place["file"] not in RECORD_FILES:
                     allowed = f"<run id>/{{{', '.join(RECORD_FILES)}}}"
-                    raise ValueError(f"it holds {member.name[:200]!r}; allowed are {allowed}")
+                    refuse(f"it holds {member.name[:200]!r}; allowed are {allowed}")
                 if not member.isreg() or member.issparse():
-                    raise ValueError(f"{member.name!r} is not an ordinary file")
+                    refuse(f"{member.name!r} is not an ordinary file")
                 total += member.size
-                if total > MAX_BYTES:
-                    raise ValueError(f"it holds more than {MAX_BYTES:,} bytes")
+                if not 0 <= member.size <= MAX_FILE_BYTES or total > MAX_BYTES:
+                    refuse(
+                        f"{member.name!r} has {member.size:,} bytes; {MAX_FILE_BYTES:,} are allowed for a "
+                        f"file, {MAX_BYTES:,} for all"
+                    )
                 files = members.setdefault(place["run"], set())
                 if place["file"] in files:
-                    raise ValueError(f"it holds {member.name!r} twice")
+                    refuse(f"it holds {member.name!r} twice")
+                if len(members) > MAX_RUNS:
+                    refuse(f"it holds more than {MAX_RUNS:,} runs")
                 files.add(place["file"])
                 content = archive.extractfile(member)
                 assert content is not None  # an ordinary file
                 (staging / place["run"]).mkdir(exist_ok=True)
                 (staging / member.name).write_bytes(content.read())
-        if not members:
-            raise ValueError("it is empty")
-        for run_id, files in members.items():
-            if missing := [name for name in RECORD_FILES if name not in files]:
-                raise ValueError(f"{run_id} lacks {', '.join(missing)}")
     except FileNotFoundError:
-        raise FltrainError("no such file") from None
-    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
-        raise FltrainError(f"not an archive of records: {error}; nothing was imported") from None
+        raise FltrainError(f"{path}: no such file") from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        refuse(f"it cannot be read ({error})")
+    if not members:
+        refuse("it is empty")
+    for run_id, files in members.items():
+        if missing := [name for name in RECORD_FILES if name not in files]:
+            refuse(f"{run_id} lacks {', '.join(missing)}")
     return sorted(members)
 
 
@@ -203,4 +273,7 @@ def _check(folder: Path) -> None:
 
 
 def _equal(one: Path, other: Path) -> bool:
-    return not any(filecmp.cmpfiles(one, other, RECORD_FILES, shallow=False)[1:])
+    return all(
+        (other / name).exists() and (one / name).read_bytes() == (other / name).read_bytes()
+        for name in RECORD_FILES
+    )

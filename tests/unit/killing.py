@@ -1,4 +1,4 @@
-"""Processes that are killed while they train: at any time, or at a given operation on files."""
+"""Processes that are killed while they train or import: at any time, or at a given operation on files."""
 
 import multiprocessing
 import os
@@ -50,6 +50,13 @@ def started(spec: RunSpec, root: Path, kill_at: int | None = None) -> ForkServer
     return process
 
 
+def importing(archive: Path, root: Path, kill_at: int | None = None) -> ForkServerProcess:
+    """A process that imports an archive with ``--replace``; see ``started`` for ``kill_at``."""
+    process = _context.Process(target=_import, args=(archive, root, kill_at))
+    process.start()
+    return process
+
+
 def finished(spec: RunSpec, root: Path) -> Record:
     """The record of a run that was trained, or is now, as far as it was not, without being disturbed."""
     _train(spec.to_json(), root, None)
@@ -79,6 +86,14 @@ def _train(spec: str, root: Path, kill_at: int | None) -> None:
         Execution(torch.device("cpu"), checkpoints=interval),
         quiet=True,
     )
+
+
+def _import(archive: Path, root: Path, kill_at: int | None) -> None:
+    from fltrain.runs.archive import import_records
+
+    if kill_at is not None:
+        _kill_at(kill_at, root)
+    import_records(archive, Results(root), replace=True)
 
 
 def _kill_at(number: int, root: Path) -> None:

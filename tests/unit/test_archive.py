@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +21,13 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.experiments.schema import merge
 from fltrain.methods.fedavg import FedAvg
+from fltrain.reporting.verify import Verification
 from fltrain.runs import archive
-from fltrain.runs.archive import Imported, export_records, import_records
+from fltrain.runs.archive import Imported, export_records, import_records, recover_records
 from fltrain.runs.record import RECORD_FILES, Record, Results, summary_digest, with_digest
 
 from .helpers import tiny, trained, write_config
+from .killing import importing
 
 Files = dict[str, bytes]
 
@@ -180,10 +183,25 @@ def test_only_ordinary_files_are_unpacked(kind: bytes, there: Results, tmp_path:
 
 
 def test_the_size_is_limited(there: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_FILE_BYTES", 20_000)
     monkeypatch.setattr(archive, "MAX_BYTES", 50_000)
+    refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json", b" " * 20_001)), there, "20,001 bytes")
     several = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
-    refused(pack(tmp_path / "bad.tar.gz", *several), there, "it holds more than 50,000 bytes")
+    refused(pack(tmp_path / "bad.tar.gz", *several), there, "50,000 for all")
     refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json")), there, "twice")
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["pax", "long name"])
+@pytest.mark.parametrize("size", [10**12, -512])
+def test_headers_that_lie_about_their_size_take_neither_memory_nor_time(
+    kind: bytes, size: int, there: Results, tmp_path: Path
+) -> None:
+    """Python's own reader would read all that such a header claims, or go in circles."""
+    info = tarfile.TarInfo("run/spec.json")
+    info.size, info.type = size, kind
+    path = tmp_path / "bad.tar.gz"
+    path.write_bytes(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 4096))
+    refused(path, there, "not an archive of records")
 
 
 def test_what_is_no_archive(packed: Path, there: Results) -> None:
@@ -309,6 +327,51 @@ def test_a_rename_that_fails_loses_no_record(
     assert not list(there.runs.glob(".*"))
     done = import_records(packed, there, replace=True)
     assert done == Imported(added=0, replaced=2 - replaced, unchanged=replaced)
+
+
+@pytest.mark.slow
+def test_an_import_that_is_killed_loses_no_record(packed: Path, there: Results, tmp_path: Path) -> None:
+    """Killed before any operation on a file, it leaves all records, old or new, for the next start."""
+    import_records(packed, there)
+    new = {record.run_id: contents(record) for record in there.records()}
+    differ(there)
+    old = {record.run_id: contents(record) for record in there.records()}
+    states, number, ended = set(), 0, False
+    while not ended:
+        number += 1
+        results = Results(Path(shutil.copytree(there.root, tmp_path / str(number))))
+        process = importing(packed, results.root, kill_at=number)
+        process.join()
+        ended = process.exitcode == 0
+        assert ended or process.exitcode == -signal.SIGKILL
+        findings = list(Verification(results, tmp_path / "config").findings())
+        lost = {*old} - {record.run_id for record in results.records()}
+        assert all("only copy" in one.text for one in findings if not one.harmless)
+        assert len(lost) == sum(not one.harmless for one in findings)
+        assert not any(run in one.text for run in lost for one in findings if "can be deleted" in one.text)
+        recover_records(results)
+        found = {record.run_id: contents(record) for record in results.records()}
+        assert found.keys() == old.keys()
+        assert all(found[run] in (old[run], new[run]) for run in old), f"killed before operation {number}"
+        states.add((*(found[run] == new[run] for run in sorted(old)), bool(lost)))
+        import_records(packed, results, replace=True)
+        assert {record.run_id: contents(record) for record in results.records()} == new
+        assert not list(results.runs.glob(".*"))
+    assert len(states) == 5, "none, one or both were replaced; one was lost until the next start"
+
+
+def test_training_puts_a_moved_record_back(here: Results) -> None:
+    record = next(here.records())
+    aside = here.runs / ".replaced-abc"
+    aside.mkdir()
+    before = contents(record)
+    record.folder.rename(aside / record.run_id)
+    (advice,) = [one for one in Verification(here, here.root / "config").findings() if not one.harmless]
+    assert "only copy" in advice.text and "deleted" not in advice.text
+    spec = aside / record.run_id / "spec.json"
+    done = CliRunner().invoke(app, ["train", str(spec), "--results", str(here.root)], catch_exceptions=False)
+    assert "already trained" in done.stdout
+    assert contents(record) == before and not aside.exists()
 
 
 def call(*arguments: str) -> Iterator[str]:

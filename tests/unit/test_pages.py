@@ -303,7 +303,8 @@ def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
         "those by chance alone are shown, too"
     )
     assert "by chance 2.5" in page.of("small") and "by chance 1.5" in page.of("small")
-    assert any("1.25 [0.50, 2.00] over 4 cells" in text for text in page.of("li"))
+    gain = r"\+1\.25 points\s+\(90 % interval 0\.50 to 2\.00; interquartile mean over 4 cells\)"
+    assert re.search(gain, page.text)
     assert "<svg" in page.text and "contradicted†" in page.of("span")
     assert "FLFA <always> helps" in page.of("td")
     assert re.search(r">table1</a>, <a [^>]*>figure1</a></td>", page.text), "a claim about both"
