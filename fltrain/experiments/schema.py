@@ -368,7 +368,7 @@ def _by_name(written: Any) -> Any:
 
 
 FOLDERS = (
-    *("benchmarks", "checkpoints", "data", "downloads", "executors"),
+    *("benchmarks", "checkpoints", "data", "downloads"),
     *("logs", "mlflow-artifacts", "partitions", "runs"),
 )
 """Folders in the results folder that are not scales."""

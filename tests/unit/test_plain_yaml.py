@@ -300,7 +300,7 @@ def planned(folder: Path, paper: dict[str, Any], scale: dict[str, Any]) -> str |
 
 def test_names_that_are_taken_in_the_results_folder(tmp_path: Path) -> None:
     results = Results(Path("results"))
-    folders = [results.downloads, results.executors, artifacts_of(results.tracking)]
+    folders = [results.downloads, artifacts_of(results.tracking)]
     data = results.data(Dataset(name="digits"))
     folders += [
         file.parent for file in (data, results.partition_file("a"), results.run("a"), results.lease("a"))
