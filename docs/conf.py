@@ -22,6 +22,9 @@ from sphinx.writers.html5 import HTML5Translator
 
 import fltrain
 
+# Import it first: pydantic refuses its models under autodoc, which imports modules as type checkers do.
+import fltrain.runs.forms
+
 LOG = getLogger(__name__)
 
 # The navigation: below a page, captions with the pages under them. Sphinx asks for every page to be in it.
