@@ -2,5 +2,5 @@
 
 import torch
 
-# One thread: sums are taken in one order, and machines with many cores are no slower for small networks.
+# One thread fixes the order of sums, and is fast enough for small networks.
 torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""A guard around code that must stay on the device: no value reaches the host, no number is random.
+"""A guard around code that must stay on the device: no reads of values on the host, no random numbers.
 
-Local steps take tensors and return tensors (see ``fltrain.methods.base``). On the CPU nothing goes wrong if
-one does not: reading a value there is free. Under this guard it is an error on every device, so that tests
-on the CPU show what would stall elsewhere, or could not be captured or stacked.
+Local steps take tensors and return tensors (see ``fltrain.methods.base``). On the CPU a violation goes
+unnoticed, because reading a value is free. Under this guard it is an error on every device. So tests on the
+CPU find code that would stall a GPU, or could not be captured or stacked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 _READS = "it reads values on the host"
 _COPIES = "it copies data from the host"
 
-# What leaves no trace among the operations, at least on the CPU, and what can be named better by its caller.
+# These calls cause no traceable operation on the CPU, or their own name is clearer than the operation's.
 _REFUSED: dict[tuple[Any, str], str] = {
     **dict.fromkeys([(Tensor, name) for name in ("item", "tolist", "numpy", "cpu", "__array__")], _READS),
     **dict.fromkeys([(Tensor, f"__{name}__") for name in ("bool", "int", "float", "complex")], _READS),
@@ -38,7 +38,7 @@ _REFUSED_BY_TAG = {
 
 _COPYING = {torch.ops.aten.copy_, torch.ops.aten._to_copy}
 
-# Tagged for what some of their arguments, masks, do.
+# PyTorch tags these because masks as arguments give results of variable size.
 _INDEXING = {
     getattr(torch.ops.aten, name)
     for name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
@@ -47,7 +47,7 @@ _INDEXING = {
 
 @contextmanager
 def no_host_sync() -> Iterator[None]:
-    """Within the context, host synchronisation and random numbers are errors.
+    """Raise an error at host synchronisation and random numbers within this context.
 
     Refused are: reading values (``item``, ``tolist``, ``if tensor`` ...), results whose size depends on
     values (``nonzero``, a mask as index ...), copies between devices or from Python data, and random numbers
@@ -82,7 +82,7 @@ def _refusing(operation: str, reason: str) -> Callable[..., NoReturn]:
 
 
 def _to(tensor: Tensor, *args: Any, _original: Any = Tensor.to, **kwargs: Any) -> Tensor:
-    # On the CPU nothing would be copied; that the destination is spelled out gives it away.
+    # On the CPU nothing would be copied: an explicit destination reveals the copy.
     if any(isinstance(value, str) and value.startswith("cpu") for value in (*args, *kwargs.values())):
         _refuse("Tensor.to('cpu')", _READS)
     moved: Tensor = _original(tensor, *args, **kwargs)
@@ -91,8 +91,8 @@ def _to(tensor: Tensor, *args: Any, _original: Any = Tensor.to, **kwargs: Any) -
 
 @contextmanager
 def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Exchange a method of tensors or a function of torch."""
-    inherited = name not in vars(owner)  # from a class of C, which cannot be changed itself
+    """Replace a method of tensors or a function of torch."""
+    inherited = name not in vars(owner)  # from a C class, which cannot be changed
     original = getattr(owner, name)
     setattr(owner, name, replacement)
     try:
@@ -105,7 +105,7 @@ def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterato
 
 
 class _Watch(TorchDispatchMode):
-    """Looks at every operation, also those of a backward pass, before it runs."""
+    """Checks every operation before it runs, also in backward passes."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""A scale with a table and a figure of hand-made records, written to disk as the workflow would."""
+"""A scale with a table and a figure of hand-made records, written to disk as by the workflow."""
 
 import itertools
 import json
@@ -62,13 +62,13 @@ RUN = {
 
 @dataclass
 class Toy:
-    """Makes it below ``root``: all runs are done except those of ``missing`` methods."""
+    """Writes the scale below ``root``; methods in ``missing`` have no runs."""
 
     root: Path
     reduced: bool = False
     missing: tuple[str, ...] = ()
     provenance: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What differs in the provenance of some runs, by id."""
+    """Differences in the provenance of some runs, by run ID."""
 
     @property
     def results(self) -> Results:
@@ -76,7 +76,7 @@ class Toy:
 
     @property
     def folder(self) -> Path:
-        """Where the pages are."""
+        """The folder of the pages."""
         return self.root / "results" / "toy"
 
     @property
@@ -110,7 +110,7 @@ class Toy:
     def listing(self) -> Listing:
         runs = list(dict.fromkeys(cell.run for cell in self.sheet.cells))
         common = {
-            "caption": "What is shown.",
+            "caption": "Caption of the item.",
             "assumptions": ["A-1: Which rate: 0.1."],
             "covers": ["table 1"],
         }
@@ -137,7 +137,7 @@ class Toy:
         )
 
     def write(self) -> "Toy":
-        """Write records, published values, table, figure, what was judged, and the overview."""
+        """Write records, published values, table, figure, claims and the overview."""
         for (index, method), plugin, seed in itertools.product(enumerate(METHODS), PLUGINS, SEEDS):
             if method not in self.missing:
                 lost = method == "FedDyn" and seed > 0
@@ -147,7 +147,7 @@ class Toy:
         return self
 
     def write_pages(self) -> None:
-        """Write everything but the records."""
+        """Write everything except the records."""
         published = self.root / "toy_table1.csv"
         published.write_text(PUBLISHED)
         anomalies = self.root / "anomalies.csv"
@@ -181,7 +181,7 @@ class Toy:
 def claim(
     where: str, text: str, verdict: str, evidence: str, item: str = "", table: bool = True
 ) -> dict[str, Any]:
-    """A judged claim; those of a figure are exploratory, and not listed."""
+    """A judged claim; claims of a figure are exploratory and not listed."""
     said = {"where": where, "claim": text, "verdict": verdict, "evidence": evidence}
     return {**said, "item": item, "listed": table, "exploratory": not table, "value": ""}
 

@@ -1,8 +1,8 @@
-"""Pages in headless Chromium, opened from disk: those of hand-made records, and those of a scale on disk.
+"""Pages of hand-made records and of a finished scale, opened from disk in headless Chromium.
 
-Not among the tests that `make test` runs, as they need a browser: `.ci/run` runs them. The browser is the one
-that FLTRAIN_BROWSER names, or Playwright's own. FLTRAIN_PAGES names the folder that the workflow made, if it
-is not results/demo.
+These tests need a browser: `.ci/run` runs them, `make test` does not. Set FLTRAIN_BROWSER to choose the
+browser (default: Playwright's own), and FLTRAIN_PAGES to choose the folder of the finished scale (default:
+results/demo).
 """
 
 import os
@@ -39,7 +39,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page of which every complaint fails the test."""
+    """A page that fails the test at every error that the browser reports."""
     page = browser.new_page(viewport=DESKTOP)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
@@ -73,7 +73,7 @@ def pages_of(toy: Toy) -> list[Path]:
 
 
 def check(page: Page, path: Path) -> None:
-    """What holds for every page, at the width of a desk and of a phone, by day and by night."""
+    """Check a page at desktop and phone width, in light and dark colours."""
     for viewport in (DESKTOP, PHONE):
         page.set_viewport_size(viewport)
         page.goto(path.as_uri())
@@ -102,7 +102,7 @@ def check(page: Page, path: Path) -> None:
 
 
 def _contrast(page: Page) -> float:
-    """The least contrast of any text with the background behind it, after the rules of WCAG 2."""
+    """The lowest contrast ratio of any text with its background, by the rules of WCAG 2."""
     value: float = page.evaluate(
         """() => {
           const parse = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -176,7 +176,7 @@ def test_rows_are_filtered(page: Page, toy: Toy) -> None:
     assert page.locator("#values tbody tr:visible").count() == 5
 
 
-def test_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:
+def test_a_click_on_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:
     page.goto(toy.table.as_uri())
     assert page.locator("section.cell:visible").count() == 0
     page.locator("#values tbody tr").nth(1).locator("td a").first.click()
@@ -192,7 +192,7 @@ def test_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:
 
 
 def test_the_overview_leads_to_the_runs_of_an_item_and_no_other(page: Page, toy: Toy) -> None:
-    """Table 10 is another one than table 1."""
+    """Table 1 does not match table 10."""
     page.goto((toy.folder / "index.html").as_uri())
     page.locator("#item-table tbody tr", has_text="paper/table10").get_by_role("link", name="3").click()
     assert urlsplit(page.url).path.endswith("/runs.html")
@@ -208,7 +208,7 @@ def test_claims_are_filtered_by_verdict(page: Page, toy: Toy) -> None:
     assert page.locator("#claim-table tbody tr:visible").count() == 1
 
 
-def test_everything_can_be_reached_by_the_keyboard(page: Page, toy: Toy) -> None:
+def test_all_controls_can_be_reached_by_keyboard(page: Page, toy: Toy) -> None:
     page.goto(toy.table.as_uri())
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.type") == "search"
@@ -232,7 +232,7 @@ def test_pages_work_without_scripts(browser: Browser, toy: Toy) -> None:
 
 
 def test_embedded_pages_have_no_links_to_files(page: Page, toy: Toy) -> None:
-    """In Snakemake's report a page stands in a frame whose address is its content: no file is beside it."""
+    """Snakemake's report embeds a page as a data URL, from which relative links cannot be followed."""
     page.goto("about:blank")
     page.evaluate(
         """(html) => {
@@ -250,7 +250,7 @@ def test_embedded_pages_have_no_links_to_files(page: Page, toy: Toy) -> None:
     assert frame.locator("a[data-file][href]").count() == 0
 
 
-def test_printed_pages_show_what_is_assumed(page: Page, toy: Toy) -> None:
+def test_printed_pages_show_the_assumptions(page: Page, toy: Toy) -> None:
     page.goto(toy.table.as_uri())
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
@@ -258,8 +258,8 @@ def test_printed_pages_show_what_is_assumed(page: Page, toy: Toy) -> None:
     assert not page.locator(".tools").first.is_visible()
 
 
-def test_the_report_switches_between_our_numbers_and_published_ones(browser: Browser) -> None:
-    # Where a paper has tables only, the report has no further level to choose them in.
+def test_the_report_switches_between_measured_and_published_values(browser: Browser) -> None:
+    # If a paper has only tables, the report has no menu level for them.
     published = min(path for path in FOLDER.glob("*/*.published.html") if any(path.parent.glob("*.png")))
     page = browser.new_page(viewport=DESKTOP)
     page.goto((FOLDER / "report.html").as_uri())

@@ -1,4 +1,4 @@
-"""A SLURM of one node on this machine, for tests: with fake cores, memory and GPUs, without accounting."""
+"""A single-node SLURM on this machine for tests: fake cores, memory and GPUs, no accounting."""
 
 import os
 import re
@@ -48,12 +48,12 @@ PartitionName=short Nodes={host} MaxTime=120 State=UP
 PartitionName=long Nodes={host} MaxTime=INFINITE State=UP
 PartitionName=urgent Nodes={host} PriorityTier=10 PreemptMode=OFF State=UP
 """
-# Any device file will do: nobody opens it.
+# Any device file will do: it is never opened.
 GPUS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
 
 
 def wait_until(what: Callable[[], object], seconds: float, pause: float = 0.2) -> None:
-    """Wait for something to become true."""
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, f"not seen within {seconds} s"
@@ -61,14 +61,14 @@ def wait_until(what: Callable[[], object], seconds: float, pause: float = 0.2) -
 
 
 def command(*arguments: str) -> str:
-    """What a command says; refused if it fails."""
+    """Run a command and return its output; raise an error if it fails."""
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{' '.join(arguments)}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
 def processes(name: str) -> list[int]:
-    """Processes of this name."""
+    """IDs of the processes with this name."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -78,7 +78,7 @@ def processes(name: str) -> list[int]:
 
 
 def in_jobs() -> Iterator[tuple[int, dict[str, str]]]:
-    """Processes that run in jobs, with their environment."""
+    """Processes inside jobs, with their environment variables."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             entries = (folder / "environ").read_text(errors="replace").split("\0")
@@ -88,9 +88,9 @@ def in_jobs() -> Iterator[tuple[int, dict[str, str]]]:
 
 
 class Slurm:
-    """Daemons as children of this process, with files of their own below ``folder``.
+    """SLURM's daemons as child processes, with their files below ``folder``.
 
-    Commands inside jobs look for the configuration in /etc/slurm: what was there is put back in the end.
+    Commands inside jobs read their configuration from /etc/slurm: the previous files are restored at the end.
     """
 
     ETC = Path("/etc/slurm")
@@ -101,7 +101,7 @@ class Slurm:
 
     @contextmanager
     def started(self) -> Iterator["Slurm"]:
-        """Run it."""
+        """Start the daemons, and stop them at the end."""
         for name in ("slurmctld", "slurmd"):
             assert not processes(name), f"{name} runs already: these tests start their own"
         assert "SLURM_JOB_ID" not in os.environ, "these tests would end the job that they run in"
@@ -139,7 +139,7 @@ class Slurm:
             self.daemons[name] = subprocess.Popen(arguments, stdout=out, stderr=out, start_new_session=True)
 
     def _start_munge(self) -> None:
-        """Munge, with a key of its own."""
+        """Start munge with a new key."""
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(64))
         key.chmod(0o600)
@@ -164,22 +164,22 @@ class Slurm:
         return done.stdout.strip()
 
     def jobs(self) -> dict[str, dict[str, str]]:
-        """What ``scontrol show job`` says, by id of the job."""
-        said = command("scontrol", "--oneliner", "show", "job")
-        found = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in said.splitlines() if "JobId=" in line]
+        """Fields of ``scontrol show job``, by job ID."""
+        output = command("scontrol", "--oneliner", "show", "job")
+        found = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in output.splitlines() if "JobId=" in line]
         return {job["JobId"]: job for job in found}
 
     def jobs_of(self, folder: Path) -> dict[str, dict[str, str]]:
-        """The same of jobs that were submitted in a folder, in the order of submission."""
+        """The jobs submitted from a folder, in order of submission."""
         found = self.jobs()
         return {name: found[name] for name in sorted(found, key=int) if found[name]["WorkDir"] == str(folder)}
 
     def started_at(self, job: str) -> float:
-        """When a job started, in seconds since the epoch."""
+        """Start time of a job, in seconds since the epoch."""
         return time.mktime(time.strptime(self.jobs()[job]["StartTime"], "%Y-%m-%dT%H:%M:%S"))
 
     def kill_node(self) -> None:
-        """End the node as a power failure would: its daemon, and everything that runs in jobs."""
+        """End the node as a power failure would: its daemon and all processes in jobs."""
         self.kill("slurmd", signal.SIGKILL)
         for process in [*processes("slurmstepd"), *(process for process, _ in in_jobs())]:
             with suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
-"""The workflow on a real SLURM of one node with four fake GPUs, which these tests start and stop.
+"""The workflow on a real single-node SLURM with four fake GPUs, which these tests start and stop.
 
-The runs are some of the demonstration: what a cluster makes of it is compared with what this machine makes by
-itself. These tests need root and SLURM's programs (Debian: `slurm-wlm`, `munge`): `.ci/run` runs them,
-`make test` does not. They refuse to run where a SLURM runs already.
+The runs are part of the demonstration. Results from the cluster are compared with results from a local run.
+These tests need root and SLURM's programs (Debian: `slurm-wlm`, `munge`): `.ci/run` runs them, `make test`
+does not. They refuse to run if SLURM is already running.
 """
 
 import os
@@ -28,9 +28,9 @@ from fltrain.runs.spec import RunSpec
 from ..workflow.test_workflow import Checkout, contents
 from .slurm import GPUS, Slurm, command, in_jobs, wait_until
 
-# There is no accounting to ask, and jobs are short.
+# There is no accounting database, and jobs are short.
 HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2")
-# Of a paper of the demonstration what two methods have a part in: three runs, two of them of one method.
+# The runs of two methods in one paper of the demonstration: three runs, two of them of one method.
 PAPER = "fedfcd"
 SELECTION = {"papers": PAPER, "methods": "fedavg,local"}
 SHORT = 45
@@ -44,12 +44,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def on(profile: str, *options: str) -> tuple[str, ...]:
-    """Options of Snakemake for one of the cluster's profiles."""
+    """Snakemake options that select one of the cluster's profiles."""
     return ("--workflow-profile", f"workflow/profiles/{profile}", *HERE, *options)
 
 
 def snakemake(checkout: Checkout, *options: str) -> tuple[int, str]:
-    """Run the workflow on what is selected."""
+    """Run the workflow on the selected runs."""
     settings = tuple(f"{name}={value}" for name, value in SELECTION.items())
     return checkout.snakemake(*options, scale="demo", settings=settings)
 
@@ -60,41 +60,41 @@ def runs_of(checkout: Checkout) -> Mapping[str, RunSpec]:
 
 
 def records_of(runs: Mapping[str, RunSpec]) -> tuple[str, ...]:
-    """What Snakemake is asked for when nothing but runs is wanted."""
+    """Snakemake targets of the records of some runs."""
     return tuple(f"results/runs/{run}/summary.json" for run in runs)
 
 
 def record(checkout: Checkout, run: str) -> dict[str, bytes]:
-    """Of a record what shows neither times nor machines."""
+    """The parts of a record that contain no times and no machine names."""
     return contents(checkout.results.run(run), ("spec.json", "metrics.jsonl", "summary.json"))
 
 
 def records(checkout: Checkout) -> dict[str, dict[str, bytes]]:
-    """The same of all runs."""
+    """The comparable parts of all records, by run."""
     return {run: record(checkout, run) for run in runs_of(checkout)}
 
 
 def items(checkout: Checkout) -> dict[str, bytes]:
-    """The paper's tables, figures and claims; nothing in them is measured in seconds."""
+    """The paper's tables, figures and claims; none of them contains times."""
     folder = checkout.results.root / "demo" / PAPER
     files = [file for form in ("csv", "md", "tex", "svg", "json") for file in folder.glob(f"*.{form}")]
     return {file.name: file.read_bytes() for file in files}
 
 
 def resumed(checkout: Checkout, run: str) -> list[int]:
-    """After which rounds a run went on."""
+    """Rounds after which a run was resumed."""
     return list(checkout.results.record(run).provenance["resumed"])
 
 
 def amount(checkout: Checkout, resource: str) -> int:
-    """Return what each job requests at its first attempt; all runs have the same network."""
+    """The amount that each job requests at its first attempt; all runs have the same network."""
     request = Request.parse(yaml.safe_load((checkout.root / "config" / "config.yaml").read_text()), "config")
     (found,) = {request.resources.amount(resource, spec.model.name, 1) for spec in runs_of(checkout).values()}
     return found
 
 
 def partitions(folder: Path) -> Path:
-    """A site's file of partitions."""
+    """Write a site's file of partitions."""
     file = folder / "partitions.yaml"
     sizes = {"max_mem_mb": 200000, "max_threads": 8, "max_gpu": len(GPUS)}
     times = {"short": SHORT, "long": 10000}
@@ -104,14 +104,14 @@ def partitions(folder: Path) -> Path:
 
 
 def clock(minutes: int) -> str:
-    """A time limit as SLURM writes it, of less than a day."""
+    """A time limit of less than a day, in SLURM's notation."""
     assert minutes < 24 * 60
     return f"{minutes // 60:02}:{minutes % 60:02}:00"
 
 
 @dataclass(frozen=True)
 class Training:
-    """A process that trains in a job, and the devices that it sees."""
+    """A training process in a job, and the devices that it sees."""
 
     process: int
     job: str
@@ -119,11 +119,11 @@ class Training:
 
 
 def trainings() -> list[Training]:
-    """Processes that train in jobs, all of them at this moment.
+    """All training processes in jobs at this moment.
 
-    Looking takes a while in which a process may end and its GPU pass to the next, and a process that starts
-    another program is there twice until that program runs. So those who have ended since are left out, and
-    that is asked last: then nobody counts whose parent could no longer be told.
+    While the list is collected, a process may end and pass its GPU to the next one. A process that starts
+    another program is listed twice until that program runs. So processes that have ended are removed last,
+    after the parents have been read.
     """
     found = []
     for process, environment in in_jobs():
@@ -136,24 +136,24 @@ def trainings() -> list[Training]:
 
 
 def trains(process: int) -> bool:
-    """Whether a process is there and trains."""
+    """Return True if a process exists and trains."""
     with suppress(OSError):
         return b"-m\0fltrain\0train\0" in Path(f"/proc/{process}/cmdline").read_bytes()
     return False
 
 
 def parent(process: int) -> int | None:
-    """The process that started another one, if that is still there."""
+    """The parent of a process, if the process still exists."""
     with suppress(OSError):
         (found,) = re.findall(r"^PPid:\s*(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
         return int(found)
     return None
 
 
-def held(checkout: Checkout, run: str, job: str) -> Training:
+def paused_after_a_checkpoint(checkout: Checkout, run: str, job: str) -> Training:
     """Stop the run of a job in the middle, as soon as it has a checkpoint.
 
-    What happens to it next then finds it there, on a slow machine and on a fast one.
+    The next event then meets the run at this point, on slow and on fast machines.
     """
     wait_until(lambda: list(checkout.results.checkpoints(run).glob("*.safetensors")), 240, pause=0.02)
     (training,) = (one for one in trainings() if one.job == job)
@@ -162,8 +162,8 @@ def held(checkout: Checkout, run: str, job: str) -> Training:
     return training
 
 
-def told_to_end(process: int) -> bool:
-    """Whether a stopped process has a SIGTERM waiting; also if it is gone."""
+def has_pending_sigterm(process: int) -> bool:
+    """Return True if a stopped process has a pending SIGTERM, or is gone."""
     with suppress(OSError):
         status = Path(f"/proc/{process}/status").read_text()
         waiting = re.findall(r"^(?:Sig|Shd)Pnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
@@ -171,10 +171,10 @@ def told_to_end(process: int) -> bool:
     return True
 
 
-def waits_again(job: Mapping[str, str]) -> bool:
-    """Whether a job was put back into the queue, and its first part has been cleared away.
+def is_requeued(job: Mapping[str, str]) -> bool:
+    """Return True if a job is back in the queue and its first attempt has been cleaned up.
 
-    Until then it is COMPLETING, and the time at which it may start is still to be set.
+    Until then its state is COMPLETING, and its earliest start time cannot be set.
     """
     return (job["Restarts"], job["JobState"]) == ("1", "PENDING")
 
@@ -182,42 +182,42 @@ def waits_again(job: Mapping[str, str]) -> bool:
 def start_again(slurm: Slurm, jobs: Iterable[str]) -> None:
     """Wait until jobs are back in the queue, and start them soon; SLURM would wait two minutes.
 
-    That a node has lost its jobs is only seen when it is asked, once a minute. It refuses to start a job in
-    the second in which it was told that the job's first part has ended: SLURM then gives the job up.
+    SLURM polls nodes once a minute to notice lost jobs. A node refuses to start a job in the second in which
+    it learned that the first attempt has ended, and SLURM then gives the job up.
     """
-    wait_until(lambda: all(waits_again(slurm.jobs()[job]) for job in jobs), 240)
+    wait_until(lambda: all(is_requeued(slurm.jobs()[job]) for job in jobs), 240)
     for job in jobs:
         command("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A checkout after the workflow ran in it: what was said, and the jobs in the order of submission."""
+    """A checkout after a workflow run: its output, and its jobs in order of submission."""
 
     checkout: Checkout
-    said: str
+    output: str
     jobs: list[dict[str, str]]
 
     @property
     def names(self) -> list[str]:
-        """The runs of the jobs."""
+        """Run IDs of the jobs."""
         return [job["Comment"].removeprefix("rule_train_wildcards_") for job in self.jobs]
 
 
 def ran(slurm: Slurm, checkout: Checkout, *options: str) -> Outcome:
     """Run the workflow."""
     before = slurm.jobs_of(checkout.root).keys()
-    code, said = snakemake(checkout, *options)
-    assert code == 0, said
+    code, output = snakemake(checkout, *options)
+    assert code == 0, output
     jobs = slurm.jobs_of(checkout.root)
-    return Outcome(checkout, said, [job for name, job in jobs.items() if name not in before])
+    return Outcome(checkout, output, [job for name, job in jobs.items() if name not in before])
 
 
 def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str, *site: str) -> Outcome:
-    """Run the workflow, and let the time limit of a run's job come near while it trains.
+    """Run the workflow, and shorten the time limit of a job while it trains.
 
-    SLURM looks twice a minute whose limit is near, and is told to send its signal up to a minute before:
-    where there are 40 seconds left when the limit is set, it comes in time.
+    SLURM checks the limits twice a minute and may send its signal up to a minute before the limit: 40 seconds
+    before the limit, the signal comes in time.
     """
     options = on(
         "slurm", *site, "--set-resources", "train:runtime=10*attempt", "train:slurm_extra='--signal=TERM@29'"
@@ -226,10 +226,10 @@ def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str, *site: str)
         running = thread.submit(ran, slurm, checkout, *records_of({run: runs_of(checkout)[run]}), *options)
         wait_until(lambda: running.done() or slurm.jobs_of(checkout.root), 120)
         (job,) = slurm.jobs_of(checkout.root)
-        training = held(checkout, run, job)
+        training = paused_after_a_checkpoint(checkout, run, job)
         elapsed = time.time() - slurm.started_at(job)
         command("scontrol", "update", f"JobId={job}", f"TimeLimit={int(elapsed + 40) // 60 + 1}")
-        wait_until(lambda: told_to_end(training.process), 120)
+        wait_until(lambda: has_pending_sigterm(training.process), 120)
         with suppress(ProcessLookupError):
             os.kill(training.process, signal.SIGCONT)
         return running.result()
@@ -237,25 +237,25 @@ def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str, *site: str)
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout in which nothing has been run; not to be changed."""
+    """An unused checkout; tests must not change it."""
     checkout = Checkout.of_this_repository(tmp_path_factory.mktemp("fresh") / "checkout")
-    # So that a run can be stopped in the middle, and one that is killed goes on there.
+    # Frequent checkpoints: runs are stopped in the middle, and killed runs resume there.
     checkout.edit("workflow/rules/train.smk", "fltrain train -", "fltrain train --checkpoint-rounds 1 -")
     return checkout
 
 
 @pytest.fixture(scope="module")
 def prepared(fresh: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout with data and partitions; not to be changed."""
+    """A checkout with data and partitions; tests must not change it."""
     checkout = fresh.copy(tmp_path_factory.mktemp("prepared") / "checkout")
-    code, said = snakemake(checkout, "--cores", "2", "all_data")
-    assert code == 0, said
+    code, output = snakemake(checkout, "--cores", "2", "all_data")
+    assert code == 0, output
     return checkout
 
 
 @dataclass(frozen=True)
 class Everything:
-    """Runs of the workflow in checkouts of their own, all at the same time, as most of it is waiting."""
+    """Workflow runs in separate checkouts, all started at once because they mostly wait."""
 
     local: Future[Outcome]
     clustered: Future[Outcome]
@@ -303,13 +303,15 @@ def everything(
 
 @pytest.fixture(scope="module")
 def local(everything: Everything) -> Checkout:
-    """A checkout in which everything was run without a cluster."""
+    """A checkout in which the workflow ran without a cluster."""
     outcome = everything.local.result()
     assert not outcome.jobs
     return outcome.checkout
 
 
-def test_a_paper_of_the_demonstration_has_the_same_bytes(everything: Everything, local: Checkout) -> None:
+def test_results_of_the_cluster_and_of_a_local_run_are_bytewise_equal(
+    everything: Everything, local: Checkout
+) -> None:
     clustered = everything.clustered.result().checkout
     assert records(clustered) == records(local)
     made = items(clustered)
@@ -339,14 +341,14 @@ def test_jobs_ask_for_the_resources_of_their_network(everything: Everything) -> 
         assert job["Requeue"] == "1"
 
 
-def test_jobs_go_where_their_time_fits(everything: Everything) -> None:
+def test_jobs_go_to_a_partition_that_allows_their_time(everything: Everything) -> None:
     clustered, limited = everything.clustered.result(), everything.limited.result()
     assert 10 < SHORT < amount(clustered.checkout, "runtime")
     assert {job["Partition"] for job in clustered.jobs} == {"long"}
     assert {job["Partition"] for job in limited.jobs} == {"short"}
 
 
-def test_each_job_has_a_gpu_of_its_own(everything: Everything) -> None:
+def test_each_job_has_a_separate_gpu(everything: Everything) -> None:
     for one in (everything.clustered, everything.array, everything.batch, everything.limited):
         one.result()
     assert any(len(seen) > 1 for seen in everything.seen), "several runs at a time"
@@ -361,7 +363,7 @@ def test_an_array_is_one_submission(everything: Everything, local: Checkout) -> 
     assert records(array.checkout) == records(local)
 
 
-def test_a_batch_is_one_job_whose_runs_take_turns(everything: Everything, local: Checkout) -> None:
+def test_a_batch_is_one_job_that_trains_its_runs_in_turn(everything: Everything, local: Checkout) -> None:
     batch = everything.batch.result()
     (job,) = batch.jobs
     assert job["TimeLimit"] == clock(3 * amount(batch.checkout, "runtime"))
@@ -375,14 +377,14 @@ def test_a_batch_is_one_job_whose_runs_take_turns(everything: Everything, local:
 def test_runs_wait_for_the_only_gpu(everything: Everything, local: Checkout) -> None:
     outcome = everything.alone.result()
     checkout = outcome.checkout
-    order = re.findall(r"^Job \d+: training (.+)$", outcome.said, re.MULTILINE)
+    order = re.findall(r"^Job \d+: training (.+)$", outcome.output, re.MULTILINE)
     assert sorted(order) == sorted(runs_of(checkout)) and not outcome.jobs
     started = [(checkout.results.run(run) / "spec.json").stat().st_mtime for run in order]
     assert started == sorted(started), "one at a time"
     assert records(checkout) == records(local)
 
 
-def test_a_job_saves_its_state_before_the_limit_and_is_submitted_again(
+def test_a_job_saves_a_checkpoint_before_its_time_limit_and_is_requeued(
     everything: Everything, local: Checkout
 ) -> None:
     limited = everything.limited.result()
@@ -394,11 +396,11 @@ def test_a_job_saves_its_state_before_the_limit_and_is_submitted_again(
     assert record(limited.checkout, run) == record(local, run)
 
 
-def test_a_preempted_job_goes_on_when_the_node_is_free(
+def test_a_preempted_job_resumes_when_the_node_is_free(
     slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
     for one in (everything.clustered, everything.array, everything.batch, everything.limited):
-        one.result()  # all that runs on the node has to give way
+        one.result()  # every job on the node is preempted
     checkout = prepared.copy(tmp_path / "checkout")
     run = next(iter(runs_of(checkout)))
     wanted = records_of({run: runs_of(checkout)[run]})
@@ -406,7 +408,7 @@ def test_a_preempted_job_goes_on_when_the_node_is_free(
         running = thread.submit(ran, slurm, checkout, *on("slurm"), *wanted)
         wait_until(lambda: running.done() or slurm.jobs_of(checkout.root), 120)
         (job,) = slurm.jobs_of(checkout.root)
-        held(checkout, run, job)
+        paused_after_a_checkpoint(checkout, run, job)
         command("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
         start_again(slurm, [job])
         preempted = running.result()
@@ -415,7 +417,7 @@ def test_a_preempted_job_goes_on_when_the_node_is_free(
     assert record(checkout, run) == record(local, run)
 
 
-def test_a_run_needs_neither_network_nor_variables(
+def test_a_run_needs_no_network_and_no_environment_variables(
     prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
     checkout = prepared.copy(tmp_path / "checkout")
@@ -426,7 +428,7 @@ def test_a_run_needs_neither_network_nor_variables(
     assert record(checkout, run) == record(local, run)
 
 
-def test_a_dead_node_and_a_cancelled_job(
+def test_jobs_of_a_dead_node_resume_and_a_cancelled_job_fails(
     slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
     for one in (everything.clustered, everything.array, everything.batch, everything.limited):
@@ -444,14 +446,14 @@ def test_a_dead_node_and_a_cancelled_job(
         running = thread.submit(snakemake, checkout, *on("slurm", "--preemptible-retries", "0"), *wanted)
         wait_until(lambda: running.done() or jobs().keys() == {first, second}, 120)
         for run in (first, second):
-            held(checkout, run, jobs()[run])
+            paused_after_a_checkpoint(checkout, run, jobs()[run])
         slurm.kill_node()
         slurm.start_node()
         start_again(slurm, slurm.jobs_of(checkout.root))
         wait_until(lambda: any(one.job == jobs()[second] for one in trainings()), 240, pause=0.02)
         command("scancel", jobs()[second])
-        code, said = running.result()
-    assert code != 0, said
+        code, output = running.result()
+    assert code != 0, output
     assert checkout.results.record(first).complete and not checkout.results.record(second).complete
 
     again = ran(slurm, checkout, *on("slurm"), *wanted)

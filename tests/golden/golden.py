@@ -1,8 +1,8 @@
-"""Golden numbers: what small runs and single components give, kept so that none changes unnoticed.
+"""Golden numbers: results of small runs and single components, stored to detect unintended changes.
 
-``golden.json`` holds the numbers of every entry under a key that changes with the revisions of all that makes
-them. Other numbers under the same key are a change without a new revision, which is refused. Run as a program
-(``make golden``), this brings the file up to date; whoever changes what is computed here removes it first.
+``golden.json`` stores the numbers of every entry under a key that contains all relevant revisions. Other
+numbers under the same key are a change without a new revision, and are refused. ``make golden`` runs
+this module to update the file. If you change the computation here, delete the file first.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ Numbers = dict[str, Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """Something whose numbers are kept.
+    """An entry of the golden file.
 
     Attributes:
-        name: for people, and for choosing tests.
-        key: what it is, and the revisions of all that makes its numbers.
+        name: for messages, and to select tests.
+        key: identifies the entry; contains all revisions that its numbers depend on.
         revision: the attribute to raise when they change.
-        numbers: works them out.
+        numbers: computes them.
     """
 
     name: str
@@ -94,12 +94,12 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "mobilenetv2 stem_stride=2": {"variant": "t"},
     "scaffold correction=after_step": {"normaliser": "plain"},
 }
-"""What goes with components, or with choices that do not go with the other defaults: without it they would be
-refused, or would do too little in a few rounds for a change to show."""
+"""Settings to combine with components or choices: without them the run would be refused, or would show too
+little effect in a few rounds."""
 
 
 def variants(component: type[Component], **needed: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and settings: the defaults, and each setting that is one of a few away from its own."""
+    """Name and settings: the defaults, and every other value of each setting that lists its values."""
     name = component.model_fields["name"].default
     chosen: list[dict[str, Any]] = [{}]
     for setting, field in component.model_fields.items():
@@ -116,7 +116,7 @@ def variants(component: type[Component], **needed: Any) -> Iterator[tuple[str, d
 
 
 def raised(component: type[Component]) -> str:
-    """Where the revision of a component is."""
+    """File or attribute that holds the revision of a component."""
     return f"{component.__name__}.revision ({component.__module__})"
 
 
@@ -130,8 +130,8 @@ RUN: dict[str, Any] = {
     "participation": {"fraction": 0.4},
     "seed": 7,
 }
-"""With this seed, clients 2 and 3 take part in two rounds on end, and client 4 again after a pause: what
-clients keep matters."""
+"""With this seed, clients 2 and 3 take part in two rounds in a row, and client 4 again after a pause, so
+that client states matter."""
 
 NORMED: dict[str, Any] = {
     "dataset": "digits",
@@ -151,10 +151,10 @@ SETTING: dict[str, dict[str, Any]] = {
     "fedsol teacher=train": NORMED,
     "scaffold displacement=uploaded": {"plugins": ["ecgr"]},
 }
-"""Runs in which methods work at all, or their choices make a difference."""
+"""Settings with which a method can run, or its choices make a difference."""
 
 MAGNIFYING = {"fedma mode=bbp_map"}
-"""What magnifies differences by rounding, beside norm layers."""
+"""Components that magnify rounding differences, in addition to norm layers."""
 
 ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
     "augmented": {"training": {**RUN["training"], "augmentation": {"crop_padding": 1, "cutout": 3}}},
@@ -170,10 +170,10 @@ ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
     "local batchnorm": {"local_test": {}, "batchnorm": "local"},
     "tested after training": {"local_test": {}, "evaluation": {"point": "after_local"}},
 }
-"""Settings that the engine deals with."""
+"""Settings of the engine."""
 
 TRAIN_IMAGES, TEST_IMAGES = 80, 40
-"""The first of the data set; more would take longer and show nothing more."""
+"""Number of images; more would take longer and show nothing new."""
 
 
 @cache
@@ -204,13 +204,13 @@ def federation(spec: RunSpec) -> Simulation:
 
 
 ACCURACIES = {"evaluation accuracy", "evaluation macro", "evaluation std"}
-"""Numbers that jump when one image is decided otherwise."""
+"""Numbers that jump when the prediction of one image changes."""
 
 
 def of_run(spec: RunSpec, rough: bool) -> Numbers:
-    """What a run records, and sums over what server and clients have in the end.
+    """Numbers of a run's record, and sums over the final states of server and clients.
 
-    Of what may be weights, it is their movement that shows small changes.
+    Tensors that may be weights are compared by their displacement, in which small changes show.
     """
     simulation = federation(spec)
     start = simulation.server.weights.clone()
@@ -241,12 +241,12 @@ def of_run(spec: RunSpec, rough: bool) -> Numbers:
 def sums(tensors: Iterable[Tensor]) -> list[float]:
     """Sums over all floats together: of absolute values, of positive ones, and of every other positive one.
 
-    Nothing cancels out in these, so that a relative tolerance makes sense.
+    There is no cancellation in these, so that a relative tolerance makes sense.
     """
     totals = torch.zeros(3, dtype=torch.float64)
     for tensor in tensors:
         if not tensor.is_floating_point():
-            continue  # indices and counts, of which a sum says little
+            continue  # indices and counts, whose sum has little meaning
         values = tensor.flatten().float()
         positive = values.relu()
         every = (values.abs(), positive, positive[::2])
@@ -255,12 +255,12 @@ def sums(tensors: Iterable[Tensor]) -> list[float]:
 
 
 def named(method: type[Method], settings: Any) -> dict[str, Any]:
-    """How a run names a method or plug-in."""
+    """A method or plug-in as a run's spec names it."""
     return {"plugins": [settings]} if method.plugin else {"method": settings}
 
 
 def runs() -> Iterator[Entry]:
-    """Federated averaging with the engine's settings, then every method and plug-in in all its variants."""
+    """Yield federated averaging with the engine's settings, then every method and plug-in in all variants."""
 
     def entry(name: str, revision: str, changes: Mapping[str, Any]) -> Entry:
         spec = RunSpec.parse({**RUN, **changes}, name)
@@ -289,7 +289,7 @@ LABELS, CLASSES, WRITERS = np.arange(12_000) % 10, 10, np.arange(12_000) // 300
 
 
 def of_scheme(scheme: Scheme) -> Numbers:
-    """Digests of who gets which images to train on, and which to test on."""
+    """Digests of the assignment of training and test images to clients."""
     clients = scheme.split(LABELS, CLASSES, 0, WRITERS)
     numbers: Numbers = {"clients": parts(clients)}
     for stratify in (False, True):
@@ -304,7 +304,7 @@ def parts(indices: Iterable[np.ndarray]) -> str:
 
 
 def of_model(model: Model) -> Numbers:
-    """Sums over initial weights; loss, gradient and sizes of a training step on random images."""
+    """Sums of the initial weights; loss, gradient sums and sizes of a training step on random images."""
     channels, classes, samples = 3, 10, 16
     network = build(model, channels, model.min_side, classes, seed=0).train()
     shares = [part.p for part in network.modules() if isinstance(part, nn.Dropout | nn.Dropout2d)]
@@ -347,18 +347,18 @@ def components() -> Iterator[Entry]:
 
 
 def entries() -> list[Entry]:
-    """Every entry, what others build on first."""
+    """Yield every entry; an entry comes after those that it builds on."""
     by_key = {entry.key: entry for entry in reversed([*components(), *runs()])}
     return list(reversed(by_key.values()))
 
 
 def read() -> dict[str, Numbers]:
-    """The numbers that are kept, by key."""
+    """The stored numbers, by key."""
     return json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
 
 
 def differences(kept: Numbers, found: Numbers) -> list[str]:
-    """What is not equal, a line each."""
+    """Describe all differences, one per line."""
     return [
         f"{name}: {kept.get(name)} -> {found.get(name)}"
         for name in sorted(kept.keys() | found.keys())
@@ -377,7 +377,7 @@ def _equal(kept: Any, found: Any, relative: float) -> bool:
 
 
 def rounded(value: Any) -> Any:
-    """The value with floats to seven digits."""
+    """The value with floats rounded to seven digits."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, dict):
@@ -386,7 +386,7 @@ def rounded(value: Any) -> Any:
 
 
 def fault(entry: Entry, kept: Mapping[str, Numbers]) -> str | None:
-    """What is wrong with an entry; None if its numbers are those that are kept."""
+    """Describe the problem of an entry; None if its numbers are the stored ones."""
     if entry.key not in kept:
         return f"{entry.name}: {entry.key} has no golden numbers: run `make golden`"
     changed = differences(kept[entry.key], entry.numbers())
@@ -402,10 +402,10 @@ def fault(entry: Entry, kept: Mapping[str, Numbers]) -> str | None:
 
 
 def updated(wanted: Iterable[Entry], kept: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """Golden numbers of the wanted entries: those that are kept, and those of new keys.
+    """Golden numbers of the wanted entries: the stored numbers, and new ones for new keys.
 
     Raises:
-        FltrainError: if numbers changed under a key that did not; it says which.
+        FltrainError: if numbers changed under an unchanged key; the message names the key.
     """
     wanted = list(wanted)
     faults = [said for entry in wanted if entry.key in kept and (said := fault(entry, kept))]
@@ -418,7 +418,7 @@ def updated(wanted: Iterable[Entry], kept: Mapping[str, Numbers]) -> dict[str, N
 
 
 def write(numbers: Mapping[str, Numbers]) -> None:
-    """Keep the numbers: an entry a line, so that changes can be read."""
+    """Write the numbers, one entry per line, so that changes are easy to review."""
     lines = (f"{json.dumps(key)}: {canonical_json(one)}" for key, one in sorted(numbers.items()))
     write_text(GOLDEN, "{\n" + ",\n".join(lines) + "\n}\n")
 

@@ -14,7 +14,7 @@ BLOCK = re.compile(r"(?:Write `([^`]+)`:\n\n)?```(bash|yaml|python)\n(.*?)```", 
 
 
 @pytest.mark.slow
-def test_tutorial(tmp_path: Path) -> None:
+def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
     for name in ("Snakefile", "environment.yml", "config", "workflow", "fltrain"):
         source = ROOT / name
         if source.is_dir():

@@ -1,4 +1,4 @@
-"""The workflow as people run it, in a copy of this checkout: a few runs of a round, a table, two figures."""
+"""The workflow in a copy of this checkout: a few runs of one round, a table, two figures."""
 
 import csv
 import os
@@ -21,10 +21,10 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.runs.record import Results
 
 ROOT = Path(__file__).parents[2]
-# Everything hidden, too: the environment, the history, caches, what Snakemake remembers.
+# Hidden files are left out, too: the environment, the history, caches, Snakemake's metadata.
 LEFT_OUT = (".*", "results", "shared", "tests", "__pycache__", "build", "dist", "*.egg-info")
 
-# Damage to the partition of `drift` leaves the runs of the table alone.
+# Damage to the partition of `drift` does not affect the runs of the table.
 PAPER = """\
 paper: toy
 title: A toy paper
@@ -81,7 +81,7 @@ settings:
   evaluation: {statistics: [drift]}
 items: [toy/accuracy, toy/drift, toy/shares]
 """
-# For what takes many runs of the workflow: a table of two runs.
+# For tests that run the workflow many times: a table of two runs.
 SINGLE = """\
 scale: single
 title: one table, a round on a few clients
@@ -130,7 +130,7 @@ class Checkout:
         return cls(root)
 
     def copy(self, root: Path) -> "Checkout":
-        """A copy with its results, dates included, and with what Snakemake remembers."""
+        """Copy it with its results, modification times and Snakemake's metadata."""
         return Checkout(Path(shutil.copytree(self.root, root, symlinks=True)))
 
     @property
@@ -161,11 +161,11 @@ class Checkout:
         return done.returncode, "\n".join([done.stdout, *(Path(log).read_text() for log in logs)])
 
     def jobs(self, *arguments: str, settings: tuple[str, ...] = ()) -> dict[str, str]:
-        """What a dry run would do, with the reasons; a job is known by its message."""
-        code, said = self.snakemake("--dry-run", *arguments, settings=settings)
-        assert code == 0, said
-        found = jobs_in(said)
-        assert found or "Nothing to be done" in said, said
+        """Messages of the jobs that a dry run lists, with the reasons."""
+        code, output = self.snakemake("--dry-run", *arguments, settings=settings)
+        assert code == 0, output
+        found = jobs_in(output)
+        assert found or "Nothing to be done" in output, output
         return found
 
     def edit(self, path: str, old: str, new: str) -> None:
@@ -175,9 +175,9 @@ class Checkout:
         file.write_text(text.replace(old, new))
 
 
-def jobs_in(said: str) -> dict[str, str]:
-    """Messages of the jobs that Snakemake lists, with the reasons that it gives."""
-    return dict(re.findall(r"^Job \d+: (.+)\nReason: (.+)$", said, re.MULTILINE))
+def jobs_in(output: str) -> dict[str, str]:
+    """Messages of the jobs that Snakemake lists, with the reasons."""
+    return dict(re.findall(r"^Job \d+: (.+)\nReason: (.+)$", output, re.MULTILINE))
 
 
 def training(*runs: str) -> set[str]:
@@ -195,22 +195,22 @@ def dates(folder: Path) -> dict[Path, int]:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout in which nothing has been run; not to be changed."""
+    """An unused checkout; tests must not change it."""
     return Checkout.of_this_repository(tmp_path_factory.mktemp("fresh") / "checkout")
 
 
 @pytest.fixture(scope="module")
 def done(fresh: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout in which everything has been run; not to be changed."""
+    """A checkout after a complete workflow run; tests must not change it."""
     checkout = fresh.copy(tmp_path_factory.mktemp("done") / "checkout")
-    code, said = checkout.snakemake("--report-after-run", "--report", REPORT)
-    assert code == 0, said
-    return replace(checkout, output=said)
+    code, output = checkout.snakemake("--report-after-run", "--report", REPORT)
+    assert code == 0, output
+    return replace(checkout, output=output)
 
 
 @pytest.fixture
 def changed(done: Checkout, tmp_path: Path) -> Checkout:
-    """A copy in which everything has been run, for a test to change."""
+    """A copy of the complete checkout that a test may change."""
     return done.copy(tmp_path / "checkout")
 
 
@@ -230,7 +230,7 @@ def test_partitions_are_made_from_the_settings_of_the_plan(done: Checkout) -> No
     assert {path.stem for path in (done.results.root / "partitions").iterdir()} == set(specs)
     for spec, local_test in zip(specs.values(), (False, True), strict=True):
         data = load_prepared(spec.dataset, done.results.data(spec.dataset))
-        # Refuses a file that was made from another scheme, local test, seed, or from other data.
+        # Raises an error if the file was made with another scheme, local test or seed, or from other data.
         made = load_partition(spec.partition, spec.local_test, data, spec.seed, done.results.partition(spec))
         assert len(made.clients) == spec.partition.clients
         assert (made.tests is not None) == local_test
@@ -287,8 +287,8 @@ def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
 
 
 # ---------------------------------------------------------------- jobs that run again
-def test_an_edit_reruns_only_what_depends_on_it(changed: Checkout) -> None:
-    """Remarks rerun nothing, and a dry run changes no file, not even if the database was deleted."""
+def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> None:
+    """Comments rerun nothing, and a dry run changes no file, even if the database was deleted."""
     for path in ("config/papers/toy.yaml", "config/scales/tiny.yaml", "config/config.yaml"):
         file = changed.root / path
         file.write_text(f"# A remark.\n{file.read_text()}")
@@ -310,15 +310,15 @@ def test_an_edit_reruns_only_what_depends_on_it(changed: Checkout) -> None:
 
 @pytest.mark.slow
 def test_a_second_run_does_nothing_unless_the_database_was_deleted(changed: Checkout) -> None:
-    code, said = changed.snakemake()
-    assert (code, len(said.strip().splitlines())) == (0, 2), said
-    assert "Nothing to be done" in said
+    code, output = changed.snakemake()
+    assert (code, len(output.strip().splitlines())) == (0, 2), output
+    assert "Nothing to be done" in output
     changed.results.tracking.unlink()
     assert changed.jobs().keys() == {TRACK}
 
 
 @pytest.mark.slow
-def test_a_published_value_concerns_its_item_only(changed: Checkout) -> None:
+def test_a_changed_published_value_reruns_only_its_item(changed: Checkout) -> None:
     changed.edit("config/reported/toy_accuracy.csv", "91.00", "90.00")
     jobs = changed.jobs()
     assert set(jobs) == {TABLE, CLAIMS, OVERVIEW, TRACK}
@@ -326,7 +326,7 @@ def test_a_published_value_concerns_its_item_only(changed: Checkout) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_revision_of_a_data_set_concerns_everything_made_from_it(changed: Checkout) -> None:
+def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()
     divided = {job for job in jobs if job.startswith("partitioning data: ")}
@@ -351,7 +351,7 @@ def test_a_target_needs_only_its_data_and_partitions(fresh: Checkout) -> None:
 
 
 @pytest.mark.slow
-def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
+def test_a_restriction_selects_the_named_methods_and_their_baselines(fresh: Checkout) -> None:
     """FedProx needs FedAvg, over which the table shows its gain; FedAvg needs no other."""
     average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
     divided = f"partitioning data: {prox.partition_id}"
@@ -364,7 +364,7 @@ def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ("scale=tinny", "unknown scale 'tinny'; did you mean 'tiny'?"),
         ("methods=fedprx", "has no method 'fedprx'; did you mean 'fedprox'?"),
@@ -373,20 +373,20 @@ def test_a_restriction_leaves_what_it_names(fresh: Checkout) -> None:
     ],
 )
 def test_a_restriction_that_cannot_be_met_is_one_clear_error(
-    fresh: Checkout, setting: str, told: str
+    fresh: Checkout, setting: str, message: str
 ) -> None:
-    code, said = fresh.snakemake("--dry-run", settings=(setting,))
+    code, output = fresh.snakemake("--dry-run", settings=(setting,))
     assert code != 0
-    assert said.count(told) == 1
-    assert "Traceback" not in said
+    assert output.count(message) == 1
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
-def test_a_restricted_table_says_so(changed: Checkout) -> None:
+def test_a_restricted_table_names_its_restriction(changed: Checkout) -> None:
     settings = ("methods=fedavg", "items=toy/accuracy")
-    code, said = changed.snakemake(settings=settings)
-    assert code == 0, said
-    assert set(jobs_in(said)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    code, output = changed.snakemake(settings=settings)
+    assert code == 0, output
+    assert set(jobs_in(output)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
     folder = changed.results.root / "tiny"
     table = (folder / "toy" / "accuracy.md").read_text()
     assert "FedAvg" in table and "| FedProx" not in table
@@ -403,9 +403,9 @@ def test_without_training_tables_are_made_from_the_records_that_exist(changed: C
         shutil.rmtree(changed.results.run(run))
     for folder in ("data", "partitions"):
         shutil.rmtree(changed.results.root / folder)
-    code, said = changed.snakemake(settings=("train=false",))
-    assert code == 0, said
-    assert set(jobs_in(said)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    code, output = changed.snakemake(settings=("train=false",))
+    assert code == 0, output
+    assert set(jobs_in(output)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
     assert [path.name for path in (changed.results.root / "runs").iterdir()] == [kept]
     assert not (changed.results.root / "data").exists()
     rows = (changed.results.root / "tiny" / "toy" / "accuracy.md").read_text().splitlines()
@@ -415,56 +415,59 @@ def test_without_training_tables_are_made_from_the_records_that_exist(changed: C
 
 # ---------------------------------------------------------------- faults of the system
 @pytest.mark.slow
-def test_mlflow_that_cannot_be_written_stops_nothing_else(changed: Checkout) -> None:
+def test_an_unwritable_mlflow_store_stops_no_other_job(changed: Checkout) -> None:
     tiny, store = changed.results.root / "tiny", changed.results.tracking
     for made in (tiny / "tracked.json", tiny / "index.html", store):
         made.unlink()
     store.mkdir()
-    code, said = changed.snakemake()
+    code, output = changed.snakemake()
     assert code != 0
-    (told,) = set(re.findall(r"^error: (.*)$", said, re.MULTILINE))
-    assert told.startswith("sqlite:///results/mlflow.db: cannot write to this MLflow store (unable to open")
-    assert told.endswith("; delete it, then export again: it is made anew from the records")
-    assert set(jobs_in(said)) == {TRACK, OVERVIEW}
+    (message,) = set(re.findall(r"^error: (.*)$", output, re.MULTILINE))
+    assert message.startswith(
+        "sqlite:///results/mlflow.db: cannot write to this MLflow store (unable to open"
+    )
+    assert message.endswith("; delete it, then export again: it is made anew from the records")
+    assert set(jobs_in(output)) == {TRACK, OVERVIEW}
     assert [name for name in OUTPUTS if not (tiny / name).exists()] == ["tracked.json"]
     store.rmdir()
-    code, said = changed.snakemake()
-    assert code == 0, said
-    assert set(jobs_in(said)) == {TRACK}
+    code, output = changed.snakemake()
+    assert code == 0, output
+    assert set(jobs_in(output)) == {TRACK}
 
 
 @pytest.mark.slow
-def test_a_clock_that_was_set_back_costs_no_record(changed: Checkout) -> None:
-    """Snakemake deletes what a job has made if it is older than the job's input."""
+def test_no_record_is_lost_when_the_clock_is_set_back(changed: Checkout) -> None:
+    """Snakemake deletes the output of a job if it is older than the job's input."""
     run = changed.plan.items[0].run_ids[-1]
     shutil.rmtree(changed.results.run(run))
     tomorrow = time.time() + 86400
     for made in changed.results.root.rglob("*"):
         os.utime(made, (tomorrow, tomorrow))
-    code, said = changed.snakemake("toy_accuracy")
-    assert code == 0, said
+    code, output = changed.snakemake("toy_accuracy")
+    assert code == 0, output
     assert changed.results.record(run).complete
-    assert set(jobs_in(said)) == {*training(run), TABLE}
+    assert set(jobs_in(output)) == {*training(run), TABLE}
 
 
 @pytest.mark.slow
-def test_a_damaged_file_can_be_made_again_without_training_what_is_complete(changed: Checkout) -> None:
+def test_a_damaged_file_can_be_remade_without_retraining_complete_runs(changed: Checkout) -> None:
     spec = changed.plan.items[0].entries[-1].spec
     partition, run = changed.results.partition(spec), spec.run_id
     shutil.rmtree(changed.results.run(run))
     whole = partition.read_bytes()
     os.truncate(partition, 100)
-    code, said = changed.snakemake("--force", str(partition.relative_to(changed.root)))
-    assert code == 0, said
+    code, output = changed.snakemake("--force", str(partition.relative_to(changed.root)))
+    assert code == 0, output
     assert (
-        set(jobs_in(said)) == {f"partitioning data: {spec.partition_id}"} and partition.read_bytes() == whole
+        set(jobs_in(output)) == {f"partitioning data: {spec.partition_id}"}
+        and partition.read_bytes() == whole
     )
     assert changed.jobs("toy_accuracy").keys() == {*training(run), TABLE}
 
 
 @pytest.mark.slow
-def test_killed_processes_cost_no_result(fresh: Checkout, tmp_path: Path) -> None:
-    """A small version of what the script does by hand with a hundred kills."""
+def test_no_result_is_lost_when_processes_are_killed(fresh: Checkout, tmp_path: Path) -> None:
+    """A short version of ``benchmarks/soak.py``, which kills processes a hundred times."""
     command = (sys.executable, "benchmarks", "soak", "--scale", "single", "--kills", "5", "--every", "1")
     done = subprocess.run(
         [*command, "--folder", str(tmp_path / "soak")],
@@ -499,23 +502,23 @@ class Halved(Method):
 
 
 @pytest.mark.slow
-def test_a_new_method_takes_one_file_and_one_line(changed: Checkout) -> None:
+def test_a_new_method_needs_one_file_and_one_line(changed: Checkout) -> None:
     (changed.root / "fltrain" / "methods" / "halved.py").write_text(METHOD)
     changed.edit(
         "config/papers/toy.yaml",
         "        FedAvg: fedavg\n",
         "        FedAvg: fedavg\n        Halved: halved\n",
     )
-    code, said = changed.snakemake("toy_accuracy")
-    assert code == 0, said
-    trained = {job for job in jobs_in(said) if job.startswith("training ")}
+    code, output = changed.snakemake("toy_accuracy")
+    assert code == 0, output
+    trained = {job for job in jobs_in(output) if job.startswith("training ")}
     assert len(trained) == 1 and next(iter(trained)).startswith("training digits-halved-")
     rows = {row["row"]: row for row in rows_of(changed.results.root / "tiny" / "toy" / "accuracy.csv")}
     assert list(rows) == ["FedAvg", "Halved", "FedProx"]
     record = changed.results.record(rows["Halved"]["runs"])
     assert float(rows["Halved"]["mean"]) == pytest.approx(100 * record.summary["accuracy"]["final"])
     average = changed.results.record(rows["FedAvg"]["runs"])
-    assert record.summary["loss"] != average.summary["loss"], "it does what it says"
+    assert record.summary["loss"] != average.summary["loss"], "the method has no effect"
 
 
 @pytest.mark.slow
@@ -536,10 +539,10 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     os.utime(partition, ns=(date, date))
     changed.edit("config/reported/anomalies.csv", ",match,", ",mtach,")
     before = dates(changed.results.root / "runs")
-    code, said = changed.snakemake("toy_accuracy", "toy_drift")
+    code, output = changed.snakemake("toy_accuracy", "toy_drift")
 
-    assert code != 0 and "Traceback" not in said
-    assert set(jobs_in(said)) == {*training(good, bad.run_id), TABLE}
+    assert code != 0 and "Traceback" not in output
+    assert set(jobs_in(output)) == {*training(good, bad.run_id), TABLE}
     after = dates(changed.results.root / "runs")
     assert {path: date for path, date in after.items() if path in before} == before
     for name in ("spec.json", "metrics.jsonl", "summary.json"):
@@ -549,7 +552,7 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     assert [path.name for path in folder.iterdir()] == ["train.log"]
     remedy = "delete it to have it made again"
     assert remedy in (folder / "train.log").read_text()
-    assert re.search(rf"^error: .*partitions.*{remedy}", said, re.MULTILINE)
+    assert re.search(rf"^error: .*partitions.*{remedy}", output, re.MULTILINE)
     (line,) = (changed.results.root / "logs" / "tiny" / "table" / "toy_accuracy.log").read_text().splitlines()
     assert "error: config/reported/anomalies.csv: there is no column 'match'; did you mean 'mtach'?" in line
-    assert line.partition("error: ")[2] in said
+    assert line.partition("error: ")[2] in output
