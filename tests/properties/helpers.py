@@ -1,4 +1,4 @@
-"""A small federation of handwritten digits, and executors that watch the reference loop or disturb it."""
+"""A small federation of handwritten digits, and executors that observe or perturb the reference loop."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from fltrain.runs.spec import Evaluation, Participation, RunSpec
 
 CPU = torch.device("cpu")
 FULL_BATCH = 512
-"""A batch that holds all images of any client here: an epoch is then one step."""
+"""A batch size that holds all images of any client: an epoch is then one step."""
 
 # Modules of mobilenet_tiny that have parameters, in the order in which the forward pass uses them.
 FORWARD_ORDER = [
@@ -41,14 +41,14 @@ FORWARD_ORDER = [
 LAYERS = [name for name in FORWARD_ORDER if not name.endswith((".1", "_norm"))]
 
 MODEL_FOR = {"fedma": LeNet5()}
-"""Methods that do not go with ``mobilenet_tiny``, and the model that they are tested with instead."""
+"""Methods that cannot use ``mobilenet_tiny``, and the model for their tests."""
 
 BASES = [method for method in METHODS.values() if not method.plugin]
 PLUGINS = [method for method in METHODS.values() if method.plugin]
 
 
 def goes_with(base: Method, *plugins: Method) -> bool:
-    """Whether the plug-ins can be combined with the base method."""
+    """Return True if the plug-ins can be combined with the base method."""
     try:
         Composition((base, *plugins))
     except ValueError:
@@ -65,11 +65,11 @@ COMBINATIONS = [
     ),
     *((METHODS[base](), *(plugin() for plugin in PLUGINS)) for base in ("fedavg", "scaffold", "fedsol")),
 ]
-"""Every base method alone and with every plug-in that goes with it, and some with all of them."""
+"""Every base method alone and with every compatible plug-in, and some with all of them."""
 
 VARIED = {"fedavg", "scaffold", "fedsol", "perfedavg", "gpfl"}
 REPRESENTATIVES = [methods for methods in COMBINATIONS if len(methods) != 2 or methods[0].name in VARIED]
-"""Every base method alone, and plug-ins on bases that differ in what they keep and how they step."""
+"""Every base method alone, and plug-ins on bases that differ in client state and local steps."""
 
 DAILY = [
     *(methods for methods in COMBINATIONS if len(methods) == 1),
@@ -89,7 +89,7 @@ def slow_unless_daily(combinations: Iterable[tuple[Method, ...]]) -> list[object
 
 
 def by_name(component: object) -> str:
-    """Test id of a method or a model (class or instance), or of several."""
+    """Test ID of a method or a model (class or instance), or of several."""
     if isinstance(component, tuple):
         return "+".join(map(by_name, component))
     return component.model_fields["name"].default if isinstance(component, type) else component.name
@@ -107,7 +107,7 @@ def digits(side: int = 8, train: int = 120, test: int = 40) -> PreparedData:
 
 
 def skewed(data: PreparedData) -> Partition:
-    """Six clients of different sizes, with classes of their own and some of all."""
+    """Six clients of different sizes; each has some images of all classes and more of its main classes."""
     by_label = np.argsort(data.train_labels, kind="stable")
     own, shared = by_label[::2], by_label[1::2]
     shared = shared.reshape(10, -1).T.flatten()
@@ -117,7 +117,7 @@ def skewed(data: PreparedData) -> Partition:
 
 
 def with_tests(partition: Partition) -> Partition:
-    """Every client sets every fourth of its images aside, to be tested on them."""
+    """Make every fourth image of each client a test image."""
     tests = [images[3::4] for images in partition.clients]
     rest = [np.delete(images, np.s_[3::4]) for images in partition.clients]
     return Partition(rest, digest="", tests=tests)
@@ -139,10 +139,10 @@ def simulation(
     precision: str = "fp32",
     **training: object,
 ) -> Simulation:
-    """A federation that trains with a base method (federated averaging if none is given) and plug-ins.
+    """A federation that trains with a base method (default: federated averaging) and plug-ins.
 
-    Where clients have models of their own, they have test images of their own, too. The spec is not
-    validated, so that methods and models made for a test can be in it.
+    If clients have personal models, they also have test images. The spec is not validated, so that tests can
+    define methods and models.
     """
     if not methods or methods[0].plugin:
         methods = (METHODS["fedavg"](), *methods)
@@ -174,11 +174,11 @@ def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation
 
 
 reference = cache(trained)
-"""The same for all who compare something with it, trained once: only to be looked at."""
+"""The same federation, trained once and shared by tests, which must not change it."""
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random numbers of a normal distribution."""
+    """Random numbers from a normal distribution."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
@@ -193,9 +193,9 @@ def rows_of(federation: Simulation, kind: str) -> list[Row]:
 
 
 def assert_same_model(first: Simulation, second: Simulation) -> None:
-    """The models agree bit for bit, buffers and counters included: the global one, and clients' own.
+    """Check that models agree bit for bit, with buffers and counters: the global and the clients' models.
 
-    So does what else clients keep for the methods that both federations have.
+    Client states of the methods that both federations use must agree, too.
     """
     for part in ("weights", "buffers", "counters"):
         assert torch.equal(getattr(first.server, part), getattr(second.server, part)), part
@@ -208,7 +208,7 @@ def assert_same_model(first: Simulation, second: Simulation) -> None:
 
 
 def assert_same_steps(first: Simulation, second: Simulation) -> None:
-    """All local steps of two traced federations agree bit for bit, in images and weights."""
+    """Check that all local steps of two traced federations agree bit for bit, in images and weights."""
     for one, other in zip(first.executor.steps, second.executor.steps, strict=True):
         assert torch.equal(one.chosen, other.chosen)
         assert torch.equal(one.weights, other.weights)
@@ -228,7 +228,7 @@ def changed_parameters(federation: Simulation, first: Tensor, second: Tensor) ->
 
 @dataclass(frozen=True)
 class Step:
-    """One local step: the images it used, and weights and step_states (by method) after it."""
+    """One local step: its images, and the weights and step_states (by method) after it."""
 
     round: int
     client: int
@@ -239,7 +239,7 @@ class Step:
 
 
 class Tracing(SequentialExecutor):
-    """The reference loop; keeps every local step, and the updates of the last round."""
+    """The reference loop; stores every local step, and the updates of the last round."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -304,7 +304,7 @@ def local_of(
     examples: Examples | None = None,
     **of_task: object,
 ) -> Local:
-    """A client at the start of its local training; without images unless they are given."""
+    """A client at the start of its local training; without images unless ``examples`` are given."""
     return Local(
         task=task or task_of(**of_task),
         client=0,
@@ -322,7 +322,7 @@ def local_of(
 
 
 def update_of(start: Tensor, weights: Tensor, client: int = 0, samples: int = 1, **others: object) -> Update:
-    """What a client sends back after training from ``start`` to ``weights``."""
+    """The upload of a client that trained from ``start`` to ``weights``."""
     empty = torch.zeros(0)
     return Update(
         client, samples, 1, start, weights, weights, empty, empty.long(), torch.tensor(0.0), **others

@@ -1,4 +1,4 @@
-"""What methods are compared with: ordinary loops on copies of the network, and single local steps."""
+"""References for methods: ordinary loops on copies of the network, and single local steps."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ from .helpers import local_of, rows_of, trained
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """The tensors one after the other."""
+    """Concatenate the tensors into one vector."""
     return torch.cat([*(tensor.detach().flatten() for tensor in tensors), torch.zeros(0)])
 
 
@@ -33,7 +33,7 @@ def running(network: Network) -> Tensor:
 
 
 def replica(federation: Simulation, weights: Tensor, buffers: Tensor) -> Network:
-    """An ordinary network of its own, in training mode, that holds copies of the weights and buffers."""
+    """An independent network in training mode with copies of the weights and buffers."""
     network = copy.deepcopy(federation.network).train()
     vector_to_parameters(weights.clone(), network.parameters())
     taken = 0
@@ -46,7 +46,7 @@ def replica(federation: Simulation, weights: Tensor, buffers: Tensor) -> Network
 
 
 def features(network: Network, images: Tensor) -> Tensor:
-    """What the classifier is given."""
+    """The input of the classifier."""
     for name, block in network.named_children():
         if name != "classifier":
             images = block(images)
@@ -54,7 +54,7 @@ def features(network: Network, images: Tensor) -> Tensor:
 
 
 def gradient_of(loss: Tensor, network: Network) -> Tensor:
-    """Gradient of a loss in all parameters of a network, in which some may not be."""
+    """Gradient of a loss in all parameters of a network; zero for unused parameters."""
     parameters = list(network.parameters())
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return flat(
@@ -66,10 +66,10 @@ def gradient_of(loss: Tensor, network: Network) -> Tensor:
 def check_round(
     federation: Simulation, number: int, loss: Callable[[int, Network, Tensor, Tensor], Tensor]
 ) -> None:
-    """Run a round; clients take the steps of an ordinary loop with this loss of client, network and batch.
+    """Run a round and compare each client with an ordinary loop on this loss of client, network and batch.
 
-    The federation must be traced. Every step starts where the traced one did: a rounding error can move an
-    activation over the kink of a ReLU, from where trajectories part.
+    The federation must be traced. Every step starts from the traced weights: a rounding error can move an
+    activation over the kink of a ReLU, after which trajectories separate.
     """
     received = federation.server
     federation.round(number)
@@ -89,9 +89,9 @@ def check_steps(
     penalty: Callable[[Network], Tensor] | None = None,
     atol: float = 1e-6,
 ) -> None:
-    """A client's steps of a round that was run are those of an ordinary loop with this loss.
+    """Compare a client's steps in a finished round with an ordinary loop on this loss.
 
-    ``network`` is the model that it started from; a penalty is minimised but not reported.
+    ``network`` is the model at the start of its training; a penalty is minimised but not reported.
     """
     training, losses = federation.spec.training, []
     settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
@@ -112,7 +112,7 @@ def check_steps(
 
 
 def federation_of(*methods: Method, model: Model | None = None) -> Simulation:
-    """A federation after one round, so that running statistics are not those of a new network."""
+    """A federation after one round, so that running statistics differ from those of a new network."""
     return trained(*methods, model=model, rounds=1)
 
 
@@ -124,7 +124,7 @@ def step_of(
     client: int = 0,
     weights: Tensor | None = None,
 ) -> InPlaceStep:
-    """A step of a client, who has received the global model and is at ``weights`` by now."""
+    """A step of a client that received the global model and is now at ``weights``."""
     composition, server, data = federation.composition, federation.server, federation.data
     local = local_of(server.weights, task=federation.task, counts=data.class_counts[client])
     hooks = composition.client_init(
@@ -140,7 +140,7 @@ def step_of(
 
 
 def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:
-    """Other weights and buffers than the global ones; each weight is off by about the distance."""
+    """Weights and buffers that differ from the global ones; ``distance`` is the typical change per weight."""
     random = torch.Generator().manual_seed(seed)
     weights, buffers = federation.server.weights, federation.server.buffers
     factors = torch.rand(len(buffers), generator=random) + 0.5
@@ -152,7 +152,7 @@ Description = dict[int, tuple[float, Tensor]]
 
 
 def averages(descriptions: list[Description], averaging: str) -> dict[int, Tensor]:
-    """The mean of each class over the clients that have it, as a prototype method takes it."""
+    """The mean of each class over the clients that have it, as a prototype method computes it."""
     found: dict[int, Tensor] = {}
     for label in range(10):
         held = [own[label] for own in descriptions if label in own]
@@ -173,7 +173,7 @@ def check_client_tests(
     logits: Callable[[int, Tensor], Tensor],
     view: str = "personal",
 ) -> None:
-    """The row of a test has all figures of these logits of each client for its own test images."""
+    """Check all values of a test row against the logits of each client for its test images."""
     correct, losses = [], []
     for client, chosen in enumerate(federation.data.tests):
         images, labels = federation.data.train.batch(chosen)
@@ -191,7 +191,7 @@ def check_client_tests(
 
 
 def check_testing(method: Method) -> None:
-    """Accuracy and loss of a test are those of the logits as they are."""
+    """Check that accuracy and loss of a test are computed from unmodified logits."""
     federation = trained(method, rounds=2, fraction=1.0)
     server, data = federation.server, federation.data.test
     network = replica(federation, server.weights, server.buffers).eval()

@@ -1,10 +1,10 @@
 """Federated least squares with known solutions, run by the real round loop on a linear network.
 
-Client k holds one image per coordinate j, zero but for pixel j, and a target for each. Its objective is then
+Client k holds one image per coordinate j, zero except pixel j, and a target for each. Its objective is then
 
     f_k(w) = (1/2) sum_j h_kj (w_j - a_kj)^2
 
-so that coordinates do not mix and everything has a closed form.
+so that coordinates are independent and all solutions have a closed form.
 """
 
 from collections.abc import Sequence
@@ -61,16 +61,16 @@ class Quadratics:
 
     @property
     def optimum(self) -> np.ndarray:
-        """Where the mean of the clients' objectives is least."""
+        """The minimum of the mean of the clients' objectives."""
         return self.weighted_optimum(np.ones(self.clients))
 
     def weighted_optimum(self, weights: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Where the objectives, weighted like this, are least together."""
+        """The minimum of the weighted mean of the clients' objectives."""
         curvatures = np.asarray(weights)[:, None] * self.curvatures
         return (curvatures * self.minima).sum(0) / curvatures.sum(0)
 
     def fedavg_limit(self, lr: float, steps: int) -> np.ndarray:
-        """Where federated averaging stops: each client goes 1 - (1 - lr h)^K of the way to its minimum."""
+        """Fixed point of federated averaging: each client goes 1 - (1 - lr h)^K of the way to its minimum."""
         share = 1 - (1 - lr * self.curvatures) ** steps
         return (share * self.minima).sum(0) / share.sum(0)
 
@@ -84,7 +84,7 @@ class Quadratics:
         fraction: float = 1.0,
         **training: object,
     ) -> Simulation:
-        """The clients' problems, on which ``method`` takes full-batch steps without weight decay.
+        """The clients' problems, trained by ``method`` with full-batch steps and no weight decay.
 
         Client k has images ``SIZE * k`` to ``SIZE * k + SIZE - 1``, each once, or those in ``images_of``.
         """
@@ -112,7 +112,7 @@ class Quadratics:
             partition=partition,
             fraction=fraction,
             epochs=steps,
-            rounds=10**6,  # the loop is driven round by round, and nothing is evaluated on the way
+            rounds=10**6,  # tests run the loop round by round, without evaluations
             evaluate_every=10**6,
             **settings,
         )

@@ -1,4 +1,4 @@
-"""Several methods acting as one: the order of their hooks, what they see of each other, what is refused."""
+"""Several methods together: order of hooks, values passed between them, refused combinations."""
 
 import math
 from dataclasses import replace
@@ -33,9 +33,9 @@ from .helpers import (
 
 
 class Changing(Method):
-    """Changes everything that passes through its hooks: times ``factor``, plus ``summand``.
+    """Changes every value that passes through its hooks: times ``factor``, plus ``summand``.
 
-    Two of them give different results in different orders. What ``client_final`` was handed is kept in the
+    Two of them give different results in different orders. The input of ``client_final`` is stored in the
     statistics of the update.
     """
 
@@ -83,7 +83,7 @@ def hooks_of(*methods: Method, start: Tensor) -> LocalHooks:
 
 
 def test_plugins_finish_in_order_and_the_base_last() -> None:
-    """The base sees what will go up, and beside it what was trained; what it returns goes up."""
+    """The base receives the upload in addition to the trained weights, and returns the final upload."""
     weights = torch.tensor([1.0, 5.0])
     for plugins, expected in (
         ((), [1.0, 5.0]),
@@ -138,7 +138,7 @@ SEVERAL = [FedAvg(), Scaffold(), FedSOL()]
 
 @pytest.mark.parametrize("base", SEVERAL, ids=by_name)
 def test_the_order_of_flfa_and_ecgr_does_not_matter_bit_for_bit(base: Method) -> None:
-    """One changes local steps, the other what becomes of them."""
+    """FLFA changes local steps, ECGR changes the upload."""
     settings = {"rounds": 3, "epochs": 2, "statistics": ("drift", "similarity")}
     one = trained(base, Flfa(n_fa=2), Ecgr(), **settings)
     other = trained(base, Ecgr(), Flfa(n_fa=2), **settings)
@@ -156,8 +156,8 @@ def test_neutral_flfa_and_ecgr_together_are_the_base_bit_for_bit(base: Method) -
         assert_same_model(trained(base, *plugins, **settings), plain)
 
 
-def test_flfa_selects_by_what_went_up_and_reports_what_was_trained() -> None:
-    """Similarities are those of the re-aggregated updates, scale and cosine of B those of trained weights."""
+def test_flfa_selects_layers_by_uploads_and_reports_trained_weights() -> None:
+    """Similarities use the re-aggregated updates; scale and cosine of B use the trained weights."""
     federation = simulation(Flfa(n_fa=2), Ecgr(beta=0.0), epochs=3, executor=Tracing)
     federation.round(0)
     updates = federation.executor.updates
@@ -175,7 +175,7 @@ def test_flfa_selects_by_what_went_up_and_reports_what_was_trained() -> None:
 
 
 @pytest.mark.parametrize("base", [FedAvg(), FedACG(), FedSOL()], ids=by_name)
-def test_feedback_is_what_the_client_received(base: Method) -> None:
+def test_feedback_is_the_weight_that_the_client_received(base: Method) -> None:
     """In rounds 1 and 2, in every step: B is r, which is not the server's weight if there is a lookahead."""
     flfa = Flfa(strategy="fixed", layers="all", scale="none")
     federation = simulation(base, flfa, epochs=2, executor=Tracing)
@@ -202,19 +202,19 @@ class Second(Method):
     plugin: ClassVar[bool] = True
 
 
-def claim(hook: str, monkeypatch: pytest.MonkeyPatch, *methods: type[Method]) -> None:
-    """Let methods define a hook of their own, which does what the default does."""
+def implement(hook: str, monkeypatch: pytest.MonkeyPatch, *methods: type[Method]) -> None:
+    """Let methods override a hook with the default implementation."""
     default = getattr(Method, hook)
     for method in methods:
         monkeypatch.setattr(method, hook, lambda self, *args: default(self, *args))
 
 
 @pytest.mark.parametrize("hook", EXCLUSIVE_HOOKS)
-def test_exclusive_hooks_have_one_owner(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_methods_cannot_override_an_exclusive_hook(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Composition((First(), Second())).name == "first+second"
-    claim(hook, monkeypatch, First)
+    implement(hook, monkeypatch, First)
     assert Composition((First(), Second())).name == "first+second"
-    claim(hook, monkeypatch, Second)
+    implement(hook, monkeypatch, Second)
     with pytest.raises(ValueError, match=f"^'first' and 'second' cannot be combined: both define '{hook}'$"):
         Composition((First(), Second()))
     with pytest.raises(ValueError, match=f"both define '{hook}'"):
@@ -228,7 +228,7 @@ class OtherRecorder(Method):
     needs: ClassVar[Needs] = Needs(recording=Recording("gradient", "float32"))
 
 
-def test_two_methods_cannot_both_have_the_steps_recorded() -> None:
+def test_two_methods_cannot_both_request_recordings_of_steps() -> None:
     with pytest.raises(ValueError, match="'other_recorder' and 'ecgr' cannot be combined: both define 'rec"):
         Composition((OtherRecorder(), Ecgr()))
     recording = Composition((FedAvg(), Ecgr(vector="gradient"))).needs.recording

@@ -1,4 +1,4 @@
-"""The numbers of a run depend on its spec, and on nothing else."""
+"""The numbers of a run depend on its spec only."""
 
 import json
 import os
@@ -51,19 +51,19 @@ combinations = pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATI
 
 
 def seed_everywhere(seed: int) -> None:
-    """Leave the global generators in another state for every seed."""
+    """Put the global generators into a different state for every seed."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
 
 
 def settings_of(methods: tuple[Method, ...]) -> dict[str, object]:
-    """With tests after local training, clients also keep their trained models."""
+    """Settings with tests after local training, so that client states contain trained models."""
     point = "after_local" if methods[0].name in ("fedavg", "fedfcd") else "after_download"
     return {"rounds": 3, "statistics": STATISTICS, "point": point}
 
 
-def whole(methods: tuple[Method, ...]) -> Simulation:
+def traced_run(methods: tuple[Method, ...]) -> Simulation:
     """A traced run, trained once."""
     seed_everywhere(1)
     return reference(*methods, executor=Tracing, **settings_of(methods))
@@ -71,7 +71,7 @@ def whole(methods: tuple[Method, ...]) -> Simulation:
 
 @combinations
 def test_neither_global_generators_nor_the_order_of_clients_change_a_run(methods: tuple[Method, ...]) -> None:
-    first = whole(methods)
+    first = traced_run(methods)
     seed_everywhere(2)
     second = trained(*methods, executor=Reversing, **settings_of(methods))
     assert first.rows == second.rows
@@ -100,19 +100,19 @@ def visits(federation: Simulation) -> Visits:
 
 @cache
 def visits_of_averaging(personal: bool) -> Visits:
-    """Clients have test images if their models are personal."""
+    """Visits of federated averaging; clients have test images if the models are personal."""
     partition = with_tests(skewed(digits())) if personal else None
     return visits(trained(FedAvg(), partition=partition, rounds=3, executor=Tracing))
 
 
 @combinations
 def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, ...]) -> None:
-    federation, schedule = whole(methods), Composition(methods).schedule
+    federation, schedule = traced_run(methods), Composition(methods).schedule
     own, plain = visits(federation), visits_of_averaging(federation.spec.personal)
     if schedule == Schedule():
         assert own == plain
         return
-    # Others go over the same images in their own way, as often as they say.
+    # Other methods visit the same images in another order, as often as their schedule declares.
     often = schedule.passes * len(schedule.phases)
     for key in {visit[:2] for visit in own} | {visit[:2] for visit in plain}:
         seen, expected = (
@@ -122,7 +122,7 @@ def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, .
         assert seen == {image: often * count for image, count in expected.items()}
 
 
-def test_batches_of_a_client_do_not_depend_on_who_else_takes_part() -> None:
+def test_batches_of_a_client_do_not_depend_on_the_other_clients() -> None:
     some, everything = (
         visits(trained(rounds=3, executor=Tracing, fraction=fraction)) for fraction in (0.34, 1.0)
     )
@@ -147,13 +147,13 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 @pytest.fixture(autouse=True)
 def workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a test does to the environment, the next one begins without a choice for cuBLAS."""
+    """Unset cuBLAS's workspace variable before each test, and restore the environment afterwards."""
     monkeypatch.setenv(WORKSPACE, "")
     del os.environ[WORKSPACE]
 
 
 def switches() -> dict[str, object]:
-    """What profiles set in PyTorch."""
+    """The PyTorch settings that profiles change."""
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warns": torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -164,11 +164,11 @@ def switches() -> dict[str, object]:
 
 
 def without_algorithm() -> None:
-    """Do what PyTorch has no deterministic algorithm for on any device."""
+    """Call an operation without a deterministic algorithm on any device."""
     torch.zeros(3).put_(torch.tensor([1]), torch.ones(1))
 
 
-def test_profiles_switch_and_switch_back() -> None:
+def test_profiles_change_pytorch_settings_and_restore_them() -> None:
     torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = True
     try:
         before = switches()
@@ -189,7 +189,7 @@ def test_profiles_switch_and_switch_back() -> None:
 
 
 @pytest.mark.parametrize("given", [None, ":16:8"])
-def test_cublas_is_told_which_workspace_to_use_unless_it_was(
+def test_the_cublas_workspace_is_set_unless_the_user_has_set_it(
     given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if given:
@@ -219,7 +219,7 @@ def test_operations_without_a_deterministic_algorithm_are_noted() -> None:
             "determinism": "statistical",
             "nondeterministic_operations": ["put_"],
         }
-        # As PyTorch says it when the environment came too late.
+        # PyTorch's message when the variable was set too late.
         warnings.warn(
             "Deterministic behavior was enabled with `torch.use_deterministic_algorithms(True)`, but this "
             "operation is not deterministic because it uses CuBLAS and you have CUDA >= 10.2.",
@@ -257,7 +257,7 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
 
 
 def state(run: Simulation) -> dict[str, Any]:
-    """All that later rounds and the record depend on."""
+    """All data that later rounds and the record depend on."""
     server = run.server
     return {
         "server": {"weights": server.weights, "buffers": server.buffers, "counters": server.counters},
@@ -281,11 +281,11 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 @combinations
-def test_going_on_from_a_checkpoint_changes_nothing(tmp_path: Path, methods: tuple[Method, ...]) -> None:
-    expected, rows, seen = whole(methods), [], []
-    for stop in (1, 2, 3):  # each part in a simulation of its own
+def test_resuming_from_a_checkpoint_changes_no_result(tmp_path: Path, methods: tuple[Method, ...]) -> None:
+    expected, rows, seen = traced_run(methods), [], []
+    for stop in (1, 2, 3):  # each part in a separate simulation
         part = simulation(*methods, **settings_of(methods))
-        if stop == 2:  # clients' states come back into a file as well as into memory
+        if stop == 2:  # client states are restored into a file and into memory
             part.clients = ClientStore(tmp_path, 0)
         checkpoints = Checkpoints(tmp_path / "run", {"spec": 1}, Interval())
         progress = checkpoints.restore(part) or Progress([], 0.0, [])

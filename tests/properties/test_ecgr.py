@@ -1,4 +1,4 @@
-"""ECGR: which local steps are selected, and what goes up instead of the client's displacement."""
+"""ECGR: the selection of local steps, and the upload that replaces the client's displacement."""
 
 import math
 from dataclasses import replace
@@ -34,13 +34,13 @@ from .helpers import (
 GOLDEN = [[3.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 2.0]]
 AFTER_STEP = {"correction": "after_step", "normaliser": "plain"}
 PUBLISHED = [FedAvg(), FedProx(mu=0.1), FedNova(normaliser="tau"), Scaffold(**AFTER_STEP)]
-"""The base methods of the paper, as its code has them."""
+"""The base methods of the paper, with the settings of its code."""
 
 two_bases = pytest.mark.parametrize("base", [FedAvg(), Scaffold(**AFTER_STEP)], ids=by_name)
 
 
 def drawn(steps: int, size: int = 30, seed: int = 0, decay: float = 1.0) -> Tensor:
-    """Random steps, each ``decay`` times as long as the one before on average."""
+    """Random steps; each is on average ``decay`` times as long as the previous one."""
     return helpers.drawn(steps, size, seed=seed) * decay ** torch.arange(steps)[:, None]
 
 
@@ -60,7 +60,7 @@ def finished_update(
 
 
 def greedy(steps: np.ndarray, count: int, centred: bool = False) -> list[int]:
-    """Steps in the order in which they are picked: each time the one that keeps the sum shortest."""
+    """Selected steps in order: each time the step that gives the shortest sum."""
     rows = np.asarray(steps, dtype=np.float64)
     if centred:
         rows = rows - rows.mean(0)
@@ -73,7 +73,7 @@ def greedy(steps: np.ndarray, count: int, centred: bool = False) -> list[int]:
 
 
 def combine(steps: np.ndarray, picked: list[int], beta: float) -> np.ndarray:
-    """alpha (the picked + beta times the others), as long as all of them together."""
+    """alpha (the selected + beta times the others), with the length of the sum of all steps."""
     rows = np.asarray(steps, dtype=np.float64)
     combined = sum(row if j in picked else beta * row for j, row in enumerate(rows))
     return np.linalg.norm(rows.sum(0)) / np.linalg.norm(combined) * combined
@@ -90,7 +90,7 @@ def test_golden_numbers() -> None:
 
 @pytest.mark.parametrize("rule", ["herd", "closest", "aligned"])
 @pytest.mark.parametrize("centred", [False, True])
-def test_of_equal_steps_the_first_are_selected(rule: str, centred: bool) -> None:
+def test_the_first_of_equal_steps_are_selected(rule: str, centred: bool) -> None:
     same = torch.ones(7, 3)
     assert finished_update(Ecgr(rule=rule, centred=centred), same)[1] == [0, 1, 2]
 
@@ -115,10 +115,10 @@ def test_rules_by_hand(rule: str) -> None:
         np.testing.assert_allclose(uploaded, combine(rows, RULES[rule], beta), rtol=1e-5)
 
 
-def test_a_share_is_the_decimal_number_that_was_written() -> None:
-    """0.29 of 100 steps are 29, although the product of the floating-point numbers is below 29.
+def test_shares_are_multiplied_as_decimal_numbers() -> None:
+    """0.29 of 100 steps are 29, although the floating-point product is below 29.
 
-    It is rounded down, but one step is selected at least.
+    The number is rounded down, but at least one step is selected.
     """
     for kappa, steps, count in ((0.5, 1, 1), (0.5, 3, 1), (0.1, 9, 1), (0.25, 11, 2), (1.0, 5, 5)):
         assert len(finished_update(Ecgr(kappa=kappa), drawn(steps))[1]) == count
@@ -128,7 +128,7 @@ def test_a_share_is_the_decimal_number_that_was_written() -> None:
         assert len(selected) == expected, hundredths
 
 
-def test_steps_that_cancel_out_leave_the_displacement_as_it_is() -> None:
+def test_steps_that_cancel_out_do_not_change_the_displacement() -> None:
     cancelling = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0], [5.0, 1.0]])
     resting = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
     for rows, selected in ((cancelling, [0, 1]), (resting, [0, 2])):
@@ -138,7 +138,7 @@ def test_steps_that_cancel_out_leave_the_displacement_as_it_is() -> None:
     assert finished_update(Ecgr(), torch.zeros(4, 3))[0].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_picks_are_those_of_the_naive_algorithm() -> None:
+def test_selected_steps_equal_those_of_the_naive_algorithm() -> None:
     for centred in (False, True):
         for decay in (1.0, 0.7, 1.1):
             for steps, seed in ((2, 0), (9, 2), (31, 4)):
@@ -148,7 +148,7 @@ def test_picks_are_those_of_the_naive_algorithm() -> None:
 
 
 @pytest.mark.parametrize("rule", ["herd", "closest", "aligned", "last", "random"])
-def test_picks_do_not_depend_on_a_common_scale(rule: str) -> None:
+def test_selected_steps_do_not_depend_on_a_common_scale(rule: str) -> None:
     rows = drawn(15, decay=0.9)
     expected, picks = finished_update(Ecgr(rule=rule), rows)
     for scale in (1e-6, 7.0):
@@ -173,7 +173,7 @@ def test_random_steps_are_drawn_by_seed_round_and_client() -> None:
     assert np.all(np.abs(counts - 100) < 5 * np.sqrt(200 / 4))
 
 
-def test_length_is_that_of_all_steps_together() -> None:
+def test_the_upload_has_the_length_of_the_sum_of_all_steps() -> None:
     rows = drawn(13)
     for beta in (0.0, 0.2, 0.5, 0.8, 1.0):
         for rule in ("herd", "closest", "aligned", "last", "random"):
@@ -206,7 +206,7 @@ def displacements(federation: Simulation, client: int, round: int, received: Ten
 
 
 def second_round(*methods: Method, **settings: object) -> tuple[Simulation, Tensor, list[np.ndarray]]:
-    """A federation after two rounds, what its clients received in the second, and their displacements."""
+    """A federation after two rounds, with the received weights and displacements of the second."""
     federation = simulation(
         *methods, **{"batch_size": 8, "epochs": 2, "fraction": 0.5, "executor": Tracing, **settings}
     )
@@ -220,14 +220,14 @@ def second_round(*methods: Method, **settings: object) -> tuple[Simulation, Tens
 @pytest.mark.parametrize(
     ("base", "centred"), [*((base, False) for base in PUBLISHED), (FedAvg(), True)], ids=str
 )
-def test_what_clients_send_is_made_of_their_steps_with_all_corrections(base: Method, centred: bool) -> None:
-    """Momentum, weight decay, proximal pull and what SCAFFOLD adds after a step are in the displacements."""
+def test_uploads_are_combined_from_steps_with_all_corrections(base: Method, centred: bool) -> None:
+    """Displacements contain momentum, weight decay, proximal pull and SCAFFOLD's correction after a step."""
     federation, received, clients = second_round(base, Ecgr(centred=centred))
     for update, moves in zip(federation.executor.updates, clients, strict=True):
         np.testing.assert_allclose(moves.sum(0), received - update.trained, atol=1e-5)
         picked = greedy(moves, len(moves) // 2, centred)
         selected = update.statistics["ecgr"]["selected"].tolist()
-        if centred and len(moves) == 2:  # opposite to each other once centred: rounding decides
+        if centred and len(moves) == 2:  # opposite to each other after centring: rounding decides
             assert len(selected) == 1
             picked = selected
         assert selected == sorted(picked)
@@ -237,8 +237,8 @@ def test_what_clients_send_is_made_of_their_steps_with_all_corrections(base: Met
 
 
 @pytest.mark.parametrize("normaliser", ["tau", "momentum"])
-def test_fednova_divides_what_was_sent_by_its_normaliser(normaliser: str) -> None:
-    """w <- w - (sum p_k a_k) sum p_k g_k / a_k, with a_k = T_k or what momentum makes of it."""
+def test_fednova_divides_uploads_by_the_normaliser(normaliser: str) -> None:
+    """w <- w - (sum p_k a_k) sum p_k g_k / a_k; a_k is T_k, or its effective value under momentum."""
     federation, received, clients = second_round(FedNova(normaliser=normaliser), Ecgr())
     updates = federation.executor.updates
     shares = np.array([update.samples for update in updates]) / sum(update.samples for update in updates)
@@ -252,8 +252,8 @@ def test_fednova_divides_what_was_sent_by_its_normaliser(normaliser: str) -> Non
 
 @pytest.mark.parametrize("source", ["raw", "uploaded"])
 @pytest.mark.parametrize("settings", [{}, AFTER_STEP], ids=["gradient", "after_step"])
-def test_scaffold_renews_its_controls_from_what_it_is_told_to(settings: dict[str, str], source: str) -> None:
-    """c_k <- c_k - c + (r - w_k) / (lr Q) with the trained weights, or with those that were sent."""
+def test_scaffold_updates_controls_from_the_configured_weights(settings: dict[str, str], source: str) -> None:
+    """c_k <- c_k - c + (r - w_k) / (lr Q) with the trained weights, or with the uploaded ones."""
     methods = Scaffold(displacement=source, **settings), Ecgr()
     before = trained(*methods, rounds=1, batch_size=8, epochs=2, fraction=0.5)
     control = before.server.states["scaffold"]["control"]
@@ -271,7 +271,7 @@ def test_scaffold_renews_its_controls_from_what_it_is_told_to(settings: dict[str
         assert np.linalg.norm(moves.sum(0) - sent) > 0.02 * np.linalg.norm(sent), "the two hardly differ"
 
 
-def test_the_record_has_the_selected_steps_and_how_late_they_are() -> None:
+def test_the_record_has_the_selected_steps_and_their_mean_position() -> None:
     federation, _, clients = second_round(Ecgr())
     (row,) = rows_of(federation, "ecgr")
     sampled = [str(update.client) for update in federation.executor.updates]

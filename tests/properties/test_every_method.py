@@ -1,4 +1,4 @@
-"""What holds for every method and plug-in, also for those added later."""
+"""Properties of every method and plug-in, also of methods added later."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ A_FEW_NUMBERS = 64
 
 
 @pytest.mark.parametrize("methods", slow_unless_daily(COMBINATIONS), ids=by_name)
-def test_three_rounds(methods: tuple[Method, ...]) -> None:
+def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Method, ...]) -> None:
     """Local steps stay on the device."""
     uploads = Composition(methods).needs.private != "all"
     federation = trained(
@@ -64,7 +64,7 @@ def test_three_rounds(methods: tuple[Method, ...]) -> None:
     assert len(rows_of(federation, "updates")) == (ROUNDS if uploads else 0)
     for row in rows_of(federation, "updates"):
         assert row["drift"] > 0
-        # A private layer does not move, as far as the server can see.
+        # On the server, a private layer does not move.
         private = federation.composition.needs.private is not None
         similarities = row["similarity"].values()
         assert all(-1 <= value <= 1 if value is not None else private for value in similarities)
@@ -95,7 +95,7 @@ def tensors_of(states: dict[str, dict[str, Tensor]]) -> list[Tensor]:
 
 
 def assert_positive_variances(federation: Simulation) -> None:
-    """Of every norm layer."""
+    """Check the running variances of every norm layer."""
     variances = [b for name, b in federation.network.named_buffers() if name.endswith("running_var")]
     norms = [module for module in federation.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(variances) == len(norms)
@@ -109,7 +109,7 @@ def assert_positive_variances(federation: Simulation) -> None:
     ids=by_name,
 )
 def test_running_variances_stay_positive(methods: tuple[Method, ...]) -> None:
-    """For longer than the three rounds of all combinations: every base alone, and some with all plug-ins."""
+    """Train longer than three rounds: every base alone, and some with all plug-ins."""
     assert_positive_variances(trained(*methods, rounds=8, fraction=0.34))
 
 
@@ -135,7 +135,7 @@ def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type
 
 
 class Scribbling(Method):
-    """Spoils, in every step, all tensors that a hook may write into, after another pass on the batch."""
+    """Overwrites, in every step, all tensors that a hook may change, after another pass on the batch."""
 
     name: Literal["scribbling"] = "scribbling"
     plugin: ClassVar[bool] = True
@@ -168,7 +168,7 @@ class Scribbling(Method):
     + [(FedAvg(), METHODS["ecgr"](vector="gradient"))],
     ids=by_name,
 )
-def test_hooks_that_spoil_what_is_theirs_change_nothing(methods: tuple[Method, ...]) -> None:
+def test_hooks_may_overwrite_their_own_tensors(methods: tuple[Method, ...]) -> None:
     settings = {"rounds": 2, "fraction": 0.34}
     assert_same_model(trained(*methods, Scribbling(), **settings), trained(*methods, **settings))
 
@@ -186,7 +186,7 @@ SHARED: dict[str, Callable[..., Tensor]] = {
     "server_step": lambda task, state, before, updates: updates[0].weights,
     "test_weights": lambda weights, local: local.start,
 }
-"""A tensor that each hook is handed and others read, too."""
+"""A tensor per hook that other hooks read, too."""
 
 
 @pytest.mark.parametrize("hook", SHARED)
@@ -202,16 +202,16 @@ def test_writing_into_shared_tensors_is_refused(hook: str) -> None:
 
 EVERYTHING = [(base(),) for base in BASES] + [(plugin(),) for plugin in PLUGINS]
 SMALL = ("lenet5", "mlp", "mobilenet_tiny")
-"""Networks that every method trains; the others take minutes."""
+"""Networks for tests of every method; the other networks take minutes."""
 
 FEW = ("fedavg", "fedma", "fed2", "fedproto", "gpfl", "flfa", "fedimpro")
-"""Methods that look into a network, and federated averaging, for the large networks."""
+"""Methods that depend on the network's structure, and federated averaging, for the large networks."""
 
 
 @pytest.mark.parametrize(
     "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
-def test_every_method_trains_or_refuses(name: str) -> None:
+def test_every_method_trains_or_refuses_every_network(name: str) -> None:
     model = MODELS[name]()
     data = digits(8 * -(-model.min_side // 8))
     refused = []

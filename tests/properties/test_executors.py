@@ -1,4 +1,4 @@
-"""Executors run local steps in different ways, and compute the same."""
+"""Executors run local steps in different ways, with equal results."""
 
 import pytest
 import torch
@@ -33,9 +33,9 @@ SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
 
 
 class Repeating(CudaGraphExecutor):
-    """The executor of CUDA graphs on the CPU: a step is repeated where a device would replay it.
+    """The CUDA graph executor on the CPU: it repeats a step instead of replaying a recording.
 
-    All else is the same: fixed places, one step for all clients and rounds, what is copied and when.
+    The rest is unchanged: fixed memory, one step for all clients and rounds, times and contents of copies.
     """
 
     def __init__(self, clients: Clients, recordings: str = "auto") -> None:
@@ -64,14 +64,14 @@ def compared(
     return reference(*methods, **settings), trained(*methods, executor=executor, **settings)
 
 
-def test_graphs_need_a_device_that_has_them() -> None:
+def test_cuda_graphs_are_refused_on_other_devices() -> None:
     with pytest.raises(FltrainError, match=r"'cuda_graph' needs a CUDA device.*--executor sequential"):
         simulation(executor=CudaGraphExecutor)
 
 
 @pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATIVES), ids=by_name)
-def test_a_step_at_fixed_places_equals_the_reference(methods: tuple[AnyMethod, ...]) -> None:
-    """Up to the rounding of numbers that are tensors here."""
+def test_a_step_in_fixed_memory_equals_the_reference(methods: tuple[AnyMethod, ...]) -> None:
+    """Up to rounding of numbers that are stored in tensors by this executor."""
     plain, fixed = compared(Repeating, *methods, epochs=1, fraction=0.67)
     assert fixed.executor.replays >= fixed.executor.captures > 0
     for name in ("weights", "buffers", "counters"):
@@ -79,8 +79,8 @@ def test_a_step_at_fixed_places_equals_the_reference(methods: tuple[AnyMethod, .
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_one_capture_serves_all_clients_rounds_and_rates() -> None:
-    """FedDyn pulls clients by how many images they have, and the learning rate changes in every round."""
+def test_one_recording_serves_all_clients_rounds_and_learning_rates() -> None:
+    """FedDyn's pull depends on a client's number of images; the learning rate changes every round."""
     schedule = Exponential(decay=0.5)
     plain, fixed = compared(
         Repeating, FedDyn(alpha_mode="data"), rounds=4, fraction=1.0, lr_schedule=schedule
@@ -90,7 +90,7 @@ def test_one_capture_serves_all_clients_rounds_and_rates() -> None:
     torch.testing.assert_close(plain.server.weights, fixed.server.weights, rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_is_drawn_anew_in_every_step() -> None:
+def test_every_step_draws_a_new_dropout_mask() -> None:
     plain, fixed = compared(Repeating, FedAvg(), model=DroppingModel(), rounds=3)
     assert_same_model(plain, fixed)
 
@@ -118,7 +118,7 @@ def test_a_step_state_keeps_its_names() -> None:
     ),
     ids=by_name,
 )
-def test_clients_side_by_side_agree_with_the_reference(methods: tuple[AnyMethod, ...]) -> None:
+def test_stacked_clients_agree_with_the_reference(methods: tuple[AnyMethod, ...]) -> None:
     """Up to rounding, which BatchNorm magnifies; counters agree exactly."""
     plain, stacked = compared(VectorizedExecutor, *methods, epochs=1, fraction=0.67)
     assert torch.allclose(plain.server.weights, stacked.server.weights, atol=1e-3)
@@ -127,8 +127,8 @@ def test_clients_side_by_side_agree_with_the_reference(methods: tuple[AnyMethod,
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedDyn(alpha_mode="data")], ids=by_name)
-def test_one_round_side_by_side_differs_by_rounding_alone(method: AnyMethod) -> None:
-    """Unequal clients, momentum, weight decay, clipping; a pull by how many images a client has."""
+def test_one_round_of_stacked_clients_differs_by_rounding_only(method: AnyMethod) -> None:
+    """Unequal clients, momentum, weight decay, clipping; a pull that depends on the number of images."""
     plain, stacked = compared(
         VectorizedExecutor, method, rounds=1, weight_decay=0.01, fraction=1.0, model=LeNet5()
     )
@@ -154,7 +154,7 @@ class Branching(FedAvg):
 def test_a_step_that_cannot_be_stacked_is_refused(
     settings: dict[str, object], methods: tuple[AnyMethod, ...], reason: str
 ) -> None:
-    """It is not trained in another way under this executor's name."""
+    """The executor does not fall back to another way of training."""
     message = rf"^executor 'vectorized': .*{reason}.*; use --executor sequential$"
     with pytest.raises(FltrainError, match=message):
         simulation(*methods, executor=VectorizedExecutor, **settings, **SETTINGS).round(0)
@@ -170,7 +170,7 @@ PASSING = {"fedavg", "moon", "fedsol", "gpfl"}
     ids=by_name,
 )
 def test_methods_train_in_bfloat16(methods: tuple[AnyMethod, ...]) -> None:
-    """Near to the loss in single precision; weights stay in single precision."""
+    """Losses are near those in single precision; weights stay in single precision."""
     exact, rounded = (simulation(*methods, precision=kind, **SETTINGS) for kind in ("fp32", "bf16"))
     expected, *_ = exact.round(0)
     row, *_ = rounded.round(0)
@@ -179,7 +179,7 @@ def test_methods_train_in_bfloat16(methods: tuple[AnyMethod, ...]) -> None:
 
 
 def test_bfloat16_rounds_the_factors_of_products() -> None:
-    """They have eight bits; features and logits are in single precision."""
+    """Factors have eight bits; features and logits are in single precision."""
     network = simulation(model=LeNet5()).network.eval()
     seen: list[torch.dtype] = []
     for module in network.modules():
@@ -198,7 +198,7 @@ def test_bfloat16_rounds_the_factors_of_products() -> None:
 
 
 class Noting(FedAvg):
-    """Notes PyTorch's flag of TF32 in a hook."""
+    """Records PyTorch's TF32 flag in a hook."""
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         NOTED["hook"].append(torch.backends.cuda.matmul.allow_tf32)
@@ -209,8 +209,8 @@ NOTED: dict[str, list[bool]] = {}
 
 
 @pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor])
-def test_tf32_is_for_layers_alone(executor: type[SequentialExecutor]) -> None:
-    """PyTorch's flag holds for the whole process: outside the passes of the network it is off."""
+def test_tf32_is_used_in_layers_only(executor: type[SequentialExecutor]) -> None:
+    """PyTorch's flag is global: it is off outside the passes of the network."""
     NOTED.update(forward=[], backward=[], hook=[])
     run = simulation(Noting(), executor=executor, model=LeNet5(), **SETTINGS)
     run.network.tf32 = True
@@ -225,7 +225,7 @@ def test_tf32_is_for_layers_alone(executor: type[SequentialExecutor]) -> None:
 
         @staticmethod
         def setup_context(ctx: object, inputs: object, output: object) -> None:
-            """Nothing to keep."""
+            """Store nothing."""
 
         @staticmethod
         def backward(ctx: object, gradient: Tensor) -> Tensor:

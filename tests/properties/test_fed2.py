@@ -46,7 +46,7 @@ FEW = {"groups": 4, "decoupled": 3}
 def adapted(
     model: Model, side: int, classes: int = 10, channels: int = 1, meta: bool = False, **settings: Any
 ) -> Network:
-    """A model's network as Fed2 makes it; with ``meta`` there is no memory for the weights that it keeps."""
+    """A model's network after Fed2's changes; with ``meta`` its weights take no memory."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with torch.device("meta" if meta else "cpu"):
@@ -59,7 +59,7 @@ def parameters(network: Network) -> int:
 
 
 def two_clients(images: int, side: int = 8) -> dict[str, Any]:
-    """Settings of a federation of so many images: one client has the lower classes, the other the upper."""
+    """Settings of a federation: one client has the lower classes, the other the upper."""
     data = digits(side, train=images, test=4)
     clients = np.array_split(np.argsort(data.train_labels, kind="stable"), 2)
     return {"data": data, "partition": Partition(clients, digest=""), "fraction": 1.0}
@@ -79,7 +79,7 @@ def test_class_map(classes: int, groups: int, sizes: list[int]) -> None:
 
 
 def sizes_of_vgg9(width: Any, entry: int, pixels: int = 16) -> int:
-    """Parameters of VGG-9 with its last 6 layers in 10 groups; ``entry``: of the first of them."""
+    """Parameters of VGG-9 with its last 6 layers in 10 groups; ``entry``: parameters of the first of them."""
     shared = width(128) if entry > 1 else 128
     hidden = [width(128), width(256), width(256), width(512), width(512)]
     weights = [
@@ -119,7 +119,7 @@ def test_shared_layers_keep_the_weights_that_were_drawn_for_them() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"groups": 1}, {"decoupled": 0}], ids=["one group", "all shared"])
-def test_with_one_group_the_network_stays_the_same(settings: dict[str, Any]) -> None:
+def test_one_group_leaves_the_network_unchanged(settings: dict[str, Any]) -> None:
     network = MobileNetTiny().network(1, 32, 10)
     assert Fed2(norm="keep", **settings).adapt(network, 10) is network
 
@@ -137,7 +137,7 @@ def groups_of_channels(channels: int, groups: int) -> np.ndarray:
 
 
 def layer_outputs(network: Network, images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """What leaves each convolution, linear map and norm, groups side by side taken as one, and the logits."""
+    """Outputs of each convolution, linear map and norm, with groups concatenated, and the logits."""
     found: dict[str, Tensor] = {}
     inside = {path for path, module in network.named_modules() if isinstance(module, PerGroup)}
     handles = [
@@ -175,7 +175,7 @@ STRUCTURES: dict[str, tuple[Model, int, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
 def test_a_logit_depends_on_its_own_group_only(structure: tuple[Model, int, str, dict[str, Any]]) -> None:
-    """On no channels of other groups from the first decoupled layer on, and on no weights of theirs."""
+    """From the first decoupled layer on, it depends on no channels or weights of other groups."""
     model, side, first, settings = structure
     network = adapted(model, side, **settings)
     assert isinstance(network, Decoupled)
@@ -251,7 +251,7 @@ def test_grouped_classifier(bias: bool) -> None:
     ],
     ids=["resnet18", "projected", "residual", "too narrow"],
 )
-def test_networks_that_cannot_be_cut_are_refused(
+def test_networks_that_cannot_be_divided_into_groups_are_refused(
     model: Model, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(FltrainError, match=message):
@@ -284,11 +284,11 @@ def naive_average(
 
 
 HELD = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0]])
-"""Three clients, four groups: all hold the first, nobody the last."""
+"""Three clients, four groups: all clients hold the first, none holds the last."""
 
 
 def check_average(method: Fed2) -> None:
-    """Of groups that all, one, some and none of the clients hold."""
+    """Check groups that all, one, some and none of the clients hold."""
     federation = simulation(method, model=LeNet5())
     size = federation.model.layout.size
     samples = np.array([4, 1, 3])
@@ -321,7 +321,7 @@ def check_average(method: Fed2) -> None:
 
 
 def check_round(method: Fed2, **settings: Any) -> None:
-    """A round of the real loop: who holds what is read off the clients' labels."""
+    """Run a round of the real loop; the labels of the clients determine which groups they hold."""
     federation = simulation(method, model=LeNet5(), executor=Tracing, fraction=0.5, **settings)
     network = federation.network
     assert isinstance(network, Decoupled)
@@ -346,15 +346,15 @@ def check_round(method: Fed2, **settings: Any) -> None:
     assert federation.bytes_up == 3 * (4 * model + held.shape[1])
 
 
-def own_classes() -> Partition:
-    """Six clients with three classes each, but for the last, which has all ten."""
+def few_classes() -> Partition:
+    """Six clients; five have three classes each, the last has all ten."""
     labels = digits(16).train_labels
     few = [np.flatnonzero((labels - start) % 10 < 3)[start::5] for start in (0, 2, 4, 6, 7)]
     return Partition([*few, np.arange(0, 120, 7)], digest="")
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
-def test_average(weighting: Any) -> None:
+def test_groups_are_averaged_over_the_clients_that_hold_them(weighting: Any) -> None:
     check_average(Fed2(weighting=weighting, **FEW))
     check_average(Fed2(weighting=weighting, class_map="random", **FEW))
 
@@ -369,8 +369,8 @@ def test_average(weighting: Any) -> None:
     ],
     ids=str,
 )
-def test_rounds_of_clients_with_some_classes(settings: dict[str, Any]) -> None:
-    check_round(Fed2(**settings), partition=own_classes())
+def test_rounds_average_groups_over_the_clients_with_their_classes(settings: dict[str, Any]) -> None:
+    check_round(Fed2(**settings), partition=few_classes())
 
 
 def test_absent_classes_can_be_left_out_of_the_loss() -> None:
@@ -390,7 +390,7 @@ def test_absent_classes_can_be_left_out_of_the_loss() -> None:
 @pytest.mark.parametrize("mask_absent", [True, False])
 def test_groups_of_absent_classes_train_on_negative_evidence_unless_it_is_masked(mask_absent: bool) -> None:
     method = Fed2(mask_absent=mask_absent, decoupled=3)
-    settings = {"model": LeNet5(), "partition": own_classes(), "fraction": 1.0, "weight_decay": 0.0}
+    settings = {"model": LeNet5(), "partition": few_classes(), "fraction": 1.0, "weight_decay": 0.0}
     federation = trained(method, rounds=1, executor=Tracing, **settings)
     slots = {slot.name: slot for slot in federation.model.layout.parameters}
     network = federation.network

@@ -1,4 +1,4 @@
-"""FedAMP: what the server mixes for whom, what pulls clients, and what they are tested with."""
+"""FedAMP: the cloud models of the server, the pull on clients, and the tested weights."""
 
 import math
 from dataclasses import replace
@@ -38,7 +38,7 @@ def drawn(clients: int, size: int = 50, seed: int = 0) -> Tensor:
 
 
 def mixed(method: FedAmp, weights: list[Tensor]) -> list[Tensor]:
-    """Every client's cloud model, pair by pair in double precision."""
+    """Every client's cloud model, computed pair by pair in double precision."""
     vectors, count = [vector.double() for vector in weights], len(weights)
     clouds = []
     for i, own in enumerate(vectors):
@@ -63,7 +63,7 @@ def mixed(method: FedAmp, weights: list[Tensor]) -> list[Tensor]:
 
 
 def clouds_of(method: FedAmp, weights: Tensor) -> list[Tensor]:
-    """What clients who sent these weights would start the next round from."""
+    """The cloud models of clients that uploaded these weights."""
     task, start, empty = task_of(), torch.zeros(weights.shape[1]), torch.zeros(0)
     server = Server(start, empty, empty, {method.name: method.server_init(task, start)})
     updates = [update_of(start, row.clone(), client) for client, row in enumerate(weights)]
@@ -80,7 +80,7 @@ def cross_entropy(network: Network, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
-    """Every client starts from its cloud model, as last mixed, and takes the steps of an ordinary loop."""
+    """Check that clients start from their last cloud models and take the steps of an ordinary loop."""
     federation = simulation(method, executor=Tracing, evaluate_every=100, **{"lr": 0.2, **settings})
     lr = federation.spec.training.lr
     initial, clouds, seen = federation.server.weights, {}, []
@@ -105,7 +105,7 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
             check_steps(federation, number, update, network, cross_entropy, penalty=towards, atol=2e-6)
             assert torch.equal(update.weights, update.trained)
             seen.append(update.client)
-        # Those who were not sampled keep theirs.
+        # Clients that were not sampled keep their cloud models.
         mixtures = mixed(method, [update.weights for update in updates])
         clouds |= {update.client: cloud for update, cloud in zip(updates, mixtures, strict=True)}
     again, new = len(seen) - len(set(seen)), len(set(seen) - set(seen[:3]))
@@ -113,7 +113,7 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
 
 
 def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
-    """What the method adds to a gradient, per unit of distance from the cloud model."""
+    """The method's addition to a gradient, per unit of distance from the cloud model."""
     cloud, weights, gradient = drawn(3, seed=1)
     local = replace(local_of(cloud, lr=lr), round=round)
     added = method.correct(gradient, weights, local, {}) - gradient
@@ -123,7 +123,7 @@ def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
 
 
 def test_shares_by_hand() -> None:
-    """Numbers chosen so that the exponentials are powers of two."""
+    """Hand-computed shares; the exponentials are powers of two."""
     two = math.log(2)
     heuristic = FedAmp(scale=5 * two).shares(list(ARROWS))
     # exp(s cos): 8 and 1, 8 and 16, 1 and 16.
@@ -136,7 +136,7 @@ def test_shares_by_hand() -> None:
     kernel = FedAmp(variant="kernel", sigma=1 / two, alpha=0.5 / two).shares(list(CORNERS))
     expected = [[0.5, 0.25, 0.25], [0.25, 0.625, 0.125], [0.25, 0.125, 0.625]]
     torch.testing.assert_close(kernel, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    # Four times as much would leave own shares of -1 and -1/2: they are cut off at zero.
+    # At four times the scale, self-weights would be -1 and -1/2: they are clipped at zero.
     clipped = FedAmp(variant="kernel", sigma=1 / two, alpha=2 / two).shares(list(CORNERS))
     expected = [[0, 0.5, 0.5], [2 / 3, 0, 1 / 3], [2 / 3, 1 / 3, 0]]
     torch.testing.assert_close(clipped, torch.tensor(expected).double(), rtol=0, atol=1e-6)
@@ -164,12 +164,12 @@ def test_shares_of_each_cloud_model_sum_to_one(method: FedAmp) -> None:
             torch.testing.assert_close(shares.diagonal(), torch.full((clients,), own, dtype=torch.float64))
 
 
-def test_a_scale_of_zero_weights_the_others_alike() -> None:
+def test_a_scale_of_zero_weights_all_other_clients_equally() -> None:
     shares = FedAmp(scale=0.0, self_weight=0.4).shares(list(drawn(4)))
     torch.testing.assert_close(shares, (0.2 + 0.2 * torch.eye(4)).double())
 
 
-def test_a_large_scale_leaves_the_most_similar_one() -> None:
+def test_a_large_scale_selects_the_most_similar_client() -> None:
     weights = drawn(5)
     cosines = functional.cosine_similarity(weights[:, None], weights[None], dim=2) - 2 * torch.eye(5)
     shares = FedAmp(scale=1e4, self_weight=0.5).shares(list(weights))
@@ -178,13 +178,13 @@ def test_a_large_scale_leaves_the_most_similar_one() -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS, FedAmp(), FedAmp(variant="kernel", alpha=1e4)], ids=str)
-def test_identical_clients_get_what_they_sent(method: FedAmp) -> None:
+def test_identical_clients_get_their_uploads_back(method: FedAmp) -> None:
     weights = drawn(1, size=1000)
     assert all(torch.equal(cloud, weights[0]) for cloud in clouds_of(method, weights.expand(3, -1)))
 
 
-def test_shares_of_the_kernel_do_not_depend_on_what_all_clients_have_in_common() -> None:
-    """Weights are far longer than the distances between them, which must not drown in their rounding."""
+def test_kernel_shares_do_not_depend_on_a_common_offset() -> None:
+    """Weights are far longer than their differences, which must not be lost to rounding."""
     # Multiples of a power of two, so that adding the common part is exact.
     weights = (0.01 * drawn(4, size=4000) * 2**14).round() / 2**14
     method = FedAmp(variant="kernel", alpha=0.2, sigma=0.5)
@@ -198,7 +198,7 @@ def test_clients_start_from_cloud_models_and_are_pulled_to_them(method: FedAmp) 
     check_rounds(method)
 
 
-def test_a_single_client_goes_on_from_its_own_weights() -> None:
+def test_a_single_client_continues_from_its_own_weights() -> None:
     for method in (FedAmp(), FedAmp(variant="kernel")):
         federation = simulation(method, executor=Tracing, fraction=1 / 6, evaluate_every=100)
         initial, own = federation.server.weights, {}
@@ -229,7 +229,7 @@ def test_the_pull_never_does_more_than_undo_a_step() -> None:
 
 @pytest.mark.parametrize("method", [FedAmp(), FedAmp(variant="kernel", alpha=0.2)], ids=str)
 def test_clients_are_tested_with_their_own_weights(method: FedAmp) -> None:
-    """With their last trained weights, or with the initial ones."""
+    """With their last trained weights, or with the initial weights."""
     federation = simulation(method, executor=Tracing, fraction=0.34, epochs=3)
     own = [federation.server.weights] * 6
     for number in range(2):
@@ -243,7 +243,7 @@ def test_clients_are_tested_with_their_own_weights(method: FedAmp) -> None:
         check_client_tests(federation, row, logits)
 
 
-def test_what_pfllib_amounts_to_is_local_training_bit_for_bit() -> None:
+def test_the_pfllib_variant_equals_local_training_bit_for_bit() -> None:
     settings = {"rounds": 3, "batchnorm": "local", "executor": Tracing, "epochs": 2}
     method = FedAmp(variant="pfllib")
     mixing, alone = trained(method, **settings), trained(LocalOnly(), **settings)

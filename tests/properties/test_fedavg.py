@@ -50,7 +50,7 @@ def test_mean_by_data_size() -> None:
     torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_single_client_is_taken_over_bit_for_bit() -> None:
+def test_the_mean_of_a_single_client_is_its_weights_bit_for_bit() -> None:
     federation = trained(FedAvg(), rounds=1, fraction=1 / 6, executor=Tracing)
     (update,) = federation.executor.updates
     assert torch.equal(federation.server.weights, update.weights)
@@ -58,7 +58,7 @@ def test_a_single_client_is_taken_over_bit_for_bit() -> None:
     assert torch.equal(federation.server.counters, update.counters)
 
 
-def test_clients_that_did_not_move_leave_the_weights_bit_for_bit() -> None:
+def test_clients_that_do_not_move_leave_the_weights_unchanged_bit_for_bit() -> None:
     start = drawn(1000)
     updates = [update_of(start, start.clone(), samples=samples) for samples in (3, 7, 11, 90)]
     assert torch.equal(data_weighted_mean(updates, [update.weights for update in updates]), start)
@@ -78,7 +78,7 @@ def test_one_full_batch_step_is_a_step_on_the_pooled_data() -> None:
     torch.testing.assert_close(federation.server.weights, start - 0.1 * gradient, rtol=1e-5, atol=1e-7)
 
 
-def test_many_local_steps_stop_at_the_biased_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_local_steps_converge_to_the_biased_fixed_point(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = TWO_CLIENTS.federation(FedAvg(), monkeypatch, steps=10)
     limit = TWO_CLIENTS.fedavg_limit(lr=0.1, steps=10)
     np.testing.assert_allclose(weights_after(federation, 40), limit, atol=1e-5)
@@ -91,7 +91,7 @@ def test_many_local_steps_stop_at_the_biased_point(monkeypatch: pytest.MonkeyPat
     ids=str,
 )
 def test_running_statistics_are_averaged_by_data_size(method: Method) -> None:
-    """Whatever the method does to weights: no momentum, controls or normalisers."""
+    """For every rule that a method has for weights: no momentum, controls or normalisers."""
     federation = simulation(method, executor=Tracing, batch_size=4)
     for number in range(3):
         federation.round(number)
@@ -146,7 +146,7 @@ def test_counters_stay_integers_and_take_the_maximum() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
-def test_local_training_is_that_of_pytorch(model: Model, settings: dict[str, float]) -> None:
+def test_local_training_equals_a_pytorch_loop(model: Model, settings: dict[str, float]) -> None:
     """The same batches through an ordinary loop with torch.optim.SGD and clip_grad_norm_."""
     federation = trained(model=model, rounds=1, epochs=3, lr=0.05, executor=Tracing, **settings)
     data = federation.data.train
@@ -177,7 +177,7 @@ def test_local_training_is_that_of_pytorch(model: Model, settings: dict[str, flo
 
 
 def test_every_round_starts_from_the_global_model_with_fresh_momentum() -> None:
-    """A client's round depends on what it receives, and on nothing that it did before."""
+    """A client's round depends only on the received model, not on its earlier rounds."""
     federation = trained(rounds=2, fraction=1.0, executor=Tracing)
     repeated = simulation(fraction=1.0, executor=Tracing)
     first = trained(rounds=1, fraction=1.0)
@@ -188,7 +188,7 @@ def test_every_round_starts_from_the_global_model_with_fresh_momentum() -> None:
         assert torch.equal(update.buffers, again.buffers)
 
 
-def test_epochs_visit_every_image_of_the_client_once() -> None:
+def test_an_epoch_visits_every_image_of_the_client_once() -> None:
     federation = trained(rounds=2, epochs=2, executor=Tracing)
     for round in range(2):
         for client in federation.sample(round):

@@ -1,6 +1,6 @@
 """FedDyn: clients' objectives f_k(w) - <lam_k, w> + (alpha_k / 2) ||w - r||^2, corrected by h on the server.
 
-The method keeps the displacements that the server has collected in place of h, which is -alpha times them.
+The server stores the collected displacements instead of h, which is -alpha times them.
 """
 
 import numpy as np
@@ -16,11 +16,11 @@ from .helpers import Tracing, assert_same_model, assert_same_steps, drawn, local
 from .quadratics import FOUR_CLIENTS, SIZE, TWO_CLIENTS, Quadratics, weights_after
 
 COPIES = np.array([3, 1])
-"""How often the images of each client are repeated where sizes differ."""
+"""Number of copies of each image, by client, if sizes differ."""
 
 
 def unequal(method: FedDyn, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Simulation:
-    """Two clients that pull apart, one with more images: copies, so that its objective is the same."""
+    """Two clients with different minima; one has its images several times, which keeps its objective."""
     images = [np.tile(SIZE * client + np.arange(SIZE), count) for client, count in enumerate(COPIES)]
     settings = {"batch_size": max(map(len, images)), **settings}
     return TWO_CLIENTS.federation(method, monkeypatch, images_of=images, **settings)
@@ -50,7 +50,7 @@ def locally(
 
 
 def check_reaches_the_optimum(method: FedDyn, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0) -> None:
-    """Two clients that pull apart, many local steps: still the optimum of the mean objective."""
+    """Check that two clients with different minima and many local steps reach the common optimum."""
     federation = TWO_CLIENTS.federation(method, monkeypatch, steps=10, momentum=momentum)
     np.testing.assert_allclose(weights_after(federation, 30), TWO_CLIENTS.optimum, atol=1e-4)
 
@@ -77,8 +77,8 @@ def test_h_is_the_mean_of_all_duals(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.01, 1.0])
-def test_gradient(alpha: float) -> None:
-    """What is added to the gradient is the derivative of the linear and the quadratic term."""
+def test_the_correction_is_the_gradient_of_the_regulariser(alpha: float) -> None:
+    """The correction of the gradient is the derivative of the linear and the quadratic term."""
     method = FedDyn(alpha=alpha, clip=None)
     received, weights, gradient, dual = drawn(4, 50)
     variable = weights.clone().requires_grad_()
@@ -109,8 +109,8 @@ def test_clip_bounds_the_gradient_and_nothing_else(clip: float) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "momentum"), [(0.1, 0.9), (1.0, 0.0)])
-def test_published_form(alpha: float, momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the clients per round, against the paper's letters: duals lam_k, h, and -h / alpha."""
+def test_published_algorithm(alpha: float, momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the clients per round, in the paper's notation: duals lam_k, h, and -h / alpha."""
     method = FedDyn(alpha=alpha)
     problem, alpha, steps, rounds = FOUR_CLIENTS, method.alpha, 5, 8
     federation = problem.federation(method, monkeypatch, steps=steps, momentum=momentum, fraction=0.5)
@@ -133,8 +133,8 @@ def test_two_clients_reach_the_common_optimum(momentum: float, monkeypatch: pyte
     assert np.abs(weights_after(federation, 20) - TWO_CLIENTS.optimum).max() > 0.05
 
 
-def test_clients_that_take_turns_reach_the_common_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the clients per round; federated averaging wanders about, and without alpha even more so."""
+def test_sampled_clients_reach_the_common_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the clients per round; federated averaging oscillates, and without alpha even more so."""
     spread = []
     for method in (FedDyn(alpha=1.0), FedAvg(), FedDyn(alpha=1e-6)):
         federation = FOUR_CLIENTS.federation(method, monkeypatch, steps=5, fraction=0.5)
@@ -161,7 +161,7 @@ def test_at_rest_nothing_is_collected_and_duals_are_the_gradients(monkeypatch: p
         np.testing.assert_allclose(dual, gradient, atol=1e-4)
 
 
-def test_data_mode_against_the_form_without_h(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_mode_equals_the_form_without_h(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of different size, in the form without h: a_k = -lam_k / alpha_k collects displacements."""
     method = FedDyn(alpha=0.5, alpha_mode="data")
     federation = unequal(method, monkeypatch, steps=5)
@@ -197,14 +197,14 @@ def test_modes_agree_among_clients_of_equal_size_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-7])
-def test_without_alpha_the_server_is_a_second_order_recursion(
+def test_without_alpha_the_server_follows_a_second_order_recursion(
     alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All clients: e <- 2 (1 - g) e - (1 - g) e_before around FedAvg's limit, g the share that it moves."""
     steps, lr = 10, 0.1
     limit = TWO_CLIENTS.fedavg_limit(lr, steps)
     share = (1 - (1 - lr * TWO_CLIENTS.curvatures) ** steps).mean(0)
-    before, error = -limit, (1 - 2 * share) * -limit  # from zero, a first step of twice FedAvg's
+    before, error = -limit, (1 - 2 * share) * -limit  # from zero, the first step is twice FedAvg's
     federation = TWO_CLIENTS.federation(FedDyn(alpha=alpha), monkeypatch, steps=steps, lr=lr)
     for number in range(6):
         federation.round(number)
@@ -212,10 +212,8 @@ def test_without_alpha_the_server_is_a_second_order_recursion(
         error, before = 2 * (1 - share) * error - (1 - share) * before, error
 
 
-def test_clients_that_overshoot_diverge_with_small_alpha_but_not_with_a_large_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The recursion without alpha is stable for g < 4/3 only; momentum goes farther, past the minimum."""
+def test_overshooting_clients_diverge_with_small_alpha_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without alpha the recursion is stable for g < 4/3 only; momentum overshoots the minimum."""
     with pytest.raises(Diverged):
         small = FedDyn(alpha=0.01, clip=None)
         federation = TWO_CLIENTS.federation(small, monkeypatch, steps=10, momentum=0.9)
@@ -227,7 +225,7 @@ def test_clients_that_overshoot_diverge_with_small_alpha_but_not_with_a_large_on
 
 
 def test_without_alpha_and_server_correction_it_is_the_uniform_mean() -> None:
-    """Federated averaging if all clients have as many images."""
+    """It is federated averaging if all clients have equally many images."""
     bare = FedDyn(alpha=0.0, server_correction=False, clip=None)
     federation = simulation(bare, executor=Tracing)
     for number in range(3):
@@ -239,8 +237,8 @@ def test_without_alpha_and_server_correction_it_is_the_uniform_mean() -> None:
     torch.testing.assert_close(server.weights, plain.weights, rtol=1e-6, atol=1e-6)
 
 
-def test_server_correction_is_all_that_the_switch_concerns() -> None:
-    """Off, clients still have duals, and their displacements are still collected."""
+def test_the_switch_affects_the_server_correction_only() -> None:
+    """Without it, clients still have duals, and the server still collects displacements."""
     off = simulation(FedDyn(server_correction=False), executor=Tracing)
     on = simulation(FedDyn(), executor=Tracing)
     for federation in (on, off):

@@ -1,4 +1,4 @@
-"""FedFCD: passes that freeze what they must, class means and the global classifier against naive loops."""
+"""FedFCD: frozen parts of each pass, class means and the global classifier against naive loops."""
 
 from dataclasses import dataclass
 
@@ -30,11 +30,11 @@ MLP = Mlp(hidden=8)
 
 
 SAMPLED = [[0, 3], [0, 1, 4], [2, 3]]
-"""Who takes part; in each round some classes of ``specialists`` are not heard of."""
+"""Cohorts by round; in each round, no client has some classes of ``specialists``."""
 
 
 def specialists() -> Partition:
-    """Five clients of different sizes with few classes each; nobody trains on class 9."""
+    """Five clients of different sizes with few classes each; no client has class 9."""
     labels = digits().train_labels
     images = [np.flatnonzero(labels == label) for label in range(10)]
     clients = [
@@ -62,7 +62,7 @@ class Seen:
 
 
 class Watching(SequentialExecutor):
-    """The reference loop; keeps the server's messages, and every step and upload by round and client."""
+    """The reference loop; stores the server's messages, and every step and upload by round and client."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -93,7 +93,7 @@ class Watching(SequentialExecutor):
 
 
 def watched(method: FedFcd, model: Model = MLP, rounds: int = 3, **training: object) -> Simulation:
-    """The specialists after some rounds, in each of which learning rates are half those of the last."""
+    """The specialists after some rounds; each round halves the learning rates."""
     settings = {"epochs": 2, "batch_size": 8, "momentum": 0.5, "weight_decay": 0.01, **training}
     federation = simulation(
         method,
@@ -113,7 +113,7 @@ def watched(method: FedFcd, model: Model = MLP, rounds: int = 3, **training: obj
 
 
 def description(federation: Simulation, client: int, weights: Tensor, buffers: Tensor) -> Description:
-    """What a client with this model says of its training images, one class after the other."""
+    """A client's description of its training images with this model, one class after the other."""
     network = replica(federation, weights, buffers).eval()
     images, labels = federation.data.train.batch(federation.data.clients[client])
     with torch.no_grad():
@@ -125,14 +125,14 @@ def description(federation: Simulation, client: int, weights: Tensor, buffers: T
 
 
 def ordinary_head(head: Tensor, width: int) -> nn.Linear:
-    """A classifier of its own with these parameters, with a bias if they have one."""
+    """A separate classifier with these parameters, with a bias if they have one."""
     linear = nn.Linear(width, 10, bias=len(head) > 10 * width)
     vector_to_parameters(head.clone(), linear.parameters())
     return linear
 
 
 def turns(method: FedFcd, batches: int, epochs: int) -> list[tuple[Part, int]]:
-    """What each step of a round trains, and which of the epoch's batches it has."""
+    """The trained part and the batch of each step of a round."""
     if method.without_ho:
         epoch = [("all", batch) for batch in range(batches)]
     elif method.alternate == "epoch":
@@ -145,7 +145,7 @@ def turns(method: FedFcd, batches: int, epochs: int) -> list[tuple[Part, int]]:
 def naive_loss(
     method: FedFcd, part: Part, network: Network, message: State, images: Tensor, labels: Tensor
 ) -> Tensor:
-    """Cross entropy of the decision and, where the extractor trains, the distance from the means."""
+    """Cross entropy of the decision and, if the extractor trains, the distance from the means."""
     if part == "head":
         with torch.no_grad():
             seen = features(network, images)
@@ -165,7 +165,7 @@ def naive_loss(
 
 
 def check_local_training(expected: FedFcd, model: Model = MLP) -> None:
-    """Two rounds against ordinary loops with an optimiser for each part; every step starts as it did."""
+    """Compare two rounds with ordinary loops, one optimiser per part, from the same weights at each step."""
     federation = watched(expected, model, rounds=2, batch_size=12)
     executor, training = federation.executor, federation.spec.training
     common = {"momentum": training.momentum, "weight_decay": training.weight_decay}
@@ -211,7 +211,7 @@ def check_local_training(expected: FedFcd, model: Model = MLP) -> None:
 
 
 def restart(network: Network, weights: Tensor, buffers: Tensor, counters: Tensor) -> Network:
-    """The network, its parameters the same objects, with other values."""
+    """The network with other values in the same parameter objects."""
     vector_to_parameters(weights.clone(), network.parameters())
     floats = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
     sizes = [buffer.numel() for buffer in floats]
@@ -221,7 +221,7 @@ def restart(network: Network, weights: Tensor, buffers: Tensor, counters: Tensor
 
 
 def check_server(expected: FedFcd, model: Model = MLP) -> None:
-    """Class means and classifier that go down, from the introductions on, against dictionaries and SGD."""
+    """Compare the server's class means and classifier, from the initial uploads on, with naive code."""
     federation = watched(expected, model)
     executor, start = federation.executor, federation.initial
     heard = [{client: description(federation, client, start.weights, start.buffers) for client in range(5)}]
@@ -264,7 +264,7 @@ ALONE = {
 
 
 def check_local_only(method: FedFcd) -> None:
-    """Nothing that the server sends is used: clients train, and are tested, as if each were alone."""
+    """Check that clients train and are tested without any use of the server's messages."""
     own, alone = trained(method, **ALONE), reference(LocalOnly(), **ALONE)
     assert_same_model(own, alone)
     for client, kept in alone.clients.items():
@@ -275,7 +275,7 @@ def check_local_only(method: FedFcd) -> None:
 
 
 def check_testing(method: FedFcd, *, fused: bool = True, **settings: str) -> None:
-    """Every client, sampled or not, with its own model and the newest global classifier."""
+    """Check that all clients, sampled or not, are tested with their model and the newest classifier."""
     federation = trained(method, rounds=2, fraction=0.5, **settings)
     server, data = federation.server, federation.data
     assert 3 <= len(federation.clients) < len(data.clients)
@@ -295,7 +295,7 @@ WITHOUT = {"without_fa": True, "without_fd": True, "without_ho": True}
 
 
 @pytest.mark.parametrize("settings", [{}, {"without_fa": False, "weight": 0.0}], ids=str)
-def test_without_its_three_parts_it_is_local_training_bit_for_bit(settings: dict[str, object]) -> None:
+def test_with_all_parts_off_it_is_local_training_bit_for_bit(settings: dict[str, object]) -> None:
     check_local_only(FedFcd(**{**WITHOUT, **settings}))
 
 
@@ -310,7 +310,7 @@ LOCAL = [
 
 
 @pytest.mark.parametrize("settings", LOCAL, ids=str)
-def test_local_training_is_that_of_an_ordinary_loop(settings: dict[str, object]) -> None:
+def test_local_training_equals_an_ordinary_loop(settings: dict[str, object]) -> None:
     check_local_training(FedFcd(weight=0.5, **settings))
 
 
@@ -327,8 +327,8 @@ SERVER = [
 
 
 @pytest.mark.parametrize("settings", SERVER, ids=str)
-def test_the_server_does_what_ordinary_code_does(settings: dict[str, object]) -> None:
-    """All clients introduce themselves; afterwards, means of classes that nobody describes stay."""
+def test_the_server_equals_ordinary_code(settings: dict[str, object]) -> None:
+    """All clients send initial uploads; later, means of classes without a description stay unchanged."""
     check_server(FedFcd(server_lr=0.1, **settings))
 
 
@@ -337,7 +337,7 @@ def test_class_means_are_taken_in_evaluation_mode() -> None:
 
 
 def test_models_stay_with_the_clients() -> None:
-    """Up go number, count and mean of a client's own classes; down classifier and means. Models stay."""
+    """Up: number, count and mean of a client's classes. Down: classifier and means. Models are not sent."""
     method = FedFcd()
     federation = watched(method, rounds=2)
     classes = [3, 3, 2, 3, 2]
@@ -350,9 +350,9 @@ def test_models_stay_with_the_clients() -> None:
 
 
 @pytest.mark.parametrize("batchnorm", ["local", "average"])
-def test_testing_is_with_the_own_model_and_the_newest_global_classifier(batchnorm: str) -> None:
+def test_clients_are_tested_with_their_model_and_the_newest_global_classifier(batchnorm: str) -> None:
     check_testing(FedFcd(server_lr=0.5), batchnorm=batchnorm)
 
 
-def test_without_fusion_the_own_classifier_decides_alone() -> None:
+def test_without_fusion_only_the_clients_classifier_decides() -> None:
     check_testing(FedFcd(server_lr=0.5, without_fd=True), fused=False, batchnorm="local")

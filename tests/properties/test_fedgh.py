@@ -1,4 +1,4 @@
-"""FedGH: extractors stay with the clients, and one classifier that the server trains is everybody's."""
+"""FedGH: clients have their own extractors and share one classifier, which the server trains."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def head_of(federation: Simulation, method: FedGh) -> Tensor:
 
 
 def pairs_of(federation: Simulation, method: FedGh) -> Pairs:
-    """All that came up in the last round."""
+    """All uploads of the last round."""
     sent = [update.extras[method.name] for update in federation.executor.updates]
     return torch.cat([one["means"] for one in sent]), torch.cat([one["classes"] for one in sent])
 
@@ -109,8 +109,8 @@ def test_uploads_are_class_means_of_the_trained_model() -> None:
             torch.testing.assert_close(sent["means"].double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_server_descends_on_the_pairs_of_the_round() -> None:
-    """A batch holds all pairs: a step of an ordinary loop for each epoch, from where the last round ended."""
+def test_the_server_trains_its_classifier_on_the_pairs_of_the_round() -> None:
+    """A batch holds all pairs: one step of an ordinary loop per epoch, from the previous classifier."""
     method = FedGh(server_lr=0.2, server_epochs=3)
     federation = taking_part(method, batch_size=64)
     for number in range(len(ROUNDS)):
@@ -123,7 +123,7 @@ def test_the_server_descends_on_the_pairs_of_the_round() -> None:
 
 
 @pytest.mark.parametrize("point", ["after_download", "after_local"])
-def test_all_clients_are_tested_at_the_point_asked_for(point: str) -> None:
+def test_all_clients_are_tested_at_the_configured_point(point: str) -> None:
     """All clients, with the server's newest classifier or with the one that they last trained."""
     method = FedGh(server_lr=0.5)
     federation = taking_part(method, point=point, lr=0.2)
@@ -146,7 +146,7 @@ def test_all_clients_are_tested_at_the_point_asked_for(point: str) -> None:
     assert never_trained == {2, 4}
 
 
-def test_models_do_not_travel_but_for_the_servers_classifier() -> None:
+def test_only_the_servers_classifier_is_sent_of_the_models() -> None:
     """Up: number and mean of each class of a client. Down: the classifier."""
     method = FedGh()
     partition = with_tests(skewed(digits()))

@@ -1,4 +1,4 @@
-"""FedImpro: estimates of the features at a cut, what is sampled of them, and who learns from the samples."""
+"""FedImpro: estimates of features at a cut, samples from the estimates, and training on the samples."""
 
 import copy
 import math
@@ -61,7 +61,7 @@ LENET = {"model": LeNet5()}
 
 @dataclass
 class Pass:
-    """One forward pass in training: what entered the part above the cut, and the labels of the losses."""
+    """One forward pass in training: the input of the part above the cut, and the labels of the losses."""
 
     maps: Tensor
     losses: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -92,7 +92,7 @@ def above(network: Network, cut: int) -> nn.Module:
 
 
 def watch(federation: Simulation, cut: int, monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
-    """Forward passes in training as they come, in the order of the steps."""
+    """Record the forward passes in training, in the order of the steps."""
     passes: list[Pass] = []
     original = functional.cross_entropy
 
@@ -124,12 +124,12 @@ def plugin_of(federation: Simulation) -> FedImpro:
 
 
 def estimates(federation: Simulation) -> dict[str, Tensor]:
-    """What the server knows."""
+    """The server's estimates."""
     return federation.server.states[plugin_of(federation).name]
 
 
 def give_estimates(federation: Simulation, **numbers: Tensor) -> None:
-    """Replace some of what the server knows; classes are known unless it is said otherwise."""
+    """Replace some of the server's estimates; by default, all classes are known."""
     known = {"seen": torch.ones(CLASSES), "spread_seen": torch.ones(CLASSES)}
     state = {**estimates(federation), **known, **numbers}
     states = {**federation.server.states, plugin_of(federation).name: state}
@@ -137,7 +137,7 @@ def give_estimates(federation: Simulation, **numbers: Tensor) -> None:
 
 
 def sent(update: Update) -> dict[str, Tensor]:
-    """What a client uploads for the plug-in."""
+    """The plug-in's upload of a client."""
     (upload,) = update.extras.values()
     return upload
 
@@ -149,7 +149,7 @@ def random_estimates(federation: Simulation, seed: int = 0) -> dict[str, Tensor]
 
 
 def evenly(clients: int) -> Partition:
-    """Clients of one size."""
+    """Clients of equal size."""
     order = np.random.default_rng(0).permutation(120)
     return Partition(np.split(order, clients), digest="")
 
@@ -252,7 +252,7 @@ def test_estimates_at_the_start() -> None:
 
 
 def upload(method: FedImpro, counts: Sequence[float] | Tensor, **numbers: object) -> Update:
-    """What a client with such numbers of images sends, given its estimates."""
+    """The upload of a client with these numbers of images, given its estimates."""
     tensors = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in numbers.items()}
     ones = torch.ones(len(tensors["mean"]))
     tensors = {"seen": ones, "spread_seen": ones, **tensors}
@@ -263,7 +263,7 @@ def upload(method: FedImpro, counts: Sequence[float] | Tensor, **numbers: object
 
 
 def served(method: FedImpro, before: dict[str, object], uploads: Sequence[Update]) -> dict[str, list[object]]:
-    """What the server knows afterwards."""
+    """The server's estimates afterwards."""
     state = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in before.items()}
     state = {"seen": torch.ones(len(state["mean"])), "spread_seen": torch.ones(len(state["mean"])), **state}
     nothing = torch.zeros(0)
@@ -294,14 +294,16 @@ def pooled_spreads() -> list[list[float]]:
 @pytest.mark.parametrize(
     ("aggregation", "mean", "spread"),
     [
-        # A class that one of three clients lacks keeps a third of its old estimate.
+        # If one of three clients lacks a class, a third of its new estimate is the old one.
         ("uniform_carry", [[3.0], [22 / 3]], [[0.03], [0.04]]),
         ("holders_only", [[3.0], [6.0]], [[0.03], [0.03]]),
         # (1 + 4 + 30) / 8 and (8 + 48) / 8.
         ("label_size", [[35 / 8], [7.0]], pooled_spreads()),
     ],
 )
-def test_means_of_the_server(aggregation: str, mean: list[list[float]], spread: list[list[float]]) -> None:
+def test_the_server_averages_estimates(
+    aggregation: str, mean: list[list[float]], spread: list[list[float]]
+) -> None:
     method = FedImpro(aggregation=aggregation, sigma_cap=None)
     after = served(method, BEFORE, three_clients(method))
     torch.testing.assert_close(after["mean"], torch.tensor(mean))
@@ -309,8 +311,8 @@ def test_means_of_the_server(aggregation: str, mean: list[list[float]], spread: 
 
 
 @pytest.mark.parametrize("moment", ["std", "var"])
-def test_pooled_spread_is_that_of_the_pooled_data(moment: str) -> None:
-    """Clients of different sizes that know their own mean and variance: the server finds those of all."""
+def test_the_pooled_spread_equals_that_of_the_pooled_data(moment: str) -> None:
+    """Clients of different sizes send their mean and variance: the server computes those of all data."""
     method = FedImpro(aggregation="label_size", moment=moment, sigma_cap=None)
     groups = [5 * drawn(size, 6, seed=size) + size for size in (3, 10, 40)]
     uploads = []
@@ -327,8 +329,8 @@ def test_pooled_spread_is_that_of_the_pooled_data(moment: str) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["uniform_carry", "holders_only", "label_size"])
-def test_old_estimates_weigh_beta(aggregation: str) -> None:
-    """If there are any."""
+def test_old_estimates_have_weight_beta(aggregation: str) -> None:
+    """If there are old estimates."""
     settings = {"aggregation": aggregation, "sigma_cap": None}
     fresh, mixed, first = (
         served(method, {**BEFORE, **known}, three_clients(method))
@@ -345,7 +347,7 @@ def test_old_estimates_weigh_beta(aggregation: str) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["uniform_carry", "holders_only", "label_size"])
-def test_nobody_counts_for_a_class_that_he_knows_nothing_of(aggregation: str) -> None:
+def test_clients_without_an_estimate_of_a_class_do_not_count_for_it(aggregation: str) -> None:
     method = FedImpro(aggregation=aggregation, sigma_cap=None)
     nothing = {name: [[0.0], [0.0]] for name in ("mean", "spread")}
     nothing |= {name: [0.0, 0.0] for name in ("seen", "spread_seen")}
@@ -361,7 +363,7 @@ def test_nobody_counts_for_a_class_that_he_knows_nothing_of(aggregation: str) ->
 
 
 def noise_of(method: FedImpro, **settings: object) -> tuple[list[dict[str, Tensor]], Simulation]:
-    """What the noise added to the uploads of two clients in round 0, and the federation."""
+    """The noise in the uploads of two clients in round 0, and the federation."""
     without = method.model_copy(update={"noise": 0.0})
     noisy, exact = (
         trained(one, **LENET, rounds=1, fraction=0.34, executor=Tracing, **settings)
@@ -371,8 +373,8 @@ def noise_of(method: FedImpro, **settings: object) -> tuple[list[dict[str, Tenso
     return [{name: sent(one)[name] - sent(other)[name] for name in NUMBERS} for one, other in pairs], noisy
 
 
-def test_noise() -> None:
-    """N(0, s^2) on every number, of known and unknown classes alike; its own for each client and tensor."""
+def test_uploads_have_independent_normal_noise() -> None:
+    """N(0, s^2) on every number, of known and unknown classes alike; independent by client and tensor."""
     method = FedImpro(noise=0.5)
     noises, federation = noise_of(method)
     assert len(noises) == 2
@@ -418,7 +420,7 @@ def test_moments_of_samples(settings: dict[str, object], monkeypatch: pytest.Mon
 def noise_in_the_samples(
     monkeypatch: pytest.MonkeyPatch, rounds: int = 1, **settings: object
 ) -> list[list[Tensor]]:
-    """Samples of mean 0 and spread 1, step by step, client by client."""
+    """Samples of mean 0 and spread 1, by step and client."""
     federation = simulation(
         FedImpro(split=2, sigma_cap=None),
         **LENET,
@@ -437,8 +439,8 @@ def noise_in_the_samples(
     return found
 
 
-def test_no_random_number_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In no step, client or round, also where a last batch is smaller than those before it."""
+def test_no_random_number_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in any step, client or round, also if the last batch is smaller."""
     found = noise_in_the_samples(monkeypatch, rounds=2, batch_size=8)
     assert {len(sampled) for client in found for sampled in client} == {8, 6}
     numbers = torch.cat([sampled.flatten() for client in found for sampled in client])
@@ -465,7 +467,7 @@ def counts_of(labels: Tensor) -> list[int]:
 @pytest.mark.parametrize("known", [range(10), [2, 5, 7], [3]], ids=str)
 @pytest.mark.parametrize("n_hat", [None, 25])
 def test_balanced_labels(n_hat: int | None, known: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every known class floor(n / C) times, and the rest at random, each class at most once."""
+    """Every known class floor(n / C) times; the rest at random, each class at most once."""
     rests: dict[int, list[list[int]]] = {}
     for one in labels_of_steps(FedImpro(n_hat=n_hat), known, monkeypatch, batch_size=8):
         count = len(one.labels) if n_hat is None else n_hat
@@ -480,7 +482,7 @@ def test_balanced_labels(n_hat: int | None, known: Sequence[int], monkeypatch: p
 
 
 @pytest.mark.parametrize("known", [range(10), [2, 5, 7]], ids=str)
-def test_tiled_labels(known: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiled_labels_repeat_the_known_classes(known: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """B // C + 1 samples of every known class, in full batches and others."""
     passes = labels_of_steps(FedImpro(labels="tiled"), known, monkeypatch, batch_size=12)
     assert {len(one.labels) for one in passes} == {12, 6}
@@ -490,7 +492,7 @@ def test_tiled_labels(known: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("known", [range(10), range(5)], ids=str)
-def test_labels_of_the_batch(known: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_labels_are_used_for_samples(known: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels without an estimate are replaced."""
     for one in labels_of_steps(FedImpro(labels="batch"), known, monkeypatch, batch_size=7):
         assert torch.isin(one.sampled_labels, torch.tensor(known)).all()
@@ -518,8 +520,8 @@ def test_without_estimates_there_are_no_samples(labels: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("source", ["global", "running"])
-def test_source_of_the_samples(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With hardly any spread: the means as received, or as the client has renewed them so far."""
+def test_samples_use_the_configured_estimates(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With almost no spread: the received means, or the client's updated means."""
     method = FedImpro(source=source, beta_client=0.5, sigma_cap=1e-6)
     federation = simulation(method, **LENET, partition=evenly(4), executor=Tracing)
     passes = watch(federation, 1, monkeypatch)
@@ -559,7 +561,7 @@ def test_weights_of_the_losses(
     expected: dict[int, tuple[float, float]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Multiples of the losses on images and on samples, by round."""
+    """Factors of the losses on images and on samples, by round."""
     method = FedImpro(initial="uniform", **settings)
     federation = simulation(method, **LENET, rounds=rounds, epochs=epochs, batch_size=16)
     task, start = federation.task, federation.server.weights
@@ -576,7 +578,7 @@ def test_weights_of_the_losses(
 
 
 def one_step(method: Method, seed: int | None = None) -> Simulation:
-    """One full-batch step of plain SGD with rate 1 by two clients; estimates are drawn from the seed."""
+    """One full-batch step of plain SGD with rate 1 by two clients; the seed determines the estimates."""
     settings = {**LENET, "fraction": 0.34, "batch_size": FULL_BATCH, "lr": 1.0, **PLAIN}
     federation = simulation(method, executor=Tracing, **settings)
     if seed is not None:
@@ -587,7 +589,7 @@ def one_step(method: Method, seed: int | None = None) -> Simulation:
 
 
 def moved(federation: Simulation, cut: int, below: bool) -> Tensor:
-    """How the clients moved the parameters below or above a cut ``[m, ...]``."""
+    """Displacement of the parameters below or above a cut, by client ``[m, ...]``."""
     names = list(dict(federation.network.named_children()))
     lower = names[: names.index(federation.network.splits[cut]) + 1]
     rows = torch.stack([update.displacement for update in federation.executor.updates])
@@ -599,8 +601,8 @@ def moved(federation: Simulation, cut: int, below: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_lower_part_learns_from_images_alone(cut: int) -> None:
-    """Its gradient is that of the real term, whatever is sampled; the upper part's is not."""
+def test_the_part_below_the_cut_learns_from_images_only(cut: int) -> None:
+    """Its gradient is that of the loss on images for any samples; the gradient above the cut changes."""
     plain = one_step(FedAvg())
     first, second = (one_step(FedImpro(split=cut, weight="constant"), seed) for seed in (1, 6))
     assert torch.equal(moved(first, cut, below=True), moved(second, cut, below=True))
@@ -612,8 +614,8 @@ def test_lower_part_learns_from_images_alone(cut: int) -> None:
     assert (moved(first, cut, below=False) - upper).norm() > 0.1 * upper.norm()
 
 
-def test_upper_part_learns_from_images_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of L + w L', by autograd on the maps that entered it."""
+def test_the_part_above_the_cut_learns_from_images_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of L + w L', by autograd on the recorded feature maps."""
     cut, method = 1, FedImpro(split=1, weight="ramp", ramp_rounds=4, n_hat=30)
     federation = simulation(
         method, **LENET, fraction=0.1, batch_size=FULL_BATCH, lr=1.0, executor=Tracing, **PLAIN
@@ -634,7 +636,7 @@ def test_upper_part_learns_from_images_and_samples(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("base", [FedAvg(), Scaffold()], ids=by_name)
 def test_without_samples_it_is_the_base_method_bit_for_bit(base: Method) -> None:
-    """Estimates go up all the same."""
+    """Clients still upload estimates."""
     plain = trained(base, **LENET, rounds=2)
     for settings in ({}, {"labels": "tiled", "noise": 0.5, "initial": "uniform", "split": 2}):
         improved = trained(base, FedImpro(n_hat=0, **settings), **LENET, rounds=2)
@@ -644,7 +646,7 @@ def test_without_samples_it_is_the_base_method_bit_for_bit(base: Method) -> None
 
 
 def test_batchnorm_above_the_cut_sees_images_and_samples_together() -> None:
-    """Below the cut it sees images; running statistics above are those of the joint batch."""
+    """Below the cut it sees images only; running statistics above are those of the joint batch."""
     federation = simulation(FedImpro(split=4, n_hat=33, **AT_ONCE), fraction=0.1, batch_size=FULL_BATCH)
     inputs: dict[str, Tensor] = {}
     norms = {name: module for name, module in federation.network.named_modules() if name.endswith("_norm")}
@@ -686,9 +688,9 @@ class LinearTop(Model):
 
 
 def dissimilarity_above(method: Method, number: int = 0) -> float:
-    """That of the upper part's gradients, of four clients with 30 images each that all get the same samples.
+    """Dissimilarity of the gradients above the cut, of four clients with 30 images and equal samples.
 
-    The estimates have no spread and every class is sampled equally often, so that nothing is left to chance.
+    The estimates have no spread and every class is sampled equally often, so that nothing is random.
     """
     settings = {"partition": evenly(4), "fraction": 1.0, "batch_size": 30, "lr": 1.0, **PLAIN}
     federation = simulation(method, model=LinearTop(), executor=Tracing, **settings)
@@ -725,7 +727,7 @@ def test_shared_samples_reduce_the_dissimilarity(
 
 
 def described(model: Model, channels: int, side: int, classes: int) -> tuple[Task, Tensor]:
-    """A task with a large network that has shapes only, and weights to start from."""
+    """A task with a large network that has shapes only, and its initial weights."""
     with torch.device("meta"):
         network = model.network(channels, side, classes)
         example = torch.zeros(1, channels, side, side)
@@ -742,7 +744,7 @@ def payload_of(method: FedImpro, task: Task, start: Tensor) -> dict[str, Tensor]
 @pytest.mark.parametrize(
     ("split", "numbers", "megabytes"), [(5, 65536, 5.2), (9, 32768, 2.6), (13, 16384, 1.3), (17, 512, 0.04)]
 )
-def test_numbers_at_the_cuts_of_resnet18(split: int, numbers: int, megabytes: float) -> None:
+def test_sizes_of_uploads_at_the_cuts_of_resnet18(split: int, numbers: int, megabytes: float) -> None:
     """D per class at each cut, and 2 C D floats of traffic for ten classes."""
     payload = payload_of(FedImpro(split=split), *described(ResNet18(), 3, 32, 10))
     assert payload["mean"].shape == payload["spread"].shape
@@ -751,7 +753,7 @@ def test_numbers_at_the_cuts_of_resnet18(split: int, numbers: int, megabytes: fl
 
 
 def test_the_default_cut_is_the_middle_one() -> None:
-    """ResNet-18: behind convolution 9; ResNet-50: behind 22; Federated EMNIST's images have 28 pixels."""
+    """ResNet-18: after convolution 9; ResNet-50: after 22; Federated EMNIST's images have 28 pixels."""
     shapes = {
         (ResNet18(), 3, 32, 10): (10, 128, 16, 16),
         (ResNet18(), 1, 28, 62): (62, 128, 14, 14),
@@ -772,8 +774,8 @@ def test_the_default_cut_is_the_middle_one() -> None:
     [({}, 384), ({"shape": "channel"}, 6), ({"split": 2, "aggregation": "holders_only"}, 64)],
     ids=str,
 )
-def test_traffic(settings: dict[str, object], numbers: int) -> None:
-    """Mean and spread, 2 C D floats, and what is known of which class, 2 C, each way; counts go up too."""
+def test_traffic_is_that_of_the_estimates(settings: dict[str, object], numbers: int) -> None:
+    """Each way: mean and spread, 2 C D floats, and 2 C for the known classes; counts are uploaded, too."""
     improved, plain = (
         trained(*methods, **LENET, rounds=2) for methods in ((FedImpro(**settings),), (FedAvg(),))
     )
@@ -805,7 +807,7 @@ def test_samples_are_the_same_in_all_passes_of_a_step(monkeypatch: pytest.Monkey
     assert any(not torch.equal(first.maps, second.maps) for first, second in steps)
 
 
-def test_what_a_base_method_does_to_logits_is_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_method_changes_the_logits_of_images_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedRS scales logits of classes that the client lacks; samples are of all classes."""
     federation = simulation(
         FedRS(), FedImpro(**AT_ONCE), **LENET, partition=by_class(), fraction=0.1, batch_size=FULL_BATCH
@@ -819,8 +821,8 @@ def test_what_a_base_method_does_to_logits_is_for_images(monkeypatch: pytest.Mon
     assert (scaled - network.upper(one.real, 1)).abs().max() > 1e-2
 
 
-def test_one_client_with_everything_is_centralised_training() -> None:
-    """One local epoch a round without momentum is an epoch of plain SGD, bit for bit."""
+def test_one_client_with_all_data_trains_as_without_federation() -> None:
+    """One local epoch per round without momentum is an epoch of plain SGD, bit for bit."""
     everything = Partition([np.arange(120)], digest="")
     settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 1e-4, "batch_size": 32}
     federation = trained(partition=everything, fraction=1.0, rounds=3, epochs=1, **settings)

@@ -1,4 +1,4 @@
-"""FedMA: hidden neurons are put in one order across clients before weights are averaged."""
+"""FedMA: hidden neurons are matched across clients before weights are averaged."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -37,11 +37,11 @@ from .helpers import (
 CLASSES = 10
 LAYERS = ["conv1.0", "conv2.0", "fc1.0", "classifier"]
 WIDTHS, CAPACITIES = (4, 6, 10), (5, 7, 12)
-"""Of the hidden layers below, and with room for a quarter more, at least for one."""
+"""Widths of the hidden layers below, and widths with a quarter more neurons, at least one."""
 
 
 class Small(Model):
-    """Four layers; 8 x 8 images are maps of 2 x 2 where they are flattened."""
+    """Four layers; 8 x 8 images give maps of 2 x 2 before they are flattened."""
 
     name: Literal["small"] = "small"
     min_side: ClassVar[int] = 1
@@ -86,7 +86,7 @@ def with_inputs(weight: np.ndarray, order: Sequence[int]) -> np.ndarray:
 
 
 def rows_with_bias(parts: Parts, name: str) -> np.ndarray:
-    """What leads into each neuron of a layer."""
+    """Incoming weights and bias of each neuron of a layer."""
     bias = parts[f"{name}.bias"]
     return np.hstack([parts[f"{name}.weight"].reshape(len(bias), -1), bias[:, None]])
 
@@ -94,7 +94,7 @@ def rows_with_bias(parts: Parts, name: str) -> np.ndarray:
 def by_hand(
     federation: Simulation, clients: list[Parts], reference: Parts, shares: list[float], counts: np.ndarray
 ) -> Parts:
-    """FedMA's merge of networks with biases, as its pseudo-code has it, five sweeps at most."""
+    """FedMA's merge of networks with biases, as in the paper's pseudo-code, at most five sweeps."""
     names = layer_names(federation)
     clients = [dict(parts) for parts in clients]
     merged: Parts = {}
@@ -135,7 +135,7 @@ def by_hand(
 
 
 def sent(method: FedMA, weights: Sequence[Tensor], samples: Sequence[int], counts: Tensor) -> list[Update]:
-    """What clients with these weights send."""
+    """Uploads of clients with these weights."""
     return [
         update_of(torch.zeros_like(own), own, number, size, extras={method.name: {"classes": counts[number]}})
         for number, (own, size) in enumerate(zip(weights, samples, strict=True))
@@ -160,13 +160,13 @@ def merged(
 
 
 def logits(federation: Simulation, weights: Tensor) -> Tensor:
-    """What the network with these weights says of the training images."""
+    """Logits of the training images for these weights."""
     model, split = federation.model, federation.data.train
     model.load(weights, federation.server.buffers, federation.server.counters)
     model.network.eval()
     with torch.no_grad():
-        said = model.network(split.batch(torch.arange(40))[0])
-    return said / said.std()
+        expected = model.network(split.batch(torch.arange(40))[0])
+    return expected / expected.std()
 
 
 def shuffled(federation: Simulation, weights: Tensor, seed: int) -> Tensor:
@@ -182,7 +182,7 @@ def shuffled(federation: Simulation, weights: Tensor, seed: int) -> Tensor:
 
 
 def noisy(federation: Simulation, size: float, seed: int) -> Tensor:
-    """The weights that the run starts from and noise, of so many times their own size."""
+    """The initial weights plus noise; ``size`` is relative to the spread of the weights."""
     start = federation.server.weights
     noise = torch.randn(len(start), generator=torch.Generator().manual_seed(seed))
     return start + size * start.std() * noise
@@ -194,16 +194,16 @@ def test_shuffled_copies_average_to_the_same_function(model: Model) -> None:
     federation = simulation(method, model=model)
     weights = federation.server.weights
     copies = [shuffled(federation, weights, seed) for seed in range(3)]
-    said = logits(federation, weights)
+    expected = logits(federation, weights)
     for rounds in (0, 1):
         matched = merged(federation, copies, samples=[5, 2, 3], rounds=rounds)
-        torch.testing.assert_close(logits(federation, matched), said, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits(federation, matched), expected, rtol=0, atol=1e-5)
     plain = torch.stack(copies).mean(0)
-    assert (logits(federation, plain) - said).abs().max() > 0.5
+    assert (logits(federation, plain) - expected).abs().max() > 0.5
 
 
-def test_merge_by_hand() -> None:
-    """Different networks, sizes, class counts with a class that nobody holds; first and later rounds."""
+def test_a_merge_equals_the_pseudo_code() -> None:
+    """Different networks, sizes and class counts; one class that no client has; first and later rounds."""
     method = FedMA()
     federation = simulation(method, model=Mlp(hidden=12))
     shares, counts = [0.2, 0.5, 0.3], torch.tensor([[3.0] * CLASSES, [1.0] * CLASSES, [0.0] * CLASSES])
@@ -218,8 +218,8 @@ def test_merge_by_hand() -> None:
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_rounds_by_hand() -> None:
-    """Two rounds of training with all six clients: what is merged is what they sent."""
+def test_rounds_merge_the_uploads_as_in_the_pseudo_code() -> None:
+    """Two rounds of training with all six clients."""
     method = FedMA()
     federation = simulation(method, executor=Tracing, fraction=1.0, **SETTINGS)
     counts = federation.data.class_counts.numpy()
@@ -244,12 +244,12 @@ def test_one_client_is_not_changed(model: Model) -> None:
     assert torch.equal(merged(federation, [client], counts=counts), client)
     # Later it takes the order of the previous global model.
     other = shuffled(federation, client, seed=1)
-    said = logits(federation, client)
+    expected = logits(federation, client)
     found = merged(federation, [other], counts=counts, rounds=1)
-    torch.testing.assert_close(logits(federation, found), said, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(federation, found), expected, rtol=0, atol=1e-5)
 
 
-def test_clients_that_stay_in_order_and_have_the_same_classes_are_averaged_by_size() -> None:
+def test_clients_with_neurons_in_the_same_order_are_averaged_by_size() -> None:
     """One step of a small learning rate from the same weights moves no neuron past another."""
     settings = {"fraction": 1.0, "lr": 1e-3, "batch_size": FULL_BATCH}
     matched, plain = (trained(method, model=LeNet5(), rounds=2, **settings) for method in (FedMA(), FedAvg()))
@@ -267,7 +267,7 @@ def test_networks_with_norm_layers_are_refused(mode: str) -> None:
 
 
 PASS = len(LAYERS)
-"""A pass takes a round for every layer; in the n-th of them, counted from 0, n layers are fixed."""
+"""A pass takes one round per layer; in its n-th round, counted from 0, n layers are fixed."""
 
 
 def growing(method: FedMA | None = None, *plugins: object, **settings: object) -> Simulation:
@@ -279,7 +279,7 @@ def growing(method: FedMA | None = None, *plugins: object, **settings: object) -
 
 
 def spare_at_start(federation: Simulation) -> Tensor:
-    """Which weights are of spare neurons."""
+    """Mask of the weights of spare neurons."""
     parts = {
         slot.name: torch.ones(slot.shape, dtype=torch.bool) for slot in federation.model.layout.parameters
     }
@@ -293,13 +293,13 @@ def spare_at_start(federation: Simulation) -> Tensor:
 
 
 def sources_of(federation: Simulation, layer: int) -> Tensor:
-    """Which of each client's neurons those of a layer were made from, ``[clients, width]``."""
+    """The client neurons that each neuron of a layer was merged from, ``[clients, width]``."""
     (state,) = (state for state in federation.server.states.values() if "sources" in state)
     return state["sources"].split(CAPACITIES, 1)[layer]
 
 
 def widely(kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Which inputs are kept, of those that come in blocks."""
+    """Mask of the remaining inputs, for inputs in blocks."""
     mask = kept.repeat(weight.shape[1] // len(kept))
     return mask.reshape(1, -1, *[1] * (weight.ndim - 2))
 
@@ -338,8 +338,8 @@ def test_layers_are_fixed_one_by_one(plugins: tuple) -> None:
         assert changed_parameters(federation, before, after) == trained_names
 
 
-def test_what_clients_start_from() -> None:
-    """Fixed layers of the server and own layers above; in a new pass own neurons of the global model."""
+def test_clients_start_from_fixed_layers_and_their_own_later_layers() -> None:
+    """Fixed layers of the server, own layers above; a new pass starts from neurons of the global model."""
     method = FedMA(mode="bbp_map", gamma=50.0)
     federation = growing(method, lr=0.2, epochs=2)
     clients = range(6)
@@ -370,7 +370,7 @@ def test_what_clients_start_from() -> None:
                 np.testing.assert_array_equal(weight, expected)
                 np.testing.assert_array_equal(bias, expected_bias)
         last = [parts_of(federation, update.weights) for update in federation.executor.updates]
-        for client in clients:  # neurons that a client does not have stay dead in its training
+        for client in clients:  # neurons that a client lacks stay zero in its training
             for index, name in list(enumerate(LAYERS))[fixed : len(WIDTHS)]:
                 lacking = sources[index][client] < 0
                 assert lacking.any()
@@ -384,7 +384,7 @@ def test_what_clients_start_from() -> None:
 
 
 def test_fixed_layers_are_posterior_means() -> None:
-    """(s0 mu0 + s sum v) / (s0 + m s) of the members that ``sources`` names; no neuron is missing."""
+    """(s0 mu0 + s sum v) / (s0 + m s) of the members in ``sources``; no neuron is missing."""
     method = FedMA(mode="bbp_map", sigma=0.5, sigma0=4.0)
     federation = growing(method)
     s, s0 = 1 / method.sigma, 1 / method.sigma0
@@ -431,7 +431,7 @@ def test_the_last_layer_is_averaged_by_class_counts() -> None:
 
 
 def test_the_first_round_trains_as_federated_averaging() -> None:
-    """Room for more neurons changes neither the start nor the steps, up to rounding."""
+    """Spare neurons change neither the start nor the steps, up to rounding."""
     federation, plain = growing(), simulation(FedAvg(), fraction=1.0, executor=Tracing, **SETTINGS)
     federation.round(0)
     plain.round(0)
@@ -456,7 +456,7 @@ def test_growing_needs_all_clients() -> None:
         RunSpec.parse({**spec, "method": {"name": "fedma", "mode": "bbp_map"}, **changes}, "test")
 
 
-def test_what_growing_sends_and_keeps() -> None:
+def test_traffic_and_client_states_of_growing_networks() -> None:
     federation = trained(FedMA(mode="bbp_map"), rounds=2, fraction=1.0, **SETTINGS)
     weights = 4 * federation.model.layout.size
     sources = 4 * 6 * sum(CAPACITIES)

@@ -28,7 +28,7 @@ MINIMA = np.array([1.0, -2.0, 6.0])
 def uneven(method: Method, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Simulation:
     """The three clients; weights other than the first stay zero."""
     unused = np.ones((len(STEPS), SIZE - 1))
-    problem = Quadratics(  # without its other images, a client's objective is SIZE times as steep
+    problem = Quadratics(  # with one image instead of SIZE, a client's objective is SIZE times as steep
         np.hstack([CURVATURES[:, None] / SIZE, unused]), np.hstack([MINIMA[:, None], unused])
     )
     images = [np.full(4 * steps, SIZE * client) for client, steps in enumerate(STEPS)]
@@ -36,14 +36,14 @@ def uneven(method: Method, monkeypatch: pytest.MonkeyPatch, **settings: object) 
 
 
 def optimum(weights: np.ndarray) -> float:
-    """Where the mean of the three clients' objectives with these weights is least."""
+    """The minimum of the weighted mean of the three clients' objectives."""
     return float((weights * CURVATURES * MINIMA).sum() / (weights * CURVATURES).sum())
 
 
 def moved(steps: int, momentum: float = 0.0, pull: float = 0.0, steepness: float = 0.0) -> float:
-    """Where SGD with learning rate 1 gets from zero under the gradient -1 + (pull + steepness) w.
+    """End point of SGD with learning rate 1 from zero under the gradient -1 + (pull + steepness) w.
 
-    That is a_k if the gradient is constant but for the proximal term.
+    This is a_k if the gradient is constant except for the proximal term.
     """
     weight = velocity = 0.0
     for _ in range(steps):
@@ -60,7 +60,7 @@ def finished(
     momentum: float = 0.0,
     lr: float = 0.1,
 ) -> list[Update]:
-    """The updates as clients with so many steps send them."""
+    """The uploads of clients that took ``steps`` steps."""
     sent = []
     for update, count in zip(updates, steps, strict=True):
         local = local_of(update.start, lr=lr, steps=count, samples=update.samples, momentum=momentum)
@@ -80,7 +80,7 @@ def normaliser(
 def implicit_weights(
     method: FedNova, samples: Sequence[int], steps: Sequence[int], momentum: float = 0.0
 ) -> Tensor:
-    """What each client's displacement counts: the server's move if client k moves coordinate k by one."""
+    """Implicit weight of each client: the server's move if client k moves coordinate k by one."""
     count = len(samples)
     start = torch.zeros(count)
     updates = [update_of(start, torch.eye(count)[k], k, samples[k]) for k in range(count)]
@@ -94,7 +94,7 @@ def implicit_weights(
 def check_reaches_the_objective(
     method: Method, target: float, monkeypatch: pytest.MonkeyPatch, momentum: float
 ) -> None:
-    """Where it ends differs from the target by a multiple of the learning rate."""
+    """Check that the distance from the target is proportional to the learning rate."""
     distances = []
     for halvings, rounds in ((0, 30), (1, 60)):
         lr = (0.04 if momentum else 0.08) / 2**halvings
@@ -104,7 +104,7 @@ def check_reaches_the_objective(
     assert distances[0] / distances[1] == pytest.approx(2, abs=0.15)
 
 
-def test_golden_normalisers() -> None:
+def test_normalisers_have_known_values() -> None:
     assert normaliser(FedNova(normaliser="tau"), 7, momentum=0.9, pull=0.01) == 7
     assert normaliser(FedNova(), 5, momentum=0.9) == pytest.approx(13.1441, abs=1e-5)
     assert normaliser(FedNova(), 2, momentum=0.5) == pytest.approx(2.5, abs=1e-6)
@@ -149,8 +149,8 @@ def test_constant_gradients_are_recovered_exactly(
         torch.testing.assert_close(divided, gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_implicit_weights() -> None:
-    """p_k tau_eff / a_k of very uneven clients, by hand: tau_eff = 70.7; their sum is 4.4."""
+def test_implicit_weights_by_hand() -> None:
+    """p_k tau_eff / a_k of very unequal clients, by hand: tau_eff = 70.7; their sum is 4.4."""
     method = FedNova()
     weights = implicit_weights(method, (60, 30, 5, 5), (94, 47, 2, 2))
     expected = torch.tensor([0.6 * 70.7 / 94, 0.3 * 70.7 / 47, 0.05 * 70.7 / 2, 0.05 * 70.7 / 2])
@@ -160,7 +160,7 @@ def test_implicit_weights() -> None:
 
 
 def test_implicit_weights_sum_to_at_least_one() -> None:
-    """As the mean of 1 / a is at least 1 / the mean of a; they sum to one if all a are equal."""
+    """The mean of 1 / a is at least 1 / the mean of a; the sum is one if all a are equal."""
     random = np.random.default_rng(0)
     for momentum in (0.0, 0.9):
         for _ in range(20):
@@ -176,8 +176,8 @@ def test_implicit_weights_sum_to_at_least_one() -> None:
     [(0.0, {"momentum": 0.9}), (0.1, {}), (0.0, {"fraction": 0.17, "epochs": 2, "batch_size": 4})],
     ids=str,
 )
-def test_clients_with_equal_steps_are_averaged_plainly(mu: float, settings: dict[str, object]) -> None:
-    """In every round up to rounding, also a single client; buffers bit for bit."""
+def test_clients_with_equal_steps_are_averaged_by_size(mu: float, settings: dict[str, object]) -> None:
+    """In every round up to rounding, also for a single client; buffers bit for bit."""
     settings = {"epochs": 3, "batch_size": FULL_BATCH, **settings}
     federation = simulation(FedNova(mu=mu), executor=Tracing, **settings)
     for number in range(3):
@@ -233,15 +233,15 @@ def test_clients_with_unequal_steps_reach_the_objective_weighted_by_size(
 
 
 def test_plain_normaliser_reaches_another_objective_with_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that weights clients by p_k a_k / T_k."""
+    """The reached objective weights clients by p_k a_k / T_k."""
     biased = optimum(SHARES * [moved(steps, 0.9) / steps for steps in STEPS])
     check_reaches_the_objective(FedNova(normaliser="tau"), biased, monkeypatch, momentum=0.9)
     assert optimum(SHARES) - biased > 0.15
 
 
 @pytest.mark.parametrize("buffers", ["averaged", "normalised"])
-def test_buffers(buffers: str) -> None:
-    """The plain mean by size, or moved with the implicit weights."""
+def test_buffers_are_averaged_with_the_configured_weights(buffers: str) -> None:
+    """The plain mean by size, or the mean with the implicit weights."""
     method = FedNova(buffers=buffers)
     samples, steps = (60, 30, 5, 5), (94, 47, 2, 2)
     random = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""FedProto: class means against naive sums, the pull towards them, and decisions by the nearest one."""
+"""FedProto: class means against naive sums, the pull towards them, and nearest-mean decisions."""
 
 import copy
 from collections.abc import Callable
@@ -23,11 +23,11 @@ Means = dict[int, Tensor]
 """Mean features by class."""
 
 FEW = ([0, 1], [0, 1, 2], [0, 3], [1, 2])
-"""Clients 0 and 1 lack classes 3, 7 and 8; in the last round nobody has 8, which 3 brought before."""
+"""Clients 0 and 1 lack classes 3, 7 and 8; in the last round no client has 8, which client 3 had before."""
 
 
 def describe(network: Network, images: Tensor, labels: Tensor, sums: Means, counts: dict[int, int]) -> None:
-    """Add the features of images, as the network is, to those of their classes, one by one."""
+    """Add the features of images to the sums of their classes, one by one; the network's mode stays."""
     with torch.no_grad():
         seen = features(network, images)
     for feature, label in zip(seen.double(), labels.tolist(), strict=True):
@@ -45,7 +45,7 @@ def check_description(sent: dict[str, Tensor], sums: Means, counts: dict[int, in
 
 
 def combined(uploads: list[dict[str, Tensor]], averaging: str) -> Means:
-    """Means over those who have the class, in double precision."""
+    """Means over the clients that have the class, in double precision."""
     return averages(
         [
             {
@@ -59,7 +59,7 @@ def combined(uploads: list[dict[str, Tensor]], averaging: str) -> Means:
 
 
 def known_means(federation: Simulation, name: str) -> Means:
-    """What the server has, by class."""
+    """The server's means, by class."""
     state = federation.server.states[name]
     if not state:
         return {}
@@ -67,7 +67,7 @@ def known_means(federation: Simulation, name: str) -> Means:
 
 
 def pulled(method: FedProto, means: Means) -> Callable[[int, Network, Tensor, Tensor], Tensor]:
-    """Cross entropy and lambda times the squared distances, image by image and number by number."""
+    """Cross entropy and lambda times the squared distances, image by image and element by element."""
 
     def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
         seen = features(network, images)
@@ -82,7 +82,7 @@ def pulled(method: FedProto, means: Means) -> Callable[[int, Network, Tensor, Te
 
 
 def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tensor:
-    """What a client says of features, whatever its classifier."""
+    """A client's logits for features, for every setting of its classifier."""
     network = Network(classifier=torch.nn.Linear(seen.shape[1], len(means)))
     local = local_of(torch.zeros(1), {"means": means, "known": known})
     with torch.no_grad():
@@ -90,7 +90,7 @@ def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tens
 
 
 def assert_same_clients(first: Simulation, second: Simulation) -> None:
-    """Client states and records are equal bit for bit."""
+    """Check that client states and records are equal bit for bit."""
     assert first.clients.keys() == second.clients.keys()
     for client, kept in first.clients.items():
         for part, tensor in kept[OWN].items():
@@ -103,7 +103,7 @@ every_averaging = pytest.mark.parametrize("averaging", ["plain", "weighted", "fe
 
 
 def test_local_training_is_cross_entropy_and_the_pull_to_the_means() -> None:
-    """An ordinary loop with the pull written out, while classes are unknown and after."""
+    """An ordinary loop with the pull written out, before and after classes are known."""
     method = FedProto(weight=5.0)
     federation = taking_part(method, rounds=FEW[:3], epochs=1)
     models, unknown = initial_models(federation), []
@@ -115,15 +115,15 @@ def test_local_training_is_cross_entropy_and_the_pull_to_the_means() -> None:
 
 
 @every_source
-def test_without_weight_the_classifiers_are_those_of_local_training_bit_for_bit(source: str) -> None:
-    """Local-only training bit for bit: nothing that is computed beside it leaves a trace."""
+def test_without_pull_it_is_local_training_bit_for_bit(source: str) -> None:
+    """The computation of class means changes nothing else."""
     method = FedProto(weight=0.0, source=source, inference="head")
     settings = {"rounds": 3, "batchnorm": "local", "epochs": 2}
     assert_same_clients(trained(method, **settings), trained(LocalOnly(), **settings))
 
 
 @every_source
-def test_uploads_are_the_means_of_the_features_in_question(source: str) -> None:
+def test_uploads_are_class_means_of_the_features(source: str) -> None:
     """Naive sums of features in evaluation mode after training, or in training mode before every step."""
     method = FedProto(source=source)
     partition = with_tests(skewed(digits()))
@@ -154,8 +154,8 @@ def test_uploads_are_the_means_of_the_features_in_question(source: str) -> None:
 
 
 @every_averaging
-def test_the_server_averages_those_who_have_a_class(averaging: str) -> None:
-    """Of those who take part; what none of them has, stays."""
+def test_the_server_averages_the_clients_that_have_a_class(averaging: str) -> None:
+    """Over the cohort; means of classes that no client of the cohort has stay unchanged."""
     method = FedProto(averaging=averaging)
     federation = taking_part(method, rounds=FEW)
     expected: Means = {}
@@ -189,41 +189,41 @@ def test_the_nearest_known_mean_decides() -> None:
                 for feature, label in zip(features(own, images), labels.tolist(), strict=True):
                     distances = {known: (feature - mean).norm() for known, mean in means.items()}
                     correct.append(min(distances, key=distances.get) == label)
-        said = decisions_of_all(federation.everyone, federation._at(number + 1), federation.clients)
-        assert said.correct.tolist() == correct
+        decided = decisions_of_all(federation.everyone, federation._at(number + 1), federation.clients)
+        assert decided.correct.tolist() == correct
         assert row["accuracy"] == pytest.approx(sum(correct) / len(correct))
         assert 0 < row["loss"] < 100
 
 
 def test_decisions_do_not_change_when_features_and_means_move_together() -> None:
-    """Features and means that are moved together make the same decisions."""
+    """A common shift of features and means changes no decision."""
     method = FedProto()
     random = torch.Generator().manual_seed(0)
     seen, means, by = (torch.randn(n, 8, generator=random) for n in (40, 10, 1))
     known = torch.arange(10) % 3 > 0
-    said = decide(method, seen, means, known).argmax(1)
-    assert len(said.unique()) == known.sum()
+    decided = decide(method, seen, means, known).argmax(1)
+    assert len(decided.unique()) == known.sum()
     for distance in (1, 5, 20):
         moved = decide(method, seen + distance * by, means + distance * by, known).argmax(1)
-        assert torch.equal(moved, said)
+        assert torch.equal(moved, decided)
 
 
 def test_unknown_classes_are_never_chosen() -> None:
-    """A class without a mean is never chosen, be its place holder the nearest; losses stay finite."""
+    """Even if the placeholder of the class is the nearest; losses stay finite."""
     method = FedProto()
     random = torch.Generator().manual_seed(1)
     means, known = torch.randn(10, 8, generator=random), torch.arange(10) > 3
     means[~known] = 0
     for seen in (torch.zeros(3, 8), torch.randn(40, 8, generator=random), 1e4 + torch.zeros(2, 8)):
-        said = decide(method, seen, means, known)
-        assert known[said.argmax(1)].all()
+        decided = decide(method, seen, means, known)
+        assert known[decided.argmax(1)].all()
         labels = torch.arange(len(seen)) % 10
-        assert functional.cross_entropy(said, labels, reduction="none").isfinite().all()
+        assert functional.cross_entropy(decided, labels, reduction="none").isfinite().all()
 
 
 @pytest.mark.parametrize("inference", ["nearest", "head"])
 def test_before_there_are_means_the_classifier_decides(inference: str) -> None:
-    """The classifier decides."""
+    """For all settings of inference."""
     method = FedProto(inference=inference)
     federation = taking_part(method)
     result = decisions_of_all(federation.everyone, federation._at(0), {})
@@ -234,8 +234,8 @@ def test_before_there_are_means_the_classifier_decides(inference: str) -> None:
     torch.testing.assert_close(result.losses, losses, rtol=1e-4, atol=1e-5)
 
 
-def test_models_do_not_travel() -> None:
-    """Up: class, count and mean for each class of a client. Down: all means, and which there are."""
+def test_only_class_means_are_sent() -> None:
+    """Up: class, count and mean for each class of a client. Down: all means, and a mask of known classes."""
     method = FedProto()
     partition = with_tests(skewed(digits()))
     federation = trained(method, rounds=3, batchnorm="local", partition=partition)

@@ -1,4 +1,4 @@
-"""FedSOL: the gradient is found uphill of the proximal loss, and applied where the weights were."""
+"""FedSOL: the gradient is computed uphill on the proximal loss and applied at the original weights."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,7 +37,7 @@ SETTINGS = [
 
 
 class SmoothModel(Model):
-    """Two convolutions and hyperbolic tangents: without kinks, rounding errors stay what they are."""
+    """Two convolutions with hyperbolic tangents: without kinks, rounding errors stay small."""
 
     name: Literal["smooth"] = "smooth"
     min_side: ClassVar[int] = 1
@@ -61,7 +61,7 @@ def divergence(network: Network, teacher: Network, images: Tensor, temperature: 
 
 
 def proximal_gradient(method: FedSOL, network: Network, teacher: Network, images: Tensor) -> list[Tensor]:
-    """Gradient of the proximal loss, one tensor per parameter, zero where nothing is to be moved."""
+    """Gradient of the proximal loss, one tensor per parameter, zero for parameters that are not moved."""
     received = list(teacher.parameters())
     if method.proximal == "kl":
         loss = divergence(network, teacher, images, method.temperature)
@@ -107,8 +107,8 @@ def naive_gradient(
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a method asked of a step: where the gradient was to be taken, and with which options."""
+class Request:
+    """A request of a method to a step: the weights for the gradient, and the options."""
 
     at: Tensor | None
     options: dict[str, object]
@@ -116,17 +116,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Watched(InPlaceStep):
-    """A step that keeps what it is asked."""
+    """A step that records the requests to it."""
 
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
 
     def differentiate(self, loss=None, *, at=None, **options):
-        self.asked.append(Asked(None if at is None else at.clone(), options))
+        self.asked.append(Request(None if at is None else at.clone(), options))
         return super().differentiate(loss, at=at, **options)
 
 
 def move_of(method: FedSOL, federation: Simulation, weights: Tensor) -> Tensor:
-    """How far from ``weights`` the method takes the gradient, in a step of a client that is there."""
+    """Displacement from ``weights`` at which the method takes the gradient, for a client at ``weights``."""
     step = step_of(federation, kind=Watched, weights=weights)
     here = federation.model.weights
     method.gradient(step, here, step.hooks.locals_["fedsol"], {})
@@ -136,7 +136,7 @@ def move_of(method: FedSOL, federation: Simulation, weights: Tensor) -> Tensor:
 
 @cache
 def after_a_round() -> Simulation:
-    """A federation whose running statistics are not those of a new network; nobody trains it further."""
+    """A federation whose running statistics differ from those of a new network; never trained further."""
     return trained(FedSOL(), rounds=1)
 
 
@@ -148,8 +148,8 @@ def teacher_of(method: FedSOL, federation: Simulation) -> Network:
 @pytest.mark.parametrize(
     ("settings", "normed"), [*((settings, True) for settings in SETTINGS), ({}, False)], ids=str
 )
-def test_a_step_is_that_of_copies_of_the_network(settings: dict, normed: bool) -> None:
-    """Every step of two rounds is the naive one, and so are the running statistics."""
+def test_a_step_equals_a_naive_step_on_copies_of_the_network(settings: dict, normed: bool) -> None:
+    """In every step of two rounds, with the running statistics."""
     method = FedSOL(**settings)
     training = {"epochs": 2, "momentum": 0.0, "fraction": 0.5}
     federation = simulation(method, model=SmoothModel(normed=normed), executor=Tracing, **training)
@@ -170,7 +170,7 @@ def test_a_step_is_that_of_copies_of_the_network(settings: dict, normed: bool) -
                 losses.append(loss.item())
             torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
             assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-            # Each batch was counted once, whatever the number of passes.
+            # Each batch was counted once, for any number of passes.
             assert ((update.counters - received.counters) == len(steps)).all()
 
 
@@ -187,7 +187,7 @@ def test_without_a_move_it_is_federated_averaging_bit_for_bit(settings: dict) ->
     ("model", "settings"), [(MobileNetTiny(), {}), (LeNet5(), {"teacher": "train"})], ids=str
 )
 def test_one_adaptive_step_is_federated_averaging_bit_for_bit(model: Model, settings: dict) -> None:
-    """At the received weights nothing is moved."""
+    """At the received weights the move is zero."""
     one = {"model": model, "rounds": 3, "batch_size": FULL_BATCH}
     assert_same_model(trained(FedSOL(rho=2.0, **settings), **one), trained(FedAvg(), **one))
 
@@ -215,20 +215,20 @@ def test_parameters_that_have_not_moved_are_not_perturbed() -> None:
     assert not move.any()
 
 
-def test_rounding_noise_is_not_blown_up_to_a_fixed_move() -> None:
+def test_rounding_noise_is_not_scaled_up_to_a_fixed_move() -> None:
     """Student and teacher agree at the received weights if both use batch statistics."""
     fixed = FedSOL(perturbation="fixed", teacher="train")
     federation = after_a_round()
     assert not move_of(fixed, federation, federation.server.weights).any()
     one = {"rounds": 3, "batch_size": FULL_BATCH}
     assert_same_model(trained(fixed, **one), trained(FedAvg(), **one))
-    # A teacher in evaluation mode does not agree, and that is no noise.
+    # A teacher in evaluation mode differs by more than noise.
     evaluating = FedSOL(perturbation="fixed")
     assert move_of(evaluating, federation, federation.server.weights).norm() == pytest.approx(1, rel=1e-5)
 
 
-def test_length_of_the_fixed_move() -> None:
-    """||eps|| = rho to 1e-5, over whichever parameters are moved; the others stay."""
+def test_the_fixed_move_has_length_rho() -> None:
+    """||eps|| = rho to 1e-5 over the moved parameters; the others stay."""
     federation = after_a_round()
     weights, _ = elsewhere(federation, seed=1)
     head = federation.model.layout.head
@@ -283,7 +283,7 @@ def rerouted(federation: Simulation, step: InPlaceStep, network: Network) -> dic
 
 
 @pytest.mark.parametrize("passes", ["both", "loss"])
-def test_feedback_alignment_acts_in_both_passes_or_in_that_of_the_loss(passes: str) -> None:
+def test_feedback_alignment_acts_in_both_passes_or_in_the_loss_pass_only(passes: str) -> None:
     method = FedSOL(perturbation="fixed", feedback=passes)
     flfa = Flfa(strategy="fixed", layers=("stage1.project", "head_conv1.0"), feedback="random", scale="none")
     federation = trained(method, flfa, rounds=1)
