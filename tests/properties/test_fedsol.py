@@ -130,7 +130,7 @@ def move_of(method: FedSOL, federation: Simulation, weights: Tensor) -> Tensor:
     step = step_of(federation, kind=Watched, weights=weights)
     here = federation.model.weights
     method.gradient(step, here, step.hooks.locals_["fedsol"], {})
-    assert torch.equal(here, weights), "the weights are not what they were"
+    assert torch.equal(here, weights), "the method changed the weights"
     return step.asked[-1].at - weights
 
 
@@ -246,7 +246,7 @@ def test_the_fixed_move_has_length_rho() -> None:
     ids=str,
 )
 def test_the_move_is_uphill_on_the_proximal_loss(settings: dict) -> None:
-    """A small move raises the proximal loss, by as much as its gradient says."""
+    """A small move raises the proximal loss by the amount that its gradient predicts."""
     method = FedSOL(rho=1e-3, **settings)
     federation = after_a_round()
     weights, _ = elsewhere(federation, seed=1, distance=0.02)

@@ -1,4 +1,4 @@
-"""FLFA in training: when it equals its base bit for bit, when it differs, and what B is."""
+"""FLFA in training: when it equals its base bit for bit, when it differs, and the feedback B."""
 
 from dataclasses import replace
 
@@ -33,24 +33,24 @@ from .helpers import (
 
 STEM, CLASSIFIER = LAYERS[0], LAYERS[-1]
 SHARING = [base for base in BASES if by_name(base) in VARIED and goes_with(base(), Flfa())]
-# Per-FedAvg takes several steps on a single batch, and gradients elsewhere than where its steps begin.
+# Per-FedAvg takes several steps on one batch, and gradients away from the start of its steps.
 STEPPING = [base for base in SHARING if base().needs.schedule is None]
 bases = pytest.mark.parametrize("base", SHARING, ids=by_name)
 stepping_bases = pytest.mark.parametrize("base", STEPPING, ids=by_name)
 
 
 def pinned(*layers: str, **settings: object) -> Flfa:
-    """FLFA on given layers in every round; on all layers if none is given."""
+    """FLFA on given layers in every round; on all layers by default."""
     return Flfa(strategy="fixed", layers=layers or "all", **settings)
 
 
 def after_steps(steps: int, *methods: Method, **settings: object):
-    """A federation after one round in which every client took that many full-batch steps."""
+    """A federation after one round in which every client took ``steps`` full-batch steps."""
     return reference(*methods, rounds=1, epochs=steps, batch_size=FULL_BATCH, executor=Tracing, **settings)
 
 
 def departures(steps: int, *methods: Method, **settings: object) -> set[str]:
-    """Modules in which some client's weights differ from those of federated averaging after some steps."""
+    """Modules whose weights differ from federated averaging on some client after ``steps`` steps."""
     plain, other = after_steps(steps), after_steps(steps, *methods, **settings)
     found = [
         changed_parameters(plain, one.weights, two.weights)
@@ -96,8 +96,8 @@ def test_with_local_feedback_it_is_backpropagation_bit_for_bit(base: type[Method
     assert_same_model(fed, trained(base(), rounds=2, epochs=2))
 
 
-def test_departs_from_the_second_step_upstream_only() -> None:
-    """B = W in the first step; then W moves and B does not follow. Only what lies upstream can notice."""
+def test_weights_differ_from_the_second_step_on_and_upstream_only() -> None:
+    """B = W in the first step; then W moves and B stays fixed. Only upstream layers are affected."""
     for name in ("stage1.project", "stage2.expand", CLASSIFIER):
         flfa = pinned(name)
         assert departures(1, flfa) == set(), name
@@ -107,7 +107,7 @@ def test_departs_from_the_second_step_upstream_only() -> None:
 def test_the_next_layers_feedback_reaches_the_layer_itself() -> None:
     assert departures(1, pinned("stage1.depthwise", target="next")) == set()
     assert departures(2, pinned("stage1.depthwise", target="next")) == upstream("stage1.project")
-    # The stem feeds stage 1, and past the residual block also stage 2.
+    # The stem feeds stage 1 and, through the shortcut, stage 2.
     both = trained(pinned(STEM, target="next"), rounds=2, epochs=2)
     assert_same_model(both, trained(pinned("stage1.expand", "stage2.expand"), rounds=2, epochs=2))
     assert departures(2, pinned(STEM, target="next")) == upstream("stage2.expand")
@@ -155,7 +155,7 @@ def test_random_tensors_are_drawn_once_per_run(kind: str) -> None:
     assert not any(torch.equal(other[key], step_states[0][key]) for key in other)
 
 
-def test_random_feedback_is_drawn_as_new_weights_are() -> None:
+def test_random_feedback_has_the_distribution_of_initial_weights() -> None:
     """Uniform in +-1/sqrt(fan in), fan in = input channels per group times kernel size."""
     fan_in = dict(zip(LAYERS, [9, 16, 9, 32, 16, 9, 32, 24, 64], strict=True))
     (step_state, *_) = feedback_tensors("random")
@@ -188,7 +188,7 @@ def test_random_feedback_is_scaled_to_the_weight_from_the_first_step_on() -> Non
             assert abs(ratio - 1) < 1e-6
 
 
-def test_a_received_weight_of_zero_has_scale_one() -> None:
+def test_the_scale_is_one_if_the_received_weight_is_zero() -> None:
     federation = simulation(pinned("stage2.expand"), executor=Tracing)
     weights = federation.server.weights.clone()
     federation.model.layout.weights[LAYERS.index("stage2.expand")].of(weights).zero_()
@@ -199,8 +199,8 @@ def test_a_received_weight_of_zero_has_scale_one() -> None:
         assert not step.step_states["flfa"][f"feedback.{LAYERS.index('stage2.expand')}"].any()
 
 
-def test_scaling_keeps_the_input_error_as_free_of_the_weights_scale_as_batchnorm_makes_it() -> None:
-    """With BatchNorm, W -> 3 W leaves backpropagation's input error alone; an unscaled B makes it a third."""
+def test_scaled_feedback_makes_the_input_error_independent_of_the_weights_scale() -> None:
+    """With BatchNorm, W -> 3 W does not change backpropagation's input error; an unscaled B gives a third."""
     random = torch.Generator().manual_seed(0)
     conv, norm = nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6, eps=1e-12)
     input = torch.randn(8, 4, 6, 6, generator=random).requires_grad_()

@@ -1,4 +1,4 @@
-"""Which layers FLFA selects, what it sends for that, and what it reports."""
+"""FLFA's selection of layers, its traffic, and its reports."""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ SHAPES = [(3, 2), (2, 2, 1, 1), (1, 4), (5, 1), (2, 3), (2, 2)]
 
 
 def chain(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Task:
-    """Layers with biases, one after the other; the first reads the images."""
+    """Layers with biases in sequence; the first reads the images."""
     last = len(shapes) - 1
     parameters = slots(
         (f"layer{index}.{part}", torch.zeros(shape))
@@ -54,7 +54,7 @@ def chain(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Task:
 
 
 def updates_with(similarities: Sequence[float], task: Task) -> list[Update]:
-    """Two clients whose updates of layer l lie at the angle arccos S_l on either side of their mean."""
+    """Two clients; their updates of layer l are at the angle arccos S_l on either side of the mean."""
     rows = torch.randn(2, task.layout.size, generator=torch.Generator().manual_seed(0))
     for slot, similarity in zip(task.layout.weights, similarities, strict=True):
         parts = rows[:, slot.start : slot.stop].zero_()
@@ -67,7 +67,7 @@ def updates_with(similarities: Sequence[float], task: Task) -> list[Update]:
 
 
 def selected_after(flfa: Flfa, rounds: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Indices that are sent in each round, the first one included, given the similarities measured in it."""
+    """Selected indices by round, from the first, for the given similarities of each round."""
     task = chain()
     start, empty = torch.zeros(task.layout.size), torch.zeros(0)
     state = flfa.server_init(task, start)
@@ -83,15 +83,15 @@ TIED = [0.5, 0.25, 0.75, 0.25, 0.75, 0.25]
 ROUNDS = [[0.5, 0.9, 0.2, 0.7, 0.3, 0.6], [0.1, 0.8, 0.9, 0.6, 0.7, 0.2]]
 
 
-def test_lowest() -> None:
-    """The least similar layers of the round before; of equal ones those with smaller indices."""
+def test_lowest_selects_the_least_similar_layers() -> None:
+    """The layers with the lowest similarity in the previous round; the smaller index wins ties."""
     assert selected_after(Flfa(), ROUNDS) == [[], [2], [0]]
     assert selected_after(Flfa(n_fa=3), ROUNDS) == [[], [2, 4, 0], [0, 5, 3]]
     assert selected_after(Flfa(n_fa=2), [TIED])[1] == [1, 3]
     assert selected_after(Flfa(n_fa=0), ROUNDS) == [[], [], []]
 
 
-def test_highest() -> None:
+def test_highest_selects_the_most_similar_layers() -> None:
     assert selected_after(Flfa(strategy="highest"), ROUNDS) == [[], [1], [2]]
     assert selected_after(Flfa(strategy="highest", n_fa=2), ROUNDS) == [[], [1, 3], [2, 1]]
     assert selected_after(Flfa(strategy="highest", n_fa=1), [TIED])[1] == [2]
@@ -108,7 +108,7 @@ HIGH_BULK = [0.9, 0.89, 0.88, 0.87, 0.86, 0.1]  # negatively
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_skew_decides_once_by_the_first_round(sign: int) -> None:
+def test_skew_chooses_the_rule_once_after_the_first_round(sign: int) -> None:
     assert skew(LOW_BULK) > 0.05
     assert skew(HIGH_BULK) < -0.05
     flfa = Flfa(strategy="skew", skew_sign=sign)
@@ -129,17 +129,17 @@ def test_without_clear_skewness_it_is_lowest(sign: int) -> None:
     assert selected_after(flfa, [downwards])[1] == [0]
 
 
-def test_layers_without_an_error_to_send_on_can_be_left_out() -> None:
+def test_layers_without_an_input_error_can_be_excluded() -> None:
     stem_lowest = [[0.1, 0.9, 0.2, 0.7, 0.3, 0.8]]
     assert selected_after(Flfa(n_fa=2), stem_lowest)[1] == [0, 2]
     assert selected_after(Flfa(n_fa=2, candidates="effective"), stem_lowest)[1] == [2, 4]
     last_lowest = [[0.2, 0.9, 0.3, 0.7, 0.4, 0.1]]
-    # With the next layers' feedback it is the last layer that has none, and the first layer has one.
+    # With feedback of the next layers, the last layer is excluded instead of the first.
     assert selected_after(Flfa(n_fa=2, target="next"), last_lowest)[1] == [5, 0]
     assert selected_after(Flfa(n_fa=2, target="next", candidates="effective"), last_lowest)[1] == [0, 2]
 
 
-def test_layers_without_a_similarity_are_no_candidates() -> None:
+def test_layers_without_a_similarity_are_not_selected() -> None:
     task = chain()
     start, empty = torch.zeros(task.layout.size), torch.zeros(0)
     updates = updates_with(ROUNDS[0], task)
@@ -158,7 +158,7 @@ def test_layers_without_a_similarity_are_no_candidates() -> None:
 @pytest.mark.parametrize("strategy", ["lowest", "highest"])
 @pytest.mark.parametrize("base", [base for base in SHARING if base().needs.private is None], ids=by_name)
 def test_selection_follows_from_the_recorded_similarities(base: type[Method], strategy: str) -> None:
-    """In a run, the layers of a round are those that the similarities of the round before ask for."""
+    """In a run, the previous round's recorded similarities determine the selected layers."""
     federation = trained(base(), Flfa(strategy=strategy, n_fa=2), rounds=4, statistics=["similarity"])
     selections = [row["selected"] for row in rows_of(federation, "flfa")]
     similarities = [row["similarity"] for row in rows_of(federation, "updates")]
@@ -171,8 +171,8 @@ def test_selection_follows_from_the_recorded_similarities(base: type[Method], st
 
 
 @pytest.mark.parametrize("base", SHARING, ids=by_name)
-def test_traffic_is_the_bases_and_the_indices(base: type[Method]) -> None:
-    """Three 32-bit integers more per client and round, from the second round on, downwards only."""
+def test_traffic_is_that_of_the_base_plus_the_indices(base: type[Method]) -> None:
+    """Three 32-bit integers per client and round, from the second round on, downwards only."""
     plain, fed = reference(base(), rounds=3), trained(base(), Flfa(n_fa=3), rounds=3)
     clients_after_the_first_round = 2 * 3
     assert fed.bytes_down == plain.bytes_down + 4 * 3 * clients_after_the_first_round
@@ -189,7 +189,7 @@ def fixed(*layers: str, **settings: object) -> Flfa:
     return Flfa(strategy="fixed", layers=layers, **settings)
 
 
-def test_report_names_the_layers_and_says_whether_they_took_effect() -> None:
+def test_report_names_the_layers_and_if_they_took_effect() -> None:
     assert report_of(Flfa()) == {"round": 1, "kind": "flfa", "selected": [], "effective": False}
     for layers, target, effective in (
         (("stem.0",), "own", False),

@@ -1,4 +1,4 @@
-"""Whatever users write: it is understood, or refused in one line; nothing hangs, nothing is half written."""
+"""Any input of a user is accepted or refused with a short message; nothing hangs or is half written."""
 
 import copy
 import io
@@ -30,13 +30,13 @@ from .helpers import COMBINATIONS, MODEL_FOR
 
 CONFIG = Path(__file__).parents[2] / "config"
 LONG = 1100
-"""Characters of a message at most: 1000, and what stands before them."""
+"""Maximum length of a message: 1000 characters and their prefix."""
 SECONDS = 5.0
-"""What any single refusal may take, on a busy machine."""
+"""Maximum time of a refusal, on a busy machine."""
 
 
 def fuzz(examples: int) -> Callable[..., Any]:
-    """Settings of a test that tries so many examples, the same ones every time."""
+    """Settings of a test with ``examples`` examples, the same ones in every run."""
     checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
     return settings(
         max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=checks
@@ -44,15 +44,15 @@ def fuzz(examples: int) -> Callable[..., Any]:
 
 
 class Refused:
-    """Whether something was refused."""
+    """Holds the message if the input was refused."""
 
     def __init__(self) -> None:
         self.message: str | None = None
 
 
 @contextmanager
-def understood_or_refused() -> Iterator[Refused]:
-    """Let nothing pass but a mistake that is told in short lines, and soon."""
+def accepted_or_refused() -> Iterator[Refused]:
+    """Accept success, or an error with short lines within the time limit."""
     refused, start = Refused(), time.perf_counter()
     try:
         yield refused
@@ -64,7 +64,7 @@ def understood_or_refused() -> Iterator[Refused]:
 
 
 def whole(spec: RunSpec) -> dict[str, Any]:
-    """A run with all settings spelled out."""
+    """A run with all settings written out."""
     return spec.model_dump(mode="json")
 
 
@@ -92,7 +92,7 @@ SPECS = list(valid_specs())
 
 
 def places(data: Any, depth: int = 20) -> Iterator[tuple[Any, Any]]:
-    """Every place in nested data, if it is not too deep: the list or mapping, and the index or key."""
+    """Every position in nested data up to a depth: the list or mapping, and the index or key."""
     inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in list(inside):
         yield data, key
@@ -101,7 +101,7 @@ def places(data: Any, depth: int = 20) -> Iterator[tuple[Any, Any]]:
 
 
 class Pool:
-    """Valid data, and all their keys and values to put into other places."""
+    """Valid data, and all their keys and values to insert at other positions."""
 
     def __init__(self, valid: Sequence[Any], also: Iterable[Any] = ()) -> None:
         self.valid = valid
@@ -141,7 +141,7 @@ DEEP = st.sampled_from([20, 150, 250, 900, 5000]).map(nested)
 
 @st.composite
 def mutated(draw: Any, pool: Pool) -> Any:
-    """Valid data of which some parts are missing, others, or more."""
+    """Valid data with some parts missing, replaced or added."""
 
     def one_of(values: Sequence[Any]) -> Any:
         return values[draw(st.integers(0, len(values) - 1))]
@@ -172,8 +172,8 @@ def mutated(draw: Any, pool: Pool) -> Any:
 @example({**SPECS[0], "evaluation": {"targets": [1e-05]}})
 @example({**SPECS[0], "rounds": 10**400})
 @example({**SPECS[0], "training": {"lr": nested(300)}})
-def test_a_run_is_understood_and_written_back_or_refused(data: Any) -> None:
-    with understood_or_refused():
+def test_a_run_is_read_and_written_back_or_refused(data: Any) -> None:
+    with accepted_or_refused():
         spec = RunSpec.parse(data, "spec.yaml")
         # The workflow hands specs over as JSON text, which is then read as YAML.
         for again in (json.loads(spec.to_json()), parse_plain(spec.to_json(), "again")):
@@ -188,7 +188,7 @@ def name_of(entry: Any) -> str:
 
 
 def demonstration() -> dict[str, Any]:
-    """Some items of the demonstration with their papers: what stands in each file, by its name."""
+    """Some items of the demonstration with their papers: contents by file name."""
     files = {
         "scales/demo": read_plain(CONFIG / "scales" / "demo.yaml"),
         "register": read_plain(CONFIG / "register.yaml"),
@@ -209,7 +209,7 @@ POOLS = {name: Pool([data], DEMONSTRATION.values()) for name, data in DEMONSTRAT
 
 
 def write(path: Path, data: Any) -> None:
-    """Write data as JSON, which is YAML; leave out the example if even that cannot hold them."""
+    """Write data as JSON, which is YAML; skip the example if JSON cannot represent them."""
     try:
         text = json.dumps(data)
     except (RecursionError, ValueError):
@@ -235,7 +235,7 @@ def mutated_files(draw: Any) -> dict[str, Any]:
 def test_experiments_are_planned_or_refused(tmp_path: Path, files: dict[str, Any]) -> None:
     for name, data in files.items():
         write(tmp_path / f"{name}.yaml", data)
-    with understood_or_refused():
+    with accepted_or_refused():
         planned = plan(tmp_path, "demo")
         for item in planned.items:
             for name in (planned.scale.scale, *item.id.split("/"), *item.run_ids, *item.partition_ids):
@@ -254,16 +254,16 @@ REGISTRY = {
 @given(mutated(Pool([REGISTRY])))
 @example({**REGISTRY, "../up": REGISTRY["digits"]})
 @example({"mine": {"reader": "npz", "files": [{"name": "../x", "urls": [], "checksum": "md5:" + 32 * "0"}]}})
-def test_a_registry_is_understood_or_refused(tmp_path: Path, data: Any) -> None:
+def test_a_registry_is_accepted_or_refused(tmp_path: Path, data: Any) -> None:
     path = tmp_path / "datasets.yaml"
     write(path, data)
-    with understood_or_refused():
+    with accepted_or_refused():
         for name, entry in load(path).items():
             assert all("/" not in part for part in (name, *(file.name for file in entry.files)))
 
 
 def leaves(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The commands that do something, by the words that call them."""
+    """The commands without subcommands, by the words that call them."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from leaves(command, *path, name)
@@ -273,7 +273,7 @@ def leaves(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 COMMANDS = dict(leaves(get_command(app)))
 QUICK = sorted(COMMANDS.keys() - {("track",)})
-"""All but the one that begins with loading MLflow, for seconds."""
+"""All commands except the one that loads MLflow first, which takes seconds."""
 
 WORDS = st.one_of(
     st.text(max_size=8).filter(lambda text: "\0" not in text),
@@ -285,7 +285,7 @@ WORDS = st.one_of(
     ),
 )
 PLACES = st.sampled_from(["results", "config", "nowhere/x", "a file", "ü"])
-"""For options that name a file or folder, which may be anywhere: the test keeps them in its own folder."""
+"""For options that name any file or folder: the test replaces the paths by paths in its own folder."""
 
 
 @st.composite
@@ -320,13 +320,13 @@ def test_a_command_line_ends_with_0_or_2(
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()),
-        redirect_stderr(io.StringIO()) as said,
+        redirect_stderr(io.StringIO()) as errors,
     ):
         patch.chdir(own)
         patch.setattr(sys, "argv", ["fltrain", *words])
         patch.setattr(sys, "stdin", io.StringIO(given_text))
         with pytest.raises(SystemExit) as left:
             main()
-    assert left.value.code in (0, 2), said.getvalue()
-    assert "Traceback" not in said.getvalue()
+    assert left.value.code in (0, 2), errors.getvalue()
+    assert "Traceback" not in errors.getvalue()
     assert [path for path in root.rglob("*") if path.is_file() and own not in path.parents] == []

@@ -1,4 +1,4 @@
-"""Numbers change with a revision, or not at all."""
+"""Numbers change with a revision only."""
 
 import pytest
 
@@ -27,17 +27,17 @@ DAILY = [
     ids=lambda entry: entry.name,
 )
 def test_numbers_change_with_a_revision_only(entry: Entry) -> None:
-    said = golden.fault(entry, KEPT)
-    assert said is None, said
+    problem = golden.fault(entry, KEPT)
+    assert problem is None, problem
 
 
-def test_there_are_no_numbers_of_what_is_no_more() -> None:
+def test_there_are_no_numbers_of_removed_entries() -> None:
     left_over = KEPT.keys() - {entry.key for entry in ENTRIES}
     assert not left_over, f"no entry has these keys any more, run `make golden`: {sorted(left_over)}"
 
 
 def test_no_two_entries_have_the_same_numbers() -> None:
-    """A choice that makes no difference would not be watched at all: see ``COMPANIONS`` and ``SETTING``."""
+    """A choice without an effect would not be tested: see ``COMPANIONS`` and ``SETTING``."""
     by_numbers: dict[str, list[str]] = {}
     for entry in ENTRIES:
         by_numbers.setdefault(canonical_json(KEPT[entry.key]), []).append(entry.name)

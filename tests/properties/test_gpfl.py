@@ -96,7 +96,7 @@ def conditions_of(embeddings: Tensor, labels: list[int]) -> tuple[Tensor, Tensor
 
 
 def check_rounds(method: Gpfl, model: Model) -> None:
-    """Local steps, what is kept, what is averaged and what is tested, by the formulas."""
+    """Compare local steps, client states, averages and tests with the formulas."""
     rounds = 4
     settings = {"epochs": 2, "momentum": 0.5, "weight_decay": 0.01, "rounds": 9, "fraction": 0.34}
     federation = simulation(method, model=model, executor=Tracing, **settings)
@@ -104,12 +104,12 @@ def check_rounds(method: Gpfl, model: Model) -> None:
     labels = [data.train.labels[own].tolist() for own in data.clients]
     slot = next(slot for slot in slots if slot.name == "embeddings.weight")
     head = torch.cat([torch.full((s.stop - s.start,), s.name.startswith("classifier.")) for s in slots])
-    heads: dict[int, Tensor] = {}  # what clients keep
+    heads: dict[int, Tensor] = {}  # client states
     own_embeddings: dict[int, Tensor] = {}
     initial = federation.server.weights.clone()
 
     def model_of(client: int) -> Tensor:
-        """What the client has after the server's message."""
+        """The client's model after the server's message."""
         return torch.where(head, heads.get(client, initial), federation.server.weights)
 
     def conditions(client: int, number: int) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ def check_rounds(method: Gpfl, model: Model) -> None:
                 for optimiser in optimisers:
                     optimiser.step()
                 losses.append(loss.item())
-                # From where the traced step ended: a rounding error can cross the kink of a ReLU.
+                # Start from the end of the traced step: a rounding error can cross the kink of a ReLU.
                 torch.testing.assert_close(step.weights, flat(network.parameters()), rtol=1e-4, atol=2e-6)
                 vector_to_parameters(step.weights.clone(), network.parameters())
             assert len(losses) == update.steps > 1
@@ -171,16 +171,16 @@ def check_rounds(method: Gpfl, model: Model) -> None:
 
 
 @pytest.mark.parametrize("conditions", ["global", "trained"])
-def test_rounds_are_those_of_the_formulas(conditions: str) -> None:
+def test_rounds_follow_the_formulas(conditions: str) -> None:
     check_rounds(Gpfl(conditions=conditions, weight=0.3), SMALL)
 
 
-def test_rounds_with_batchnorm_and_the_authors_settings_are_those_of_the_formulas() -> None:
+def test_rounds_with_batchnorm_and_the_authors_settings_follow_the_formulas() -> None:
     check_rounds(Gpfl(), MobileNetTiny())
 
 
 def test_the_distance_acts_through_the_global_route_only() -> None:
-    """Its gradient is zero where the global route does not pass: classifier, and embeddings in training."""
+    """Its gradient is zero outside the global route: in the classifier, and in the embeddings in training."""
     federation = trained(Gpfl(weight=0.5), model=SMALL, rounds=1)
     found = step_of(federation, client=POOR).differentiate()[0].clone()
     federation.composition = Composition((Gpfl(weight=0.0),))
@@ -191,7 +191,7 @@ def test_the_distance_acts_through_the_global_route_only() -> None:
 
 
 @pytest.mark.parametrize("conditions", ["global", "trained"])
-def test_all_but_the_classifier_goes_down_and_up(conditions: str) -> None:
+def test_all_parts_except_the_classifier_are_sent(conditions: str) -> None:
     settings = {"model": MobileNetTiny(), "rounds": 2, "fraction": 0.5}
     plain = trained(FedAvg(), partition=with_tests(skewed(digits())), **settings)
     federation = trained(Gpfl(conditions=conditions), **settings)

@@ -19,7 +19,7 @@ from .helpers import assert_same_model, trained
 
 
 class Guarded(SequentialExecutor):
-    """The reference loop whose local steps run under the guard; what begins and finishes them does not."""
+    """The reference loop; the local steps run under the guard, the code before and after them does not."""
 
     def _step(self, images, chosen, how, hooks, optimiser):
         with no_host_sync():
@@ -61,7 +61,7 @@ def branch(tensor: Tensor) -> None:
         pass
 
 
-# A representative of each kind, and what the error names.
+# One example of each kind, and the name in the error.
 MISDEEDS: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "item": (lambda tensor: tensor.norm().item(), r"Tensor\.item"),
     "asarray": (lambda tensor: np.asarray(tensor.detach()), r"Tensor\.__array__"),

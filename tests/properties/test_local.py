@@ -1,4 +1,4 @@
-"""Local-only training: every client on its own, round after round, whoever else takes part."""
+"""Local-only training: every client trains alone in every round, for any cohort."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,11 +25,11 @@ Models = dict[int, tuple[Tensor, Tensor]]
 """Weights and running statistics by client."""
 
 ROUNDS = ([0, 3, 5], [1, 3], [0, 3, 5])
-"""Who takes part: clients return after a pause or stay, 1 comes late, and 2 and 4 never do."""
+"""Cohorts by round: clients return after a pause or stay, 1 starts late, and 2 and 4 never take part."""
 
 
 def taking_part(*methods: Method, rounds: tuple[list[int], ...] = ROUNDS, **settings: object) -> Simulation:
-    """A traced federation in which these clients take part; all that is personal stays with them."""
+    """A traced federation with these cohorts; clients keep all personal parts."""
     settings = {"batchnorm": "local", "executor": Tracing, "rounds": len(rounds), **settings}
     federation = simulation(*methods, **settings)
     federation.sample = rounds.__getitem__
@@ -37,7 +37,7 @@ def taking_part(*methods: Method, rounds: tuple[list[int], ...] = ROUNDS, **sett
 
 
 def initial_models(federation: Simulation) -> Models:
-    """What clients have before the first round."""
+    """Models of the clients before the first round."""
     server = federation.server
     return {client: (server.weights.clone(), server.buffers.clone()) for client in range(6)}
 
@@ -48,7 +48,7 @@ def check_own_round(
     models: Models,
     loss: Callable[[int, Network, Tensor, Tensor], Tensor],
 ) -> None:
-    """Run a round: each client takes the steps of an ordinary loop from its model, and ``models`` follows."""
+    """Run a round and compare each client with an ordinary loop from its model; update ``models``."""
     federation.round(number)
     for update in federation.executor.updates:
         assert torch.equal(update.start, models[update.client][0])
@@ -62,12 +62,12 @@ def cross_entropy(client: int, network: Network, images: Tensor, labels: Tensor)
 
 
 def check_tests(federation: Simulation, logits: Callable[[int, Tensor], Tensor]) -> None:
-    """The last test has all figures of these logits of each client for its own test images."""
+    """Check all values of the last test against the logits of each client for its test images."""
     check_client_tests(federation, rows_of(federation, "evaluation")[-1], logits)
 
 
-def test_it_is_ordinary_training_of_every_client_by_itself() -> None:
-    """Ordinary training of six models, each of which goes on where its client last stopped."""
+def test_every_client_trains_alone_as_in_an_ordinary_loop() -> None:
+    """Ordinary training of six models; each continues from the client's last state."""
     method = LocalOnly()
     federation = taking_part(method, epochs=2, batch_size=6)
     models = initial_models(federation)
@@ -89,7 +89,7 @@ def test_on_quadratics_every_client_approaches_its_own_minimum(monkeypatch: pyte
 
 
 def test_the_only_client_trains_as_in_federated_averaging_bit_for_bit() -> None:
-    """There is nobody to average with; momentum starts afresh in every round of both."""
+    """There is nothing to average; momentum starts afresh in every round of both."""
     data = digits()
     everything = Partition([np.arange(48)], digest="", tests=[np.arange(48, 64)])
     settings = {"data": data, "partition": everything, "rounds": 3, "fraction": 1.0, "batchnorm": "local"}
@@ -100,8 +100,8 @@ def test_the_only_client_trains_as_in_federated_averaging_bit_for_bit() -> None:
     assert alone.rows == averaged.rows
 
 
-def test_what_a_client_learns_does_not_depend_on_the_others() -> None:
-    """Client 3 learns the same, bit for bit, beside other clients with other images."""
+def test_a_clients_training_does_not_depend_on_the_others() -> None:
+    """Client 3 learns the same, bit for bit, if the other clients have other images."""
     method, settings = LocalOnly(), {"epochs": 3, "batch_size": 4, "seed": 5}
     partition = with_tests(skewed(digits()))
     clients = [images if client == 3 else images[1::2] for client, images in enumerate(partition.clients)]

@@ -1,4 +1,4 @@
-"""FedLC and FedRS: logits changed in training by the client's own class counts, and classes that it lacks."""
+"""FedLC and FedRS: logits adjusted in training by the client's class counts and missing classes."""
 
 from collections.abc import Callable
 
@@ -72,8 +72,8 @@ def naive_loss(method: FedLC, logits: Tensor, labels: Tensor, counts: list[int])
 
 
 @choices
-def test_local_training_is_that_of_the_naive_loss(chosen: dict[str, str]) -> None:
-    """A round against an ordinary loop, counts found in the client's training labels."""
+def test_local_training_minimises_the_naive_loss(chosen: dict[str, str]) -> None:
+    """A round against an ordinary loop, with counts of the client's training labels."""
     method = FedLC(tau=2.0, **chosen)
     federation = simulation(method, executor=Tracing, fraction=1.0)
     labels = federation.data.train.labels
@@ -95,14 +95,14 @@ def test_size_of_the_calibration() -> None:
 
 
 def test_without_calibration_it_is_federated_averaging_bit_for_bit() -> None:
-    """No class leaves the softmax, either: plain cross entropy, whatever else is chosen."""
+    """All classes stay in the softmax: plain cross entropy for all other settings."""
     assert_same_model(
         trained(FedLC(tau=0.0, missing="eps", denominator="exclusive"), rounds=2), trained(FedAvg(), rounds=2)
     )
 
 
 def test_with_equal_counts_it_is_federated_averaging() -> None:
-    """A constant is taken off all logits: federated averaging up to rounding, in one step of every client."""
+    """All logits lose the same constant: federated averaging up to rounding, in one step of every client."""
     method = FedLC()
     settings = {"partition": equal_counts(), "rounds": 1, "fraction": 1.0, "batch_size": FULL_BATCH}
     ours, plain = (trained(one, executor=Tracing, **settings) for one in (method, FedAvg()))
@@ -112,8 +112,8 @@ def test_with_equal_counts_it_is_federated_averaging() -> None:
 
 
 @pytest.mark.parametrize("missing", ["mask", "clamp"])
-def test_rows_of_missing_classes_have_no_gradient_under_mask(missing: str) -> None:
-    """They have one under ``clamp``, as all others have."""
+def test_masked_rows_of_missing_classes_have_no_gradient(missing: str) -> None:
+    """With ``clamp``, they have a gradient, as all other rows."""
     federation = trained(FedLC(missing=missing), rounds=1)
     gradient, loss = step_of(federation, client=POOR).differentiate()
     assert loss.isfinite() and gradient.isfinite().all()
@@ -124,7 +124,7 @@ def test_rows_of_missing_classes_have_no_gradient_under_mask(missing: str) -> No
 
 @pytest.mark.parametrize("chosen", [CHOICES[0], CHOICES[-1]], ids=str)
 def test_losses_of_all_batches_are_finite(chosen: dict[str, str]) -> None:
-    """Also with a single class, of which there is nothing to learn under ``mask``."""
+    """Also with a single class, which gives no gradient with ``mask``."""
     settings = {"rounds": 1, "fraction": 1.0, "batch_size": 8, "executor": Tracing}
     for partition in (None, one_class_each()):
         federation = trained(FedLC(tau=10.0, **chosen), partition=partition, **settings)
@@ -135,11 +135,11 @@ def test_losses_of_all_batches_are_finite(chosen: dict[str, str]) -> None:
                 assert update.loss == 0
 
 
-def test_testing_does_not_calibrate() -> None:
+def test_tests_use_uncalibrated_logits() -> None:
     check_testing(FedLC(tau=5.0, missing="clamp"))
 
 
-def test_the_exclusive_denominator_is_refused_where_nothing_would_be_left_in_it() -> None:
+def test_the_exclusive_denominator_is_refused_if_it_would_be_empty() -> None:
     spec = {"dataset": "digits", "partition": {"name": "iid", "clients": 5}, "model": "mobilenet_tiny"}
     method = {"name": "fedlc", "denominator": "exclusive"}
     with pytest.raises(FltrainError, match="method: denominator 'exclusive' needs missing 'clamp' or 'eps'"):
@@ -158,7 +158,7 @@ def everyone_has_all_classes() -> Partition:
 
 
 def factors(federation: Simulation, alpha: float) -> list[Tensor]:
-    """Of each client: 1 for the classes that it has training images of, else alpha."""
+    """Factors by client: 1 for classes of its training images, else alpha."""
     labels = federation.data.train.labels.tolist()
     owned = [{labels[image] for image in images.tolist()} for images in federation.data.clients]
     return [torch.tensor([1.0 if label in own else alpha for label in range(10)]) for own in owned]
@@ -176,7 +176,7 @@ def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, InPlaceSt
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_local_training_is_cross_entropy_of_restricted_logits(alpha: float) -> None:
-    """Two rounds of cross entropy on restricted logits, bias included, against an ordinary loop."""
+    """Two rounds of cross entropy on restricted logits, with bias, against an ordinary loop."""
     method = FedRS(alpha=alpha)
     federation = simulation(method, executor=Tracing)
     factor = factors(federation, method.alpha)
@@ -195,14 +195,14 @@ def test_without_restriction_it_is_federated_averaging_bit_for_bit(mode: str) ->
 
 
 def test_without_restriction_all_factors_are_one_bit_for_bit() -> None:
-    """Whatever the counts, also where 1 - n / max n is rounded."""
+    """For any counts, also if 1 - n / max n is rounded."""
     counts = torch.arange(4097, dtype=torch.float32)
     for mode in ("binary", "frequency"):
         step_state = FedRS(alpha=1.0, mode=mode).client_init(local_of(torch.zeros(1), counts=counts))
         assert torch.equal(step_state["factor"], torch.ones(4097))
 
 
-def test_clients_with_all_classes_are_federated_averaging_bit_for_bit_in_binary_mode() -> None:
+def test_clients_with_all_classes_train_as_in_fedavg_bit_for_bit_in_binary_mode() -> None:
     settings = {"partition": everyone_has_all_classes(), "rounds": 3, "fraction": 1.0}
     plain = trained(FedAvg(), **settings)
     for alpha in (0.0, 0.5):
@@ -212,7 +212,7 @@ def test_clients_with_all_classes_are_federated_averaging_bit_for_bit_in_binary_
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
-def test_rows_of_missing_classes_are_pushed_by_alpha(alpha: float) -> None:
+def test_gradients_of_missing_classes_are_proportional_to_alpha(alpha: float) -> None:
     """alpha mean(prob'_c h), and alpha mean(prob'_c) for the bias, where prob' are restricted predictions."""
     method = FedRS(alpha=alpha)
     weight, bias, step, federation = gradient_of_the_classifier(method)
@@ -242,10 +242,10 @@ def test_rows_of_missing_classes_are_pushed_by_alpha(alpha: float) -> None:
     ],
     ids=["fedrs", "fedlc"],
 )
-def test_counts_are_those_of_the_clients_own_training_images(
+def test_counts_are_those_of_the_clients_training_images(
     method: FedRS | FedLC, name: str, of_count: Callable[[float], float]
 ) -> None:
-    """Not of the test images that it has set aside, nor of all clients together."""
+    """Without the client's test images and without the images of other clients."""
     data = digits()
     labels = np.concatenate([data.train_labels, data.test_labels])
     # Client k trains on classes 3k to 3k + 2 and 9, and sets aside images of all classes.
@@ -262,5 +262,5 @@ def test_counts_are_those_of_the_clients_own_training_images(
 
 
 @pytest.mark.parametrize("method", [FedRS(alpha=0.0), FedRS(alpha=0.1), FedRS(mode="frequency")], ids=str)
-def test_predictions_in_testing_do_not_depend_on_alpha(method: FedRS) -> None:
+def test_predictions_in_tests_do_not_depend_on_alpha(method: FedRS) -> None:
     check_testing(method)

@@ -38,7 +38,7 @@ def test_inter_class_distance_is_the_mean_over_pairs() -> None:
     assert measured.intra == pytest.approx(0.5)
 
 
-def test_separability_ignores_order_and_its_ratio_the_scale() -> None:
+def test_separability_ignores_order_and_its_ratio_ignores_scale() -> None:
     features, labels = drawn(40, 6), torch.arange(40) % 3
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     measured = separability(features, labels, classes=3)
@@ -79,7 +79,7 @@ def test_similarity_by_hand() -> None:
     assert similarity(rows, [5, 5]) == pytest.approx(0.7, abs=1e-12)
 
 
-def test_similarity_of_a_layer_looks_at_its_weight_only() -> None:
+def test_similarity_of_a_layer_uses_its_weight_only() -> None:
     weights = [Slot("a.weight", torch.Size([3]), 1), Slot("b.weight", torch.Size([2, 2]), 6)]
     rows = drawn(4, 12)
     alone = [
@@ -113,6 +113,6 @@ def test_skewness_by_hand() -> None:
     assert skewness([0.0, 4.0, 4.0, 4.0]) == pytest.approx(-6 / 3**1.5)
 
 
-def test_skewness_leaves_out_what_is_no_number() -> None:
+def test_skewness_ignores_nan() -> None:
     assert skewness([0.0, math.nan, 0.0, 0.0, 4.0]) == skewness([0.0, 0.0, 0.0, 4.0])
     assert skewness([math.nan]) == skewness([]) == 0

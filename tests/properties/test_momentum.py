@@ -30,11 +30,11 @@ from .helpers import (
 from .quadratics import FOUR_CLIENTS, TWO_CLIENTS, weights_after
 
 STRONG = 0.5
-"""A penalty that shows at once."""
+"""A penalty with a visible effect in one round."""
 
 
 def mean_of_weights(federation: Simulation, uniform: bool) -> torch.Tensor:
-    """What the clients of the last round sent, by size or alike, in double precision."""
+    """Mean of the last round's uploads, weighted by size or uniformly, in double precision."""
     updates = federation.executor.updates
     if uniform:
         return torch.stack([update.weights for update in updates]).double().mean(0)
@@ -59,7 +59,7 @@ def test_without_lookahead_it_is_fedprox_with_twice_the_weight(
 
 @pytest.mark.parametrize("mean", ["data", "uniform"])
 def test_new_weights_are_the_mean_of_the_clients(mean: str) -> None:
-    """w^{t+1} = w^t + m^{t+1} and the mean of the clients' weights are the same thing."""
+    """w^{t+1} = w^t + m^{t+1} equals the mean of the clients' weights."""
     method = FedACG(mean=mean)
     federation = simulation(method, executor=Tracing)
     for number in range(4):
@@ -73,7 +73,7 @@ def test_new_weights_are_the_mean_of_the_clients(mean: str) -> None:
 
 @pytest.mark.parametrize(("lam", "beta"), [(0.5, 0.0), (0.85, 0.001), (0.85, STRONG)])
 def test_trajectory_is_nesterovs(lam: float, beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nesterov's form, without m: a step from the lookahead, which is where the last step points to.
+    """Nesterov's form, without m: a step from the lookahead, in the direction of the previous step.
 
     Half of the clients per round; K steps from r on h/2 (w - a)^2 + beta (w - r)^2 end at
     r + (1 - (1 - lr (h + 2 beta))^K) h (a - r) / (h + 2 beta).
@@ -93,8 +93,8 @@ def test_trajectory_is_nesterovs(lam: float, beta: float, monkeypatch: pytest.Mo
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
-def test_without_pull_it_is_fedavgm_but_measured_at_the_lookahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first rounds agree; in the second, Dbar shrinks by the share of the way that the lookahead took."""
+def test_without_pull_it_is_fedavgm_from_the_lookahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rounds agree; in the second, Dbar is smaller by the lookahead's share of the way."""
     accelerated, heavy = (
         TWO_CLIENTS.federation(method, monkeypatch, steps=5)
         for method in (FedACG(lam=0.7, beta=0.0), FedAvgM(beta=0.7))
@@ -110,10 +110,10 @@ def test_without_pull_it_is_fedavgm_but_measured_at_the_lookahead(monkeypatch: p
 
 
 @pytest.mark.parametrize("beta", [0.0, STRONG])
-def test_the_lookahead_changes_the_path_but_not_where_it_ends(
+def test_the_lookahead_changes_the_path_but_not_the_fixed_point(
     beta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At rest, the lookahead is w itself, and the mean displacement from there is zero."""
+    """At the fixed point, the lookahead is w itself, and the mean displacement from there is zero."""
     stiff = TWO_CLIENTS.curvatures + 2 * beta
     share = (1 - (1 - 0.1 * stiff) ** 5) * TWO_CLIENTS.curvatures / stiff
     limit = (share * TWO_CLIENTS.minima).sum(0) / share.sum(0)
@@ -124,7 +124,7 @@ def test_the_lookahead_changes_the_path_but_not_where_it_ends(
 
 @pytest.mark.parametrize(("method", "weight"), [(FedProx(mu=0.3), 0.15), (FedACG(beta=0.5), 0.5)], ids=str)
 def test_gradient_of_the_penalty(method: FedProx | FedACG, weight: float) -> None:
-    """What is added to the gradient is the derivative of (mu/2) ||w - r||^2, or of beta ||w - r||^2."""
+    """The correction of the gradient is the derivative of (mu/2) ||w - r||^2, or of beta ||w - r||^2."""
     received, weights, gradient = drawn(3, 50)
     variable = weights.clone().requires_grad_()
     (expected,) = torch.autograd.grad(weight * (variable - received).square().sum(), variable)
@@ -133,14 +133,14 @@ def test_gradient_of_the_penalty(method: FedProx | FedACG, weight: float) -> Non
     torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_first_step_feels_no_pull_wherever_the_lookahead_is() -> None:
-    """The centre is where clients start, so that one local step does not depend on beta."""
+def test_the_first_step_has_no_pull_for_any_lookahead() -> None:
+    """The centre is the start of local training, so that one local step does not depend on beta."""
     weak, strong = (trained(FedACG(beta=beta), rounds=3, batch_size=FULL_BATCH) for beta in (0.0, 10.0))
     assert torch.equal(weak.server.weights, strong.server.weights)
     assert weak.server.states["fedacg"]["momentum"].norm() > 0.01
 
 
-def test_evaluates_the_weights_not_the_lookahead() -> None:
+def test_the_weights_are_tested_not_the_lookahead() -> None:
     method = FedACG()
     federation = simulation(method, executor=Tracing)
     for number in range(3):
@@ -183,7 +183,7 @@ def random_rounds(rounds: int, clients: int) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_without_momentum_it_is_federated_averaging(form: str) -> None:
-    """In every round up to rounding, as w + sum p_k D_k is added up instead of sum p_k w_k."""
+    """Up to rounding in every round: w + sum p_k D_k is computed instead of sum p_k w_k."""
     method = FedAvgM(beta=0.0, form=form)
     federation = simulation(method, executor=Tracing)
     for number in range(3):
@@ -243,15 +243,17 @@ def test_trajectory_with_changing_clients(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_momentum_changes_the_path_but_not_where_it_ends(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server stands still where the mean displacement is zero: at the same biased point as FedAvg."""
+def test_momentum_changes_the_path_but_not_the_fixed_point(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stops at a mean displacement of zero: at the same biased point as FedAvg."""
     limit = TWO_CLIENTS.fedavg_limit(lr=0.1, steps=10)
     federation = TWO_CLIENTS.federation(FedAvgM(beta=0.5, form=form), monkeypatch, steps=10)
     np.testing.assert_allclose(weights_after(federation, 40), limit, atol=1e-4)
     assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.05
 
 
-def test_the_larger_mu_the_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_mu_ends_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """K steps from r on h/2 (w - a)^2 end at r + (1 - (1 - lr (h + mu))^K) h (a - r) / (h + mu)."""
     h, a, lr, steps = TWO_CLIENTS.curvatures, TWO_CLIENTS.minima, 0.1, 10
     distances = []

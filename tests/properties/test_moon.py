@@ -1,4 +1,4 @@
-"""MOON: the contrastive loss against naive copies, and which model is a client's previous one."""
+"""MOON: the contrastive loss against naive copies, and the choice of a client's previous model."""
 
 import math
 from collections.abc import Callable
@@ -83,11 +83,11 @@ def check_local_training(method: Moon, model: Model | None = None) -> None:
 
 @pytest.mark.parametrize(
     ("tau", "distance"),
-    # At tau = 0.01, exp(cos / tau) of alike representations is more than a float32 can hold.
+    # At tau = 0.01, exp(cos / tau) of similar representations overflows a float32.
     [(0.5, 0.05), (0.01, 0.003)],
 )
 def test_penalty_in_double_precision(tau: float, distance: float) -> None:
-    """Value and gradient of mu L_con, and that the length of the own representation is no matter."""
+    """Value and gradient of mu L_con, and independence of the length of the own representation."""
     method = Moon(mu=5.0, tau=tau)
     federation = trained(method, model=LeNet5(), rounds=1)
     step = step_of(federation, weights=elsewhere(federation, 3, distance)[0])
@@ -117,7 +117,7 @@ def test_penalty_in_double_precision(tau: float, distance: float) -> None:
 
 
 @pytest.mark.parametrize("tau", [0.01, 1.0])
-def test_against_the_received_model_itself_it_is_the_logarithm_of_two_without_gradient(tau: float) -> None:
+def test_the_loss_against_the_received_model_is_log_two_without_gradient(tau: float) -> None:
     method = Moon(tau=tau)
     federation = trained(method, rounds=1)
     step = step_of(federation, weights=elsewhere(federation, 3)[0])
@@ -131,7 +131,7 @@ def test_against_the_received_model_itself_it_is_the_logarithm_of_two_without_gr
 
 
 @models
-def test_local_training_is_that_of_deep_copies_in_evaluation_mode(model: Model) -> None:
+def test_local_training_equals_a_loop_over_deep_copies_in_evaluation_mode(model: Model) -> None:
     check_local_training(Moon(), model)
 
 
@@ -166,7 +166,7 @@ def test_previous_model_is_the_one_that_the_client_trained_last() -> None:
 
 
 def test_first_participation_is_federated_averaging_bit_for_bit() -> None:
-    """Bit for bit federated averaging for clients that are new, in any round, and for no others."""
+    """For clients that take part for the first time, in any round, and for no others."""
     method = Moon()
     federation, plain = (simulation(one, executor=Tracing, fraction=0.5) for one in (method, FedAvg()))
     known: set[int] = set()
@@ -185,7 +185,7 @@ def test_first_participation_is_federated_averaging_bit_for_bit() -> None:
 
 
 @models
-def test_projection_head_does_not_change_how_other_layers_are_drawn(model: Model) -> None:
+def test_the_projection_head_does_not_change_other_initial_weights(model: Model) -> None:
     side = 16 if isinstance(model, LeNet5) else 8
     plain = dict(build(model, 1, side, 10, seed=0).named_parameters())
     federation = simulation(Moon(head="mlp"), model=model)
@@ -203,5 +203,5 @@ def test_projection_head_does_not_change_how_other_layers_are_drawn(model: Model
     )
 
 
-def test_with_the_head_projected_representations_are_compared() -> None:
+def test_the_loss_compares_representations_after_the_head() -> None:
     check_local_training(Moon(head="mlp"))

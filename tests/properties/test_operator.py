@@ -43,7 +43,7 @@ def by_kernel_and_padding_mode() -> list:
 
 
 def cases(group: list[dict], dtype: torch.dtype = torch.float32):
-    """Modules and inputs: odd image sizes, so that strides leave a rest."""
+    """Modules and inputs: odd image sizes, which strides do not divide."""
     for settings in group:
         module = nn.Conv2d(CHANNELS, 8, **settings).to(dtype)
         with torch.no_grad():
@@ -107,7 +107,7 @@ def test_random_feedback_is_the_adjoint_of_the_convolution_with_it(group: list[d
 
 @pytest.mark.parametrize("group", by_kernel_and_padding_mode())
 def test_random_feedback_equals_the_surrogate_expression(group: list[dict]) -> None:
-    """y = conv(stopgrad(x); W, b) + s - stopgrad(s), s = conv(x; B), has the wanted gradients by itself."""
+    """y = conv(stopgrad(x); W, b) + s - stopgrad(s), s = conv(x; B), has the same gradients."""
     for settings, module, input in cases(group):
         tensor = drawn(*module.weight.shape, seed=5)
         through = nn.Conv2d(CHANNELS, 8, **{**settings, "bias": False})
@@ -146,7 +146,7 @@ def gradients(network: nn.Module) -> dict[str, Tensor]:
 
 
 def owners_of_differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> set[str]:
-    """Modules of which some parameter's gradient differs; for these, all parameters' must."""
+    """Modules with a gradient that differs; all parameters of these must differ."""
     differs: dict[str, set[bool]] = {}
     for name in first:
         differs.setdefault(name.rpartition(".")[0], set()).add(not torch.equal(first[name], second[name]))
@@ -192,7 +192,7 @@ def feedback_contexts(network: nn.Module):
     yield direct_feedback(network, {module: drawn(16, 10)})
 
 
-def test_feedback_is_no_part_of_the_model_and_leaves_no_trace() -> None:
+def test_feedback_is_not_part_of_the_model_and_is_removed_afterwards() -> None:
     network = mobilenet()
     keys, own, expected = list(network.state_dict()), dict(vars(network.stage1.expand)), gradients(network)
     for context in feedback_contexts(network):
@@ -228,7 +228,7 @@ class TwoLayers(nn.Module):
 
 
 def error_of_logits(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Of the mean cross entropy: (softmax - one hot) / n."""
+    """Gradient of the mean cross entropy: (softmax - one hot) / n."""
     logits = network(images).detach()
     return (logits.softmax(1) - functional.one_hot(labels, logits.shape[1])) / len(labels)
 

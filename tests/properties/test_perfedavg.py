@@ -21,7 +21,7 @@ from .ordinary import check_client_tests, check_round, gradient_of, replica, run
 from .quadratics import SIZE, LinearModel
 
 BATCH = 5
-"""Clients of the small federation have 6 to 26 images: whole chunks, rests that stay and rests that go."""
+"""Clients of the small federation have 6 to 26 images: full chunks, usable rests and dropped rests."""
 
 METHODS = [
     PerFedAvg(inner_lr=0.5),
@@ -42,7 +42,7 @@ def federation_of(method: PerFedAvg, **settings: object) -> Simulation:
 def chunks(
     federation: Simulation, client: int, number: int, parts: int, passes: int
 ) -> Iterator[list[Tensor]]:
-    """D1, D2 (, D3) of every local step, cut by hand out of the order in which a client visits its images."""
+    """D1, D2 (, D3) of every local step, cut by hand from the client's order of images."""
     images, size = federation.data.clients[client], federation.spec.training.batch_size
     for visit in range(passes * federation.spec.training.epochs):
         random = stream(0, Purpose.BATCH_ORDER, round=number, client=client, epoch=visit)
@@ -51,7 +51,7 @@ def chunks(
             chunk, order = order[: parts * size], order[parts * size :]
             whole, first = len(chunk) == parts * size, len(chunk) == len(images)
             if not (whole or first or len(chunk) >= 2 * parts):
-                continue  # a rest that leaves less than two images for each
+                continue  # a rest with fewer than two images per part
             if len(chunk) < 2 * parts:
                 yield [torch.tensor(chunk)] * parts
                 continue
@@ -88,7 +88,7 @@ def check_local_training(method: PerFedAvg, rounds: int = 2, **settings: object)
                 def aside(
                     at: Tensor, chosen: Tensor, now: Tensor = weights, model: Network = network
                 ) -> Tensor:
-                    """Gradient on a copy, whose running statistics nobody sees."""
+                    """Gradient on a copy, whose running statistics are discarded."""
                     return gradient(replica(federation, now, running(model)), at, chosen)[0]
 
                 adapted = weights - inner * aside(weights, batches[0])
@@ -163,14 +163,14 @@ def check_adaptation(method: PerFedAvg, **settings: object) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_local_training_is_that_of_an_ordinary_loop(method: PerFedAvg) -> None:
+def test_local_training_equals_a_loop_over_copies(method: PerFedAvg) -> None:
     """Successive disjoint batches, incomplete chunks, momentum and decay outside, statistics of D2 only."""
     check_local_training(method)
 
 
 @pytest.mark.parametrize(("version", "images"), [("fo", 1), ("fo", 3), ("hf", 5)])
-def test_clients_without_two_images_for_each_batch_use_all_of_them_in_each(version: str, images: int) -> None:
-    """BatchNorm cannot train on a single image, which a part of so few would be."""
+def test_clients_with_few_images_use_all_of_them_in_each_batch(version: str, images: int) -> None:
+    """BatchNorm cannot train on a single image, which a part of these batches would be."""
     clients, tests = [np.arange(images), np.arange(6, 30)], [np.arange(30, 40), np.arange(40, 50)]
     partition = Partition(clients, digest="", tests=tests)
     check_local_training(PerFedAvg(version=version, delta=0.1), rounds=1, partition=partition)
@@ -194,7 +194,7 @@ def test_without_adaptation_it_is_federated_averaging_on_the_second_batches(vers
     "method", [PerFedAvg(inner_lr=0.3), PerFedAvg(version="hf", inner_lr=0.3, delta=0.5)], ids=str
 )
 def test_least_squares_have_a_closed_form(method: PerFedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, a difference of gradients is the Hessian's product whatever its width."""
+    """The difference of gradients equals the Hessian product for any width."""
     parts = {"fo": 2, "hf": 3}[method.version]
     federation, rows, targets = least_squares(method, monkeypatch)
     federation.round(0)
@@ -216,7 +216,7 @@ def test_least_squares_have_a_closed_form(method: PerFedAvg, monkeypatch: pytest
 
 
 def test_passes_are_epochs() -> None:
-    """Two passes in each of two epochs, and one in each of four, are the same."""
+    """Two passes in each of two epochs equal one pass in each of four."""
     settings = {"rounds": 2, "batch_size": BATCH, "fraction": 0.34}
     twice, plain = (
         trained(PerFedAvg(passes=passes, eval_steps=0), epochs=4 // passes, **settings) for passes in (2, 1)
@@ -237,8 +237,8 @@ def test_clients_are_tested_after_adaptation(method: PerFedAvg) -> None:
     check_adaptation(method)
 
 
-def test_adaptation_follows_local_training_where_clients_are_tested_after_it() -> None:
-    """With ``after_local``, it starts from what a client trained, not from the global model."""
+def test_with_tests_after_training_adaptation_starts_from_trained_weights() -> None:
+    """With ``after_local``, it does not start from the global model."""
     federation = trained(
         PerFedAvg(eval_steps=0), rounds=1, fraction=1.0, point="after_local", executor=Tracing
     )
@@ -251,8 +251,8 @@ def test_adaptation_follows_local_training_where_clients_are_tested_after_it() -
     check_client_tests(federation, row, logits)
 
 
-def test_adaptation_leaves_no_trace() -> None:
-    """Neither in the global model nor in what clients keep; nor does it change other random numbers."""
+def test_adaptation_changes_no_model_state_or_random_number() -> None:
+    """The global model and client states are unchanged, and so are all other random numbers."""
     often, never = (
         trained(PerFedAvg(inner_lr=0.5, eval_steps=2), rounds=3, evaluate_every=every) for every in (1, 100)
     )

@@ -1,4 +1,4 @@
-"""What the engine does for personal models: private parts, tests of all clients, phases, introductions."""
+"""The engine's support of personal models: private parts, tests of all clients, phases, initial uploads."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +42,7 @@ CLIENTS = 6
 FEW = {"fraction": 0.34, "model": Mlp(hidden=12)}
 """Two of the six clients in a round, and a small network."""
 NORMED = {"fraction": 0.34, "model": MobileNetTiny()}
-"""One with BatchNorm."""
+"""A network with BatchNorm."""
 
 
 def own_tests() -> Partition:
@@ -50,7 +50,7 @@ def own_tests() -> Partition:
 
 
 def where(federation: Simulation, part: Part | None) -> Tensor:
-    """Which entries of the weight vector belong to a part, by the parameters' names."""
+    """Mask of a part in the weight vector, by the parameters' names."""
     slots = federation.model.layout.parameters
     masks = [
         torch.full((slot.stop - slot.start,), part == "all" or (part == "head") == is_head)
@@ -63,12 +63,12 @@ def where(federation: Simulation, part: Part | None) -> Tensor:
 def logits_of(
     federation: Simulation, model_of: Callable[[int], tuple[Tensor, Tensor]]
 ) -> Callable[[int, Tensor], Tensor]:
-    """Logits of every client's own weights and buffers."""
+    """Logits from every client's own weights and buffers."""
     return lambda client, images: replica(federation, *model_of(client)).eval()(images)
 
 
 class Keeping(Method):
-    """Federated averaging of all but a part."""
+    """Federated averaging of all parts except a private one."""
 
     name: Literal["keeping"] = "keeping"
     keeps: Literal["all", "head", "body"] = "head"
@@ -80,11 +80,11 @@ class Keeping(Method):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_private_parameters_stay_with_their_client(part: Part) -> None:
-    """Clients start with their own part and the others' mean of the rest; so they are tested, too."""
+    """Clients start and are tested with their own part and the mean of the rest."""
     federation = simulation(Keeping(keeps=part), executor=Tracing, **NORMED)
     private, initial = where(federation, part), federation.server.weights.clone()
     own: dict[int, Tensor] = {}
-    # Clients that keep the whole model keep its statistics, too.
+    # If the whole model is private, its statistics are private, too.
     own_buffers: dict[int, Tensor] = {}
 
     def model_of(client: int) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ def test_private_parameters_stay_with_their_client(part: Part) -> None:
 
 
 def test_local_statistics_stay_with_their_client() -> None:
-    """Weights are averaged; running statistics and their counters go on where each client left off."""
+    """Weights are averaged; running statistics and counters continue from the client's last values."""
     federation = simulation(FedAvg(), executor=Tracing, batchnorm="local", partition=own_tests(), **NORMED)
     initial, data = federation.server, federation.data.train
     buffers: dict[int, Tensor] = {}
@@ -152,8 +152,8 @@ def test_local_statistics_stay_with_their_client() -> None:
 
 
 @pytest.mark.parametrize("point", ["after_download", "after_local"])
-def test_clients_are_tested_at_the_point(point: str) -> None:
-    """The newest global model, or what each client trained last (the global model if it never did)."""
+def test_clients_are_tested_at_the_configured_point(point: str) -> None:
+    """The newest global model, or the client's last trained model (the global model if it never trained)."""
     federation = simulation(FedAvg(), executor=Tracing, point=point, partition=own_tests(), **FEW)
     last: dict[int, tuple[Tensor, Tensor]] = {}
     for number in range(4):
@@ -185,7 +185,7 @@ class KeepingToo(Keeping):
     plugin: ClassVar[bool] = True
 
 
-def test_two_methods_cannot_both_keep_weights_private() -> None:
+def test_two_methods_cannot_both_have_private_weights() -> None:
     with pytest.raises(ValueError, match="both define 'private'"):
         Composition((Keeping(), KeepingToo()))
     assert Composition((FedAvg(), KeepingToo())).personal
@@ -231,7 +231,7 @@ def refusal(**settings: object) -> str:
     ],
     ids=str,
 )
-def test_personal_models_need_images_to_test_them_on(settings: dict[str, Any], key: str, value: str) -> None:
+def test_personal_models_need_test_images(settings: dict[str, Any], key: str, value: str) -> None:
     message = refusal(**settings)
     assert message.startswith(f"{key}: {value!r} ")
     assert "; set local_test" in message
@@ -242,13 +242,13 @@ def test_personal_models_need_images_to_test_them_on(settings: dict[str, Any], k
     ("settings", "culprit", "refused"),
     [
         ({"method": "local"}, "method 'local'", ("divergence", "dissimilarity", "drift", "similarity")),
-        # Of private classifiers alone, the rest is compared.
+        # If only classifiers are private, the shared part is compared.
         ({"method": "gpfl"}, "method 'gpfl'", ("divergence", "dissimilarity")),
         ({"batchnorm": "local"}, "batchnorm 'local'", ()),
     ],
     ids=str,
 )
-def test_what_needs_a_global_model_is_refused_without_one(
+def test_settings_that_need_a_global_model_are_refused_without_one(
     settings: dict[str, Any], culprit: str, refused: tuple[str, ...]
 ) -> None:
     settings = {**settings, "local_test": {}}
@@ -261,9 +261,9 @@ def test_what_needs_a_global_model_is_refused_without_one(
 
 
 @pytest.mark.parametrize("method", ["local", "fedamp", "gpfl"])
-def test_a_weight_of_a_clients_own_that_overflows_in_the_last_step_ends_the_run(method: str) -> None:
+def test_private_weights_that_overflow_in_the_last_step_end_the_run(method: str) -> None:
     class Overflowing(Tracing):
-        """The losses are finite; what the last step leaves is not."""
+        """The losses are finite; the weights after the last step are not."""
 
         def train(self, *args):
             results = super().train(*args)

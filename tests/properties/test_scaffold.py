@@ -44,22 +44,22 @@ def accumulated(steps: int, momentum: float) -> float:
     return displacement
 
 
-def test_accumulated_steps_known_values() -> None:
+def test_accumulated_steps_have_known_values() -> None:
     assert accumulated_steps(5, 0.9) == pytest.approx(13.1441, abs=1e-9)
     assert accumulated_steps(2, 0.5) == pytest.approx(2.5, abs=1e-12)
-    # What the plain count misses, by number of steps, at momentum 0.9.
+    # Ratio of accumulated steps to the plain count, by number of steps, at momentum 0.9.
     for steps, ratio in ((4, 2.26), (10, 4.1), (40, 7.8)):
         assert accumulated_steps(steps, 0.9) / steps == pytest.approx(ratio, abs=0.05)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.99])
 @pytest.mark.parametrize("steps", [1, 2, 7, 60])
-def test_accumulated_steps_is_what_momentum_adds_up_to(steps: int, momentum: float) -> None:
+def test_accumulated_steps_equal_the_displacement_with_momentum(steps: int, momentum: float) -> None:
     assert accumulated_steps(steps, momentum) == pytest.approx(accumulated(steps, momentum), rel=1e-9)
 
 
 def test_displacement_under_a_constant_gradient_gives_that_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a nearly flat objective the new control is the gradient, whatever momentum and number of steps."""
+    """On a nearly flat objective the new control is the gradient, for any momentum and number of steps."""
     flat = Quadratics(np.full((1, 4), 0.0625), np.array([[1.0, -2.0, 0.5, 0.0]]))
     federation = flat.federation(Scaffold(), monkeypatch, steps=7, momentum=0.9, lr=1e-5)
     federation.round(0)
@@ -69,8 +69,8 @@ def test_displacement_under_a_constant_gradient_gives_that_gradient(monkeypatch:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_client_control(momentum: float) -> None:
-    """c_k <- c_k - c + (r - w_k) / (lr Q); the change is sent, the new control kept."""
+def test_the_client_control_follows_its_definition(momentum: float) -> None:
+    """c_k <- c_k - c + (r - w_k) / (lr Q); the client sends the change and stores the new control."""
     start, weights, server, own = drawn(4, 30)
     for method, normaliser in ((Scaffold(), accumulated(5, momentum)), (Scaffold(normaliser="plain"), 5)):
         local = local_of(start, {"control": server}, {"control": own}, lr=0.2, steps=5, momentum=momentum)
@@ -93,7 +93,7 @@ def test_normalisers_agree_without_momentum_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_two_clients_reach_the_common_optimum(monkeypatch: pytest.MonkeyPatch, momentum: float) -> None:
-    """Although they pull apart and take many local steps."""
+    """Although their minima differ and they take many local steps."""
     federation = TWO_CLIENTS.federation(Scaffold(), monkeypatch, steps=10, momentum=momentum)
     np.testing.assert_allclose(weights_after(federation, 40), TWO_CLIENTS.optimum, atol=1e-4)
     federation = TWO_CLIENTS.federation(FedAvg(), monkeypatch, steps=10, momentum=momentum)
@@ -126,11 +126,11 @@ def test_identical_clients_need_no_correction(monkeypatch: pytest.MonkeyPatch) -
 AFTER_STEP = {"correction": "after_step", "normaliser": "plain"}
 PLAIN_SGD = {"momentum": 0.0, "weight_decay": 0.0}
 COPIES = (1, 2)
-"""How often the clients hold each of their images: the second one has twice as many."""
+"""Number of copies of each image, by client: the second one has twice as many."""
 
 
 def control_of(federation: Simulation, client: int | None = None) -> np.ndarray:
-    """Control of a client, or of the server."""
+    """Control of a client, or of the server if ``client`` is None."""
     states = federation.server.states if client is None else federation.clients[client]
     (method,) = federation.composition.methods
     return states[method.name]["control"].double().numpy()
@@ -138,7 +138,7 @@ def control_of(federation: Simulation, client: int | None = None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sized:
-    """Least squares whose clients hold every image several times, which leaves their objectives alone."""
+    """Least squares with every image several times, which leaves the clients' objectives unchanged."""
 
     problem: Quadratics
     copies: Sequence[int]
@@ -159,13 +159,13 @@ class Sized:
 SIZED = Sized(TWO_CLIENTS, COPIES)
 ALIKE = Sized(TWO_CLIENTS, (1, 1))
 TARGETS = {"uniform": (1.0, 1.0), "weights": (1.0, 1.0), "scaled": COPIES, "data": COPIES}
-"""Corrected gradients agree where the mean of all controls is zero, whoever counts for more in weights."""
+"""The fixed point is at a zero mean of all controls, for any averaging of weights."""
 
 
 def reference(
     method: Scaffold, sized: Sized, rounds: int, *, steps: int, momentum: float, lr: float
 ) -> np.ndarray:
-    """The published algorithm with its variants, written down once more, for full participation."""
+    """An independent implementation of the published algorithm with its variants, for full participation."""
     h, a, omega = sized.problem.curvatures, sized.problem.minima, sized.relative_sizes
     shares = omega / omega.sum()
     scale = omega if method.weighting == "scaled" else np.ones_like(omega)
@@ -201,7 +201,7 @@ def reference(
 def check_reaches_its_optimum(
     method: Scaffold, monkeypatch: pytest.MonkeyPatch, momentum: float = 0.0, sized: Sized = SIZED
 ) -> None:
-    """With clients of different sizes: the optimum of the objective that the weighting stands for."""
+    """Check that clients of different sizes reach the optimum of the weighting's objective."""
     lr = 0.2 if momentum else 0.4
     federation = sized.federation(method, monkeypatch, steps=4, momentum=momentum, lr=lr)
     reached = weights_after(federation, 25)
@@ -233,16 +233,16 @@ VARIANTS = [
 ]
 
 
-def told(method: Scaffold) -> str:
-    """Test id: what differs from the defaults."""
+def changed_settings(method: Scaffold) -> str:
+    """Test ID: the settings that differ from the defaults."""
     return "-".join(map(str, method.model_dump(exclude_defaults=True).values())) or "default"
 
 
-@pytest.mark.parametrize("method", VARIANTS, ids=told)
-def test_variants_agree_with_the_algorithm_written_down_once_more(
+@pytest.mark.parametrize("method", VARIANTS, ids=changed_settings)
+def test_variants_agree_with_an_independent_implementation(
     method: Scaffold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real loop and the algorithm written down once more agree round by round."""
+    """The real loop and the reference agree round by round."""
     momentum = 0.9
     settings = {"steps": 4, "momentum": momentum, "lr": 0.2}
     federation = SIZED.federation(method, monkeypatch, **settings)
@@ -256,7 +256,7 @@ def test_variants_agree_with_the_algorithm_written_down_once_more(
 @pytest.mark.parametrize(
     ("settings", "momentum"), [({}, 0.9), ({"option": "I"}, 0.9), (AFTER_STEP, 0.0)], ids=str
 )
-def test_the_optimum_is_that_of_the_weighting_with_and_without_momentum(
+def test_each_weighting_reaches_its_optimum_with_and_without_momentum(
     settings: dict[str, str], momentum: float, weighting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_reaches_its_optimum(Scaffold(**settings, weighting=weighting), monkeypatch, momentum)
@@ -266,10 +266,10 @@ def test_the_optimum_is_that_of_the_weighting_with_and_without_momentum(
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_server_control(weighting: str) -> None:
-    """What c is the mean of, round by round, with some of the clients in each round.
+    """The server's control after each round, with some of the clients in each round.
 
-    Over all clients, those that never took part with c_k = 0: c_k, or omega_k c_k if objectives are scaled.
-    Over the clients of the round, by data size: c_k.
+    The mean over all clients, with c_k = 0 for those that never took part: of c_k, or of omega_k c_k if
+    objectives are scaled. By data size: the mean of c_k over the clients of the round.
     """
     method = Scaffold(weighting=weighting)
     federation = simulation(method, fraction=0.5)
@@ -291,7 +291,7 @@ def test_server_control(weighting: str) -> None:
     assert 3 < len(federation.clients) <= 6, "the same clients in every round show nothing"
 
 
-def test_a_variant_stands_for_its_options() -> None:
+def test_a_variant_sets_its_options() -> None:
     written = Scaffold.parse({"name": "scaffold", "variant": "ecgr", "server_lr": 0.5}, "method")
     options = {"correction": "after_step", "normaliser": "plain", "weighting": "data"}
     assert written == Scaffold(**options, server_lr=0.5)
@@ -309,18 +309,18 @@ def test_a_variant_stands_for_its_options() -> None:
         (MobileNetTiny(), {"batch_size": FULL_BATCH, "epochs": 2}),
         (LeNet5(), {"batch_size": FULL_BATCH, "augmentation": Augmentation(crop_padding=2, flip=True)}),
         (LeNet5(), {"batch_size": 4, "fraction": 1.0}),
-        # Local training leaves images out, other ones in every epoch.
+        # Local training drops images, different ones in every epoch.
         (LeNet5(), {"batch_size": 25, "fraction": 1.0}),
         (LeNet5(), {"last_batch": "drop", "fraction": 1.0}),
     ],
     ids=str,
 )
 def test_control_is_the_full_gradient(model: Model, settings: dict[str, object]) -> None:
-    """Of all images as they are, in batches of any size."""
+    """The gradient over all unaugmented images, in batches of any size."""
     check_control_is_the_full_gradient(Scaffold(option="I"), model, **settings)
 
 
-def test_measuring_the_full_gradient_leaves_no_trace() -> None:
+def test_measuring_the_full_gradient_changes_nothing_else() -> None:
     """Round 1 has no corrections yet: batches, weights, running statistics and counters are FedAvg's."""
     settings = {"rounds": 1, "epochs": 2, "executor": Tracing}
     controlled, plain = trained(Scaffold(option="I"), **settings), trained(FedAvg(), **settings)
@@ -341,7 +341,7 @@ def test_with_one_full_batch_step_both_options_measure_the_same() -> None:
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-def test_without_momentum_it_does_not_matter_where_the_correction_is() -> None:
+def test_without_momentum_the_place_of_the_correction_does_not_matter() -> None:
     before, after = (
         trained(Scaffold(**settings), rounds=3, **PLAIN_SGD, model=LeNet5())
         for settings in ({"normaliser": "plain"}, AFTER_STEP)
@@ -350,22 +350,22 @@ def test_without_momentum_it_does_not_matter_where_the_correction_is() -> None:
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_after_the_step_momentum_does_not_matter_where_curvatures_agree(
+def test_corrections_after_the_step_ignore_momentum_if_curvatures_agree(
     weighting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """c_k is then what the optimiser moves per step, momentum included."""
+    """c_k is then the optimiser's displacement per step, including momentum."""
     curved = Quadratics(TWO_CLIENTS.curvatures[[1, 1]], TWO_CLIENTS.minima)
     method = Scaffold(**AFTER_STEP, weighting=weighting)
     check_reaches_its_optimum(method, monkeypatch, momentum=0.9, sized=Sized(curved, COPIES))
 
 
-def test_after_the_step_with_momentum_clients_of_other_curvature_bias_the_limit(
+def test_corrections_after_the_step_are_biased_if_curvatures_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It stays bounded and comes to rest, but elsewhere; the correction of the gradient does not.
+    """With momentum it converges to another point; the correction of the gradient does not.
 
-    Velocity starts anew in every round, so corrections that cancel what momentum adds up to in all steps
-    together do not cancel it step by step, and clients leave the optimum on their way back to it.
+    Velocity starts anew in every round. Corrections that cancel the accumulated momentum over all steps do
+    not cancel it step by step, so clients leave the optimum and return to another point.
     """
     settings = {"steps": 10, "momentum": 0.9, "lr": 0.1}
     method = Scaffold(**AFTER_STEP)
@@ -379,7 +379,7 @@ def test_after_the_step_with_momentum_clients_of_other_curvature_bias_the_limit(
     np.testing.assert_allclose(reached, reference(method, ALIKE, 15, **settings), atol=1e-4)
 
 
-def test_after_the_step_only_the_plain_count_goes() -> None:
+def test_corrections_after_the_step_need_the_plain_normaliser() -> None:
     spec = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, "model": "mobilenet_tiny"}
     written = {"name": "scaffold", "correction": "after_step"}
     with pytest.raises(FltrainError, match="method: correction 'after_step' goes with normaliser 'plain'"):
@@ -390,7 +390,7 @@ def test_after_the_step_only_the_plain_count_goes() -> None:
 
 
 def test_the_corrected_gradient_is_clipped() -> None:
-    """The gradient that the optimiser gets has at most the norm 10, correction included."""
+    """The optimiser's gradient has at most the norm 10, including the correction."""
     federation = simulation(Scaffold(), model=LeNet5(), epochs=2, clip_norm=10.0, executor=Tracing)
     for client in range(6):
         federation.clients[client] = {"scaffold": {"control": -drawn(federation.model.layout.size)}}

@@ -1,4 +1,4 @@
-"""What is measured of a round: distance of the clients' weights, dissimilarity of their gradients."""
+"""Statistics of a round: distance of the clients' weights, dissimilarity of their gradients."""
 
 from collections.abc import Callable
 from typing import ClassVar, Literal
@@ -50,7 +50,7 @@ def layer_of(name: str) -> str:
 
 
 def norms(vectors: Tensor, network: Network, group: Callable[[str], str], *wanted: str) -> Tensor:
-    """Norm of each vector ``[m, P]`` over the parameters in the wanted groups."""
+    """Norm of each vector ``[m, P]`` over the parameters in each group."""
     named = network.named_parameters()
     marks = [torch.full((parameter.numel(),), group(name) in wanted) for name, parameter in named]
     return vectors.double()[:, torch.cat(marks)].norm(dim=1)
@@ -58,7 +58,7 @@ def norms(vectors: Tensor, network: Network, group: Callable[[str], str], *wante
 
 @pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
 def test_divergence_in_a_run(model: Model) -> None:
-    """From the new global weights, buffers left out: as one vector, by layer (with its bias), by block."""
+    """From the new global weights, without buffers: as one vector, by layer (with its bias), by block."""
     federation = trained(Scaffold(), model=model, rounds=2, statistics=["divergence"], executor=Tracing)
     _, row = rows_of(federation, "divergence")
     sent = torch.stack([update.weights for update in federation.executor.updates])
@@ -82,7 +82,7 @@ def test_divergence_in_a_run(model: Model) -> None:
 
 
 def test_dissimilarity_of_quadratics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients h (w - a) at the weights that the round started from, w = 0 in the first one."""
+    """Gradients h (w - a) at the initial weights of the round, w = 0 in the first one."""
     settings = {"steps": 3, "lr": 0.2, "statistics": BOTH}
     federation = TWO_CLIENTS.federation(FedProx(mu=0.5), monkeypatch, **settings)
     for number in range(3):
@@ -122,7 +122,7 @@ def test_dissimilarity_of_a_network() -> None:
     ("model", "method"), [(MobileNetTiny(), FedAvg()), (LeNet5(), Scaffold())], ids=by_name
 )
 def test_measuring_changes_nothing(model: Model, method: FedAvg | Scaffold) -> None:
-    """Asking for gradients runs the network in training mode, which must not show, bit for bit."""
+    """Measuring gradients runs the network in training mode, which must change nothing, bit for bit."""
     measured, plain = (
         trained(method, model=model, rounds=2, statistics=statistics) for statistics in (BOTH, ())
     )
@@ -147,7 +147,7 @@ class DroppingModel(Model):
 
 
 def test_dropout_in_the_gradients_is_reproducible() -> None:
-    """No number of a run may depend on the state of PyTorch's generator, nor change it."""
+    """The numbers neither depend on PyTorch's global generator nor change it."""
     rows, states = [], []
     with torch.random.fork_rng(devices=[]):
         for seed in (1, 2):

@@ -1,4 +1,4 @@
-"""The local step as methods see it: gradients of any loss at any weights, and models that stay frozen."""
+"""The local step in the view of methods: gradients of any loss at any weights, and frozen models."""
 
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("gl
 
 
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
-def test_plugins_change_how_errors_travel_only_where_asked(flfa: Flfa) -> None:
-    """Without ``route`` errors travel as in a network that no plug-in has changed."""
+def test_plugins_reroute_errors_only_with_route(flfa: Flfa) -> None:
+    """Without ``route``, errors are propagated as in a network without plug-ins."""
     federation, plain = federation_of(flfa), federation_of()
     plain.server = replace(plain.server, weights=federation.server.weights, buffers=federation.server.buffers)
     here, _ = elsewhere(federation)
@@ -41,8 +41,8 @@ def test_plugins_change_how_errors_travel_only_where_asked(flfa: Flfa) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_frozen_models_are_told_apart(count: int) -> None:
-    """Frozen passes depend on the given weights only, not on order or number of calls."""
+def test_frozen_models_depend_on_their_weights_only(count: int) -> None:
+    """Frozen passes do not depend on the order or number of calls."""
     federation = federation_of(model=LeNet5())
     step = step_of(federation, frozen=count)
     others = [elsewhere(federation, seed) for seed in range(3)]
@@ -54,32 +54,32 @@ def test_frozen_models_are_told_apart(count: int) -> None:
 
     for which in (0, 1, 0, 0, 2, 1, 2, 0, 1, 1):
         check(*others[which])
-    for seed in range(6):  # new tensors, which may lie where those before them were
+    for seed in range(6):  # new tensors, possibly at the addresses of earlier ones
         check(*elsewhere(federation, seed))
     check(others[0][0].clone(), others[0][1])
 
 
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
-def test_plugins_leave_frozen_models_alone(flfa: Flfa) -> None:
-    """Within the pass in which errors are rerouted, a frozen model is an ordinary network of its own."""
+def test_plugins_do_not_change_frozen_models(flfa: Flfa) -> None:
+    """During a pass with rerouted errors, a frozen model is a separate, unmodified network."""
     federation = federation_of(Moon(first="initial"), flfa)
     here, _ = elsewhere(federation, seed=7)
     step = step_of(federation, weights=here)
     start, buffers = federation.server.weights, federation.server.buffers
-    said: list[tuple[Tensor, Tensor]] = []
+    passes: list[tuple[Tensor, Tensor]] = []
 
     def loss(outputs: Outputs) -> Tensor:
         assert any("forward" in module.__dict__ for module in federation.network.modules())
         for weights in (start, here):
-            said.append((weights, step.frozen(weights, buffers).features))
+            passes.append((weights, step.frozen(weights, buffers).features))
         for _, twin in step.others.twins:
             assert not any("forward" in module.__dict__ for module in twin.network.modules())
             assert not any(module._forward_hooks for module in twin.network.modules())
         return step.hooks.loss(outputs, step)
 
     step.differentiate(loss)
-    for weights, seen in said:
+    for weights, seen in passes:
         network = replica(federation, weights, buffers).eval()
         torch.testing.assert_close(seen, features(network, step.images), rtol=1e-5, atol=1e-6)
-    assert len(said) == 2
+    assert len(passes) == 2
     assert not any("forward" in module.__dict__ for module in federation.network.modules())
