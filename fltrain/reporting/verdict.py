@@ -41,10 +41,13 @@ Side = Literal["better", "worse", "more", "less", ""]
 GainVerdict = Literal["size reproduced", "direction reproduced", "opposite", "inconclusive"]
 
 VERDICTS: dict[Verdict, str] = {
-    "reproduced": "the 90 % interval of the difference lies inside the margin; or most runs of both fail",
+    "reproduced": (
+        "the 90 % interval of the difference lies inside the margin; or the paper reports a failure and "
+        "most of our runs fail, too"
+    ),
     "not reproduced": "the 90 % interval of the difference lies wholly outside the margin",
     "inconclusive": "the interval reaches across the margin, or there are too few seeds for an interval",
-    "not run": "no run of ours has the number",
+    "not run": "none of our runs measured the number",
 }
 """Meaning of each verdict on a value."""
 

@@ -121,7 +121,7 @@ def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     """Its grid, exception, shared runs, published values, claim and assumption are what the guide says."""
-    paper, scale, quick, register = examples("add-an-experiment", "yaml")
+    paper, tuned, scale, quick, register = examples("add-an-experiment", "yaml")
     values, claims = examples("add-an-experiment", "csv")
     files = {"papers/skew.yaml": paper, "scales/skew.yaml": scale, "scales/skew_quick.yaml": quick}
     files |= {"reported/skew_table1.csv": values, "reported/skew_claims.csv": claims}
@@ -142,6 +142,9 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     assert [(claim.where, claim.claim)] == [
         (row["where"], row["claim"]) for row in csv.DictReader(claims.splitlines())
     ]
+    (tmp_path / "papers/skew.yaml").write_text(paper.replace("items:\n", f"items:\n{tuned}"))
+    rounds = plan(tmp_path, "skew").items[0]
+    assert (rounds.layout.best_of, len(rounds.run_ids)) == ("rate", 16)
 
 
 @pytest.mark.parametrize(
