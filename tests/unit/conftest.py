@@ -18,7 +18,7 @@ from fltrain.experiments.plan import Plan, plan
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
 
-# Whatever data whoever runs the tests has, the tests see none of it.
+# Tests ignore the datasets of the user who runs them.
 for variable in (REGISTRY_VARIABLE, OFFLINE, MIRROR):
     os.environ.pop(variable, None)
 
@@ -27,7 +27,7 @@ Register = Callable[[dict[str, Any] | str], None]
 
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
-    """Takes a registry, as data or as YAML text, that is used instead of the checkout's own."""
+    """A function that replaces the checkout's registry by the given one, as data or as YAML text."""
 
     def use(entries: dict[str, Any] | str) -> None:
         path = tmp_path / "datasets.yaml"
@@ -41,7 +41,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
 
 @pytest.fixture(scope="session")
 def digits_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prepared digits; tests only look at them."""
+    """The prepared digits; tests must not change the file."""
     path = tmp_path_factory.mktemp("data") / "digits.safetensors"
     prepare(Dataset(name="digits"), path, path.parent / "downloads")
     return path

@@ -1,4 +1,4 @@
-"""A small training run on the handwritten digits, and small data sets of one's own."""
+"""A small training run on the handwritten digits, and small custom datasets."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ Row = dict[str, Any]
 
 
 class Cells:
-    """Hand-made records, and the cells of a sheet that they fill: seeds are counted per place."""
+    """Hand-made records and the cells of a sheet that they fill; seeds are counted per place."""
 
     def __init__(self, root: Path, full: float = 1.0, **summary: Any) -> None:
-        """``full`` is the accuracy without any error; all summaries have these further entries."""
+        """``full`` is the accuracy without any error; all summaries contain the further entries."""
         self.results = Results(root)
         self.cells: list[dict[str, Any]] = []
         self.full = full
@@ -42,7 +42,7 @@ class Cells:
         seconds: Sequence[float] = (1.0,),
         **cell: Any,
     ) -> str:
-        """Write a record per accuracy, with the next seeds of the place; return the last run's ID.
+        """Write a record per accuracy, with the next seeds of the place; return the last run ID.
 
         An accuracy can be ``DIVERGED``, or ``MISSING``: a cell without a record.
         """
@@ -50,7 +50,7 @@ class Cells:
             run = f"run-{len(self.cells)}"
             if accuracy != MISSING:
                 value = None if isinstance(accuracy, str) else accuracy / self.full
-                # A run that diverged late has a best accuracy all the same.
+                # A run that diverged late also has a best accuracy.
                 reached = {"final": value, "best": 0.99 if value is None else value, "last": value}
                 summary = {
                     "run_id": run,
@@ -80,7 +80,7 @@ class Cells:
             "id": "toy/table",
             "paper": "A toy paper",
             "title": "A toy",
-            "caption": "What is shown.",
+            "caption": "Caption of the item.",
             "scale": "on toy data",
             "reduced": True,
             "axes": {axis: list(labels) for axis, labels in axes.items()},
@@ -101,7 +101,7 @@ TINY: dict[str, Any] = {
     "rounds": 3,
     "participation": {"fraction": 0.2},
 }
-"""A run of a fraction of a second, as a user would write it."""
+"""A spec that trains in a fraction of a second, as written by a user."""
 
 
 TWO_METHODS: dict[str, Any] = {
@@ -117,7 +117,7 @@ SCALE: dict[str, Any] = {"scale": "one", "title": "a trial", "reduced": True, "i
 
 
 def write_papers(folder: Path, *papers: dict[str, Any], scale: dict[str, Any] = SCALE) -> Path:
-    """Write papers and a scale, each to the file of its name."""
+    """Write papers and a scale, each to a file with its name."""
     files = {f"papers/{paper['paper']}": paper for paper in papers}
     for name, data in {**files, f"scales/{scale['scale']}": scale}.items():
         path = folder / f"{name}.yaml"
@@ -145,7 +145,7 @@ def accuracies(*values: float, every: int = 1) -> list[Row]:
 
 
 def drifts(*values: float | None, part: str | None = None) -> list[Row]:
-    """Rows of a record: the drift of each round, or of one part of the network beside another's."""
+    """Rows of a record: the drift of each round, of the whole network or of one of two parts."""
     return [
         {"round": number, "kind": "updates", "drift": {part: value, "other": 0.0} if part else value}
         for number, value in enumerate(values, start=1)
@@ -173,7 +173,7 @@ def federation(
 
 
 def seal(folder: Path) -> None:
-    """Give an edited or renamed record the digests and the run ID that it should have."""
+    """Give an edited or renamed record valid digests and a matching run ID."""
     summary = read_json(folder / "summary.json")
     summary["run_id"] = folder.name
     for name in ("spec.json", "metrics.jsonl"):
@@ -197,12 +197,12 @@ def pixels(*shape: int, seed: int = 0) -> NDArray[np.uint8]:
 
 
 def labels(count: int, classes: int = 4) -> NDArray[np.int64]:
-    """Labels of so many images: every class in turn."""
+    """``count`` labels: every class in turn."""
     return np.arange(count) % classes
 
 
 def write_npz(path: Path, train: int = 40, test: int = 20, shape: tuple[int, ...] = (8, 8)) -> Path:
-    """A data set of four classes as MedMNIST lays it out, without a validation split."""
+    """A dataset of four classes in MedMNIST's layout, without a validation split."""
     arrays: dict[str, NDArray[Any]] = {}
     for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
         arrays[f"{split}_images"] = pixels(count, *shape, seed=seed)

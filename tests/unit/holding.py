@@ -1,4 +1,4 @@
-"""Processes that hold slots of devices. No torch here, so that they start at once."""
+"""Processes that hold slots of devices. No torch here, so that they start quickly."""
 
 import multiprocessing
 import signal
@@ -18,14 +18,14 @@ _context = multiprocessing.get_context("forkserver")
 
 
 def started(work: Callable[..., None], *arguments: Any) -> ForkServerProcess:
-    """A process that does one of the works below."""
+    """A process that runs one of the functions below."""
     process = _context.Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def until(happened: Callable[[], Any]) -> None:
-    """Wait for something, but not for ever."""
+    """Wait until something happens, with a time limit."""
     deadline = time.monotonic() + 60
     while not happened():
         assert time.monotonic() < deadline
@@ -33,10 +33,10 @@ def until(happened: Callable[[], Any]) -> None:
 
 
 def hold(slots: Slots, folder: Path, process: int, together: int) -> None:
-    """Wait for a slot, hold it until ``together`` slots have been taken, and a little longer.
+    """Wait for a slot, and hold it until ``together`` slots have been taken, and a little longer.
 
-    A file for each event has the time, which is that of one clock for all processes, device and process in
-    its name.
+    A file for each event has the time (one clock for all processes), the device and the process in its
+    name.
     """
     devices.POLL_SECONDS = 0.005
     slot = slots.wait()
@@ -59,7 +59,7 @@ def keep(slots: Slots, ready: Path) -> None:
 
 
 def give_up(slots: Slots, ready: Path) -> None:
-    """Wait for a slot until stopped by a signal, as the command line does."""
+    """Wait for a slot until a signal stops the wait, as on the command line."""
     stopping = Stopping()
     try:
         with stopping.heeded(), stopping.interruptible():

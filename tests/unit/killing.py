@@ -1,4 +1,4 @@
-"""Processes that are killed while they train or import: at any time, or at a given operation on files."""
+"""Processes that are killed while they train or import: at any time, or at a given file operation."""
 
 import multiprocessing
 import os
@@ -13,15 +13,15 @@ from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
 FILES = ("spec.json", "metrics.jsonl", "summary.json", "models.safetensors")
-"""What must not depend on how often a run was interrupted."""
+"""Files of a record that must not depend on interruptions."""
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def _changes_files(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether an operation changes what is on the disk.
+    """Return True if an operation changes files.
 
-    Between two that do, it does not matter when a process is killed.
+    The time of a kill between two such operations does not matter.
     """
     match event:
         case "open":
@@ -34,7 +34,7 @@ def _changes_files(event: str, arguments: tuple[Any, ...]) -> bool:
             return event in {"os.rename", "os.chmod", "os.truncate"}
 
 
-# Children are forked from a process that has imported torch already, so that they start at once.
+# Children are forked from a process that has imported torch already, so that they start quickly.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["fltrain.engine.train"])
 
@@ -58,7 +58,7 @@ def importing(archive: Path, root: Path, kill_at: int | None = None) -> ForkServ
 
 
 def finished(spec: RunSpec, root: Path) -> Record:
-    """The record of a run that was trained, or is now, as far as it was not, without being disturbed."""
+    """The record of a run, after an uninterrupted training of the missing rounds."""
     _train(spec.to_json(), root, None)
     return Results(root).record(spec.run_id)
 

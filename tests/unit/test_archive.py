@@ -1,4 +1,4 @@
-"""Archives of records: what goes in comes out, equal records are equal bytes, hostile archives stay out."""
+"""Archives of records: exact round trips, equal archives of equal records, refusal of hostile archives."""
 
 import gzip
 import hashlib
@@ -34,7 +34,7 @@ Files = dict[str, bytes]
 
 @pytest.fixture(scope="session")
 def trained_here(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Two runs that differ in their seed, as training left them."""
+    """Two freshly trained runs that differ in their seed."""
     root = tmp_path_factory.mktemp("trained")
     for seed in (0, 1):
         trained(tiny(rounds=2, seed=seed), root)
@@ -63,7 +63,7 @@ def packed(here: Results, tmp_path: Path) -> Path:
 
 
 def files(results: Results) -> Files:
-    """All files of the runs by path, hidden ones too."""
+    """All files of the runs by path, including hidden ones."""
     runs = results.root / "runs"
     return {str(path.relative_to(runs)): path.read_bytes() for path in runs.rglob("*") if path.is_file()}
 
@@ -84,7 +84,7 @@ def pack(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 def contents(record: Record) -> Files:
-    """The files of a record that an archive holds."""
+    """The files of a record that an archive contains."""
     return {name: (record.folder / name).read_bytes() for name in RECORD_FILES}
 
 
@@ -94,25 +94,25 @@ def repack(path: Path, record: Record, changes: dict[str, bytes | None]) -> Path
     return pack(path, *(member(f"{record.run_id}/{name}", content) for name, content in kept.items()))
 
 
-def refused(path: Path, there: Results, *said: str) -> None:
-    """The import fails with these words in one line, and leaves nothing behind."""
+def refused(path: Path, there: Results, *expected: str) -> None:
+    """Check that the import fails with these words in one line, and leaves no files behind."""
     before = files(there)
     with pytest.raises(FltrainError) as failure:
         import_records(path, there)
     message = str(failure.value)
     assert "\n" not in message and "nothing was imported" in message
-    assert all(words in message for words in said), message
+    assert all(words in message for words in expected), message
     assert files(there) == before
     assert not list((there.root / "runs").glob(".*"))
 
 
 def move_to_gpu(record: Record) -> None:
-    """Make a record that of another device."""
+    """Change the device in a record to a GPU."""
     path = record.folder / "provenance.json"
     write_json(path, with_digest({**read_json(path), "device": "cuda:0"}))
 
 
-def test_records_arrive_as_they_left(here: Results, there: Results, packed: Path) -> None:
+def test_imported_records_equal_the_exported_ones(here: Results, there: Results, packed: Path) -> None:
     assert import_records(packed, there) == Imported(added=2, replaced=0, unchanged=0)
     logs = {name for name in files(here) if name.endswith("train.log")}
     assert files(there) == {name: text for name, text in files(here).items() if name not in logs}
@@ -120,7 +120,7 @@ def test_records_arrive_as_they_left(here: Results, there: Results, packed: Path
     assert not list((there.root / "runs").glob(".*")), "nothing but the records is left"
 
 
-def test_equal_records_are_equal_archives(here: Results, packed: Path, tmp_path: Path) -> None:
+def test_equal_records_give_equal_archives(here: Results, packed: Path, tmp_path: Path) -> None:
     for path in (here.root / "runs").rglob("*"):
         os.utime(path, (1, 1))
         path.chmod(0o700)
@@ -129,9 +129,7 @@ def test_equal_records_are_equal_archives(here: Results, packed: Path, tmp_path:
     assert again.read_bytes() == packed.read_bytes()
 
 
-def test_a_different_record_is_kept_unless_told_otherwise(
-    here: Results, there: Results, packed: Path
-) -> None:
+def test_a_different_record_is_replaced_on_request_only(here: Results, there: Results, packed: Path) -> None:
     import_records(packed, there)
     mine = next(there.records())
     provenance = mine.folder / "provenance.json"
@@ -147,7 +145,7 @@ def test_a_different_record_is_kept_unless_told_otherwise(
 def test_records_that_would_not_be_imported_are_not_exported(
     here: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A damaged one is named; those of other revisions are left out if all are wanted, else named."""
+    """A damaged one is an error; with all records, those of other revisions are left out, else an error."""
     path, (one, other) = tmp_path / "out.tar.gz", here.records()
     whole = (one.folder / "costs.json").read_text()
     (one.folder / "costs.json").write_text("{}")
@@ -155,8 +153,8 @@ def test_records_that_would_not_be_imported_are_not_exported(
         export_records(here.records(), path)
     (one.folder / "costs.json").write_text(whole)
     (one.folder / "spec.json").write_text(json.dumps({**one.spec, "a_setting_of_another_time": 1}))
-    told = f"{path}: 1 records, 1 stale ones left out"
-    assert list(call("export", str(path), "--results", str(here.root))) == [told]
+    notice = f"{path}: 1 records, 1 stale ones left out"
+    assert list(call("export", str(path), "--results", str(here.root))) == [notice]
     monkeypatch.setattr(FedAvg, "revision", 2)
     with pytest.raises(FltrainError, match=r"another version of fltrain \(methods 1 -> 2\)"):
         export_records([here.record(other.run_id)], path)
@@ -168,7 +166,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", [*NAMES.split(), "..", "run\\spec.json", "run/spec.json\n"])
-def test_other_names_are_refused(name: str, there: Results, tmp_path: Path) -> None:
+def test_unexpected_member_names_are_refused(name: str, there: Results, tmp_path: Path) -> None:
     refused(pack(tmp_path / "bad.tar.gz", member(name)), there, "not an archive of records", "it holds")
     assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.gz", "there"}
 
@@ -182,7 +180,7 @@ def test_only_ordinary_files_are_unpacked(kind: bytes, there: Results, tmp_path:
     refused(pack(tmp_path / "bad.tar.gz", bad), there, "is not an ordinary file")
 
 
-def test_the_size_is_limited(there: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_size_is_limited(there: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_FILE_BYTES", 20_000)
     monkeypatch.setattr(archive, "MAX_BYTES", 50_000)
     refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json", b" " * 20_001)), there, "20,001 bytes")
@@ -193,10 +191,10 @@ def test_the_size_is_limited(there: Results, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["pax", "long name"])
 @pytest.mark.parametrize("size", [10**12, -512])
-def test_headers_that_lie_about_their_size_take_neither_memory_nor_time(
+def test_headers_with_wrong_sizes_take_neither_memory_nor_time(
     kind: bytes, size: int, there: Results, tmp_path: Path
 ) -> None:
-    """Python's own reader would read all that such a header claims, or go in circles."""
+    """Python's reader would read the claimed size, or loop for ever."""
     info = tarfile.TarInfo("run/spec.json")
     info.size, info.type = size, kind
     path = tmp_path / "bad.tar.gz"
@@ -204,7 +202,7 @@ def test_headers_that_lie_about_their_size_take_neither_memory_nor_time(
     refused(path, there, "not an archive of records")
 
 
-def test_what_is_no_archive(packed: Path, there: Results) -> None:
+def test_files_that_are_not_archives_are_refused(packed: Path, there: Results) -> None:
     whole = packed.read_bytes()
     texts = [b"", b"no archive", *map(gzip.compress, (b"", b"no archive" * 100, b"\0" * 20480))]
     for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10]):
@@ -213,7 +211,7 @@ def test_what_is_no_archive(packed: Path, there: Results) -> None:
 
 
 @pytest.mark.parametrize("name", RECORD_FILES)
-def test_every_file_has_to_be_there_and_what_it_is(
+def test_missing_or_invalid_files_in_an_archive_are_refused(
     name: str, here: Results, there: Results, tmp_path: Path
 ) -> None:
     record, path = next(here.records()), tmp_path / "bad.tar.gz"
@@ -224,7 +222,7 @@ def test_every_file_has_to_be_there_and_what_it_is(
 
 
 def sealed(name: str, data: Any) -> Any:
-    """The content of a file with the digest that it should have: a forger can compute it."""
+    """The content of a file with a valid digest, as a forger can compute it."""
     if name == "summary.json":
         return {**data, "digests": {**data["digests"], "summary": summary_digest(data)}}
     return data if name == "spec.json" else with_digest(data)
@@ -242,7 +240,7 @@ def put(**changes: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "said"),
+    ("file", "change", "reason"),
     [
         ("spec.json", put(rounds=3), "spec.json is that of"),
         ("spec.json", put(evil=1), "unknown key 'evil'"),
@@ -264,18 +262,20 @@ def put(**changes: Any) -> Callable[[Any], Any]:
         ("costs.json", put(seconds={"total": "1"}), "seconds.total"),
     ],
 )
-def test_records_that_were_tampered_with(
-    file: str, change: Callable[[Any], Any], said: str, here: Results, there: Results, tmp_path: Path
+def test_edited_records_are_refused(
+    file: str, change: Callable[[Any], Any], reason: str, here: Results, there: Results, tmp_path: Path
 ) -> None:
     record = next(here.records())
-    refused(repack(tmp_path / "bad.tar.gz", record, edited(record, file, change)), there, record.run_id, said)
+    refused(
+        repack(tmp_path / "bad.tar.gz", record, edited(record, file, change)), there, record.run_id, reason
+    )
 
 
 BETTER = '{"round": 2, "kind": "evaluation", "split": "test", "view": "global", "accuracy": 1.0, "loss": 0.1}'
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("", "does not fit to"),
         (f"{{}}{BETTER}", "does not follow"),
@@ -285,8 +285,8 @@ BETTER = '{"round": 2, "kind": "evaluation", "split": "test", "view": "global", 
         ('{}{"round": 1}', "kind"),
     ],
 )
-def test_rows_that_were_tampered_with(
-    text: str, said: str, here: Results, there: Results, tmp_path: Path
+def test_edited_rows_are_refused(
+    text: str, reason: str, here: Results, there: Results, tmp_path: Path
 ) -> None:
     record = next(here.records())
     rows = text.replace("{}", (record.folder / "metrics.jsonl").read_text(), 1).encode()
@@ -294,7 +294,7 @@ def test_rows_that_were_tampered_with(
     refused(repack(path, record, {"metrics.jsonl": rows}), there, "metrics.jsonl: changed after training")
     digests = {**record.summary["digests"], "metrics": hashlib.sha256(rows).hexdigest()}
     knowing = edited(record, "summary.json", lambda summary: {**summary, "digests": digests})
-    refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), there, said)
+    refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), there, reason)
 
 
 def differ(results: Results) -> None:
@@ -308,7 +308,7 @@ def differ(results: Results) -> None:
 def test_a_rename_that_fails_loses_no_record(
     fails: int, here: Results, there: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The import replaces two records, by two renames each. Importing again completes it."""
+    """The import replaces two records with two renames each. Another import completes it."""
     import_records(packed, there)
     differ(there)
     rename, calls = Path.rename, iter(range(1, 100))
@@ -331,7 +331,7 @@ def test_a_rename_that_fails_loses_no_record(
 
 @pytest.mark.slow
 def test_an_import_that_is_killed_loses_no_record(packed: Path, there: Results, tmp_path: Path) -> None:
-    """Killed before any operation on a file, it leaves all records, old or new, for the next start."""
+    """After a kill before any file operation, the next start finds all records, old or new."""
     import_records(packed, there)
     new = {record.run_id: contents(record) for record in there.records()}
     differ(there)
@@ -360,7 +360,7 @@ def test_an_import_that_is_killed_loses_no_record(packed: Path, there: Results, 
     assert len(states) == 5, "none, one or both were replaced; one was lost until the next start"
 
 
-def test_training_puts_a_moved_record_back(here: Results) -> None:
+def test_training_restores_a_moved_record(here: Results) -> None:
     record = next(here.records())
     aside = here.runs / ".replaced-abc"
     aside.mkdir()
@@ -380,7 +380,7 @@ def call(*arguments: str) -> Iterator[str]:
     yield from done.output.splitlines()
 
 
-def test_commands(here: Results, there: Results, tmp_path: Path) -> None:
+def test_export_and_import_on_the_command_line(here: Results, there: Results, tmp_path: Path) -> None:
     path = str(tmp_path / "out.tar.gz")
     run = next(here.records()).run_id
     assert list(call("export", path, "--results", str(here.root))) == [f"{path}: 2 records"]
@@ -398,8 +398,8 @@ def test_commands(here: Results, there: Results, tmp_path: Path) -> None:
             list(call("export", path, name, "--results", str(here.root)))
 
 
-def test_export_of_a_scale(here: Results, tmp_path: Path) -> None:
-    """Only its runs, as far as they are trained."""
+def test_an_export_of_a_scale_has_its_runs_only(here: Results, tmp_path: Path) -> None:
+    """Only the trained runs of the scale."""
     layout = {"table": {"rows": "rounds", "measures": [{"measure": "final_accuracy"}]}}
     config = write_config(tmp_path / "config", {"one": {"title": "t", "axes": {"rounds": [2]}, **layout}})
     path = tmp_path / "out.tar.gz"

@@ -1,4 +1,4 @@
-"""Augmented batches against torchvision, and the parameters they are made from."""
+"""Augmented batches against torchvision, and the random parameters of augmentations."""
 
 import itertools
 from dataclasses import replace
@@ -39,7 +39,7 @@ def random_split(samples: int = 40, channels: int = 3, side: int = 8) -> Split:
 
 
 def by_torchvision(split: Split, indices: Tensor, parameters: Tensor, augmentation: Augmentation) -> Tensor:
-    """Image by image, in the order of the original codes: pad, crop, flip, normalise, cut out."""
+    """Image by image, in the order of the original code: pad, crop, flip, normalise, cut out."""
     padding, side = augmentation.crop_padding, split.images.shape[-1]
     mode = {"zeros": "constant", "reflect": "reflect"}[augmentation.padding_mode]
     moved = []
@@ -86,7 +86,7 @@ def test_batches_equal_torchvision(augmentation: Augmentation, side: int, channe
     assert torch.equal(labels, split.labels[indices])
 
 
-@pytest.mark.filterwarnings("error")  # such as that an operation falls back to a loop
+@pytest.mark.filterwarnings("error")  # such as a fallback of an operation to a loop
 @pytest.mark.parametrize("augmentation", COMBINATIONS, ids=str)
 def test_batches_stay_on_the_device_and_can_be_stacked_over_clients(augmentation: Augmentation) -> None:
     source = Augmented(random_split(), augmentation)
@@ -116,7 +116,7 @@ def test_parameters_are_uniform() -> None:
         assert abs(np.corrcoef(parameters[:, one], parameters[:, other])[0, 1]) < 0.02
 
 
-def test_one_change_does_not_disturb_another() -> None:
+def test_one_augmentation_does_not_change_the_parameters_of_another() -> None:
     everything = drawn(EVERYTHING)
     assert np.array_equal(drawn(Augmentation(crop_padding=2))[:, :2], everything[:, :2])
     assert np.array_equal(drawn(Augmentation(flip=True))[:, 2], everything[:, 2])
@@ -137,7 +137,7 @@ def test_impossible_settings_are_refused() -> None:
 
 @pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_layouts_hold_the_same_images_and_networks_follow_them(
+def test_memory_layouts_have_equal_images_and_networks_use_them(
     channels: int, augmentation: Augmentation
 ) -> None:
     first = random_split(channels=channels)

@@ -29,12 +29,12 @@ SMALL: dict[str, Any] = {
 
 
 def small(**changes: Any) -> Bench:
-    """A measurement of a moment."""
+    """Settings of a very short measurement."""
     return Bench(**{**SMALL, **changes})
 
 
-def test_the_bare_loop_is_federated_averaging() -> None:
-    """Weights and BatchNorm statistics are the engine's, round after round, also with uneven clients."""
+def test_the_bare_loop_equals_federated_averaging() -> None:
+    """Weights and BatchNorm statistics equal the engine's after every round, also for unequal clients."""
     simulation = small().simulation("fedavg")
     first, second = simulation.data.clients
     object.__setattr__(simulation.data, "clients", (torch.cat([first, second[:4]]), second[4:]))
@@ -48,26 +48,26 @@ def test_the_bare_loop_is_federated_averaging() -> None:
 
 
 class Careless(SequentialExecutor):
-    """Forgets the last client's training."""
+    """Drops the last client's training."""
 
     def train(self, round: Any, clients: Any, kept: Any) -> Any:
         first, *_ = super().train(round, clients[:1], kept)
         return [first] * len(clients)
 
 
-def test_an_executor_that_does_other_work_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_with_different_results_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXECUTORS, "careless", Careless)  # type: ignore[index]
     with pytest.raises(MethodError, match=r"^careless: after a round .* its weights differ by "):
         measure(small(executors=["careless"]))
 
 
 @pytest.mark.slow
-def test_rows_agree_with_each_other() -> None:
+def test_rows_are_consistent() -> None:
     bare, loop = measure(small(method="perfedavg"))
     assert (bare.executor, loop.executor, bare.ratio) == (BARE, "sequential", 1.0)
     for row in (bare, loop):
         assert row.ratio_low <= row.ratio <= row.ratio_high
-        batches = 2 if row is loop else 1  # Per-FedAvg takes two a step
+        batches = 2 if row is loop else 1  # Per-FedAvg uses two batches per step
         assert row.samples_per_second * row.step_ms / 1e3 == pytest.approx(4 * batches)
 
 
@@ -83,7 +83,7 @@ ARGUMENTS = "bench --model mobilenet_tiny --dataset digits --batch-size 4 --step
         ("--precision tf32", r"'tf32' needs a GPU"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(
+def test_impossible_measurements_are_refused_in_one_line(
     arguments: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["fltrain", *ARGUMENTS.split(), *arguments.split()])

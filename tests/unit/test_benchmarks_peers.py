@@ -1,4 +1,4 @@
-"""The comparison with other simulators: the description of the work is complete and gives all the same."""
+"""The comparison with other simulators: the description of the work is complete and gives equal results."""
 
 import importlib
 import sys
@@ -44,7 +44,7 @@ def test_the_bare_loop_and_the_engine_end_at_the_same_weights(
     task = task_module.read(str(tmp_path))
     assert task == described
 
-    # As the engine lays images out: other layouts round otherwise, which BatchNorm magnifies.
+    # The engine's memory layout: others round differently, which BatchNorm magnifies.
     bare, bare_report = peers["run_bare"].run(task, "channels_last")
     simulation, report = peers["run_ours"].run(task, SequentialExecutor)
 
@@ -59,7 +59,7 @@ def test_the_bare_loop_and_the_engine_end_at_the_same_weights(
 
 
 @pytest.mark.slow
-def test_a_peer_that_fails_is_left_out_and_the_rest_is_kept(
+def test_a_failing_peer_is_left_out_of_the_results(
     peers: dict[str, ModuleType],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

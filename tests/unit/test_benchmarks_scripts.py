@@ -1,4 +1,4 @@
-"""The scripts that measure how rounds grow, how runs start, and everything on a GPU: what they say is so."""
+"""The scripts that measure the growth of round times, start-up times, and all work on a GPU."""
 
 import importlib
 from pathlib import Path
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
-    """The script that a test names."""
+    """The script that a test names as parameter."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.chdir(ROOT)
     return importlib.import_module(request.param)
@@ -25,7 +25,9 @@ cuda = pytest.mark.parametrize("script", ["on_cuda"], indirect=True)
 
 @pytest.mark.slow
 @scaling
-def test_a_curve_is_measured(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_growth_is_measured(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = script.Setting(model="mobilenet_tiny", dataset="digits", clients=4, per_round=1, epochs=1)
     monkeypatch.setattr(script, "METHODS", ("scaffold",))
     monkeypatch.setattr(script, "LIMIT_MB", 0)

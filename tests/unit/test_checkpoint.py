@@ -1,4 +1,4 @@
-"""Checkpoints: when they are written, what is refused, and what a damaged one costs."""
+"""Checkpoints: times of writing, refused files, and recovery from damage."""
 
 import logging
 import re
@@ -34,7 +34,7 @@ def new() -> Simulation:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoints:
-    """Checkpoints after rounds 1 to 3, of which two are kept."""
+    """Checkpoints after rounds 1 to 3, of which two remain."""
     made = Checkpoints(tmp_path / "run", IDENTITY, Interval())
     simulation, progress = new(), Progress([], 0.0, [])
     for number in range(3):
@@ -47,7 +47,7 @@ def names(checkpoints: Checkpoints) -> list[str]:
     return sorted(path.name for path in checkpoints.folder.iterdir())
 
 
-def test_the_last_two_are_kept_and_the_last_is_used(saved: Checkpoints) -> None:
+def test_the_last_two_checkpoints_remain_and_the_newest_is_used(saved: Checkpoints) -> None:
     assert names(saved) == ["round-000002.safetensors", "round-000003.safetensors"]
     simulation = new()
     progress = saved.restore(simulation)
@@ -70,7 +70,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, flip])
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
+def test_a_damaged_checkpoint_is_set_aside_and_the_previous_one_is_used(
     saved: Checkpoints, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(saved.folder / "round-000003.safetensors")
@@ -95,7 +95,7 @@ def test_the_state_of_another_run_is_refused(saved: Checkpoints, what: str) -> N
     assert names(saved) == before
 
 
-def test_another_format_is_refused(saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_formats_are_refused(saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "FORMAT", 9)
     simulation = new()
     simulation.round(0)
@@ -106,7 +106,7 @@ def test_another_format_is_refused(saved: Checkpoints, monkeypatch: pytest.Monke
         saved.restore(new())
 
 
-def test_writing_takes_one_part_in_a_hundred_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_takes_at_most_one_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
 
@@ -127,7 +127,7 @@ def test_writing_takes_one_part_in_a_hundred_at_most(tmp_path: Path, monkeypatch
     assert made.due(2)
 
 
-def test_a_checkpoint_that_cannot_be_written_costs_a_warning(
+def test_a_checkpoint_that_cannot_be_written_gives_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -37,10 +37,10 @@ SIMILAR: Yaml = {"kind": "similar", **SIDES, "one": {"plugin": "x"}, "other": {"
 
 
 class Runs(Cells):
-    """Records with a final accuracy in per cent and the cells of a table that they fill."""
+    """Records with a final accuracy in per cent, and the table cells that they fill."""
 
     def pairs(self, gains: Mapping[str, Sequence[Number]], base: float = 50.0) -> None:
-        """For each method, runs without a plug-in, and with one that gains so much."""
+        """For each method, runs without a plug-in, and runs with one and these gains."""
         for method, own in gains.items():
             self.add({"method": method, "plugin": "none"}, *[base + seed for seed in range(len(own))])
             better = [gain if isinstance(gain, str) else base + seed + gain for seed, gain in enumerate(own)]
@@ -59,7 +59,7 @@ class Runs(Cells):
         decided: str | None = None,
         **changes: Any,
     ) -> Any:
-        """Judge claims with these tests, which share one statement."""
+        """Judge claims with these tests; all claims share one statement."""
         sheet = changes.pop("sheet", None) or self.sheet(**changes)
         written = {"where": "sec. 1", "claim": "so it is", "decided": decided}
         claims = [Claim.parse({**written, "test": test}, "claim") for test in tests]
@@ -121,17 +121,17 @@ ALIKE: Yaml = {**SIMILAR, "margin": 1.0}
         ({"a": CLEAR}, {**ABOVE, "by": 1.0}, "supported", "; above 1: one-sided p 0.0"),
         ({"a": CLEAR}, {**ABOVE, "by": 2.1}, "undecided", ""),
         ({"a": CLEAR}, {**ABOVE, "by": 3.0}, "contradicted", "; opposite: not above 3, one-sided p 0.0"),
-        # As good within a margin of one, or better.
+        # At most one point worse, or better.
         ({"a": (-0.2, -0.3, -0.1)}, {**ABOVE, "by": -1.0}, "supported", ""),
         ({"a": (-1.0, -1.1, -0.9)}, {**POSITIVE, "by": -1.0}, "undecided", ""),
         ({"a": (-0.1, 0.0, 0.2), "b": (-0.1, 0.0, 0.2)}, {**ALIKE, "judge": "every"}, "supported", ""),
         ({"a": CLEAR, "b": OPPOSITE}, {**ALIKE, "judge": "every"}, "contradicted", ""),
         ({"a": CLEAR}, ALIKE, "contradicted", ""),
         ({"a": NOISE}, ALIKE, "undecided", ""),
-        # Places share runs, such as the one that they are compared with, so that they are no sample.
+        # Places share runs, such as their common baseline, so they are not a sample.
         (SINGLE, POSITIVE, "undecided", "it takes two seeds"),
         (SINGLE, EVERY, "undecided", "positive at 8 of 8 places"),
-        # The average over all places is unknown, whatever the numbers of the others.
+        # The average over all places is unknown for any numbers of the others.
         (LACKING, POSITIVE, "undecided", NO_NUMBER),
         (LACKING, NEGATIVE, "undecided", NO_NUMBER),
         (LACKING, {**SIMILAR, "margin": 0.1}, "undecided", NO_NUMBER),
@@ -152,7 +152,7 @@ def test_verdicts(runs: Runs, gains: dict[str, Any], test: Yaml, verdict: str, e
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found.evidence
 
 
-def test_evidence_has_the_numbers(runs: Runs) -> None:
+def test_evidence_contains_the_numbers(runs: Runs) -> None:
     runs.pairs({"a": (1.0, 2.0, 3.0), "b": (-1.0, 0.0, 1.0)})
     found = runs.judged(POSITIVE)
     # Per seed 0, 1, 2. Student's factor for three seeds and 90 %, from a table: 2.920.
@@ -164,8 +164,8 @@ def test_evidence_has_the_numbers(runs: Runs) -> None:
     )
 
 
-def test_the_average_alone_can_refute_every_place(runs: Runs) -> None:
-    """At no single place is the loss significant, but all of them lose."""
+def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
+    """The loss is not significant at any single place, but at all places together."""
     draws = np.random.default_rng(0).normal(0, 1, (6, 3))
     runs.pairs({f"method {number}": tuple(-1.5 + draw - draw.mean()) for number, draw in enumerate(draws)})
     found = runs.judged({**POSITIVE, "judge": "every"})
@@ -173,7 +173,7 @@ def test_the_average_alone_can_refute_every_place(runs: Runs) -> None:
     assert "opposite at the average" in found.evidence
 
 
-def test_seeds_that_diverged_or_are_not_there(runs: Runs) -> None:
+def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_it_open(runs: Runs) -> None:
     """A diverged run counts as chance: 10 % among ten classes, 41 points below the base of its seed."""
     runs.pairs({"a": (2.0, DIVERGED, 2.1, 2.2), "b": (2.0, 2.0, MISSING, 2.2)})
     found = runs.judged(POSITIVE)
@@ -196,7 +196,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
-    """Method b loses on its own; the averages over methods are positive, and smallest is that of v."""
+    """Method b alone loses; the averages over methods are positive, and the smallest is that of v."""
     for name, a, b in (("u", 6.0, -2.0), ("v", 4.0, -2.0)):
         for method, gain in (("a", a), ("b", b)):
             runs.add({"set": name, "method": method, "plugin": "none"}, 50, 51, 52)
@@ -216,7 +216,7 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:
-    """From 40 to 50 is a quarter more; from 50 to 40 a fifth less."""
+    """From 40 to 50 is 25 % more; from 50 to 40 is 20 % less."""
     runs.add({"method": "a", "plugin": "none"}, 40, 40, 80)
     runs.add({"method": "a", "plugin": "x"}, 50.04, 50, 99.92)
     gain = {**POSITIVE, "relative": True}
@@ -249,7 +249,7 @@ PARTS = {
         (["not run", "not run"], "not run"),
     ],
 )
-def test_all_parts_of_a_claim_have_to_hold(runs: Runs, parts: list[str], verdict: str) -> None:
+def test_all_parts_of_a_claim_must_hold(runs: Runs, parts: list[str], verdict: str) -> None:
     runs.pairs({"gains": CLEAR, "loses": OPPOSITE, "either": NOISE})
     for order in (parts, parts[::-1]):
         found = runs.judged({"kind": "all", "tests": [PARTS[part] for part in order]})
@@ -258,8 +258,8 @@ def test_all_parts_of_a_claim_have_to_hold(runs: Runs, parts: list[str], verdict
         assert f" (2) {order[1]}: " in found.evidence
 
 
-def test_a_part_is_refuted_less_easily_the_more_there_are(runs: Runs) -> None:
-    """A p of some 0.02 is enough among two parts, not among three."""
+def test_more_parts_need_stronger_evidence_against_one(runs: Runs) -> None:
+    """A p of about 0.02 is enough among two parts, but not among three."""
     losses = (-1.0, -1.2, -0.55)
     p = stats.ttest_1samp(losses, 0, alternative="less").pvalue
     assert 0.05 / 3 < p < 0.05 / 2
@@ -290,8 +290,8 @@ def test_similar_is_two_one_sided_tests(runs: Runs) -> None:
         ((0.29, 0.30, 0.31), 0.3, "supported"),
     ],
 )
-def test_values(runs: Runs, gains: Sequence[float], stated: float, verdict: str) -> None:
-    """The margin of a gain is half of the stated one, at least a quarter of a point."""
+def test_stated_values(runs: Runs, gains: Sequence[float], stated: float, verdict: str) -> None:
+    """The margin of a gain is half of the stated gain, at least a quarter of a point."""
     runs.pairs({"a": gains})
     value = {**GAIN, "kind": "value"}
     found = runs.judged(value, stated)
@@ -304,8 +304,8 @@ def test_values(runs: Runs, gains: Sequence[float], stated: float, verdict: str)
         assert found.interval == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
 
 
-def test_a_chosen_place_is_not_tested_as_if_it_were_the_only_one(runs: Runs) -> None:
-    """Of several places the largest is far from the stated number by chance, the more easily the more."""
+def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> None:
+    """The largest of several places differs from the stated value by chance, more so with more places."""
     gains, value = (4.0, 4.4, 5.0), {**GAIN, "kind": "value", "extreme": "largest"}
     runs.pairs({"a": gains, "b": (0.0, 0.1, 0.2)})
     alone = runs.judged({**value, "at": {"method": "a"}}, 1.5)
@@ -319,15 +319,15 @@ def test_a_chosen_place_is_not_tested_as_if_it_were_the_only_one(runs: Runs) -> 
 
 
 @pytest.mark.parametrize(
-    ("test", "told"),
+    ("test", "message"),
     [
         ({**GAIN, "kind": "value"}, "'so it is': it states no number"),
         ({**POSITIVE, "measure": "best_of_all_seeds", "over": {}}, "is one number over all seeds"),
     ],
 )
-def test_claims_that_cannot_be_judged(runs: Runs, test: Yaml, told: str) -> None:
+def test_claims_that_cannot_be_judged_are_refused(runs: Runs, test: Yaml, message: str) -> None:
     runs.pairs({"a": CLEAR})
-    with pytest.raises(FltrainError, match=told):
+    with pytest.raises(FltrainError, match=message):
         runs.judged(test)
 
 
@@ -340,7 +340,7 @@ def test_claims_that_cannot_be_judged(runs: Runs, test: Yaml, told: str) -> None
         ((60.0, 61.0, DIVERGED), "undecided"),
     ],
 )
-def test_failures(runs: Runs, ends: Sequence[Number], verdict: str) -> None:
+def test_claims_on_diverged_runs_are_judged(runs: Runs, ends: Sequence[Number], verdict: str) -> None:
     runs.add({"method": "a", "plugin": "none"}, *ends)
     assert runs.judged(FAILS).verdict == verdict
     runs.add({"method": "b", "plugin": "none"}, DIVERGED)
@@ -351,14 +351,14 @@ def test_failures(runs: Runs, ends: Sequence[Number], verdict: str) -> None:
 
 
 @pytest.mark.parametrize("test", [POSITIVE, NEGATIVE, {**GAIN, "kind": "value"}, FAILS])
-def test_a_part_of_the_runs_decides_nothing(runs: Runs, test: Yaml) -> None:
+def test_restricted_runs_decide_no_claim(runs: Runs, test: Yaml) -> None:
     runs.pairs({"a": CLEAR})
     whole = runs.judged(test, 2.1)
     assert whole.verdict in ("supported", "contradicted")
     part = runs.judged(test, 2.1, restricted=["method a", "3 seeds"])
     assert part.verdict == "undecided"
     assert "ndecided, as the runs are restricted to method a, 3 seeds." in part.evidence
-    assert part.estimate == whole.estimate, "the numbers are shown all the same"
+    assert part.estimate == whole.estimate, "the numbers are shown"
 
 
 A_OVER_B: Yaml = {**GAIN, "kind": "above", "higher": {"method": "a"}, "lower": {"method": "b"}}
@@ -368,7 +368,7 @@ A_OVER_B: Yaml = {**GAIN, "kind": "above", "higher": {"method": "a"}, "lower": {
     ("test", "decided"),
     [({**POSITIVE, **AT_A}, True), (POSITIVE, False), (A_OVER_B, True)],
 )
-def test_a_part_of_the_runs_decides_what_is_said_of_that_part(runs: Runs, test: Yaml, decided: bool) -> None:
+def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Yaml, decided: bool) -> None:
     runs.pairs({"a": (4.0, 4.1, 4.2), "b": CLEAR})
     shown = {"to": "method a; b", "axis": "method"}
     assert runs.judged(test).verdict == "supported"
@@ -398,7 +398,7 @@ PARTS_OF_RUNS = {
 }
 
 
-def test_parts_of_a_curve_are_added(runs: Runs) -> None:
+def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     """Of two seeds, one has a network without the second part."""
     for method, values in PARTS_OF_RUNS.items():
         rows = [
@@ -413,13 +413,13 @@ def test_parts_of_a_curve_are_added(runs: Runs) -> None:
 
 
 def selections(runs: Runs, method: str, shares: Mapping[str, int]) -> None:
-    """Add a run that selected layers of each block so many times."""
+    """Add a run that selected layers of each block ``shares[block]`` times."""
     runs.summary["layers"] = [f"{block}.0" for block in shares]
     selected = [f"{block}.0" for block, times in shares.items() for _ in range(times)]
     runs.add({"method": method, "plugin": "x"}, 50, rows=[{"round": 1, "kind": "flfa", "selected": selected}])
 
 
-def test_parts_of_a_measure_are_added(runs: Runs) -> None:
+def test_shares_of_network_parts_are_summed(runs: Runs) -> None:
     selections(runs, "a", {"stem": 5, "stage": 3, "head": 2})
     share = {"kind": "positive", "item": "toy", "measure": "selection_share", "part": ["stem", "stage"]}
     assert runs.judged(share).estimate == pytest.approx(80)
@@ -439,7 +439,7 @@ def test_parts_of_a_measure_are_added(runs: Runs) -> None:
         ((1, 3, 1, 3, 1), [0.0, 0.4], 2 - 2 / 3),
     ],
 )
-def test_how_much_a_curve_goes_back_and_forth(
+def test_oscillation_of_a_curve(
     runs: Runs, values: tuple[float, ...], rounds: list[float], oscillation: float
 ) -> None:
     """A run has ten rounds."""
@@ -448,8 +448,8 @@ def test_how_much_a_curve_goes_back_and_forth(
     assert runs.judged({**curve, "oscillation": True}).estimate == pytest.approx(oscillation)
 
 
-def test_targets_are_those_of_the_table(runs: Runs) -> None:
-    """A target is FedAvg's best; one that is never reached counts as the round after the last."""
+def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
+    """The target is FedAvg's best; a run that never reaches it counts as the round after the last."""
     runs.add({"method": "slow", "plugin": "none"}, 60, rows=accuracies(0.1, 0.2, 0.60))
     runs.add({"method": "fast", "plugin": "none"}, 60, rows=accuracies(0.60, 0.2))
     runs.add({"method": "never", "plugin": "none"}, 60, rows=accuracies(0.59))
@@ -476,12 +476,12 @@ def test_targets_are_those_of_the_table(runs: Runs) -> None:
         {"kind": "all", "tests": [POSITIVE, {"kind": "tested", "by": "tests/x.py"}]},
     ],
 )
-def test_claims_that_cannot_be(test: Yaml) -> None:
+def test_invalid_claims_are_refused(test: Yaml) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(tests_of_claims.Test).validate_python(test)
 
 
-def test_files(runs: Runs, tmp_path: Path) -> None:
+def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     runs.pairs({"a": CLEAR})
     claim = Claim.parse({"where": "sec. 1", "claim": "a | b", "test": POSITIVE}, "claim")
     stated = tmp_path / "claims.csv"
@@ -508,7 +508,7 @@ def test_files(runs: Runs, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("test", [POSITIVE, FAILS, {"kind": "all", "tests": [POSITIVE, POSITIVE]}])
 def test_a_reduced_scale_decides_nothing(runs: Runs, test: Yaml) -> None:
-    """Numbers and intervals stay; no word says that a claim is supported or contradicted."""
+    """Numbers and intervals are shown, without the words supported or contradicted."""
     runs.pairs({"a": CLEAR})
     found = runs.judged(test, reduced=True)
     assert (found.verdict, found.p, found.p_contradicted) == ("reduced scale", None, None)
@@ -520,7 +520,7 @@ def test_a_reduced_scale_decides_nothing(runs: Runs, test: Yaml) -> None:
     ("seen", "decided", "exploratory"),
     [("2026-11-23", None, True), ("2026-11-24", None, False), ("2026-11-24", "2026-11-30", True)],
 )
-def test_a_test_that_is_younger_than_the_runs_is_exploratory(
+def test_a_test_written_after_the_runs_is_exploratory(
     runs: Runs, seen: str, decided: str | None, exploratory: bool
 ) -> None:
     runs.pairs({"a": CLEAR})
@@ -530,8 +530,8 @@ def test_a_test_that_is_younger_than_the_runs_is_exploratory(
     assert ("exploratory" in one.verdict) == exploratory
 
 
-def test_the_list_of_contradicted_claims_has_a_false_discovery_rate(runs: Runs) -> None:
-    """A p of 0.03 alone is on the list; among many claims that hold it is greyed, not renamed."""
+def test_the_list_of_contradicted_claims_limits_the_false_discovery_rate(runs: Runs) -> None:
+    """A p of 0.03 alone is listed; among many claims that hold it is greyed, with the same verdict."""
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR})
     near, holds = ({**POSITIVE, "at": {"method": method}} for method in "ab")
     for others, listed in ((0, True), (9, False)):

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one line per mistake, nothing written on the way to it, records that last."""
+"""The command line: exit codes, one line per mistake, no files written on failure, saved records."""
 
 import csv
 import io
@@ -71,7 +71,7 @@ def invoke(*arguments: str, given: str | None = None) -> Any:
 
 @pytest.fixture
 def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fail:
-    """Run a command that fails as the user's mistakes do, and return its message."""
+    """Run a command that fails because of a user mistake, and return its message."""
 
     def run(*arguments: str, given: str = "") -> str:
         monkeypatch.setattr(sys, "argv", ["fltrain", *arguments])
@@ -88,7 +88,7 @@ def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def module(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m fltrain`` as a process of its own."""
+    """Run ``python -m fltrain`` in a separate process."""
     return subprocess.run([sys.executable, "-m", "fltrain", *arguments], capture_output=True, text=True)
 
 
@@ -97,7 +97,7 @@ def bytes_of(folder: Path, names: tuple[str, ...] = RECORD_FILES) -> dict[str, b
 
 
 def cells_of(line: str) -> list[str]:
-    """Texts of a line of a table on a terminal."""
+    """Texts in a line of a table on a terminal."""
     return [cell.strip() for cell in re.split(r"[│┃]", line)[1:-1]]
 
 
@@ -124,7 +124,7 @@ UNREACHABLE = {**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         (spec(roundz=3), ["'roundz'", "'rounds'"]),
         (spec(training={"lr": float("nan")}), ["spec.yaml"]),
@@ -137,17 +137,17 @@ UNREACHABLE = {**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}
         ("", ["spec.yaml", "mapping"]),
     ],
 )
-def test_mistakes_in_a_spec_leave_one_line_and_no_record(
-    tmp_path: Path, fail: Fail, text: str, told: list[str]
+def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
+    tmp_path: Path, fail: Fail, text: str, words: list[str]
 ) -> None:
     (tmp_path / "spec.yaml").write_text(text)
     message = fail("train", "spec.yaml", "--results", "out")
-    assert [word for word in told if word not in message] == [], message
+    assert [word for word in words if word not in message] == [], message
     assert list(tmp_path.glob("out/runs/*/*.json")) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         ("good.yaml bad.yaml", ["bad.yaml"]),
         ("missing.yaml", ["missing.yaml"]),
@@ -157,17 +157,17 @@ def test_mistakes_in_a_spec_leave_one_line_and_no_record(
         ("good.yaml --device cuda:99", ["--device", "'cuda:99'"]),
     ],
 )
-def test_other_mistakes_train_nothing(tmp_path: Path, fail: Fail, arguments: str, told: list[str]) -> None:
+def test_wrong_arguments_train_nothing(tmp_path: Path, fail: Fail, arguments: str, words: list[str]) -> None:
     (tmp_path / "good.yaml").write_text(spec())
     (tmp_path / "bad.yaml").write_text(spec(roundz=1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     message = fail("train", *arguments.split(), "--results", "out")
-    assert [word for word in told if word not in message] == [], message
+    assert [word for word in words if word not in message] == [], message
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_of_ones_own_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
-    """Whatever the command: all that has a name is loaded first."""
+def test_a_custom_file_that_cannot_be_loaded_gives_one_line(tmp_path: Path) -> None:
+    """For any command: all components are loaded first."""
     methods = shutil.copytree(ROOT / "fltrain", tmp_path / "fltrain") / "methods"
     (methods / "mine.py").write_text((methods / "fedprox.py").read_text())
     done = module("data", "list")
@@ -176,7 +176,7 @@ def test_a_file_of_ones_own_that_cannot_be_loaded_is_told_in_one_line(tmp_path: 
     assert "fltrain.methods.mine" in done.stderr and "the same name 'fedprox'" in done.stderr
 
 
-def test_processes_leave_with_the_code_of_what_happened(tmp_path: Path) -> None:
+def test_the_exit_code_of_a_process_shows_the_kind_of_error(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(spec(method="fedavgg"))
     failed = module("train", "spec.yaml", "--results", "out")
     assert (failed.returncode, failed.stdout) == (2, "")
@@ -185,7 +185,7 @@ def test_processes_leave_with_the_code_of_what_happened(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
 
 
-def test_training_training_again_and_training_a_record(tmp_path: Path) -> None:
+def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     for seed in (0, 1):
         (tmp_path / f"{seed}.yaml").write_text(yaml.safe_dump({**MINUTE, "seed": seed}))
     run, other = (RunSpec.parse({**MINUTE, "seed": seed}, "test").run_id for seed in (0, 1))
@@ -214,14 +214,14 @@ def test_training_training_again_and_training_a_record(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own(register: Callable[[Yaml], None]) -> None:
-    """A registry of one's own: the digits, a set to be got by hand, and one whose path is wrong."""
+def custom(register: Callable[[Yaml], None]) -> None:
+    """A custom registry: the digits, a manual download, and a dataset with a wrong path."""
     by_hand, lost = {"obtain": "Ask its owner."}, {"path": "nowhere.npz"}
     others = {name: {"reader": "npz", **entry} for name, entry in (("by-hand", by_hand), ("lost", lost))}
     register({"digits": {"reader": "digits"}, **others})
 
 
-def test_every_data_set_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     lines = [cells for line in invoke("data", "list").stdout.splitlines() if len(cells := cells_of(line)) > 1]
     head, rows = lines[0], {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
@@ -238,11 +238,11 @@ def test_every_data_set_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) -
 def test_data_are_fetched_once_and_shown() -> None:
     option = ["--image-size", "16"]
     path = Path("results", "data", "digits-16px.safetensors")
-    told = f"{path}, {path.with_suffix('.png')}\n"
-    assert invoke("data", "fetch", "digits", *option).stdout == told
+    listed = f"{path},  {path.with_suffix('.png')}\n"
+    assert invoke("data", "fetch", "digits", *option).stdout == listed
     assert sorted(Path("results").rglob("*.*")) == [path.with_suffix(".png"), path]
     date = path.stat().st_mtime_ns
-    assert invoke("data", "fetch", "digits", "digits", *option).stdout == 2 * told
+    assert invoke("data", "fetch", "digits", "digits", *option).stdout == 2 * listed
     assert path.stat().st_mtime_ns == date
 
     lines = invoke("data", "show", "digits", *option).stdout.splitlines()
@@ -257,7 +257,7 @@ def test_data_are_fetched_once_and_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         ("fetch digits digit", ["unknown dataset 'digit'; did you mean 'digits'?", "by-hand"]),
         ("fetch by-hand", ["'by-hand'", "Ask its owner.", OFFLINE, "by-hand.zip"]),
@@ -266,9 +266,9 @@ def test_data_are_fetched_once_and_shown() -> None:
         ("show digits --image-size 16", ["digits-16px", "fltrain data fetch digits --image-size 16"]),
     ],
 )
-def test_mistakes_about_data(own: None, fail: Fail, arguments: str, told: list[str]) -> None:
+def test_wrong_data_arguments(custom: None, fail: Fail, arguments: str, words: list[str]) -> None:
     message = fail("data", *arguments.split())
-    assert [word for word in told if word not in message] == [], message
+    assert [word for word in words if word not in message] == [], message
     assert list(Path().rglob("*.safetensors")) == []
 
 
@@ -312,7 +312,7 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
 
 
 @pytest.mark.slow
-def test_plan_calibrates_estimates_and_compares_with_what_was_trained(
+def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "PATIENCE", 0.0)
@@ -321,9 +321,9 @@ def test_plan_calibrates_estimates_and_compares_with_what_was_trained(
     assert "fltrain plan toy --scale one --methods fedavg,fedprox --calibrate" in invoke(*asked).stdout
     written = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
     assert written == [tmp_path / "results" / "one" / "plan.csv"], "the run table, nothing else"
-    said = invoke(*asked, "--calibrate", "--device", "cpu", "--out", "runs.csv").stdout
-    assert "1 of 5: " in said and "5 of 5: " in said
-    (line,) = (cells_of(line) for line in said.splitlines() if "toy/table" in line)
+    output = invoke(*asked, "--calibrate", "--device", "cpu", "--out", "runs.csv").stdout
+    assert "1 of 5: " in output and "5 of 5: " in output
+    (line,) = (cells_of(line) for line in output.splitlines() if "toy/table" in line)
     assert line[5:7] == ["2.00", "2.00"], "of two runs; only their start takes long"
     rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
     assert [3600 <= int(row["estimated_seconds"]) < 3660 for row in rows] == [True, True]
@@ -338,7 +338,7 @@ def test_plan_calibrates_estimates_and_compares_with_what_was_trained(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         ("status --scale two", ["unknown scale 'two'", "one"]),
         ("status toy/tabel --scale one", ["'toy/tabel'", "'toy/table'"]),
@@ -350,13 +350,13 @@ def test_plan_calibrates_estimates_and_compares_with_what_was_trained(
         ("plan --scale one --write-scale mine --methods fedavg", ["leave out --datasets and --methods"]),
     ],
 )
-def test_mistakes_in_what_is_asked_for(config: Path, fail: Fail, arguments: str, told: list[str]) -> None:
+def test_wrong_selections_give_one_line(config: Path, fail: Fail, arguments: str, words: list[str]) -> None:
     message = fail(*arguments.split())
-    assert [word for word in told if word not in message] == [], message
+    assert [word for word in words if word not in message] == [], message
 
 
-def test_track_exports_what_is_trained_once(config: Path) -> None:
-    """The table's run is the other's, too; asking for one of them takes nothing from the other."""
+def test_track_exports_every_trained_run_once(config: Path) -> None:
+    """Two items share the table's run; tracking one item removes nothing from the other."""
     write_config(config, {"table": TWO_METHODS, "other": TWO_METHODS}, rounds=1)
     track = ("track", "--scale", "one")
     assert "nothing to export" in invoke(*track).stdout

@@ -46,7 +46,7 @@ def record(results: Results, spec: RunSpec, final: float, diverged: bool = False
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two methods with three seeds, a third that diverged once, one seed at another rate."""
+    """Two methods with three seeds, a third that diverged once, one seed at another learning rate."""
     folder = tmp_path_factory.mktemp("results")
     results = Results(folder)
     for method, finals in FINAL.items():
@@ -84,7 +84,7 @@ def test_means_and_differences_are_paired_by_seed(root: Path) -> None:
     assert other.difference.interval == pytest.approx(tuple(expected.confidence_interval()))
 
 
-def test_nothing_is_compared_across_conditions(root: Path) -> None:
+def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     """Each learning rate has its own baseline."""
     compared = compare(chosen(root, "method=fedavg,fedprox"))
     lines = by_name(compared)
@@ -94,22 +94,24 @@ def test_nothing_is_compared_across_conditions(root: Path) -> None:
     assert lines["fedprox 0.1"].difference.n == 3
 
 
-def test_anything_can_be_compared(root: Path) -> None:
+def test_any_setting_can_be_compared(root: Path) -> None:
     lines = by_name(compare(chosen(root, "method=fedavg,fedprox"), over=["training"]))
     assert list(lines) == [f"training.lr={lr} {name}" for name in FINAL for lr in (0.1, 0.5)]
     assert lines["training.lr=0.5 fedavg"].difference.mean == pytest.approx(40)
     assert lines["training.lr=0.5 fedavg"].difference.n == 1
-    only = compare(chosen(root, "method=fedavg"))  # where methods do not differ, what does is compared
+    only = compare(
+        chosen(root, "method=fedavg")
+    )  # if methods are equal, the setting that differs is compared
     assert [line.variant for line in only.lines] == ["training.lr=0.1", "training.lr=0.5"]
 
 
-def test_another_baseline(root: Path) -> None:
+def test_the_baseline_can_be_chosen(root: Path) -> None:
     runs = chosen(root, "training.lr=0.1 method=fedavg,fedprox")
     compared = compare(runs, baseline="fedprox")
     assert [line.variant for line in compared.lines] == ["fedprox", "fedavg"]
     assert by_name(compared)["fedavg"].difference.mean == pytest.approx(-8 / 3)
-    for wanted, said in {"fed": "several begin with it", "fedprx": "did you mean 'fedprox'"}.items():
-        with pytest.raises(FltrainError, match=said):
+    for wanted, reason in {"fed": "several begin with it", "fedprx": "did you mean 'fedprox'"}.items():
+        with pytest.raises(FltrainError, match=reason):
             compare(runs, baseline=wanted)
 
 
@@ -123,7 +125,7 @@ def test_runs_that_diverged_are_counted_and_have_no_value(root: Path) -> None:
     assert by_name(last)["moon"].value.n == 1
 
 
-def test_what_is_measured_beside_makes_no_condition(tmp_path: Path) -> None:
+def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
     results = Results(tmp_path)
     plain = record(results, tiny(), 0.5)
     measured = record(results, tiny(evaluation={"statistics": ["drift"]}), 0.5)
@@ -153,8 +155,8 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     refusals = {"drift": r"has 'drift'; add it to evaluation\.statistics", "x": "unknown metric 'x'"}
-    for metric, said in refusals.items():
-        with pytest.raises(FltrainError, match=said):
+    for metric, reason in refusals.items():
+        with pytest.raises(FltrainError, match=reason):
             compare(chosen(root), metric=metric)
     assert compare(chosen(root, "status=diverged")).lines[0].value is None, "which it says"
 
@@ -221,7 +223,7 @@ def run_compare(root: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli.app, command)
 
 
-def test_the_command_prints_draws_and_writes(root: Path, tmp_path: Path) -> None:
+def test_the_command_prints_a_table_draws_curves_and_writes_files(root: Path, tmp_path: Path) -> None:
     picture, table, markdown = (tmp_path / name for name in ("curves.png", "table.csv", "table.md"))
     choice = ("--where", "method=fedavg,fedprox", "--where", "training.lr=0.1")
     error = run_compare(root, "--plot", "curves.gif").exception
@@ -243,7 +245,7 @@ def test_the_command_prints_draws_and_writes(root: Path, tmp_path: Path) -> None
 def test_the_example_of_the_guide_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The code runs in a checkout with the demonstration's runs; here with hand-made records of these."""
+    """The example needs the demonstration's runs; here they are hand-made records."""
     (item,) = (one for one in plan(CONFIG, "demo").items if one.id == "flfa/figure2")
     for entry in item.entries:
         final = 0.5 + entry.seed / 100 + len(entry.spec.plugins) / 10

@@ -35,7 +35,7 @@ REDUCED: Yaml = {"reduced": True}
 
 
 @pytest.mark.parametrize("point", [60.0, 75.0])
-def test_tests_against_a_point_are_scipy_s(point: float) -> None:
+def test_tests_against_a_value_equal_scipys(point: float) -> None:
     theirs = stats.ttest_1samp(VALUES, point)
     ours, sides = Statistic.of(VALUES), one_sided(VALUES, point)
     assert ours is not None and sides is not None
@@ -74,7 +74,7 @@ def test_spreads_are_pooled_over_the_cells_of_a_group() -> None:
     assert (floored.std, floored.df) == (0.1, 1)
 
 
-def test_cells_with_an_outlying_spread_keep_their_own() -> None:
+def test_cells_with_an_outlying_spread_are_not_pooled() -> None:
     draws = np.random.default_rng(0).normal(0, 0.2, (8, 3)).tolist()
     wild = Sample((0.0, 40.0, 80.0))
     spreads = pooled_spreads([*(Sample(tuple(draw)) for draw in draws), wild, replace(wild, shared=False)])
@@ -138,7 +138,7 @@ def test_without_a_published_value_there_is_no_verdict() -> None:
 
 
 def test_the_interval_is_a_prediction_interval() -> None:
-    """Variance s^2 / n of ours and s_p^2 / m of theirs; s_p is ours unless it is printed."""
+    """Variance s^2 / n of ours and s_p^2 / m of the paper; s_p is ours unless the paper prints it."""
     half = stats.t.isf(0.05, 2)
     for changes, variance in (({}, 1 / 3), ({"published_std": 4.0}, 16 / 3), ({"published_seeds": None}, 1)):
         found, error = judged((61.0, 62.0, 63.0), **changes), math.sqrt(1 / 3 + variance)
@@ -154,7 +154,7 @@ def test_a_diverged_seed_does_not_widen_other_cells() -> None:
 
 @pytest.mark.parametrize(("theirs", "decided"), [(100, True), (1, False)])
 def test_the_number_of_seeds_that_would_decide(theirs: int, decided: bool) -> None:
-    """The cell is open with one seed less, if the difference and the spread stay."""
+    """With one seed fewer the cell stays open, for an unchanged difference and spread."""
     found = judged((59.0, 60.0, 61.5), published_seeds=theirs)
     assert found.verdict == "inconclusive" and found.seeds_needed is not None
     if not decided:
@@ -198,7 +198,7 @@ def test_the_size_of_a_gain_allows_for_both_published_means() -> None:
     assert found.differences == pytest.approx((-0.5 - half * error, -0.5 + half * error))
 
 
-def test_the_list_has_a_false_discovery_rate() -> None:
+def test_the_list_of_deviations_limits_the_false_discovery_rate() -> None:
     ps = [0.001, 0.02, None, 0.04, 0.9]
     # Benjamini and Hochberg: 0.001 <= 0.0125 and 0.02 <= 0.025, but 0.04 > 0.0375.
     assert discoveries(ps) == [True, True, False, False, False]
@@ -215,7 +215,7 @@ def test_the_list_has_a_false_discovery_rate() -> None:
 RATES = re.findall(
     r"^\| (\d+) \| (\d+) \| (\S+) \| (\d) \| (\S+) \| (\S+) \| (\S+) \|$", PROTOCOL, re.MULTILINE
 )
-"""Rows of the documented table: our seeds, those of the paper, spread, true miss, rate of each verdict."""
+"""Rows of the documented table: our seeds, the paper's seeds, spread, true deviation, rates of verdicts."""
 
 DAILY = ("3", "3", "0.5", "0")
 """An exact replication."""
@@ -228,7 +228,7 @@ assert len(RATES) == 11 and DAILY in [row[:4] for row in RATES]
     ids=" ".join,
 )
 def test_error_rates_are_those_of_the_documentation(row: tuple[str, ...]) -> None:
-    """200 simulated tables of 96 cells with a margin of one point; our means lie off by the true miss."""
+    """200 simulated tables of 96 cells with a margin of one point; our means have the true deviation."""
     seeds, published_seeds, spread, miss, *documented = map(float, row)
     draws = np.random.default_rng(0)
     counts: Counter[str | None] = Counter()
@@ -249,8 +249,8 @@ def test_error_rates_are_those_of_the_documentation(row: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("miss", [0.0, 2.0])
-def test_chance_and_power_are_as_told(miss: float) -> None:
-    """The probabilities that pages show are those of simulated tables."""
+def test_printed_chance_and_power_equal_simulated_ones(miss: float) -> None:
+    """The probabilities on the pages equal those of simulated tables."""
     draws = np.random.default_rng(3)
     cells, detectable = [], 0.0
     for _ in range(20):
@@ -424,7 +424,7 @@ def test_a_reduced_scale_has_no_verdict(toy: Toy, printed: Path) -> None:
     assert absent(sheet, read(printed), shown.values()) == []
 
 
-def test_verdicts_by_a_rule_that_is_younger_than_the_runs_are_exploratory(toy: Toy, printed: Path) -> None:
+def test_verdicts_by_a_rule_written_after_the_runs_are_exploratory(toy: Toy, printed: Path) -> None:
     for day, exploratory in (("2026-11-23", True), ("2026-11-24", False), (None, False)):
         cell = cells(toy, toy.sheet(changes={"seen": day}), printed)["a", "x"]
         assert cell.exploratory == exploratory
@@ -432,7 +432,7 @@ def test_verdicts_by_a_rule_that_is_younger_than_the_runs_are_exploratory(toy: T
     assert not any(cell.exploratory for cell in reduced.values()), "no verdict, no mark"
 
 
-def test_published_values_without_a_cell(toy: Toy, printed: Path) -> None:
+def test_published_values_without_a_cell_are_listed(toy: Toy, printed: Path) -> None:
     sheet = toy.sheet()
     found = absent(sheet, read(printed), cells(toy, sheet, printed).values())
     named = [(cell.names["method"], cell.names["plugin"], cell.verdict) for cell in found]
@@ -441,7 +441,7 @@ def test_published_values_without_a_cell(toy: Toy, printed: Path) -> None:
     assert absent(part, read(printed), cells(toy, part, printed).values()) == [], "left out on purpose"
 
 
-def test_files_keep_all_numbers(toy: Toy, printed: Path, tmp_path: Path) -> None:
+def test_files_have_all_digits_of_numbers(toy: Toy, printed: Path, tmp_path: Path) -> None:
     shown = list(cells(toy, toy.sheet(), printed).values())
     odd = {"row": "=1+1", "column": "+cmd", "panel": "+ FLFA", "values": (1e300, NEVER, -0.5)}
     strange = shown[0].model_copy(update=odd)
@@ -458,8 +458,8 @@ def test_files_keep_all_numbers(toy: Toy, printed: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_records_lead_to_the_documented_rates(tmp_path: Path) -> None:
-    """Half of the cells in a table of simulated records repeat the paper, half miss it by three points."""
+def test_simulated_records_give_the_documented_rates(tmp_path: Path) -> None:
+    """Half of the cells in a table of simulated records repeat the paper, half deviate by three points."""
     draws = np.random.default_rng(0)
     toy, rows = Toy(tmp_path / "results"), ["dataset,method,plugin,metric,value,unit,note"]
     for row in range(48):
@@ -487,8 +487,8 @@ b,none,v4 new,acc,20,
     ("shown", "lacking"),
     [("— new", {"v4 new", "v6 new"}), ("v4 new", {"v6 new"}), ("v6 new", {"v4 new"})],
 )
-def test_published_values_of_test_sets_that_no_run_has(tmp_path: Path, shown: str, lacking: set[str]) -> None:
-    """Declared are the values of any new test set, for method a; the others are another table's."""
+def test_published_values_of_unmeasured_test_sets(tmp_path: Path, shown: str, lacking: set[str]) -> None:
+    """For method a, values of any new test set are declared; the others belong to another table."""
     path = tmp_path / "toy.csv"
     path.write_text(TEST_SETS)
     declared = {"method": "a", "plugin": "none", "variant": "{test_set} new"}
@@ -511,7 +511,7 @@ def test_average_gains_are_paired_over_seeds(tmp_path: Path, printed: Path) -> N
 
 
 def gaining(root: Path, gains: dict[str, Sequence[float | str]]) -> Toy:
-    """Methods at 60 % that gain so many points."""
+    """Methods at 60 % with gains of this many points."""
     toy = Toy(root / "results")
     for method, own in gains.items():
         toy.fill(method, "none", *[0.6] * len(own))
@@ -523,7 +523,7 @@ AVERAGE_GAIN = {"average": {"of": "gain", "reported": "avg_gain"}}
 
 
 def test_an_average_of_a_restricted_plan_is_not_compared(tmp_path: Path, printed: Path) -> None:
-    """The paper's average is over rows that ours lacks."""
+    """The paper's average includes rows that the restricted plan lacks."""
     toy = gaining(tmp_path, {"a": (2.5, 2.6, 2.4), "b": (2.4, 2.5, 2.6)})
     whole = cells(toy, toy.sheet(**AVERAGE_GAIN), printed)["average", "x"]
     assert (whole.gain_verdict, published_text(whole)) == ("size reproduced", ""), (
@@ -532,8 +532,8 @@ def test_an_average_of_a_restricted_plan_is_not_compared(tmp_path: Path, printed
     part = cells(toy, toy.sheet(restricted=["methods a, b"], **AVERAGE_GAIN), printed)
     average = part["average", "x"]
     assert average.gain_verdict is None
-    assert average.gain == whole.gain and average.published_gain == 2.5, "both are shown all the same"
-    assert part["a", "x"].verdict is not None, "a single cell is what it is"
+    assert average.gain == whole.gain and average.published_gain == 2.5, "both are shown"
+    assert part["a", "x"].verdict is not None, "single cells have a verdict"
 
 
 def test_an_average_counts_diverged_rows_as_chance_and_needs_all_runs(tmp_path: Path, printed: Path) -> None:
@@ -546,7 +546,7 @@ def test_an_average_counts_diverged_rows_as_chance_and_needs_all_runs(tmp_path: 
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-def test_doubts_and_assumptions_stand_below(toy: Toy, printed: Path, tmp_path: Path, reduced: bool) -> None:
+def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Path, reduced: bool) -> None:
     outputs = {form: tmp_path / f"table.{form}" for form in ("md", "tex", "csv")}
     sheet = toy.sheet(changes={"reduced": reduced})
     tables.write(sheet, toy.results.record, printed, outputs, printed.parent / "anomalies.csv")
@@ -561,7 +561,7 @@ def test_doubts_and_assumptions_stand_below(toy: Toy, printed: Path, tmp_path: P
 
 
 def test_every_anomaly_concerns_published_values() -> None:
-    """Where it speaks of copies, the published values repeat."""
+    """If an anomaly reports copies, the published values repeat."""
     for one in read_anomalies(REPORTED / "anomalies.csv"):
         rows = Published.read(REPORTED / one.file).rows
         values = [row.value.value for row in rows if one.concerns(row.texts)]
@@ -570,7 +570,7 @@ def test_every_anomaly_concerns_published_values() -> None:
             assert min(Counter(values).values()) > 1, one
 
 
-def test_anomalies_that_name_no_column(tmp_path: Path, printed: Path) -> None:
+def test_anomalies_without_a_column(tmp_path: Path, printed: Path) -> None:
     path = tmp_path / "anomalies.csv"
     path.write_text("paper,item,match,reason\ntoy,table,methd=a,why\n")
     with pytest.raises(FltrainError, match=r"toy_table\.csv has no column 'methd'.*method"):

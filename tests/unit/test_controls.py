@@ -1,4 +1,4 @@
-"""Controls: tables of which the truth is known (``config/papers/controls.yaml``), on the digits."""
+"""Controls: tables with a known truth (``config/papers/controls.yaml``), on the digits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ CONFIG = Path(__file__).parents[2] / "config"
 
 
 class Controls:
-    """The control tables with all of their runs trained, except those of the source."""
+    """The control tables with all runs trained, except those of the source."""
 
     def __init__(self, root: Path) -> None:
         self.plan: Plan = plan(CONFIG, "controls")
@@ -40,8 +40,8 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controls]:
     yield Controls(tmp_path_factory.mktemp("controls"))
 
 
-def test_values_that_hold_are_not_refuted(controls: Controls) -> None:
-    """With deviations and seeds some are reproduced; without them, the interval is wider."""
+def test_correct_values_are_not_refuted(controls: Controls) -> None:
+    """With published deviations and seeds some are reproduced; without them, the interval is wider."""
     verdicts = {
         name: [cell.verdict for cell in controls.cells(name)] for name in ("positive", "positive_bare")
     }
@@ -58,14 +58,14 @@ def test_values_three_points_too_high_are_refuted_and_the_others_are_not(control
     assert {cell.verdict for cell in spiked if cell not in raised} <= {"reproduced", "inconclusive"}
 
 
-def test_neutral_settings_gain_exactly_nothing(controls: Controls) -> None:
+def test_neutral_settings_have_a_gain_of_exactly_zero(controls: Controls) -> None:
     gains = {cell.row: cell.gains for cell in controls.cells("neutral") if cell.gains}
     assert len(gains) == 3
     assert all(gain == (0.0,) * 5 for gain in gains.values())
 
 
-def test_between_runs_that_differ_in_the_seed_the_rule_finds_gains_at_its_level(controls: Controls) -> None:
-    """A/A tables of five cells with three seeds each: 2,000 gains, of which a twentieth may look positive."""
+def test_gains_between_seeds_are_found_at_the_level_of_the_test(controls: Controls) -> None:
+    """A/A tables of five cells with three seeds each: of 2,000 gains, a twentieth may look positive."""
     (cell,) = controls.cells("other_seeds")
     draws, positive, tables = np.random.default_rng(0), 0, 400
     for _ in range(tables):

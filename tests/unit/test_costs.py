@@ -1,4 +1,4 @@
-"""Cost estimates: against sums done by hand, and measurements against records of real runs."""
+"""Cost estimates against sums by hand, and measurements against records of real runs."""
 
 import os
 from dataclasses import replace
@@ -49,7 +49,7 @@ def toy(folder: Path, **settings: Any) -> Plan:
 
 
 def costs_of(work: Workload) -> Calibration:
-    """Measurements: a step takes 2 s, an image 0.25 s, and the method takes 1.5 times as long as FedAvg."""
+    """Measurements: a step takes 2 s, an image 0.25 s, and the method 1.5 times as long as FedAvg."""
     return Calibration(
         device="a device",
         start=10.0,
@@ -65,7 +65,7 @@ def workload(**settings: Any) -> Workload:
     return work
 
 
-def test_a_run_is_made_of_rounds_clients_steps_and_tests() -> None:
+def test_the_work_of_a_run_is_rounds_clients_steps_and_tests() -> None:
     """Digits: 1,438 images on 10 clients are 144 each; in batches of 32 they are 4.5 steps."""
     work = workload(rounds=20, training={"epochs": 2, "batch_size": 32}, evaluation={"every": 5})
     assert (work.images, work.batch, work.tested) == (144, 32, 359)
@@ -78,7 +78,7 @@ def test_a_run_is_made_of_rounds_clients_steps_and_tests() -> None:
     )
 
 
-def test_what_was_not_measured_is_not_estimated() -> None:
+def test_runs_without_measurements_are_not_estimated() -> None:
     work = workload()
     whole = costs_of(work)
     for kind in ("steps", "factors", "exchanges"):
@@ -90,7 +90,7 @@ def test_what_was_not_measured_is_not_estimated() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements that take no time; they are the engine's all the same."""
+    """Make measurements of the engine very short."""
     monkeypatch.setattr(calibration, "PATIENCE", 0.0)
     monkeypatch.setattr(calibration, "_start_up", lambda: 1.0)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -105,31 +105,31 @@ def test_traffic_and_disk_are_those_of_the_records(tmp_path: Path, quick: None) 
     for spec in [entry.spec for entry in planned.items[0].entries if entry.seed == 0][:3]:
         record, expected = trained(spec, results.root), costs.estimates[spec.run_id]
         exchanged = record.summary["bytes"]["down"] + record.summary["bytes"]["up"]
-        # To the byte, but that FLFA has nothing to announce before its first round.
+        # To the byte, except that FLFA sends no indices before its first round.
         assert expected.traffic == pytest.approx(exchanged, rel=1e-4), spec.composition.name
         size = sum(file.stat().st_size for file in record.folder.glob("*.json*"))
         assert expected.disk == pytest.approx(size, rel=0.5)
 
 
-def test_only_what_is_missing_is_measured(tmp_path: Path, quick: None) -> None:
+def test_only_missing_measurements_are_made(tmp_path: Path, quick: None) -> None:
     planned, results = toy(tmp_path), Results(tmp_path / "out")
-    said: list[str] = []
+    lines: list[str] = []
     some = planned.restricted(Selection(methods=("fedavg",)))
-    calibrate(some, results, CPU, said.append)
-    assert len(said) == 1 + 2 + 2, "one network and batch, two compositions"
+    calibrate(some, results, CPU, lines.append)
+    assert len(lines) == 1 + 2 + 2, "one network and batch, two compositions"
     first = Calibration.read(calibration_file(results))
     assert first is not None and first.device == device_name(gather(CPU, 1))
-    calibrate(planned, results, CPU, said.append)
-    assert len(said) == 5 + 4 + 4 and said[-1].startswith("8 of 8: moon")
+    calibrate(planned, results, CPU, lines.append)
+    assert len(lines) == 5 + 4 + 4 and lines[-1].startswith("8 of 8: moon")
     second = Calibration.read(calibration_file(results))
     assert second is not None
     assert second.factors.items() >= first.factors.items(), "earlier measurements are kept"
-    calibrate(planned, results, CPU, said.append)
-    assert len(said) == 13
+    calibrate(planned, results, CPU, lines.append)
+    assert len(lines) == 13
 
 
 @pytest.mark.slow
-def test_cheapest_lists_items_that_decide_a_claim_by_the_work_that_is_left(papers: Plan) -> None:
+def test_cheapest_sorts_items_with_claims_by_remaining_work(papers: Plan) -> None:
     planned = papers.restricted(Selection(items=("flfa",)))
     ordered = PlanCosts(planned, None, {}, frozenset()).cheapest().items
     works = [[Workload.of(planned.runs[run]) for run in item.run_ids] for item in ordered]
@@ -146,7 +146,7 @@ def test_cheapest_lists_items_that_decide_a_claim_by_the_work_that_is_left(paper
 
 @pytest.fixture
 def measured(tmp_path: Path) -> tuple[Plan, Results]:
-    """A plan, and measurements by which each run takes 36 s."""
+    """A plan, and measurements that give 36 s per run."""
     planned, results = toy(tmp_path), Results(tmp_path / "out")
     costs = Calibration(device=device_name(gather(CPU, 1)), start=36.0)
     for spec in planned.runs.values():
@@ -208,9 +208,9 @@ def test_estimates_are_checked_against_finished_runs_on_this_device(measured: tu
     costs = PlanCosts.of(planned, results)
     assert costs.calibration
     estimates = {run: Estimate(36.0 + 2 * first, 0, 0) for run in planned.runs}
-    said = replace(costs, estimates=estimates).check(results)
+    line = replace(costs, estimates=estimates).check(results)
     middle, high = (first + second) / 4 / first, second / 2 / first
-    assert said == f"2 finished runs: actual / estimated median {middle:.2f} (0.50 to {high:.2f})"
+    assert line == f"2 finished runs: actual / estimated median {middle:.2f} (0.50 to {high:.2f})"
     elsewhere = costs.calibration.model_copy(update={"device": "another"})
     assert replace(costs, calibration=elsewhere).check(results) is None
 

@@ -1,4 +1,4 @@
-"""Which data sets there are, how their files are got, and sets of one's own: from a registry to a run."""
+"""Datasets of the registry, downloads, and custom datasets, up to a trained run."""
 
 import hashlib
 import shutil
@@ -27,12 +27,12 @@ CONFIG = Path(__file__).parents[2] / "config" / "datasets.yaml"
 
 
 def one_round(name: str, root: Path, clients: int = 4, **changes: Any) -> Record:
-    """Train one round on a data set of the registry."""
+    """Train one round on a dataset of the registry."""
     spec = {"dataset": name, "partition": {"name": "iid", "clients": clients}, "model": "mlp", "rounds": 1}
     return trained(tiny(**{**spec, **changes}), root)
 
 
-def test_another_registry_replaces_that_of_the_checkout(
+def test_another_registry_replaces_the_checkouts_registry(
     tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -48,14 +48,14 @@ def test_another_registry_replaces_that_of_the_checkout(
 
 
 @pytest.mark.parametrize("name", ["test", "local_test"])
-def test_a_set_is_not_called_like_a_split(register: Register, name: str) -> None:
-    """Rows of further sets are told from those of the run's own images by their names."""
+def test_a_dataset_cannot_have_the_name_of_a_split(register: Register, name: str) -> None:
+    """Rows of further test sets are identified by dataset name, rows of the run's own images by split."""
     with pytest.raises(FltrainError, match=name):
         register({"mine": {"reader": "digits"}, name: {"reader": "digits"}})
         tiny(dataset="mine", evaluation={"extra": [name]})
 
 
-def test_digits_are_all_there() -> None:
+def test_digits_are_complete() -> None:
     from sklearn.datasets import load_digits
 
     entry, bundled = registry()["digits"], load_digits()
@@ -86,13 +86,13 @@ def write_photographs(root: Path, size: int = 12, side: int = 8) -> Path:
     return root
 
 
-def test_an_npz_file_of_ones_own_takes_three_lines(tmp_path: Path, register: Register) -> None:
+def test_a_custom_npz_file_needs_three_lines(tmp_path: Path, register: Register) -> None:
     path = write_npz(tmp_path / "mine.npz")
     register(f"mine:\n  reader: npz\n  path: {path}\n")
     record = one_round("mine", tmp_path / "results")
     data = prepare(Dataset(name="mine"), tmp_path / "again", tmp_path)
     assert (data.classes, data.channels, data.side) == (4, 1, 8)
-    # What the registry leaves out is read off the training images.
+    # Entries that the registry leaves out are computed from the training images.
     content = np.load(path)
     assert np.array_equal(data.train_images[:, 0], content["train_images"])
     assert data.test_labels.tolist() == content["test_labels"][:, 0].tolist()
@@ -114,9 +114,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_what_only_the_data_show_to_be_wrong_is_one_clear_line(
-    tmp_path: Path, register: Register, case: str
-) -> None:
+def test_errors_found_in_the_data_give_one_clear_line(tmp_path: Path, register: Register, case: str) -> None:
     entry, changes, message = OTHERS[case]
     path = write_npz(tmp_path / "mine.npz")
     register({"mine": {"reader": "npz", "path": str(path), **entry}})
@@ -142,7 +140,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def entry(tmp_path: Path) -> DatasetEntry:
-    """A set of one file at an address that nobody answers at."""
+    """A dataset of one file at an address without a server."""
     content = write_npz(tmp_path / "source.npz").read_bytes()
     file = remote("mine.npz", content, "http://127.0.0.1:9/mine.npz")
     return DatasetEntry.parse({"reader": "npz", "files": [file]}, "mine")
@@ -172,11 +170,13 @@ PHOTOS = {
     "obtain": "Ask the photographer for photos.zip.",
     **{"classes": 2, "channels": 3, "side": 16, "train_images": 20, "test_images": 4},
 }
-"""A set like LC25000."""
+"""A dataset like LC25000."""
 
 
 @pytest.mark.parametrize("form", ["photos", "photos.zip", "photos.tar.gz"])
-def test_a_set_brought_along_is_found(tmp_path: Path, offline: Path, register: Register, form: str) -> None:
+def test_a_manually_downloaded_dataset_is_found(
+    tmp_path: Path, offline: Path, register: Register, form: str
+) -> None:
     register({"photos": PHOTOS})
     results = Results(tmp_path / "results")
     assert whereabouts("photos", registry()["photos"], tmp_path) == "by hand"
@@ -203,7 +203,7 @@ def test_the_error_says_how_to_get_lc25000(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("data/*")) and not Results(tmp_path).record(spec.run_id).complete
 
 
-def test_a_set_is_fetched_prepared_and_trained(
+def test_a_dataset_is_fetched_prepared_and_trained(
     tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -224,6 +224,6 @@ def test_a_set_is_fetched_prepared_and_trained(
         thread.join()
     assert [row["images"] for row in record.rows("evaluation")] == [30]
     assert (results.downloads / "numbers" / public.name).read_bytes() == public.read_bytes()
-    # Another size is made from the files that are here.
+    # Another image size is made from the downloaded files.
     dataset = Dataset(name="numbers", image_size=16)
     assert prepare(dataset, results.data(dataset), results.downloads).side == 16

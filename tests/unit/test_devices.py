@@ -1,6 +1,6 @@
-"""GPUs are shared out among processes: none has too many, who is killed gives back, who waits can be stopped.
+"""GPU slots shared by processes: limits hold, killed processes free their slots, waiting can be stopped.
 
-The GPUs are names here; what takes, holds and releases their slots are real processes and locks.
+The GPUs are just names here; the processes and locks that take, hold and release slots are real.
 """
 
 import os
@@ -23,14 +23,14 @@ GPUS = ("first", "second")
 
 
 def taken(slots: Slots) -> Slot:
-    """A slot that is free."""
+    """A free slot."""
     slot = slots.take()
     assert slot is not None
     return slot
 
 
 def most_at_a_time(marks: Path) -> Counter[str]:
-    """How many processes held each device at most, by what they have marked."""
+    """Maximum number of processes that held each device at once, from the event files."""
     held: Counter[str] = Counter()
     most: Counter[str] = Counter()
     for path in sorted(marks.iterdir()):
@@ -56,7 +56,7 @@ def test_processes_never_share_a_slot_of_two_devices(tmp_path: Path) -> None:
 def test_processes_that_are_killed_give_their_slots_back(tmp_path: Path) -> None:
     slots = Slots(tmp_path / "locks", GPUS)
     holders = []
-    for number in range(2):  # one after the other: it is known who has which
+    for number in range(2):  # one after the other, so that the owner of each slot is known
         holders.append(started(keep, slots, tmp_path / str(number)))
         until((tmp_path / str(number)).exists)
     assert slots.take() is None
@@ -74,7 +74,7 @@ def test_processes_that_are_killed_give_their_slots_back(tmp_path: Path) -> None
     assert taken(slots).device == 0
 
 
-def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
+def test_waiting_for_a_slot_can_be_stopped(tmp_path: Path) -> None:
     slots = Slots(tmp_path / "locks", GPUS[:1])
     first = taken(slots)
     waiting = started(give_up, slots, tmp_path / "ready")
@@ -103,14 +103,14 @@ def open_to_others(folder: Path) -> Path:
 
 
 def linked(folder: Path) -> Path:
-    """Whoever can make a link in the folder for temporary files could send the locks elsewhere."""
+    """A link in the folder for temporary files, by which another user could redirect the locks."""
     (folder.parent / "private").mkdir(mode=0o700)
     folder.symlink_to(folder.parent / "private")
     return folder
 
 
 @pytest.mark.parametrize("make", [open_to_others, linked])
-def test_other_folders_are_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+def test_unsafe_lock_folders_are_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     folder = make(tmp_path / "locks")
     with pytest.raises(FltrainError, match=f"{folder}: .*not a folder of this user alone.*{LOCKS}"):
         Slots(folder, GPUS).take()
@@ -126,7 +126,7 @@ def test_without_a_gpu_nothing_is_held(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
-    """PyTorch says that it sees two GPUs; yields those that it was told to use. Nobody waits for one."""
+    """Pretend that PyTorch has two GPUs; yield the devices that were set. No test waits for one."""
     used: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
@@ -152,16 +152,14 @@ def test_a_process_keeps_the_device_that_it_has_taken(tmp_path: Path, two_gpus: 
     assert other.lock.is_locked
 
 
-def test_a_device_that_is_named_is_used_whoever_holds_it(
-    tmp_path: Path, two_gpus: list[torch.device]
-) -> None:
+def test_a_named_device_is_used_even_if_it_is_taken(tmp_path: Path, two_gpus: list[torch.device]) -> None:
     assert pick_device("cuda:1") == torch.device("cuda:1")
     assert two_gpus == [torch.device("cuda:1")]
     assert pick_device("cpu") == torch.device("cpu")
     assert not (tmp_path / "locks").exists()
 
 
-def test_what_slurm_gave_is_shared_within_the_job_only(
+def test_gpus_assigned_by_slurm_are_shared_within_the_job_only(
     tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -172,7 +170,7 @@ def test_what_slurm_gave_is_shared_within_the_job_only(
     assert len(other) == 2
 
 
-def test_how_many_may_share_a_device(
+def test_the_number_of_processes_per_device_can_be_set(
     tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = [taken(Slots(tmp_path / "locks", GPUS)) for _ in GPUS]

@@ -1,4 +1,4 @@
-"""The documentation says what is in the code: pages, settings, generated parts, links."""
+"""The documentation agrees with the code: pages, settings, generated parts, links."""
 
 import csv
 import importlib
@@ -29,15 +29,15 @@ SECTIONS = ["Objective", "Settings", "Variants", "Tests", "Deviations of framewo
 
 
 def yaml_of(default: object) -> str:
-    """Return a default as it is written in a config."""
+    """A default as written in a config."""
     if isinstance(default, tuple):
         return str(list(default))
     return str(default).lower() if isinstance(default, bool) else "null" if default is None else str(default)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_pages_of_methods(name: str) -> None:
-    """A page has all sections, names every setting with its default, and its examples are valid runs."""
+def test_pages_of_methods_are_complete(name: str) -> None:
+    """A page has all sections and every setting with its default; its examples are valid runs."""
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", page, flags=re.MULTILINE) == SECTIONS
     rows = {row[0].strip("`"): row[1].strip("`").strip("'\"") for row in table_rows(page) if len(row) >= 4}
@@ -60,7 +60,7 @@ def examples(guide: str, language: str) -> list[str]:
 
 
 def test_the_example_of_a_method_works(tmp_path: Path) -> None:
-    """The file of the guide is a method that trains, and is federated averaging when it is neutral."""
+    """The guide's file is a method that trains, and is federated averaging with neutral settings."""
     code, *_ = examples("add-a-method", "python")
     run, line = map(yaml.safe_load, examples("add-a-method", "yaml"))
     namespace: dict[str, object] = {}
@@ -78,10 +78,10 @@ def test_the_example_of_a_method_works(tmp_path: Path) -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_the_example_of_a_data_set_works(
+def test_the_example_of_a_dataset_works(
     tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the guide writes is read back, as its short and its full entry say, and can be trained on."""
+    """The guide's files are read as its short and full entries describe, and can be used for training."""
     monkeypatch.chdir(tmp_path)
     exec(examples("add-a-dataset", "python")[0], {})
     short, folders, medical, run, axis, full, remote, _ = map(
@@ -102,7 +102,7 @@ def test_the_example_of_a_data_set_works(
 
 
 def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads what the guide says, refuses what does not fit in one line, and is what the entry names."""
+    """It reads the guide's format, refuses invalid data in one line, and is named in the entry."""
     (tmp_path / "example_reader.py").write_text(examples("add-a-dataset", "python")[1])
     monkeypatch.syspath_prepend(tmp_path)
     lines = importlib.import_module("example_reader").Lines
@@ -120,7 +120,7 @@ def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
-    """Its grid, exception, shared runs, published values, claim and assumption are what the guide says."""
+    """Grid, exception, shared runs, published values, claim and assumption agree with the guide."""
     paper, tuned, scale, quick, register = examples("add-an-experiment", "yaml")
     values, claims = examples("add-an-experiment", "csv")
     files = {"papers/skew.yaml": paper, "scales/skew.yaml": scale, "scales/skew_quick.yaml": quick}
@@ -167,7 +167,7 @@ def test_files_named_in_the_documentation_exist() -> None:
 
 
 def test_results_in_the_readme_are_the_published_ones() -> None:
-    """The README's table has the cells of the published one, which is made from the records in CI."""
+    """The README's table has the cells of the published table, which CI makes from the records."""
     text = (ROOT / "README.md").read_text()
     section = text.partition("## Results so far")[2].partition("\n## ")[0]
     shown = {method: cells for method, *cells in table_rows(section) if "±" in "".join(cells)}
@@ -182,7 +182,7 @@ def table_rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_verdicts_mean_what_the_guide_says() -> None:
+def test_verdicts_agree_with_the_guide() -> None:
     text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([a-z ]+) \| (.+) \|$", text.partition("| verdict |")[2], re.MULTILINE)
     assert dict(rows) == VERDICTS

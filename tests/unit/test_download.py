@@ -1,4 +1,4 @@
-"""Downloads from a real server that cuts, refuses, stalls and lies; and hostile archives."""
+"""Downloads from a real server that cuts, refuses, delays and misreports; and hostile archives."""
 
 import contextlib
 import hashlib
@@ -30,7 +30,7 @@ PAGE = b"<!DOCTYPE html><title>Sign in</title>"
 
 
 class Server(ThreadingHTTPServer):
-    """A server with these bodies and faults, which lists the paths that were asked for."""
+    """A server with these bodies and faults; it lists the requested paths."""
 
     daemon_threads = True
     block_on_close = False
@@ -38,13 +38,13 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies = {"/f.bin": BODY}
-        self.length: str | None = ""  # None: no Content-Length is sent
-        self.cuts = 0  # answers that end after two thirds
-        self.stall = False  # answers go silent after two thirds
-        self.errors, self.status = 0, 500  # answers with this status
+        self.length: str | None = ""  # None: without Content-Length
+        self.cuts = 0  # responses that end after two thirds
+        self.stall = False  # responses stall after two thirds
+        self.errors, self.status = 0, 500  # responses have this status
         self.asked: list[str] = []
         self.first, self.closing = threading.Event(), threading.Event()
-        self.hold: threading.Event | None = None  # answers wait for it
+        self.hold: threading.Event | None = None  # responses wait for it
 
     def url(self, path: str = "/f.bin") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -109,7 +109,7 @@ def wanted(*urls: str, content: bytes = BODY, name: str = "f.bin", size: int | N
 
 
 def left(folder: Path) -> set[str]:
-    """Names of the files in a folder, except locks, which may stay."""
+    """Names of the files in a folder, except locks, which may remain."""
     return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
 
 
@@ -123,10 +123,10 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize(("length", "size"), [("", -1), (None, None), ("-5", -1), ("many", None)])
-def test_a_download_is_complete_and_as_readable_as_its_folder(
+def test_a_download_is_complete_and_has_the_permissions_of_its_folder(
     server: Server, tmp_path: Path, length: str | None, size: int | None
 ) -> None:
-    """A Content-Length that is missing, negative or no number does not matter: the checksum decides."""
+    """A missing, negative or invalid Content-Length does not matter: the checksum decides."""
     server.length = length
     folder = tmp_path / "new" / "folder"
     path = fetch(wanted(server.url(), size=size), folder)
@@ -158,7 +158,7 @@ print(fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"
 """
     server.hold = threading.Event()
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert server.first.wait(20)  # it has the lock, and waits for the server
+    assert server.first.wait(20)  # it holds the lock, and waits for the server
     threads = [threading.Thread(target=fetch, args=(wanted(server.url()), tmp_path)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -182,7 +182,7 @@ print(fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"
         (BODY + b"x", {"length": None}, r"the server sends more than 300,000 bytes"),
     ],
 )
-def test_wrong_downloads_leave_nothing(
+def test_failed_downloads_leave_no_file(
     server: Server, tmp_path: Path, monkeypatch: Any, body: bytes, behaviour: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setattr(download, "TIMEOUT", (5.0, 0.2))
@@ -199,7 +199,7 @@ def test_wrong_downloads_leave_nothing(
     assert len(server.asked) == 2 and left(tmp_path) == set()
 
 
-def test_every_address_is_named_with_its_reason(server: Server, tmp_path: Path) -> None:
+def test_every_failed_address_is_named_with_its_reason(server: Server, tmp_path: Path) -> None:
     nobody = "http://127.0.0.1:9/f.bin"
     server.errors = 99
     urls = (server.url("/none"), server.url(), nobody, "http://[::1")
@@ -210,7 +210,7 @@ def test_every_address_is_named_with_its_reason(server: Server, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("status", "requests"), [(403, 1), (429, 2), (500, 2)])
-def test_only_errors_that_may_pass_are_tried_again(
+def test_only_temporary_errors_are_retried(
     server: Server, tmp_path: Path, status: int, requests: int
 ) -> None:
     server.errors, server.status = 99, status
@@ -220,7 +220,7 @@ def test_only_errors_that_may_pass_are_tried_again(
     assert requests == 1 or fetch(wanted(server.url()), tmp_path).read_bytes() == BODY, "it has passed"
 
 
-def test_a_full_disk_is_an_error_at_once(
+def test_a_full_disk_is_an_error_without_retries(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "open", lambda *_: io.FileIO("/dev/full", "wb"), raising=False)
@@ -230,7 +230,7 @@ def test_a_full_disk_is_an_error_at_once(
 
 
 @pytest.mark.parametrize("on_the_mirror", [BODY, None, OTHER])
-def test_the_mirror_is_asked_first(
+def test_the_mirror_is_tried_first(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_the_mirror: bytes | None
 ) -> None:
     monkeypatch.setenv("FLTRAIN_MIRROR", server.url("/mirror/"))
@@ -254,7 +254,7 @@ def test_the_password_of_a_mirror_is_not_shown(
 def test_the_offline_folder_is_searched_before_downloading(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of the dataset goes before the offline folder itself."""
+    """The dataset's subfolder is searched before the offline folder itself."""
     offline = tmp_path / "offline"
     monkeypatch.setenv("FLTRAIN_DATA", str(offline))
     (offline / "cifar10").mkdir(parents=True)
@@ -270,7 +270,7 @@ def test_the_offline_folder_is_searched_before_downloading(
 
 
 @pytest.mark.parametrize("where", ["cache", "offline"])
-def test_a_wrong_file_on_this_machine_is_refused_and_kept(
+def test_a_wrong_local_file_is_refused_and_not_deleted(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     wrong = tmp_path / where / "f.bin"
@@ -323,7 +323,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def refused(archive: Path, tmp_path: Path) -> str:
-    """The message with which an archive is refused, after making sure that nothing stays behind."""
+    """The message that refuses an archive; also checks that no file remains."""
     before = set(tmp_path.rglob("*"))
     message = refusal(lambda: unpack(archive, tmp_path / "out"))
     assert set(tmp_path.rglob("*")) == before
@@ -332,7 +332,7 @@ def refused(archive: Path, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", [*KINDS, "X.ZIP"])
-def test_unpack(tmp_path: Path, name: str) -> None:
+def test_archives_are_unpacked(tmp_path: Path, name: str) -> None:
     archive = pack(tmp_path / name.lower()).rename(tmp_path / name)
     folder = tmp_path / "new" / "out"
     assert unpack(archive, folder) == folder and content(folder) == FILES
@@ -353,7 +353,7 @@ def test_truncated_archives_are_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_damage_anywhere_gives_one_clear_error_or_none(tmp_path: Path, name: str) -> None:
+def test_damage_at_any_place_gives_one_clear_error_or_none(tmp_path: Path, name: str) -> None:
     archive = pack(tmp_path / name)
     whole = archive.read_bytes()
     chance = random.Random(0)
@@ -387,14 +387,14 @@ def test_links_out_of_the_folder_and_devices_are_refused(tmp_path: Path) -> None
         assert "unsafe ('odd'" in refused(archive, tmp_path)
 
 
-def test_links_in_zip_files_become_files(tmp_path: Path) -> None:
+def test_links_in_zip_files_are_unpacked_as_files(tmp_path: Path) -> None:
     info = zipfile.ZipInfo("odd")
     info.external_attr = (stat.S_IFLNK | 0o777) << 16
     folder = unpack(zipped(tmp_path / "x.zip", (info, b"/etc")), tmp_path / "out")
     assert content(folder) == {"odd": b"/etc"} and not (folder / "odd").is_symlink()
 
 
-def test_archives_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_archives_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "none.zip", tmp_path)
     (tmp_path / "x.rar").write_bytes(b"Rar!")
     assert "unknown kind of archive (known: .zip, .tar, .tar.gz, " in refused(tmp_path / "x.rar", tmp_path)

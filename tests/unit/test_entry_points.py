@@ -1,4 +1,4 @@
-"""Methods, networks and datasets from other packages, found by their entry points."""
+"""Methods, networks and datasets from other packages, found by entry points."""
 
 import json
 import os
@@ -55,7 +55,7 @@ RUN = {
 
 
 def install(folder: Path, **changes: str) -> dict[str, str]:
-    """Write a package with its metadata, and return the environment in which it is found."""
+    """Write a package with its metadata, and return the environment that contains it."""
     files = {"method": METHOD, "model": MODEL, "datasets": DATASETS, **changes}
     for name, text in {"__init__": "", **files}.items():
         file = folder / "extra" / f"{name}.py"
@@ -75,7 +75,7 @@ def fltrain(environment: dict[str, str], *arguments: str) -> subprocess.Complete
 
 
 @pytest.mark.slow
-def test_a_run_of_components_from_another_package(tmp_path: Path) -> None:
+def test_a_run_can_use_components_from_another_package(tmp_path: Path) -> None:
     environment = install(tmp_path)
     run = tmp_path / "run.json"
     run.write_text(json.dumps(RUN))
@@ -87,10 +87,10 @@ def test_a_run_of_components_from_another_package(tmp_path: Path) -> None:
     assert (spec["model"]["name"], spec["method"]["name"]) == ("linear", "halved")
 
 
-def test_a_broken_package_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_broken_package_gives_one_line(tmp_path: Path) -> None:
     done = fltrain(install(tmp_path, method="raise OSError('no disk')"), "plan")
     assert (done.returncode, done.stdout) == (2, "")
-    said = (
+    message = (
         "entry point 'halved' of fltrain.methods (extra.method:Halved): cannot be loaded (OSError: no disk)"
     )
-    assert done.stderr.strip().splitlines() == [f"error: {said}"]
+    assert done.stderr.strip().splitlines() == [f"error: {message}"]

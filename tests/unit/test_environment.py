@@ -1,4 +1,4 @@
-"""pyproject.toml, requirements.lock, constraints.txt and environment.yml must tell the same story."""
+"""pyproject.toml, requirements.lock, constraints.txt and environment.yml must agree."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
-# Where conda calls a package of PyPI by another name.
+# Packages with different names in conda and on PyPI.
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "snakemake": "snakemake-minimal"}
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -49,7 +49,7 @@ def conda_specs() -> tuple[dict[str, SpecifierSet], list[str]]:
     return specs, options
 
 
-def test_lock_satisfies_the_declared_bounds() -> None:
+def test_the_lock_satisfies_the_declared_bounds() -> None:
     for requirement in DECLARED:
         versions = locked_versions(requirement.name)
         assert versions, f"{requirement.name} is not in requirements.lock: run `make lock`"

@@ -1,4 +1,4 @@
-"""Testing the global model: accuracy and loss against a direct computation."""
+"""Tests of the global model: accuracy and loss against a direct computation."""
 
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,13 @@ def every(split: Split) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def network(split: Split) -> Network:
-    """A network whose running statistics are not those of a fresh one."""
+    """A network whose running statistics differ from those of a new one."""
     network = build(MobileNetTiny(), channels=1, side=8, classes=10, seed=0)
     network.train()(split.batch(torch.arange(64))[0])
     return network
 
 
-def test_accuracy_and_loss_are_those_of_a_direct_computation(split: Split, network: Network) -> None:
+def test_accuracy_and_loss_equal_a_direct_computation(split: Split, network: Network) -> None:
     result = evaluate(network, split)
     with torch.no_grad():
         images, labels = every(split)
@@ -59,7 +59,7 @@ def test_accuracy_and_loss_are_those_of_a_direct_computation(split: Split, netwo
 
 
 @pytest.mark.parametrize("batch", [7, 10_000])
-def test_batches_do_not_matter(
+def test_the_batch_size_does_not_change_results(
     split: Split, network: Network, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = evaluate(network, split, keep_features=True)
@@ -70,7 +70,7 @@ def test_batches_do_not_matter(
     assert torch.allclose(result.features, expected.features, atol=1e-5)
 
 
-def test_features_are_what_the_classifier_reads(split: Split, network: Network) -> None:
+def test_features_are_the_inputs_of_the_classifier(split: Split, network: Network) -> None:
     assert evaluate(network, split, keep_features=False).features is None
     features = evaluate(network, split, keep_features=True).features
     with torch.no_grad():
@@ -94,7 +94,7 @@ def normalised(images: Any, mean: Any, std: Any) -> Tensor:
 
 
 def answers(simulation: Simulation, images: Tensor, labels: Any) -> tuple[Tensor, Tensor]:
-    """Whether the current global model is right on each image, and its cross entropy."""
+    """Correctness and cross entropy of the current global model on each image."""
     expected = torch.tensor(np.asarray(labels))
     network = simulation.network.eval().double()
     with torch.no_grad():
@@ -103,7 +103,7 @@ def answers(simulation: Simulation, images: Tensor, labels: Any) -> tuple[Tensor
     return logits.argmax(1) == expected, functional.cross_entropy(logits, expected, reduction="none")
 
 
-def test_rows_of_clients_own_tests_equal_a_direct_computation(digits: PreparedData) -> None:
+def test_rows_of_clients_tests_equal_a_direct_computation(digits: PreparedData) -> None:
     simulation = federation(tiny(**LOCAL), digits)
     rows = [row for row in simulation.round(0) if row["kind"] == "evaluation"]
     assert [row["split"] for row in rows] == ["local_test"]
@@ -123,7 +123,7 @@ def test_rows_of_clients_own_tests_equal_a_direct_computation(digits: PreparedDa
     assert row["macro"] != row["accuracy"] and row["std"] > 0
 
 
-def test_clients_own_tests_decide_the_summary(tmp_path: Path) -> None:
+def test_the_summary_uses_the_clients_tests(tmp_path: Path) -> None:
     spec = tiny(**LOCAL, evaluation={"targets": [0.01]})
     record = trained(spec, tmp_path)
     rows = record.rows("evaluation")
@@ -135,7 +135,7 @@ def test_clients_own_tests_decide_the_summary(tmp_path: Path) -> None:
     assert f"accuracy {100 * rows[1]['accuracy']:.2f} %" in (record.folder / "train.log").read_text()
 
 
-def test_a_run_ends_at_the_accuracy_until_which_it_trains(tmp_path: Path) -> None:
+def test_a_run_ends_when_it_reaches_its_target_accuracy(tmp_path: Path) -> None:
     whole = trained(tiny(rounds=6), tmp_path)
     rounds = {row["round"]: row["accuracy"] for row in whole.rows("evaluation")}
     last = next(round for round, accuracy in rounds.items() if accuracy >= rounds[2])
@@ -160,7 +160,7 @@ SHIFTED: dict[str, Any] = {
 
 @pytest.fixture
 def shifted(tmp_path: Path, register: Register) -> None:
-    """A data set of one's own, and another that tests its models."""
+    """A custom dataset, and another one for tests of its models."""
     mine = write_npz(tmp_path / "mine.npz", shape=(8, 8, 3))
     folder = tmp_path / "shifted"
     folder.mkdir()
@@ -174,7 +174,7 @@ OWN: dict[str, Any] = {"dataset": "mine", "partition": IID, "model": "mlp", "rou
 
 
 @pytest.mark.usefixtures("shifted")
-def test_further_sets_are_tested_with_the_runs_normalisation(tmp_path: Path) -> None:
+def test_further_test_sets_use_the_runs_normalisation(tmp_path: Path) -> None:
     spec = tiny(**OWN, evaluation={"extra": ["shifted"]})
     results = Results(tmp_path / "results")
     data, more = (ensure_data(dataset, results) for dataset in (spec.dataset, *spec.evaluation.extra))
@@ -192,7 +192,7 @@ def test_further_sets_are_tested_with_the_runs_normalisation(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("shifted")
-def test_further_sets_are_in_the_record_and_change_nothing_else(tmp_path: Path) -> None:
+def test_further_test_sets_add_rows_and_change_nothing_else(tmp_path: Path) -> None:
     plain = trained(tiny(**OWN, evaluation={"every": 5}), tmp_path)
     record = trained(tiny(**OWN, evaluation={"every": 5, "extra": ["shifted"]}), tmp_path)
     extra = [row for row in record.metrics if row.get("split") == "shifted"]
@@ -207,7 +207,7 @@ def test_further_sets_are_in_the_record_and_change_nothing_else(tmp_path: Path) 
 
 @pytest.mark.parametrize("form", [(12, 12, 3), (8, 8)])
 @pytest.mark.usefixtures("shifted")
-def test_further_sets_of_another_form_are_refused(
+def test_further_test_sets_of_another_image_shape_are_refused(
     tmp_path: Path, register: Register, form: tuple[int, ...]
 ) -> None:
     path = write_npz(tmp_path / "other.npz", shape=form)
