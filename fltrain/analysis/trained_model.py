@@ -59,7 +59,7 @@ class TrainedRun:
             FltrainError: if the method has none.
         """
         if not self.spec.composition.needs.global_model:
-            raise FltrainError(f"method {self.spec.method.name!r} has no global model to look into")
+            raise FltrainError(f"method {self.spec.method.name!r} has no global model to analyse")
         self.model.load(self.arrays["weights"], self.arrays["buffers"], self.arrays["counters"])
 
     def each_client(self) -> Iterator[int]:

@@ -49,7 +49,7 @@ class Statistic:
         return self.mean - half, self.mean + half
 
     def text(self, decimals: int, sign: str = "", interval: bool = False) -> str:
-        """For example ``67.34 ± 0.52``; ``never`` for an infinite number of rounds."""
+        """Format mean and deviation, for example ``67.34 ± 0.52``; ``never`` if the mean is infinite."""
         if math.isinf(self.mean):
             return "never"
         mean = f"{self.mean:{sign}.{decimals}f}"
@@ -59,7 +59,7 @@ class Statistic:
 
 
 def variance(values: Sequence[float]) -> float:
-    """Return the sample's variance (degrees of freedom: one less than values)."""
+    """Return the sample variance, with n - 1 degrees of freedom for n values."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
@@ -70,13 +70,13 @@ def known(values: Iterable[float]) -> list[float]:
 
 
 def interval_text(interval: tuple[float, float], decimals: int, sign: str = "") -> str:
-    """For example ``[66.05, 68.63]``."""
+    """Format an interval, for example ``[66.05, 68.63]``."""
     low, high = interval
     return f"[{low:{sign}.{decimals}f}, {high:{sign}.{decimals}f}]"
 
 
 def p_text(p: float) -> str:
-    """For example ``p 0.032`` or ``p < 0.001``."""
+    """Format a p value, for example ``p 0.032`` or ``p < 0.001``."""
     return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
 
 

@@ -46,7 +46,7 @@ class Dataset(Settings):
 
     @property
     def entry(self) -> DatasetEntry:
-        """Its registry entry."""
+        """Registry entry of the dataset."""
         return registry()[self.name]
 
     @property
@@ -56,7 +56,7 @@ class Dataset(Settings):
 
     @property
     def prepared(self) -> Dataset:
-        """The same dataset without the settings that act after preparation."""
+        """The dataset without the settings that have no effect on its prepared files."""
         return self.model_copy(update={"normalisation": "default"})
 
     @property

@@ -41,7 +41,7 @@ class Round:
 
     @property
     def lr_factor(self) -> float:
-        """Factor of the initial learning rates in this round (after the last round: that of the last)."""
+        """Factor on the initial learning rates in this round; after the last round, its last value."""
         return self.training.lr_schedule.factor(min(self.number, self.task.rounds - 1))
 
 

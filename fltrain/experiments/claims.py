@@ -75,7 +75,7 @@ class Quantity(Settings):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts whose numbers are added; none if the whole has one number."""
+        """Parts whose numbers are added; empty if the quantity has a single number."""
         return () if self.part is None else several(self.part)
 
     @model_validator(mode="after")

@@ -128,7 +128,7 @@ class Jobs:
     # ------------------------------------------------------------ runs
     @cached_property
     def memberships(self) -> dict[str, list[str]]:
-        """Items of the whole scale for each run that will have a record: the tags of the run in MLflow."""
+        """Items of each run that will have a record, at the whole scale: the run's tags in MLflow."""
         return {
             run: self.whole.memberships[run]
             for run in self.plan.runs

@@ -145,15 +145,15 @@ class Table(Layout):
         for measured in self.measures:
             what = _measure(item, measured.measure)
             if what.targeted != bool(measured.target_of or measured.printed_target):
+                targets = "needs" if what.targeted else "has no target; remove"
                 raise FltrainError(
-                    f"{item}: 'target_of' and 'printed_target' go with measures of rounds to a target, which "
-                    f"need one of them; {measured.measure!r} is {'one' if what.targeted else 'none'}"
+                    f"{item}: the measure {measured.measure!r} {targets} 'target_of' or 'printed_target'"
                 )
             if measured.average and measured.average.of == "gain" and not measured.gain_over:
                 raise FltrainError(f"{item}: an average 'of: gain' needs 'gain_over'")
             if measured.average and what.over_seeds != "mean":
                 raise FltrainError(
-                    f"{item}: {measured.measure!r} is no mean over seeds and has no 'average' over rows"
+                    f"{item}: {measured.measure!r} is not a mean over seeds; remove its 'average'"
                 )
             if what.over_seeds == "max" and (measured.gain_over or measured.relative_to):
                 raise FltrainError(
@@ -251,7 +251,9 @@ class Points(Layout):
         self._check_places(item, axes)
         what = _measure(item, self.measure)
         if what.targeted or what.dimension or what.over_seeds == "max":
-            raise FltrainError(f"{item}: the measure {self.measure!r} is not one number for each run")
+            raise FltrainError(
+                f"{item}: the measure {self.measure!r} is not one number for each run; choose another"
+            )
 
 
 class Histogram(Layout):
@@ -479,7 +481,7 @@ class Cell(Settings):
 
 
 class Restriction(Settings):
-    """A restriction of the runs of an item, in words; ``axis`` if it leaves some labels of one axis."""
+    """Text of a restriction of an item's runs; ``axis`` if it keeps some labels of that axis only."""
 
     to: str
     axis: str | None = None

@@ -97,7 +97,7 @@ class PlannedItem:
 
     @property
     def id(self) -> str:
-        """For example ``flfa/table1``."""
+        """ID of the item, for example ``flfa/table1``."""
         return f"{self.paper.paper}/{self.name}"
 
     @property
@@ -251,11 +251,13 @@ class Plan:
             rest = rest._reduced_to([item.keeping(demand) for item in rest.items], demand.why)
         if not rest.items:
             wanted = selection.model_dump(exclude_defaults=True, include=set(Selection.model_fields))
-            said = "; ".join(
+            conditions = "; ".join(
                 f"{key}: {', '.join(value) if isinstance(value, tuple) else f'{value:g}'}"
                 for key, value in wanted.items()
             )
-            raise FltrainError(f"scale {self.scale.scale!r}: no run is left of it with {said}; ask for more")
+            raise FltrainError(
+                f"scale {self.scale.scale!r}: no run is left with {conditions}; drop one of these conditions"
+            )
         return rest
 
     def _check_names(self, selection: Selection) -> None:
@@ -306,14 +308,14 @@ class Plan:
         if not rest.items:
             older = f" ({len(stale)} have a stale one, see `fltrain status`)" if stale else ""
             raise FltrainError(
-                f"scale {self.scale.scale!r}: none of its runs has a record{older}; bring some "
-                "(`fltrain records import`), or train them"
+                f"scale {self.scale.scale!r}: none of its runs has a record{older}; import records "
+                "(`fltrain records import`), or train the runs"
             )
         return replace(rest, items=[replace(item, stale=stale) for item in rest.items])
 
 
 def _references(layout: Table | Figure) -> Iterator[Labels]:
-    """Yield labels of the cells that others are compared with, as far as they differ from these."""
+    """Yield the labels in which a reference cell differs from the cells that are compared with it."""
     if isinstance(layout, Table):
         for measured in layout.measures:
             yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
@@ -369,8 +371,8 @@ def _declared(config: Path, what: str, name: str, kind: type[AnyDeclared]) -> An
     """Read a paper or scale; its name must be that of its file, because it names the results."""
     path = config / f"{what}s" / f"{file_name(name, what)}.yaml"
     declared = read_yaml(path, kind, what)
-    if (said := getattr(declared, what)) != name:
-        raise FltrainError(f"{path}: {what}: must be called {name!r} like the file, not {said!r}")
+    if (declared_name := getattr(declared, what)) != name:
+        raise FltrainError(f"{path}: {what}: must be called {name!r} like the file, not {declared_name!r}")
     return declared
 
 
@@ -482,7 +484,7 @@ def _check_needs(item: PlannedItem) -> None:
             if spec.evaluation.keep not in allowed:
                 wanted = " or ".join(f"'{keep}'" for keep in allowed)
                 raise FltrainError(
-                    f"{item.id} ({cell}): the figure looks into models; set evaluation.keep to {wanted}, "
+                    f"{item.id} ({cell}): the figure analyses models; set evaluation.keep to {wanted}, "
                     f"not {spec.evaluation.keep!r}"
                 )
 

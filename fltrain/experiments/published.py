@@ -61,7 +61,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class Published:
-    """The published values of one ``file`` (its name); an item without a file has none."""
+    """Published values of one file, named ``file``; empty for an item without a file."""
 
     rows: Sequence[PublishedRow] = ()
     columns: Sequence[str] = ()
@@ -91,7 +91,7 @@ class Published:
         return groups
 
     def find(self, metric: str | None, names: Names, reduced: bool = False) -> PublishedValue | None:
-        """Return the only published value of a metric that fits the names of a cell; None without one.
+        """Return the published value of a metric that fits the names of a cell; None if there is none.
 
         A reduced scale can replace an axis by one without names, so that several values fit: then the cell
         has no published value.
@@ -113,7 +113,7 @@ class Published:
     def absent(
         self, metric: str | None, declared: Iterable[Names], cells: Iterable[Names]
     ) -> list[dict[str, str]]:
-        """Return the names of the published values of a metric that none of the cells has.
+        """Return the names of the published values of a metric that fit no cell.
 
         Values of another part of the table do not count: those whose texts differ from all declared names, or
         are empty, in the columns that the names have in common.
@@ -242,7 +242,7 @@ def _float(text: str) -> float | None:
 
 
 def _pattern(name: str) -> str:
-    """Return a regular expression for a declared name, in which anything stands for a ``{dimension}``."""
+    """Return a regular expression for a declared name; its ``{dimension}`` matches any text."""
     parts = string.Formatter().parse(name)
     return "".join(re.escape(text) + (".+" if dimension else "") for text, dimension, _, _ in parts)
 

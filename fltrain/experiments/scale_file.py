@@ -26,7 +26,7 @@ def scale_file(config: Path, path: Path) -> Path:
     """
     target = config / "scales" / f"{file_name(path.stem, 'scale')}.yaml"
     if path.parent != Path() and path.parent.resolve() != target.parent.resolve():
-        raise FltrainError(f"--write-scale: {path} is not in {target.parent}, where scales are; use {target}")
+        raise FltrainError(f"--write-scale: {path}: scales must be in {target.parent}; use {target}")
     if target.exists():
         raise FltrainError(f"--write-scale: {target} exists; delete it or choose another name")
     return target

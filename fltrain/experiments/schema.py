@@ -119,7 +119,7 @@ def setting_at(root: Any, path: Iterable[str]) -> Any:
 
 
 def names_of(value: Any) -> list[Any]:
-    """Return the values that match a setting: the name of a component, or those of all items of a list."""
+    """Return the values that a condition can match: the name of a component, all items of a list."""
     if isinstance(value, tuple):
         return [name for item in value for name in names_of(item)]
     return [getattr(value, "name", value)]
@@ -429,7 +429,7 @@ def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
     """
     if not path.parent.is_dir():
         raise FltrainError(
-            f"{path.parent}: there is no such folder; run this in the project's own, or name one by --config"
+            f"{path.parent}: there is no such folder; run fltrain in the project's folder, or use --config"
         )
     if not path.exists():
         known = sorted(other.stem for other in path.parent.glob("*.yaml"))

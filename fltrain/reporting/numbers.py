@@ -72,7 +72,7 @@ def curve(record: Record, name: str) -> pd.DataFrame:
             points.setdefault(row["round"], found if isinstance(found, dict) else {"": found})
     if not points and not diverged(record):
         raise FltrainError(
-            f"{record.run_id} has no {name!r}; does its spec ask for it (evaluation.statistics)? "
+            f"{record.run_id} has no {name!r}; add it to evaluation.statistics if it is a statistic "
             f"(kinds of rows: {', '.join(sorted({row['kind'] for row in record.metrics}))})"
         )
     return pd.DataFrame.from_dict(points, orient="index", dtype=float)

@@ -61,7 +61,7 @@ class Verification:
         self._damaged: set[str] = set()
 
     def findings(self) -> Iterator[Finding]:
-        """Check everything; what depends on other files comes after them."""
+        """Yield a finding for each fault. Files are checked after the files that they depend on."""
         root = self.results.root
         parts = (
             self._each("dataset", sorted(root.glob("data/*.safetensors")), self._check_data),

@@ -100,7 +100,7 @@ def read_strict(path: Path) -> Any:
 
 
 def parse_strict(text: bytes, where: str) -> Any:
-    """Parse JSON with finite numbers and printable texts: others would act on a terminal that shows them.
+    """Parse JSON with finite numbers and printable texts. Control characters could change the terminal.
 
     Raises:
         ValueError: with the fault; the message begins with ``where``.

@@ -180,12 +180,12 @@ class Record:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings without revisions: ``RunSpec.parse`` reads them."""
+        """Settings of the run without revisions, as ``RunSpec.parse`` reads them."""
         return {key: value for key, value in self.spec.items() if key != "revisions"}
 
     @property
     def run_spec(self) -> RunSpec | None:
-        """The settings; None if the current code lacks one of them.
+        """Spec of the run; None if the current code lacks one of its settings.
 
         Their run ID differs from that of the record if a component was revised since.
         """

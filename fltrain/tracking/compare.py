@@ -123,7 +123,7 @@ class Comparison:
         ]
 
     def _difference_text(self, line: Line) -> str:
-        """Return the mean difference, with the number of pairs if it is not that of the values."""
+        """Return the mean difference, with the number of pairs if some values have no partner."""
         if line.difference is None:
             return ""
         pairs = line.difference.n

@@ -67,7 +67,7 @@ Memberships = Mapping[str, Mapping[str, Sequence[str]]]
 
 @dataclass(frozen=True)
 class RunView:
-    """One run.
+    """A run with its settings and metrics, as comparisons and data frames show it.
 
     Attributes:
         run_id: its ID.
@@ -254,5 +254,7 @@ def choose_runs(runs: Iterable[RunView], where: Sequence[Condition]) -> list[Run
     if not any(condition.key == "scale" for condition in where):
         unknown = {run.fields["paper"] for run in every} == {UNASSIGNED}
         if unknown and any(condition.key in belong for condition in where):
-            raise FltrainError("no run belongs to a paper here; name the scale, for example scale=published")
+            raise FltrainError(
+                "the papers of these runs are unknown; name their scale, for example scale=published"
+            )
     return choose(every, where, lambda run: run.named)

@@ -210,7 +210,7 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("seed=7", r"no run is left with seed=7 \(there are: 0, 1, 2\)"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("training.lr", "'training.lr' is no condition; write KEY=VALUE or KEY!=VALUE"),
-        ("items=flfa/table1", "no run belongs to a paper here; name the scale"),
+        ("items=flfa/table1", "the papers of these runs are unknown; name their scale"),
     ],
 )
 def test_a_filter_that_leaves_no_run_is_refused(root: Path, where: str, message: str) -> None:

@@ -416,7 +416,7 @@ def test_a_sheet_whose_baseline_fell_away_is_still_valid(config: Config) -> None
         ({"items": "x"}, "no item 'x' (other scales may have more; it has: toy/figure, toy/table)"),
         ({"datasets": "mnist"}, "has no dataset 'mnist'"),
         ({"methods": "fedavg,fedprx"}, "has no method 'fedprx'; did you mean 'fedprox'?"),
-        ({"items": "toy/figure", "methods": "scaffold"}, "no run is left of it with items: toy/figure"),
+        ({"items": "toy/figure", "methods": "scaffold"}, "no run is left with items: toy/figure"),
         ({"seeds": 0}, "seeds"),
         ({"method": "fedavg"}, "method"),
         ({"hours": float("nan")}, "hours"),

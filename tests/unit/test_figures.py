@@ -173,7 +173,7 @@ def test_a_figure_without_any_run_is_refused_and_one_of_diverged_runs_is_empty(
     for method in ("A", "B"):
         runs.add({"method": method}, MISSING)
     sheet = runs.figure(kind=kind, **FIGURES[kind])
-    with pytest.raises(FltrainError, match="toy/figure: none of its 2 runs is there"):
+    with pytest.raises(FltrainError, match="toy/figure: none of its 2 runs has a record"):
         figures.write(sheet, runs.results, [tmp_path / "figure.png"])
     assert not (tmp_path / "figure.png").exists()
     runs.cells.clear()
@@ -324,7 +324,11 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
     ("layout", "rows", "told"),
     [
         ({**HISTOGRAM, "round": 7}, TWICE, ["run-0", "'updates.similarity'", "round 7", "rounds 1 to 2"]),
-        ({**HISTOGRAM, "curve": "updates.drift"}, TWICE, ["run-0", "'updates.drift'", "a single one"]),
+        (
+            {**HISTOGRAM, "curve": "updates.drift"},
+            TWICE,
+            ["run-0", "'updates.drift'", "one number for each round"],
+        ),
         ({**HISTOGRAM, "curve": "updates.skew"}, TWICE, ["'updates.skew'", "evaluation.statistics"]),
         ({**HISTOGRAM, "columns": "methd"}, TWICE, ["'methd'", "'method'"]),
         ({**HISTOGRAM, "columns": None}, TWICE, ["'method'", "mixed"]),

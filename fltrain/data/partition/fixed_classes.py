@@ -22,7 +22,7 @@ def random_balanced(clients: int, each: int, classes: int, random: np.random.Gen
 
     Each client draws from the remaining places, so a class with twice the places is twice as likely. A class
     with as many places as remaining clients must be taken. There are never more than ``each`` such classes,
-    and always enough classes with places, so the deal cannot get stuck.
+    and always enough classes with places, so that every draw is possible.
     """
     places = np.full(classes, clients * each // classes)
     places[random.permutation(classes)[: clients * each % classes]] += 1

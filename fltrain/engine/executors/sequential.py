@@ -159,7 +159,7 @@ class SequentialExecutor:
         return Trained(ownership.sent(update, layout), {**states, **ownership.kept(update, layout)})
 
     def _finished(self, hooks: LocalHooks) -> LocalHooks:
-        """Return the client's own hooks after its last step, given those of its steps."""
+        """Return the hooks that finish a client's training, from the hooks of its steps."""
         return hooks
 
     def _step(

@@ -217,7 +217,7 @@ class _Stack:
         tree_map(lambda tensor, rows: tensor.index_copy_(0, index, rows), self.moving, moved)
 
     def hand_out(self) -> None:
-        """Give every client its rows."""
+        """Copy the rows of the stacked tensors to their clients."""
         for place, client in enumerate(self.members):
             client.moving = tree_map(lambda tensor, place=place: tensor[place].clone(), self.moving)
 

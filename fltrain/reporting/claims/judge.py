@@ -337,7 +337,7 @@ def _as_shown(sheet: Sheet, name: str) -> Measured:
     """Return the measure in the form of the item's table, if the table shows it."""
     if measure(name).over_seeds == "max":
         raise FltrainError(
-            f"{name!r} is one number over all seeds, so that there is none of every run to test"
+            f"{name!r} is one number over all seeds, which no test over runs can use; choose another"
         )
     shown = sheet.table.measures if sheet.table else ()
     found = next((measured for measured in shown if measured.measure == name), None)
@@ -424,7 +424,7 @@ class Evidence:
 
     @cached_property
     def filled(self) -> dict[str, list[float]]:
-        """The places that have a number, with those of their seeds."""
+        """Numbers by seed of each place that has one."""
         found = {str(place): known(self.numbers[place]) for place in self.numbers}
         return {place: values for place, values in found.items() if values}
 
@@ -435,7 +435,7 @@ class Evidence:
 
     @property
     def losses(self) -> list[str]:
-        """Lost runs and the number of places without a number, in words."""
+        """Number of lost runs by reason, and of places without a number, as texts."""
         lost = [f"{number} {LOST[state]}" for state, number in self.lost.items() if number]
         return lost + ([f"{_counted(self.empty, 'place')} without a number"] if self.empty else [])
 
@@ -546,7 +546,7 @@ def _holm(family: Collection[object]) -> str:
 def _value(evidence: Evidence, test: Value, statement: Statement, published_seeds: int) -> Finding:
     """Compare our mean with a stated number, which varies over the paper's seeds as ours does over ours."""
     if statement.value is None:
-        raise FltrainError("it states no number, so that 'value' cannot judge it")
+        raise FltrainError("it states no number for the test 'value'; choose another test")
     stated = 100 * statement.value if statement.unit == "fraction" else statement.value
     values, where, places_tried = evidence.per_seed, AVERAGE, 1
     if test.extreme is not None and evidence.filled:

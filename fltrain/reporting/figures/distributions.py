@@ -44,12 +44,12 @@ def spread(sheet: Sheet, figure: Histogram, runs: Runs) -> pd.DataFrame:
             continue
         if figure.round not in found.index or "" in found:
             why = (
-                "there is a single one in each round"
+                "it has one number for each round"
                 if "" in found
-                else f"there are such of rounds {found.index.min()} to {found.index.max()}"
+                else f"it has numbers for the rounds {found.index.min()} to {found.index.max()}"
             )
             raise FltrainError(
-                f"{sheet.id}: {record.run_id} has no numbers {figure.curve!r}, one per layer, of round "
+                f"{sheet.id}: {record.run_id} has no {figure.curve!r} by layer for round "
                 f"{figure.round}; {why}"
             )
         label = cell.labels[figure.columns] if figure.columns else ""
@@ -169,7 +169,7 @@ def _draw_apart(found: dict[str, pd.DataFrame]) -> Canvas:
     clients = sorted({int(client) for steps in found.values() for client in steps["client"]})
     if len(clients) > MOST_CLIENTS:
         raise FltrainError(
-            f"figure.clients: 'apart' shows up to {MOST_CLIENTS} clients, here are {len(clients)}; "
+            f"figure.clients: 'apart' shows up to {MOST_CLIENTS} clients, but there are {len(clients)}; "
             "write 'together'"
         )
     canvas, grid = style.canvas(len(found), len(clients), height=18)

@@ -125,7 +125,7 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
         return notes
     records = {cell.run: record for cell, record in finished(sheet, results.record)}
     if not records:
-        raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs is there; train them first")
+        raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs has a record; train them first")
     seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
     if isinstance(sheet.figure, Curves | Points):
         notes += [f"Mean and range over {seeds} seeds."] if seeds > 1 else []

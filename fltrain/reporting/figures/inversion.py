@@ -65,14 +65,14 @@ def measurements(recovered: Recovered) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(found: Recovered) -> Canvas:
+def draw(recovered: Recovered) -> Canvas:
     """Draw private images, the mean images of their classes, and recovered images, row by row."""
     rows: list[tuple[str, Tensor, Compared | None]] = [
-        ("private images", found.images, None),
-        ("mean image\nof the class", found.class_means.images, found.class_means),
+        ("private images", recovered.images, None),
+        ("mean image\nof the class", recovered.class_means.images, recovered.class_means),
     ]
-    rows += [(one.row.label, one.recovered.images, one.recovered) for one in found.recoveries]
-    columns = len(found.private)
+    rows += [(one.row.label, one.recovered.images, one.recovered) for one in recovered.recoveries]
+    columns = len(recovered.private)
     width, height = LABEL + PICTURE * columns, (PICTURE + NUMBERS) * len(rows) + 2 * NUMBERS
     canvas = Canvas(figsize=(width * MILLIMETRE, height * MILLIMETRE), layout="constrained")
     grid = canvas.subplots(len(rows), columns, squeeze=False)
@@ -83,7 +83,7 @@ def draw(found: Recovered) -> Canvas:
             if compared is not None:
                 numbers = f"{compared.psnr[place]:.1f} dB, {compared.ssim[place]:.2f}"
                 panel.set_xlabel(numbers, fontsize=SMALL, labelpad=2)
-    for panel, one in zip(grid[0], found.private, strict=True):
+    for panel, one in zip(grid[0], recovered.private, strict=True):
         panel.set_title(f"class {one.label}")
         panel.set_xlabel(f"client {one.client}", fontsize=SMALL, labelpad=2)
     first = grid[1][0]

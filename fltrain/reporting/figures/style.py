@@ -171,7 +171,7 @@ def scale(count: int) -> list[Look]:
 
 
 def _variants(look: Look, count: int) -> Iterator[Look]:
-    """Yield ``count`` looks of one method: its own, then lighter ones with other markers and dashes."""
+    """Yield ``count`` styles for one method: its own, then lighter ones with other markers and dashes."""
     yield look
     first = MARKERS.index(look.marker)
     dashes = [dash for dash in (DASHED, DOTTED, DASH_DOTTED, SOLID) if dash != look.dash]

@@ -26,15 +26,15 @@ FORMS = ("html", "published.html", "pdf", "svg", "png", "csv", "md", "tex")
 """Forms of tables and figures that the overview links to, as far as they are there."""
 
 REPORT = "report.html"
-"""Snakemake's report. It is made last, so that the overview cannot know whether it will be."""
+"""Snakemake's report. It is made after the overview, so the overview cannot check that it exists."""
 
 PICTURE_BYTES = 2 * 2**20
-"""Larger pictures are linked from the overview, others are put into it, so that it can be handed on alone."""
+"""The overview contains pictures up to this size, so that you can pass it on alone, and links larger ones."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Runs that are planned, done and diverged, and the seconds that those done took."""
+    """Number of planned, finished and diverged runs, and the wall time of the finished ones in seconds."""
 
     planned: int
     done: int
@@ -55,7 +55,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """For example ``45 s``, ``12 min`` or ``3.4 h``."""
+    """Format a duration, for example ``45 s``, ``12 min`` or ``3.4 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -96,12 +96,12 @@ class ItemEntry:
 
     @property
     def id(self) -> str:
-        """For example ``flfa/table1``."""
+        """ID of the item, for example ``flfa/table1``."""
         return f"{self.paper}/{self.listed.name}"
 
     @property
     def address(self) -> str:
-        """Address of its own page, or of its place among the figures."""
+        """Address of the table's page, or of the figure on the overview."""
         return self.files.get("html") or (f"#{self.id}" if "png" in self.files else "")
 
 

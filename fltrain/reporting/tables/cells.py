@@ -220,7 +220,7 @@ def checked(sheet: Sheet) -> Table:
     """Return the layout of a table.
 
     Raises:
-        FltrainError: if the sheet is none, or the layout is not valid.
+        FltrainError: if the sheet is not a table, or the layout is not valid.
     """
     if sheet.table is None:
         raise FltrainError(f"{sheet.id} is not a table")

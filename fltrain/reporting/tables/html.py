@@ -38,7 +38,7 @@ class Code:
 
     @classmethod
     def of(cls, provenance: dict[str, Any]) -> Code:
-        """Read it off a record's provenance."""
+        """Read version and profile from the provenance of a record."""
         commit = provenance.get("commit")
         revision = commit[:10] if commit else f"fltrain {provenance.get('fltrain', 'of an unknown version')}"
         packages = provenance.get("packages", {})
@@ -61,7 +61,7 @@ class Run:
 
     @classmethod
     def of(cls, record: Record, seed: int | None, folder: Path, stale: str = "") -> Run:
-        """Look at a record, complete or not, for a page in ``folder``.
+        """Describe a record, complete or not, for a page in ``folder``.
 
         ``stale`` names the change that made an older record of the run stale, if there is one.
         """
@@ -104,7 +104,7 @@ class Measurement:
 
     @classmethod
     def of(cls, cell: TableCell) -> Measurement:
-        """Collect them."""
+        """Write the sentences, draw the intervals and format the numbers of a cell."""
         difference, gain = difference_bar(cell), gain_bar(cell)
         unit = " (points)" if cell.label.endswith("%") else ""
         pictures = [
@@ -168,7 +168,7 @@ def gain_sentence(cell: TableCell) -> str:
 
 @dataclass(frozen=True)
 class CellSection:
-    """The section of a page on one cell: all measures that are shown of it, and the runs behind it."""
+    """Section of a page for one cell: all measures that are shown of it, and the runs behind it."""
 
     anchor: str
     name: str
@@ -258,7 +258,7 @@ class PublishedNotes:
 
     @classmethod
     def on(cls, shown: Iterable[TableCell]) -> PublishedNotes:
-        """Collect them."""
+        """Separate the notes that all noted cells share from the others, which get a mark each."""
         noted = [cell.published_notes for cell in shown if cell.published_notes]
         every = dict.fromkeys(note for notes in noted for note in notes)
         general = [note for note in every if len(noted) > 1 and all(note in notes for notes in noted)]

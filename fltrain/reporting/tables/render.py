@@ -95,7 +95,7 @@ def number_text(
     std: float | None = None,
     interval: Interval | None = None,
 ) -> str:
-    """For example ``67.34 ± 0.52`` or ``67.34 [66.05, 68.63]``; ``never`` for infinite rounds."""
+    """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite)."""
     if value is None:
         return ""
     text = "never" if math.isinf(value) else f"{value:{sign}.{decimals}f}"
@@ -136,7 +136,7 @@ def _mark_best(column: dict[str, Entry]) -> None:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as people read it: column headings of one to three levels, and entries by row."""
+    """A table for display: column headings of one to three levels, and entries by row."""
 
     corner: str
     columns: list[tuple[str, ...]]
@@ -406,7 +406,7 @@ LATEX = str.maketrans(
 
 
 def latex(text: str) -> str:
-    """Return a text with the characters that LaTeX would not print as they are replaced."""
+    """Escape the characters of a text that are special in LaTeX."""
     return text.translate(LATEX)
 
 
