@@ -1,4 +1,4 @@
-"""Papers x scale -> runs: how settings are merged, what a grid expands to, what is refused and how."""
+"""Papers x scale -> runs: merging of settings, expansion of grids, and refused configurations."""
 
 import copy
 import filecmp
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, type[Settings]]] = {
     "scales": ("scale", Scale),
     "examples": ("run", RunSpec),
 }
-"""By folder: the schema, and what a file there holds."""
+"""By folder: the schema, and a description of its files."""
 
 Yaml = dict[str, Any]
 Edit = Callable[[Yaml], object]
@@ -67,7 +67,7 @@ CURVE = (*PANEL, "curve")
 
 
 class Config:
-    """A folder with one paper and one scale, each changed by what is handed in."""
+    """A folder with one paper and one scale; both can be edited."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,7 +89,7 @@ class Config:
         (self.folder / "reported" / "toy_claims.csv").write_text(claims)
 
     def error(self, paper: Edit | None = None, scale: Edit | None = None, name: str = "tiny") -> str:
-        """What is said about a faulty configuration: one line."""
+        """The error message of a faulty configuration: one line."""
         with pytest.raises(FltrainError) as raised:
             self.plan(paper, scale, name)
         message = str(raised.value)
@@ -114,7 +114,7 @@ def put(value: Any, *keys: Any) -> Edit:
 
 
 def item(name: str, **reduction: Any) -> Edit:
-    """Return an edit that gives the scale a reduction of its own for one item."""
+    """Return an edit that gives the scale a reduction for one item."""
     return lambda data: put([{name: reduction} if one == name else one for one in data["items"]], "items")(
         data
     )
@@ -128,7 +128,7 @@ def item(name: str, **reduction: Any) -> Edit:
         ("iid", "iid"),
     ],
 )
-def test_another_component_replaces_the_old_one_whole(patch: Any, expected: Any) -> None:
+def test_another_component_replaces_all_settings_of_the_old_one(patch: Any, expected: Any) -> None:
     old = {"partition": {"name": "dirichlet", "alpha": 0.3, "clients": 10}}
     assert merge(old, {"partition": patch}) == {"partition": expected}
 
@@ -140,11 +140,11 @@ LAYERS: list[tuple[str, tuple[str, ...]]] = [
     ("paper", (*TABLE, "axes", "method", "fedavg", "set")),
     ("paper", (*TABLE, "axes", "plugin", "BP", "set")),
 ]
-"""Where a setting can be written, later ones winning."""
+"""Places of a setting in increasing priority."""
 
 
 @pytest.mark.parametrize("count", range(1, len(LAYERS) + 1))
-def test_later_settings_win(config: Config, count: int) -> None:
+def test_settings_of_higher_priority_win(config: Config, count: int) -> None:
     edits: dict[str, list[Edit]] = {"paper": [], "scale": []}
     edits["paper"] += [put({"fedavg": {"set": {"method": "fedavg"}}}, *TABLE, "axes", "method")]
     for rate, (file, keys) in enumerate(LAYERS[:count], start=1):
@@ -155,7 +155,7 @@ def test_later_settings_win(config: Config, count: int) -> None:
     assert entry.spec.training.lr == count
 
 
-def test_seeds_are_the_items_or_the_papers_and_at_most_the_scales(config: Config) -> None:
+def test_seeds_come_from_item_or_paper_and_are_limited_by_the_scale(config: Config) -> None:
     def seeds(planned: Plan) -> list[int]:
         return [len({entry.seed for entry in item.entries}) for item in planned.items]
 
@@ -167,7 +167,7 @@ def test_seeds_are_the_items_or_the_papers_and_at_most_the_scales(config: Config
 
 
 def test_a_scale_reduces_one_item_further(config: Config) -> None:
-    """Its settings come after the scale's and before the points', its axes replace, its seeds are limits."""
+    """Its settings follow the scale's and precede the points', its axes replace, its seeds are limits."""
 
     def edit(data: Yaml) -> None:
         put(0.5, "settings", "training", "lr")(data)
@@ -185,7 +185,7 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
     assert [each.sheet.scale for each in (table, figure)] == ["a shorter trial", "a trial"]
 
 
-def test_the_curves_that_items_may_show_are_those_of_records(tmp_path: Path) -> None:
+def test_items_can_show_exactly_the_curves_of_records(tmp_path: Path) -> None:
     every = list(get_args(Statistic))
     fields: dict[str, set[str]] = {}
     for changes in ({"evaluation": {"statistics": every}}, {"local_test": {}}):
@@ -217,20 +217,20 @@ def test_exceptions_patch_the_cells_whose_settings_match(
         assert [cell for cell, rate in rates.items() if rate == 0.125] == cells
 
 
-def test_cells_that_an_exception_leaves_out_are_not_run(config: Config) -> None:
+def test_cells_excluded_by_an_exception_are_not_run(config: Config) -> None:
     special = {"when": {"method": "fedprox", "plugins": "flfa"}, "leave_out": True}
     table = config.plan(put([special], *TABLE, "exceptions")).items[0]
     left = dict.fromkeys(tuple(entry.labels.values()) for entry in table.entries)
     assert list(left) == [cell for cell in ALL_CELLS if cell != ("fedprox", "FLFA")]
 
 
-def test_seeds_begin_with_the_first_one_of_the_item(config: Config) -> None:
+def test_seeds_start_at_the_first_seed_of_the_item(config: Config) -> None:
     whole = config.plan(put(100, *TABLE, "first_seed"))
     assert {entry.seed for entry in whole.items[0].entries} == {100, 101}
     assert {entry.seed for entry in whole.restricted(Selection(seeds=1)).items[0].entries} == {100}
 
 
-def test_exceptions_see_the_settings_without_exceptions(config: Config) -> None:
+def test_exceptions_match_the_settings_without_exceptions(config: Config) -> None:
     chain = [
         {"when": {"method": "fedavg", "rounds": old}, "set": {"rounds": new}}
         for old, new in ((100, 20), (20, 30))
@@ -240,8 +240,8 @@ def test_exceptions_see_the_settings_without_exceptions(config: Config) -> None:
     assert "no cell has all of" in config.error(put(chain, *TABLE, "exceptions"))
 
 
-def test_a_scale_can_name_a_paper_whole(config: Config) -> None:
-    """All items in the paper's order; an item named by itself has its own reduction, wherever it stands."""
+def test_a_scale_can_contain_a_whole_paper(config: Config) -> None:
+    """All items in the paper's order; an item that is also listed by name has its own reduction."""
     whole = config.plan(scale=put(["toy"], "items"))
     assert [item.id for item in whole.items] == ["toy/table", "toy/figure"]
     assert whole.runs.keys() == config.plan().runs.keys()
@@ -253,7 +253,7 @@ def test_a_scale_can_name_a_paper_whole(config: Config) -> None:
     assert "'toy'" in config.error(scale=put(["toy", "toy"], "items"))
 
 
-def test_assumptions_are_the_papers_and_the_items(config: Config) -> None:
+def test_assumptions_come_from_the_paper_and_the_items(config: Config) -> None:
     entries = {
         "T-1": {"question": "Rounds", "assumed": "100", "alternatives": "50"},
         "T-2": {"question": "Rate", "assumed": "0.01"},
@@ -293,7 +293,7 @@ def test_short_forms_of_an_axis(written: Any, expected: Yaml) -> None:
     assert spelled_out("alpha", written) == expected
 
 
-def test_a_grid_is_the_product_of_its_axes_and_seeds_in_order(config: Config) -> None:
+def test_a_grid_is_the_ordered_product_of_its_axes_and_seeds(config: Config) -> None:
     table = config.plan().items[0]
     order = [(entry.labels["method"], entry.labels["plugin"], entry.seed) for entry in table.entries]
     assert order == [(*labels, seed) for labels in ALL_CELLS for seed in (0, 1)]
@@ -312,7 +312,7 @@ def test_items_share_runs(config: Config) -> None:
 
 
 def add_bubbles(data: Yaml) -> None:
-    """An item that shows partitions, one of which the table's runs use, too."""
+    """An item that shows partitions; the table's runs use one of them."""
     points = {"few": {"set": {"partition": {"alpha": 0.1}}}, "many": {"set": {"partition": {"alpha": 0.3}}}}
     data["items"]["bubbles"] = {
         "title": "Who holds what",
@@ -351,7 +351,7 @@ def select(**wanted: Any) -> Selection:
         ({"methods": "scaffold"}, ["toy/table"]),
     ],
 )
-def test_restricted(config: Config, wanted: Yaml, expected: list[str]) -> None:
+def test_restrictions_select_cells(config: Config, wanted: Yaml, expected: list[str]) -> None:
     restricted = config.plan().restricted(select(**wanted))
     assert [item.id for item in restricted.items] == expected
     assert set(restricted.memberships) == set(restricted.runs)
@@ -362,7 +362,7 @@ def cells(planned: Plan) -> list[tuple[str, ...]]:
     return [(*entry.labels.values(), str(entry.seed)) for entry in planned.items[0].entries]
 
 
-def test_a_full_scale_says_which_part_of_an_item_it_has(config: Config) -> None:
+def test_a_full_scale_names_its_part_of_an_item(config: Config) -> None:
     part = (Restriction(to="method fedavg; scaffold", axis="method"),)
     some, every = ["fedavg", "scaffold"], ["scaffold", "fedprox", "fedavg"]
     for reduced, methods, expected in ((False, some, part), (False, every, ()), (True, some, ())):
@@ -372,7 +372,7 @@ def test_a_full_scale_says_which_part_of_an_item_it_has(config: Config) -> None:
         assert figure.restricted == (), "it has no such axis"
 
 
-def test_cells_fit_by_method_plugin_and_seed(config: Config) -> None:
+def test_cells_are_selected_by_method_plugin_and_seed(config: Config) -> None:
     whole = config.plan()
     base = whole.restricted(select(methods=["fedprox"], seeds=1))
     assert cells(base) == [("fedprox", "BP", "0"), ("fedprox", "FLFA", "0")]
@@ -391,7 +391,7 @@ def test_cells_fit_by_method_plugin_and_seed(config: Config) -> None:
         ("rounds_to_target", {"target_of": {"method": "fedprox", "plugin": "BP"}}, "fedavg", ALL_CELLS[:3]),
     ],
 )
-def test_what_cells_are_compared_with_stays_with_them(
+def test_restrictions_include_the_baselines_of_cells(
     config: Config, measure: str, reference: Yaml, methods: str, expected: list[tuple[str, str]]
 ) -> None:
     whole = config.plan(put([{"measure": measure, **reference}], *TABLE, "table", "measures"))
@@ -400,8 +400,8 @@ def test_what_cells_are_compared_with_stays_with_them(
     assert set(restricted.runs) == {entry.spec.run_id for entry in restricted.items[0].entries}
 
 
-def test_a_sheet_whose_baseline_fell_away_is_still_valid(config: Config) -> None:
-    """A method brings its baselines along; other restrictions may leave them out."""
+def test_a_sheet_without_its_baseline_is_valid(config: Config) -> None:
+    """A restriction to a method includes its baselines; other restrictions may leave them out."""
     for whole in config.plan().items:
         item = whole.keeping(Demand("a part", lambda spec, _: bool(spec.composition.methods[1:])))
         assert {cell.labels["plugin"] for cell in item.sheet.cells} == {"FLFA"}
@@ -410,7 +410,7 @@ def test_a_sheet_whose_baseline_fell_away_is_still_valid(config: Config) -> None
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "message"),
     [
         ({"items": ["toy/table", "toy/figur"]}, "has no item 'toy/figur'; did you mean 'toy/figure'?"),
         ({"items": "x"}, "no item 'x' (other scales may have more; it has: toy/figure, toy/table)"),
@@ -423,10 +423,10 @@ def test_a_sheet_whose_baseline_fell_away_is_still_valid(config: Config) -> None
     ],
     ids=str,
 )
-def test_restricted_to_the_unknown(config: Config, wanted: Yaml, told: str) -> None:
+def test_restrictions_to_unknown_names_are_refused(config: Config, wanted: Yaml, message: str) -> None:
     with pytest.raises(FltrainError) as raised:
         config.plan().restricted(select(**wanted))
-    assert told in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 AXES = (*TABLE, "axes")
@@ -447,7 +447,7 @@ def when(settings: Yaml) -> list[Yaml]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "words"),
     [
         (put({}, "setings"), ["toy.yaml", "'setings'", "'settings'"]),
         (put({"BP": {"set": {}, "reportd": {}}}, *AXES, "plugin"), ["plugin", "BP", "'reportd'"]),
@@ -487,13 +487,13 @@ def when(settings: Yaml) -> list[Yaml]:
         (put(when({}), *TABLE, "exceptions"), ["when"]),
     ],
 )
-def test_mistakes_in_a_paper(config: Config, edit: Edit, told: list[str]) -> None:
+def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[str]) -> None:
     message = config.error(paper=edit)
-    assert [word for word in told if word not in message] == [], message
+    assert [word for word in words if word not in message] == [], message
 
 
 @pytest.mark.parametrize(
-    ("value", "key", "told"),
+    ("value", "key", "words"),
     [
         ({}, "setings", ["tiny.yaml", "'setings'", "'settings'"]),
         (["tou/table"], "items", ["unknown paper 'tou'", "'toy'"]),
@@ -505,9 +505,9 @@ def test_mistakes_in_a_paper(config: Config, edit: Edit, told: list[str]) -> Non
         (when({"methd": "fedavg"}), "exceptions", ["a run has no setting 'methd'; did you mean 'method'?"]),
     ],
 )
-def test_mistakes_in_a_scale(config: Config, value: Any, key: str, told: list[str]) -> None:
+def test_mistakes_in_a_scale_are_named(config: Config, value: Any, key: str, words: list[str]) -> None:
     message = config.error(scale=put(value, key))
-    assert [word for word in told if word not in message] == [], message
+    assert [word for word in words if word not in message] == [], message
 
 
 VALUES = "method,plugin,metric,value,note\nfedavg,none,acc,50,\n"
@@ -516,13 +516,13 @@ UNKNOWN_NAMES = {name: {"set": {}, "reported": {"methd": name}} for name in ("fe
 
 
 @pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "from a spreadsheet"])
-def test_published_values_that_fit(config: Config, start: str) -> None:
+def test_published_values_of_known_cells_are_accepted(config: Config, start: str) -> None:
     config.report(start + VALUES, start + CLAIMS)
     assert config.plan(with_values)
 
 
 @pytest.mark.parametrize(
-    ("values", "claims", "edit", "told"),
+    ("values", "claims", "edit", "words"),
     [
         (VALUES.replace("method", "methd"), CLAIMS, None, ["values.csv", "did you mean 'methd'?"]),
         (VALUES, CLAIMS, put(UNKNOWN_NAMES, *AXES, "method"), ["'methd'", "did you mean 'method'?"]),
@@ -534,14 +534,14 @@ def test_published_values_that_fit(config: Config, start: str) -> None:
         (VALUES, CLAIMS.replace("c,,", "d,,"), None, ["toy_claims.csv: has no claim 'c' where 'x'"]),
     ],
 )
-def test_published_values_that_do_not_fit(
-    config: Config, values: str, claims: str, edit: Edit | None, told: list[str]
+def test_published_values_of_unknown_cells_are_refused(
+    config: Config, values: str, claims: str, edit: Edit | None, words: list[str]
 ) -> None:
-    """They would be found after training, or lead to verdicts on the wrong cells."""
+    """Otherwise they would be found after training, or give verdicts on the wrong cells."""
     config.report(values, claims)
     edits = [with_values, edit] if edit else [with_values]
     message = config.error(paper=lambda data: [change(data) for change in edits])
-    assert [word for word in told if word not in message] == [], message
+    assert [word for word in words if word not in message] == [], message
 
 
 def with_values(data: Yaml) -> None:

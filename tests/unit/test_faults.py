@@ -1,4 +1,4 @@
-"""Faults of the system outside the rounds: one clear line, nothing half done, and later the same succeeds."""
+"""System faults outside the rounds: one clear line, no incomplete files, and success on the next try."""
 
 import json
 import logging
@@ -40,16 +40,16 @@ REASON = "cannot be written (File too large); make room or choose another place"
 
 @dataclass(frozen=True)
 class Done:
-    """How a process ended, and what it said."""
+    """Exit code and output of a process."""
 
     code: int | None
-    said: str
+    output: str
 
 
 def run(work: Callable[[], None], folder: Path, limit: int = UNLIMITED) -> Done:
-    """Do the work in a process of its own, whose files must not grow beyond so many bytes.
+    """Run a function in a separate process, whose files must not exceed ``limit`` bytes.
 
-    As on a full disk, what is larger cannot be written, and there is no way around it.
+    As on a full disk, larger files cannot be written.
     """
 
     def child() -> None:
@@ -57,7 +57,7 @@ def run(work: Callable[[], None], folder: Path, limit: int = UNLIMITED) -> Done:
         os.dup2(entrance, 1)
         os.dup2(entrance, 2)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-        logging.root.handlers.clear()  # those of the tests
+        logging.root.handlers.clear()  # the handlers of the tests
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, UNLIMITED))
         work()
 
@@ -67,9 +67,9 @@ def run(work: Callable[[], None], folder: Path, limit: int = UNLIMITED) -> Done:
     process.start()
     os.close(entrance)
     with open(outlet) as stream:
-        said = stream.read()
+        output = stream.read()
     process.join(60)
-    return Done(process.exitcode, said)
+    return Done(process.exitcode, output)
 
 
 def fltrain(folder: Path, *arguments: str | Path, limit: int = UNLIMITED) -> Done:
@@ -83,16 +83,16 @@ def fltrain(folder: Path, *arguments: str | Path, limit: int = UNLIMITED) -> Don
 
 
 def refused(done: Done) -> str:
-    """The message of a process that failed as it should: its last line, and no traceback before it."""
-    assert done.code == 2, done.said
-    assert "Traceback" not in done.said and "Logging error" not in done.said
-    *_, last = done.said.splitlines()
+    """Check that a process failed without a traceback, and return the last line of its output."""
+    assert done.code == 2, done.output
+    assert "Traceback" not in done.output and "Logging error" not in done.output
+    *_, last = done.output.splitlines()
     assert last.startswith("error: ")
     return last.removeprefix("error: ")
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a folder holds, but for locks and logs."""
+    """The files of a folder, except locks and logs."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -102,7 +102,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the results of one run; not to be changed."""
+    """A folder with the results of one run; tests must not change it."""
     folder = tmp_path_factory.mktemp("finished")
     trained(RunSpec.parse(RUN, "test"), folder / "results")
     return folder
@@ -138,7 +138,7 @@ def without_data(place: Path) -> None:
         (lambda place: None, 500, ["records", "export", "records.tar.gz"], "records.tar.gz"),
     ],
 )
-def test_without_room_a_command_fails_and_with_room_it_succeeds(
+def test_a_command_fails_on_a_full_disk_and_succeeds_with_space(
     place: Path, prepare: Callable[[Path], None], limit: int, command: list[str | Path], made: str
 ) -> None:
     prepare(place)
@@ -150,7 +150,7 @@ def test_without_room_a_command_fails_and_with_room_it_succeeds(
     assert not (place / path).exists() and not [name for name in left if name.endswith(".part")]
     assert {name: left[name] for name in before} == before
     done = fltrain(place, *command)
-    assert done.code == 0, done.said
+    assert done.code == 0, done.output
     assert (place / path).exists()
 
 
@@ -160,17 +160,17 @@ def make_table(rows: int) -> None:
         write_text(Path("table.csv"), "row\n" * rows)
 
 
-def test_a_job_without_room_ends_in_one_line_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_job_on_a_full_disk_ends_with_one_line_and_keeps_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("old")
     done = run(partial(make_table, 1000), tmp_path, limit=100)
-    assert refused(done).startswith(f"table.csv: {REASON}") and done.said.count("\n") == 1
-    assert done.said.endswith("; the old file is unchanged\n")
+    assert refused(done).startswith(f"table.csv: {REASON}") and done.output.count("\n") == 1
+    assert done.output.endswith("; the old file is unchanged\n")
     assert files(tmp_path) == {"table.csv": b"old"}
     assert run(partial(make_table, 1000), tmp_path) == Done(0, "")
     assert (tmp_path / "table.csv").read_text() == "row\n" * 1000
 
 
-def test_a_place_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written_give_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     for path, reason in [
@@ -189,7 +189,7 @@ def test_a_place_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
 
 
 class Narrow(Network):
-    """A linear network on a device with room for so many images."""
+    """A linear network on a device with memory for ``room`` images."""
 
     def __init__(self, room: int, error: BaseException) -> None:
         super().__init__(classifier=nn.Linear(64, 10))
@@ -207,7 +207,7 @@ class Narrow(Network):
 
 
 def allocation_failure() -> RuntimeError:
-    """What the CPU's allocator says: nobody has an exbibyte."""
+    """The error of the CPU's allocator for an exbibyte."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     return caught.value
@@ -221,7 +221,7 @@ def split(digits: PreparedData, monkeypatch: pytest.MonkeyPatch) -> Split:
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), allocation_failure()])
-def test_when_memory_runs_out_tests_go_on_with_fewer_images_at_once(
+def test_evaluation_uses_smaller_batches_when_memory_runs_out(
     split: Split, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = evaluate(Narrow(64, error), split, keep_features=True)
@@ -235,7 +235,7 @@ def test_when_memory_runs_out_tests_go_on_with_fewer_images_at_once(
     assert ["64 images" in caplog.messages[0], "32 images" in caplog.messages[1]] == [True, True]
     again = Narrow(20, error)
     evaluate(again, split)
-    assert max(again.asked) == 16, "what is too much is not tried again"
+    assert max(again.asked) == 16, "a batch size that failed is not tried again"
     with pytest.raises(type(error)):
         evaluate(Narrow(0, error), split)
 
@@ -263,8 +263,8 @@ def killed(path: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_the_next_export_deletes_what_a_killed_one_left(tmp_path: Path) -> None:
-    """But no file that another process is writing, and no other file."""
+def test_the_next_export_deletes_files_of_a_killed_export(tmp_path: Path) -> None:
+    """It deletes no other file, also none that another process is writing."""
     target, others = tmp_path / "records[1].tar.gz", [".other.csv.abc.part", "records[1].tar.gz.part"]
     for name in others:
         (tmp_path / name).touch()
@@ -284,7 +284,7 @@ WITHOUT_MLFLOW = "import sys; sys.modules['mlflow'] = None; from fltrain.cli imp
 
 
 @pytest.mark.slow
-def test_training_does_without_mlflow(tmp_path: Path) -> None:
+def test_training_works_without_mlflow(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RUN))
     command = [sys.executable, "-c", WITHOUT_MLFLOW, "train", "run.json", "--quiet"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""How figures look and what they leave out; smoothing, bars, histograms and selected steps, by hand."""
+"""Appearance and footnotes of figures; smoothing, bars, histograms and selected steps by hand."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ ACCURACY = {"curve": "evaluation.accuracy", "label": "accuracy"}
 
 
 def note(canvas: Canvas) -> str:
-    """What stands below a figure, as one line."""
+    """The note below a figure, as one line."""
     below = canvas._supxlabel  # type: ignore[attr-defined]
     return " ".join(below.get_text().split())
 
@@ -64,7 +64,7 @@ SIGHTS = {
 
 
 def lab(colour: str, sight: str = "full") -> np.ndarray:
-    """A colour in CIELAB (D65), as it is seen."""
+    """A colour in CIELAB (D65), as seen with this colour vision."""
     rgb = np.array(to_rgb(colour))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
@@ -82,7 +82,7 @@ def test_colours_can_be_told_apart(sight: str) -> None:
     assert {pair: distance for pair, distance in distances.items() if distance < 17} == {}
 
 
-def test_every_method_has_a_place_of_its_own() -> None:
+def test_every_method_has_a_distinct_style() -> None:
     taken: dict[style.Look, str] = {}
     for name in METHODS:
         other = taken.setdefault(style.place(name), name)
@@ -93,7 +93,7 @@ def test_every_method_has_a_place_of_its_own() -> None:
 
 
 def of(*runs: tuple[str, Sequence[str]], axis: str = "series") -> dict[str, style.Look]:
-    """Looks of an axis with these labels, each with the methods of a run; a label can have several."""
+    """Styles of an axis with these labels, each with the methods of a run; a label can have several."""
     cells = [
         Cell(labels={axis: label}, reported={}, seed=seed, run="-", partition="-", methods=tuple(methods))
         for seed, (label, methods) in enumerate(runs)
@@ -101,7 +101,7 @@ def of(*runs: tuple[str, Sequence[str]], axis: str = "series") -> dict[str, styl
     return style.looks(list(dict.fromkeys(label for label, _ in runs)), axis, cells)
 
 
-def test_a_method_looks_the_same_whatever_its_label_and_its_company() -> None:
+def test_the_style_of_a_method_depends_on_the_method_only() -> None:
     one = of(("FedAvg", ["fedavg"]), ("FedProx", ["fedprox"]), ("SCAFFOLD", ["scaffold"]))
     other = of(("SCAFFOLD, lr 0.01", ["scaffold"]), ("Fed2", ["fed2"]), ("prox", ["fedprox"]))
     assert one["SCAFFOLD"] == other["SCAFFOLD, lr 0.01"] == style.PLACES["scaffold"]
@@ -109,7 +109,7 @@ def test_a_method_looks_the_same_whatever_its_label_and_its_company() -> None:
     assert one["FedAvg"] == ("#000000", "-", "o")
 
 
-def test_plugins_have_the_colour_of_the_method_and_their_own_dash() -> None:
+def test_plugins_have_the_colour_of_their_method_and_another_dash() -> None:
     runs = (["fedprox"], ["fedprox", "flfa"], ["fedprox", "ecgr"], ["fedavg", "flfa"])
     base, flfa, ecgr, alone = of(*[("+".join(methods), methods) for methods in runs]).values()
     assert {base.colour, flfa.colour, ecgr.colour} == {style.PLACES["fedprox"].colour}
@@ -118,13 +118,13 @@ def test_plugins_have_the_colour_of_the_method_and_their_own_dash() -> None:
     assert flfa[1:] == alone[1:]
 
 
-def test_a_line_for_several_methods_looks_like_what_they_share() -> None:
+def test_a_line_for_several_methods_has_their_common_style() -> None:
     bases = ("scaffold", "fedprox", "fednova", "fedavg")
     found = of(*[("base", [name]) for name in bases], *[("+ ECGR", [name, "ecgr"]) for name in bases])
     assert found == {"base": style.PLACES["fedavg"], "+ ECGR": style.PLACES["ecgr"]}
 
 
-def test_points_of_a_scale_are_ordered_from_dark_to_light() -> None:
+def test_numeric_labels_are_coloured_from_dark_to_light() -> None:
     labels = ["0.001", "0.01", "0.1", "0.5", "1"]
     found = of(*[(label, ["fedfcd"]) for label in labels])
     lightness = [lab(look.colour)[0] for look in found.values()]
@@ -135,7 +135,7 @@ def test_points_of_a_scale_are_ordered_from_dark_to_light() -> None:
 
 
 def test_lines_of_the_papers_figures_differ(papers: Plan) -> None:
-    """In every figure that is declared, no two lines look alike, nor bars, which have no dash."""
+    """No two lines of a declared figure have the same style, and no two bars, which have no dash."""
     drawn = 0
     for item in papers.items:
         series = getattr(item.item.figure, "series", None)
@@ -167,7 +167,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("kind", FIGURES)
-def test_a_figure_without_any_run_is_refused_and_one_of_diverged_runs_is_empty(
+def test_figures_without_runs_are_refused_and_diverged_runs_give_empty_ones(
     runs: Runs, tmp_path: Path, kind: str
 ) -> None:
     for method in ("A", "B"):
@@ -193,7 +193,7 @@ def test_centred_means() -> None:
     np.testing.assert_allclose(figures.smoothed(line, 7), line, err_msg="a line stays a line")
 
 
-def test_smooth_curves_are_drawn_over_what_was_measured(runs: Runs) -> None:
+def test_smooth_curves_are_drawn_over_the_measured_ones(runs: Runs) -> None:
     runs.add({"method": "A"}, rows=accuracies(0.0, 0.3, 0.0, 0.3))
     runs.add({"method": "A"}, DIVERGED, rows=accuracies(0.2, 0.5, 0.2))
     canvas, numbers = figures.draw(runs.curves(smoothing=3), runs.results)
@@ -209,7 +209,7 @@ def test_smooth_curves_are_drawn_over_what_was_measured(runs: Runs) -> None:
     assert ended["smoothed"].tolist() == pytest.approx([0.2, 0.3, 0.2]), "not longer than the run"
 
 
-def test_the_mean_over_seeds_is_thin_where_one_has_ended(runs: Runs) -> None:
+def test_the_mean_over_seeds_is_thin_after_a_seed_has_ended(runs: Runs) -> None:
     for reached, *values in ((0.6, 0.2, 0.4, 0.6), (DIVERGED, 0.4, 0.2)):
         runs.add({"method": "A"}, reached, rows=accuracies(*values))
         runs.add({"method": "B"}, rows=accuracies(0.5, 0.6, 0.7))
@@ -275,7 +275,7 @@ def test_layers_are_counted_by_value(runs: Runs) -> None:
 
 
 def selected(round: int, steps: dict[int, int], chosen: dict[int, list[int]]) -> Row:
-    """A row as ECGR reports it: steps of each client, and those that were selected."""
+    """A row of ECGR's record: steps of each client, and the selected ones."""
     return {
         "round": round,
         "kind": "ecgr",
@@ -288,8 +288,8 @@ def of_run(runs: Runs, *rows: Row) -> pd.DataFrame:
     return distributions.selections(runs.results.record(runs.add({"data": "one"}, rows=rows)))
 
 
-def test_shares_are_means_over_clients_by_place_in_their_training(runs: Runs) -> None:
-    """Of four parts: one client's steps are a part each, another's two parts each."""
+def test_selection_shares_are_means_over_clients_by_training_progress(runs: Runs) -> None:
+    """Training is divided into four parts: one client has one step per part, another two."""
     steps, chosen = {0: 4, 1: 2}, {0: [2, 3], 1: [0]}
     found = distributions.shares(of_run(runs, selected(1, steps, chosen)), 4)
     assert found == pytest.approx(np.array([[0.5], [0.5], [0.5], [0.5]]))
@@ -298,7 +298,7 @@ def test_shares_are_means_over_clients_by_place_in_their_training(runs: Runs) ->
 
 
 def maps(canvas: Canvas) -> dict[str, list[list[float]]]:
-    """What is shown in each panel with an image, by its title."""
+    """The image in each panel, by its title."""
     return {
         axes.get_title(loc="left"): axes.get_images()[0].get_array().filled(np.nan).tolist()
         for axes in canvas.axes
@@ -321,7 +321,7 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
 
 
 @pytest.mark.parametrize(
-    ("layout", "rows", "told"),
+    ("layout", "rows", "words"),
     [
         ({**HISTOGRAM, "round": 7}, TWICE, ["run-0", "'updates.similarity'", "round 7", "rounds 1 to 2"]),
         (
@@ -347,12 +347,12 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
         ),
     ],
 )
-def test_figures_that_cannot_be(runs: Runs, layout: Yaml, rows: list[Row], told: list[str]) -> None:
+def test_invalid_figures_are_refused(runs: Runs, layout: Yaml, rows: list[Row], words: list[str]) -> None:
     for method in ("A", "B"):
         runs.add({"method": method}, rows=rows)
     with pytest.raises(FltrainError) as raised:
         figures.draw(runs.figure(**layout), runs.results)
-    assert [word for word in told if word not in str(raised.value)] == [], raised.value
+    assert [word for word in words if word not in str(raised.value)] == [], raised.value
 
 
 LONG = "a scale whose title is longer than any figure is wide, so that it has to be broken into several lines"
@@ -364,7 +364,7 @@ NIGHTLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("grid", "apar
 
 @pytest.fixture(params=["curves", "bars", *NIGHTLY])
 def crowded(request: pytest.FixtureRequest, runs: Runs) -> Sheet:
-    """Figures with as much in them as the papers' have, and long labels."""
+    """Figures with as many elements as in the papers, and long labels."""
     rows = [
         *accuracies(*np.linspace(0.1, 0.9, 20)),
         *[selected(number, {0: 4, 1: 2}, {0: [1, 2], 1: [1]}) for number in range(1, 21)],
@@ -390,7 +390,7 @@ def crowded(request: pytest.FixtureRequest, runs: Runs) -> Sheet:
 
 
 def test_figures_can_be_read_in_print(runs: Runs, crowded: Sheet) -> None:
-    """No wider than a page, no text below 7 points or beyond the edge, legends beside the panels."""
+    """At most a page wide, text of at least 7 points inside the figure, legends next to the panels."""
     canvas, _ = figures.draw(crowded, runs.results)
     assert canvas.get_figwidth() * 25.4 <= 180 + 1e-6
     agg = FigureCanvasAgg(canvas)

@@ -1,4 +1,4 @@
-"""Figures that look into trained models: what neurons prefer, layer by layer and client by client."""
+"""Figures of trained models: class preferences of neurons by layer and client."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ CASES = {"plain": "fedavg", "grouped": {"name": "fed2", "decoupled": 3, "groups"
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
-    """A run without and one with Fed2, which keep their clients' models."""
+    """Two runs, with and without Fed2, whose records contain the clients' models."""
     root = tmp_path_factory.mktemp("models")
     common: dict[str, Any] = {
         "dataset": {"name": "digits", "image_size": 16},
@@ -38,7 +38,7 @@ def results_of(records: dict[str, Record]) -> Results:
 
 
 def drawn(records: dict[str, Record], figure: dict[str, Any], folder: Path) -> pd.DataFrame:
-    """The numbers of a figure, after it was written."""
+    """The numbers of a figure, after writing it."""
     outputs = [folder / name for name in ("figure.pdf", "figure.csv")]
     cells = Cells(results_of(records).root)
     for label, record in records.items():
@@ -48,8 +48,8 @@ def drawn(records: dict[str, Record], figure: dict[str, Any], folder: Path) -> p
     return pd.read_csv(outputs[-1])
 
 
-def test_kept_models_are_those_of_the_run(records: dict[str, Record]) -> None:
-    """The global model tests as the record says, and the clients' models average to it."""
+def test_saved_models_are_the_final_models_of_the_run(records: dict[str, Record]) -> None:
+    """The global model has the recorded accuracy, and is the average of the clients' models."""
     record = records["plain"]
     run = TrainedRun(record, results_of(records), CPU)
     assert evaluate(run.network, run.data.test).accuracy == record.summary["accuracy"]["last"]
@@ -70,7 +70,7 @@ def test_preferences_are_drawn_neuron_by_neuron(records: dict[str, Record], tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", ["preference", "variance"])
-def test_a_run_that_is_missing_is_left_out(records: dict[str, Record], tmp_path: Path, figure: str) -> None:
+def test_missing_runs_are_left_out(records: dict[str, Record], tmp_path: Path, figure: str) -> None:
     some = {**records, "plain": Record(results_of(records).run("never-trained"))}
     numbers = drawn(some, {"kind": figure, "columns": "case", "images": 5}, tmp_path)
     assert set(numbers["panel"]) == {"grouped"}
@@ -93,7 +93,7 @@ def test_an_inversion_is_drawn_with_its_measurements(records: dict[str, Record],
     assert (numbers["loss"] <= numbers["loss_before"]).all()
 
 
-def test_a_run_that_keeps_nothing_says_what_to_set(tmp_path: Path) -> None:
+def test_a_run_without_saved_models_names_the_setting(tmp_path: Path) -> None:
     record = trained(tiny(rounds=1), tmp_path)
     with pytest.raises(FltrainError, match=r"keeps no model; set evaluation\.keep"):
         TrainedRun(record, Results(tmp_path), CPU)

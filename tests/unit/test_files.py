@@ -16,7 +16,7 @@ ARRAYS = {"a": np.arange(12, dtype=np.uint8).reshape(3, 4), "b": np.arange(3)}
 
 @settings(max_examples=30)
 @given(array=st.sampled_from(["a", "b"]), position=st.integers(0, 10**6))
-def test_every_bit_counts(array: str, position: int) -> None:
+def test_every_bit_changes_the_digest(array: str, position: int) -> None:
     flipped = {name: values.copy() for name, values in ARRAYS.items()}
     content = flipped[array].reshape(-1).view(np.uint8)
     content[position // 8 % len(content)] ^= 1 << position % 8
@@ -32,16 +32,16 @@ def test_every_bit_counts(array: str, position: int) -> None:
         {"a": ARRAYS["a"]},
     ],
 )
-def test_names_types_and_shapes_count(changed: dict[str, Any]) -> None:
+def test_names_types_and_shapes_change_the_digest(changed: dict[str, Any]) -> None:
     assert digest(changed) != digest(ARRAYS)
 
 
-def test_order_and_memory_layout_do_not_count() -> None:
+def test_order_and_memory_layout_do_not_change_the_digest() -> None:
     other = {"b": ARRAYS["b"], "a": np.asfortranarray(ARRAYS["a"])}
     assert digest(other) == digest(ARRAYS)
 
 
-def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failure_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "old")
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(tmp_path / "file", {"loss": float("nan")})

@@ -71,12 +71,12 @@ def write_idx(folder: Path, compressed: bool = True, **contents: bytes) -> Path:
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_idx(tmp_path: Path, compressed: bool) -> None:
+def test_idx_files_are_read(tmp_path: Path, compressed: bool) -> None:
     splits = reader("idx").read(write_idx(tmp_path / "MNIST" / "raw", compressed), IDX_FACTS)
     well_formed(splits)
     np.testing.assert_array_equal(splits.train_images[:, 0], pixels(20, 6, 6))
     np.testing.assert_array_equal(splits.test_labels, np.arange(10))
-    assert len(reader("idx").read(tmp_path, IDX_FACTS).test_labels) == 10  # anywhere in the folder
+    assert len(reader("idx").read(tmp_path, IDX_FACTS).test_labels) == 10  # in any subfolder
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_idx(tmp_path: Path, compressed: bool) -> None:
         ({"train_labels": idx(np.full(20, 10, np.uint8))}, r"found labels 10 to 10, expected 0 to 9"),
     ],
 )
-def test_bad_idx(tmp_path: Path, contents: dict[str, bytes], message: str) -> None:
+def test_bad_idx_files_are_refused(tmp_path: Path, contents: dict[str, bytes], message: str) -> None:
     refused("idx", write_idx(tmp_path, **contents), message, IDX_FACTS)
 
 
 class Python2(pickle._Pickler):
-    """Writes texts as Python 2 did, which Python 3 cannot."""
+    """Writes texts as Python 2 did, which Python 3 does not support."""
 
     def save_text(self, text: str | bytes) -> None:
         content = text.encode() if isinstance(text, str) else text
@@ -135,7 +135,7 @@ CIFAR_FACTS = Facts(classes=10, channels=3, side=32, train_images=50, test_image
 
 
 @pytest.mark.parametrize("form", ["archive", "archive in a folder", "folder in a folder"])
-def test_cifar10(tmp_path: Path, form: str) -> None:
+def test_cifar10_is_read(tmp_path: Path, form: str) -> None:
     archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / "cifar-10-batches-py"
     if form.startswith("archive"):
         write_tar(archive, cifar10())
@@ -151,7 +151,7 @@ def test_cifar10(tmp_path: Path, form: str) -> None:
     np.testing.assert_array_equal(splits.train_labels, np.tile(np.arange(10), 5))
 
 
-def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+def test_cifar100_is_read_with_the_fine_labels(tmp_path: Path) -> None:
     files = {
         name: py2_pickle({**batch(100, 0, b"fine_labels"), b"coarse_labels": [0] * 100})
         for name in ("train", "test")
@@ -176,13 +176,13 @@ def without(key: bytes) -> dict[bytes, Any]:
         (py2_pickle(batch(10, 0))[:-9], r"test_batch: not readable as a batch of CIFAR \(.+\)"),
     ],
 )
-def test_bad_cifar(tmp_path: Path, content: bytes, message: str) -> None:
+def test_bad_cifar_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     write_tar(tmp_path / "cifar-10-python.tar.gz", {**cifar10(), "test_batch": content})
     refused("cifar", tmp_path, message, CIFAR_FACTS, version="cifar-10")
 
 
 class Shell:
-    """Unpickling this runs a command."""
+    """An object whose unpickling runs a command."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -192,7 +192,7 @@ class Shell:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
-def test_a_pickle_cannot_run_anything(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_cannot_run_code(tmp_path: Path, protocol: int) -> None:
     marker = tmp_path / "executed"
     content = pickle.dumps({"data": Shell(marker)}, protocol)
     write_tar(tmp_path / "cifar-10-python.tar.gz", {**cifar10(), "test_batch": content})
@@ -221,7 +221,7 @@ def test_a_pickle_cannot_run_anything(tmp_path: Path, protocol: int) -> None:
         b"cnumpy.core.multiarray\n_reconstruct\n(tR(K\1K\1cnumpy\ndtype\n\x89S'x'\ntb.",  # bytes of no type
     ],
 )
-def test_a_pickle_gets_nothing_but_bytes(content: bytes) -> None:
+def test_pickles_of_other_types_are_refused(content: bytes) -> None:
     with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError, ValueError)):
         restricted_load(content)
 
@@ -237,7 +237,7 @@ def write_svhn(folder: Path, **changes: Any) -> Path:
 SVHN_FACTS = Facts(classes=10, channels=3, side=32, train_images=20, test_images=10)
 
 
-def test_svhn(tmp_path: Path) -> None:
+def test_svhn_is_read(tmp_path: Path) -> None:
     splits = reader("svhn").read(write_svhn(tmp_path), SVHN_FACTS)
     well_formed(splits)
     np.testing.assert_array_equal(splits.train_images[7, 2], pixels(32, 32, 3, 20)[:, :, 2, 7])
@@ -251,12 +251,12 @@ def test_svhn(tmp_path: Path) -> None:
         ({"y": np.zeros((20, 1), np.uint8)}, r"train_32x32.mat, y: found labels 0 to 0, expected 1 to 10"),
     ],
 )
-def test_bad_svhn(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_bad_svhn_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     refused("svhn", write_svhn(tmp_path, **changes), message, SVHN_FACTS)
 
 
 def arrays(*form: int, **changes: Any) -> dict[str, Any]:
-    """What a file of MedMNIST holds, for images of the given form; None leaves an array out."""
+    """The arrays of a MedMNIST file for images of this shape; None leaves an array out."""
     content: dict[str, Any] = {}
     for split, size in (("train", 20), ("val", 6), ("test", 10)):
         content[f"{split}_images"] = pixels(size, *form)
@@ -274,7 +274,7 @@ def write_npz(folder: Path, content: dict[str, Any]) -> Path:
     ("name", "form", "channels"),
     [("npz", (8, 8), 1), ("npz", (8, 8, 1), 1), ("npz", (8, 8, 3), 3), ("medmnist", (8, 8), 1)],
 )
-def test_npz(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) -> None:
+def test_npz_files_are_read(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) -> None:
     write_npz(tmp_path, arrays(*form))
     splits = reader(name).read(tmp_path, Facts(5, channels, 8, 20, 10))
     well_formed(splits)
@@ -303,14 +303,14 @@ def test_npz(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) ->
         ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
     ],
 )
-def test_bad_npz(tmp_path: Path, wrong: dict[str, Any] | Facts, message: str) -> None:
-    """Its arrays are wrong, or contradict the facts of the registry."""
+def test_bad_npz_files_are_refused(tmp_path: Path, wrong: dict[str, Any] | Facts, message: str) -> None:
+    """The arrays are invalid, or contradict the registry."""
     changes, facts = ({}, wrong) if isinstance(wrong, Facts) else (wrong, UNKNOWN)
     refused("npz", write_npz(tmp_path, arrays(8, 8, **changes)), message, facts)
 
 
 @pytest.mark.parametrize(("facts", "label"), [(UNKNOWN, 0), (UNKNOWN, 7), (Facts(classes=10), 7)])
-def test_a_set_of_one_class_is_refused(tmp_path: Path, facts: Facts, label: int) -> None:
+def test_a_dataset_of_one_class_is_refused(tmp_path: Path, facts: Facts, label: int) -> None:
     """Any model would reach 100 %."""
     labels = {"train_labels": np.full(20, label), "test_labels": np.full(10, label)}
     message = rf": all images are of class {label}, expected at least two classes; check the labels"
@@ -318,7 +318,7 @@ def test_a_set_of_one_class_is_refused(tmp_path: Path, facts: Facts, label: int)
 
 
 @pytest.mark.parametrize(("split", "images"), [("training", 20), ("test", 10)])
-def test_a_split_of_one_class_is_a_warning(
+def test_a_split_of_one_class_gives_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, split: str, images: int
 ) -> None:
     key = {"training": "train_labels", "test": "test_labels"}[split]
@@ -346,7 +346,9 @@ def write_cifar10(folder: Path) -> Path:
         ("npz", lambda folder: write_npz(folder, arrays(8, 8)), r"found no \*.npz", "as a numpy archive"),
     ],
 )
-def test_damaged_or_missing(tmp_path: Path, name: str, write: Spoil, missing: str, unreadable: str) -> None:
+def test_incomplete_files_are_refused(
+    tmp_path: Path, name: str, write: Spoil, missing: str, unreadable: str
+) -> None:
     options = {"version": "cifar-10"} if name == "cifar" else {}
     refused(name, tmp_path / "nowhere", r"nowhere: no such file or folder", **options)
     refused(name, tmp_path, missing, **options)
@@ -364,7 +366,7 @@ def write_cifar10_1(folder: Path, images: Any, labels: Any) -> Path:
     return folder
 
 
-def test_cifar10_1_is_for_testing_only(tmp_path: Path) -> None:
+def test_cifar10_1_has_test_images_only(tmp_path: Path) -> None:
     images = pixels(20, 32, 32, 3)
     write_cifar10_1(tmp_path, images, np.arange(20, dtype=np.int32) % 10)
     splits = reader("cifar10_1", version="v6").read(tmp_path, Facts(10, 3, 32, 0, 20))
@@ -378,7 +380,7 @@ def test_cifar10_1_is_for_testing_only(tmp_path: Path) -> None:
 
 
 WRITERS = {"f10_02": (4, 2), "f09_01": (3, 1), "f11_00": (5, 0), "f12_00": (0, 3)}
-"""Training and test images of each; the last two are not in both splits."""
+"""Training and test images of each writer; the last two are in one split only."""
 
 
 def femnist(size: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
@@ -422,7 +424,7 @@ def check_femnist(splits: RawSplits) -> None:
     assert splits.notes == ("2 of 4 writers have both training and test images: 7 and 3 in all",)
 
 
-def test_femnist_in_its_archive(tmp_path: Path) -> None:
+def test_femnist_is_read_from_its_archive(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "files")
     files = {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()}
     archive = write_tar(tmp_path / "fed_emnist.tar.bz2", files, folder="")
@@ -436,7 +438,7 @@ def test_femnist_in_its_archive(tmp_path: Path) -> None:
     refused("femnist", tmp_path, r"tar.bz2: found no fed_emnist_train.h5")
 
 
-def test_handwriting_by_writer(tmp_path: Path) -> None:
+def test_leaf_files_are_read_by_writer(tmp_path: Path) -> None:
     check_femnist(reader("femnist").read(write_hdf5(tmp_path / "hdf5"), FEMNIST_FACTS))
     check_femnist(reader("leaf").read(write_leaf(tmp_path / "leaf"), FEMNIST_FACTS))
     refused("leaf", tmp_path, r"train: found no .json files")
@@ -459,7 +461,7 @@ IMAGES, LABELS = femnist(4, 0)
         ),
     ],
 )
-def test_bad_femnist(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+def test_bad_femnist_files_are_refused(tmp_path: Path, content: dict[str, Any], message: str) -> None:
     path = write_hdf5(tmp_path, {"a": (2, 0), "b": (0, 2)}) / "fed_emnist_train.h5"
     refused("femnist", tmp_path, r"2 writers, but none with both")
     labels = {} if "no label" in message or "other" in content else {"examples/a/label": LABELS}
@@ -480,7 +482,7 @@ def test_bad_femnist(tmp_path: Path, content: dict[str, Any], message: str) -> N
         ('{"user_data": {"f09_01": {"x": [[1]], "y": [1]}}}', r"f09_01: this writer is in an earlier"),
     ],
 )
-def test_bad_leaf(tmp_path: Path, content: str, message: str) -> None:
+def test_bad_leaf_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
     write_leaf(tmp_path)
     (tmp_path / "train" / "new.json").write_text(content)
     refused("leaf", tmp_path, message)
@@ -504,7 +506,7 @@ def drawn(seed: int, side: int = 6) -> Pixels:
     return pixels(side, side, 3, seed=seed).transpose(2, 0, 1)
 
 
-def test_folder_with_two_trees(tmp_path: Path) -> None:
+def test_a_folder_with_two_trees_is_read(tmp_path: Path) -> None:
     write_tree(tmp_path / "train", ["class10", "class9"], 12)
     write_tree(tmp_path / "val", ["class10", "class9"], 3)
     (tmp_path / "train" / "class9" / "notes.txt").write_text("no image")
@@ -520,8 +522,8 @@ def test_folder_with_two_trees(tmp_path: Path) -> None:
     assert reader("folder", only=["class9", "class10"]).read(tmp_path).class_names == splits.class_names
 
 
-def test_folder_divided_by_file_order(tmp_path: Path) -> None:
-    """The layout and the division of LC25000: classes two levels down, files numbered without zeros."""
+def test_a_folder_is_divided_by_file_order(tmp_path: Path) -> None:
+    """Layout and division of LC25000: classes two levels down, file numbers without leading zeros."""
     write_tree(tmp_path, ["colon_image_sets/colon_n", "lung_image_sets/lung_aca"], 15)
     splits = reader("folder", train_fraction=0.8).read(tmp_path)
     assert splits.class_names == ("colon_n", "lung_aca")
@@ -531,7 +533,7 @@ def test_folder_divided_by_file_order(tmp_path: Path) -> None:
 
 
 def test_photographs_are_cropped_and_resized(tmp_path: Path) -> None:
-    """As torchvision does it, whatever the shape."""
+    """As in torchvision, for any shape."""
     usual = Compose([Resize(10), CenterCrop(10)])
     shapes = [(40, 60), (90, 30), (10, 10), (8, 8), (7, 23), (41, 40), (333, 500)]
     photographs = [pixels(*shape, 3) for shape in shapes]
@@ -546,8 +548,8 @@ def test_photographs_are_cropped_and_resized(tmp_path: Path) -> None:
     assert reader("folder", side=10).read(tmp_path, side=5).train_images.shape == (8, 3, 5, 5)
 
 
-def test_kinds_of_images(tmp_path: Path) -> None:
-    """Grey, transparent, printed and indexed images become colour ones; several formats are read."""
+def test_all_kinds_of_images_are_read_as_colour_images(tmp_path: Path) -> None:
+    """Grey, transparent, CMYK and indexed images become colour images; several formats are read."""
     colour = Image.new("RGB", (6, 6), (200, 100, 50))
     names = ["1.png", "2.BMP", "3.jpeg", "4.png", "5.gif.png", "6.tiff"]
     modes = ["RGB", "RGB", "CMYK", "RGBA", "P", "L"]
@@ -562,7 +564,7 @@ def test_kinds_of_images(tmp_path: Path) -> None:
     assert len(np.unique(splits.train_images[5])) == 1
 
 
-def test_grey_images(tmp_path: Path) -> None:
+def test_grey_images_have_one_channel(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name in "ab":
             write_image(tmp_path / split / name / "1.png", pixels(6, 6))
@@ -589,7 +591,7 @@ def test_grey_images(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_folder(tmp_path: Path, spoil: Spoil, message: str) -> None:
+def test_bad_image_folders_are_refused(tmp_path: Path, spoil: Spoil, message: str) -> None:
     for split in ("train", "test"):
         write_tree(tmp_path / split, ["a", "b"], 2)
     if "a1.png" in message:
@@ -607,7 +609,7 @@ def test_bad_folder(tmp_path: Path, spoil: Spoil, message: str) -> None:
         ({"train_fraction": 0.5}, Facts(5), r"found 2 folders with images \(a, b\), expected 5 classes"),
     ],
 )
-def test_options_of_folder_that_do_not_fit(
+def test_invalid_folder_options_are_refused(
     tmp_path: Path, options: dict[str, Any], facts: Facts, message: str
 ) -> None:
     write_tree(tmp_path, ["a", "b"], 3)

@@ -1,4 +1,4 @@
-"""Run IDs outlast new settings, and no default changes unnoticed."""
+"""Run IDs survive new settings, and no default changes unnoticed."""
 
 import json
 import re
@@ -90,7 +90,7 @@ class Outer(Settings):
         ({"switch": 0}, {"inner": {"old": 1}, "several": [], "switch": 0}),
     ],
 )
-def test_added_settings_are_dumped_unless_they_have_their_default(
+def test_added_settings_are_written_unless_they_have_their_default(
     written: dict[str, Any], dumped: dict[str, Any]
 ) -> None:
     outer = Outer.parse(written, "outer")
@@ -101,7 +101,7 @@ def test_added_settings_are_dumped_unless_they_have_their_default(
     assert Outer.parse(everything, "outer") == outer
 
 
-def test_the_lock_holds_the_settings_of_today() -> None:
+def test_the_lock_has_the_current_settings() -> None:
     locked, current = identity.read(), identity.current()
     assert identity.faults(locked, current) == []
     assert locked == current, "run `make golden` and commit tests/golden/identity.json"

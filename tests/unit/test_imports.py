@@ -1,4 +1,4 @@
-"""Planning a workflow imports these modules, many times: the heavy packages must stay out."""
+"""Planning a workflow imports these modules often: they must not import heavy packages."""
 
 import subprocess
 import sys
@@ -31,8 +31,8 @@ def test_no_heavy_package_is_loaded() -> None:
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")
 
 
-def test_the_package_alone_loads_next_to_nothing() -> None:
-    """What it offers for notebooks comes when asked for."""
+def test_importing_the_package_imports_almost_nothing() -> None:
+    """Names for notebooks are imported on first use."""
     code = "import sys, fltrain; print(any(name in sys.modules for name in ('numpy', 'pandas', 'pydantic')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "False")

@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped end as if nothing had happened; two processes never train the same run."""
+"""Killed or stopped runs end as uninterrupted ones; two processes never train the same run."""
 
 import os
 import random
@@ -28,7 +28,7 @@ SAMPLE = {
 
 
 def prepared(root: Path, other: Path) -> Path:
-    """A results folder with the data and partitions of another."""
+    """A results folder with the data and partitions of another one."""
     for part in ("data", "partitions"):
         shutil.copytree(other / part, root / part)
     return root
@@ -36,7 +36,7 @@ def prepared(root: Path, other: Path) -> Path:
 
 @dataclass(frozen=True)
 class Long:
-    """A run that is long enough to be stopped in the middle, as it was trained without that."""
+    """A run that is long enough to be stopped in the middle, and its uninterrupted record."""
 
     spec: RunSpec
     root: Path
@@ -50,7 +50,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Long:
 
 
 def assert_clean(root: Path, spec: RunSpec) -> None:
-    """There is a record and nothing else: no checkpoint, no lock, no temporary file."""
+    """Check that only the record remains: no checkpoint, no lock, no temporary file."""
     results = Results(root)
     left = {path.name for path in results.run(spec.run_id).iterdir()} - {"models.safetensors"}
     assert left == {*RECORD_FILES, "train.log"}
@@ -58,7 +58,7 @@ def assert_clean(root: Path, spec: RunSpec) -> None:
 
 
 @pytest.mark.slow
-def test_killed_before_any_operation_that_changes_a_file(tmp_path: Path) -> None:
+def test_a_run_killed_before_any_file_operation_resumes(tmp_path: Path) -> None:
     spec = tiny(method="scaffold", model="mlp", rounds=2, evaluation={"keep": "clients"})
     expected = contents(finished(spec, tmp_path / "whole"))
     operation, ended = 0, False
@@ -77,11 +77,11 @@ def test_killed_before_any_operation_that_changes_a_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "name", [name if name == "kept" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLE]
 )
-def test_killed_at_random_times(tmp_path: Path, name: str) -> None:
+def test_a_run_killed_at_random_times_resumes(tmp_path: Path, name: str) -> None:
     spec = tiny(model="mlp", rounds=6, **SAMPLE[name])
     whole, root = tmp_path / "whole", tmp_path / "killed"
     expected = contents(finished(spec, whole))
-    for folder in ("first", "again"):  # the first process waits for what others are forked from
+    for folder in ("first", "again"):  # the first process waits for the fork server
         began = time.monotonic()
         started(spec, prepared(tmp_path / folder, whole)).join()
     seconds = time.monotonic() - began
@@ -118,7 +118,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_without_a_saved_round_is_not_said_to_resume(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_does_not_report_to_resume(tmp_path: Path) -> None:
     spec = tiny(participation={"fraction": 1.0}, training={"epochs": 60}, model="mlp")
     (tmp_path / "run.json").write_text(spec.to_json())
     process = fltrain("train", "run.json", cwd=tmp_path)
@@ -136,7 +136,7 @@ def test_a_run_without_a_saved_round_is_not_said_to_resume(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_saves_the_state_and_ends_the_program(
+def test_a_signal_writes_a_checkpoint_and_ends_the_program(
     tmp_path: Path, long: Long, number: signal.Signals, code: int
 ) -> None:
     spec, root = long.spec, prepared(tmp_path / "results", long.root)
@@ -145,15 +145,15 @@ def test_a_signal_saves_the_state_and_ends_the_program(
     process = fltrain(*command, cwd=tmp_path, FLTRAIN_CHECKPOINT_ROUNDS="1")
     wait_for(Results(root).checkpoints(spec.run_id) / "round-*2.safetensors", process)
     process.send_signal(number)
-    said, _ = process.communicate()
+    output, _ = process.communicate()
     assert process.returncode == code
-    last = said.splitlines()[-1]
+    last = output.splitlines()[-1]
     assert re.fullmatch(
         rf"{re.escape(spec.run_id)}: stopped by {number.name} after round (\d+) of 60; "
         r"the next start resumes after round \1",
         last,
     )
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert contents(finished(spec, root)) == long.expected
     assert "resumed after round" in (Results(root).run(spec.run_id) / "train.log").read_text()
     assert_clean(root, spec)
@@ -169,17 +169,15 @@ def test_two_processes_do_not_train_the_same_run(tmp_path: Path) -> None:
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    said = log.read_text()
-    assert said.count("parameters") == 1, "one of them trained"
-    assert said.count("another process has trained it") == 2
+    output = log.read_text()
+    assert output.count("parameters") == 1, "one of them trained"
+    assert output.count("another process has trained it") == 2
     assert contents(Results(root).record(spec.run_id)) == expected
     assert_clean(root, spec)
 
 
 @pytest.mark.slow
-def test_who_waits_for_a_process_that_is_killed_goes_on_from_its_checkpoint(
-    tmp_path: Path, long: Long
-) -> None:
+def test_a_waiting_process_resumes_the_run_of_a_killed_process(tmp_path: Path, long: Long) -> None:
     spec, root = long.spec, prepared(tmp_path / "results", long.root)
     first = started(spec, root)
     while not list(Results(root).checkpoints(spec.run_id).glob("*.safetensors")):

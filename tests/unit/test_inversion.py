@@ -1,4 +1,4 @@
-"""Images recovered from features: likeness measures, attacks, what is attacked, and the figure of it."""
+"""Images recovered from features: similarity measures, attacks, targets, and the figure."""
 
 import math
 import re
@@ -42,7 +42,7 @@ PRIOR = {"kind": "prior", "steps": 150, "lr": 0.01, "ema": 0.9, "channels": 8}
 
 
 def layout(**settings: Any) -> Inversion:
-    """A figure's layout as it is written in a config; one step of the cheapest attack if none is named."""
+    """A figure's layout as written in a config; one step of the cheapest attack by default."""
     return Inversion.parse(
         {"kind": "inversion", "attack": {"kind": "pixels", "steps": 1}, **settings}, "test"
     )
@@ -52,7 +52,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
-# ---------------------------------------------------------------- how alike two images are
+# ---------------------------------------------------------------- similarity of images
 def naive_ssim(image: NDArray[np.float64], other: NDArray[np.float64], side: int) -> float:
     """Wang et al. (2004), equation 13, window by window; images ``[channels, height, width]``."""
     line = np.exp(-((np.arange(side) - side // 2) ** 2) / (2 * 1.5**2))
@@ -94,7 +94,7 @@ def test_psnr_of_known_errors() -> None:
 
 
 def test_total_variation_counts_neighbours_both_ways() -> None:
-    """A step of 1 across three columns: half of the horizontal differences, none of the vertical."""
+    """A step of 1 across three columns: half of the horizontal differences, no vertical ones."""
     images = torch.tensor([[[[0.0, 1.0, 1.0]] * 4], [[[0.5, 0.5, 0.5]] * 4]])
     assert total_variation(images).tolist() == [0.5, 0.0]
     assert total_variation(images.transpose(2, 3)).tolist() == [0.5, 0.0]
@@ -110,25 +110,23 @@ def victim() -> nn.Module:
 
 
 def smooth(count: int, channels: int = 1, side: int = 8) -> Tensor:
-    """Images with something to see: bright blobs."""
+    """Images with visible structure: bright blobs."""
     return nn.functional.interpolate(random(count, channels, 3, 3, seed=5), (side, side), mode="bilinear")
 
 
 @pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
-def test_an_image_is_recovered_from_its_features(settings: dict[str, Any], victim: nn.Module) -> None:
+def test_images_are_recovered_from_their_features(settings: dict[str, Any], victim: nn.Module) -> None:
     images = smooth(3)
     targets = victim(images)
     found = invert(victim, targets, images.shape[1:], Attack(**settings))
     assert (found.before / found.loss).min() > 100
     assert (psnr(found.images, images) > psnr(images.mean(0).expand_as(images), images) + 5).all()
     mean_square = (victim(found.images) - targets).square().flatten(1).mean(1)
-    assert found.loss.tolist() == pytest.approx(mean_square.tolist(), rel=1e-4), (
-        "the loss of what is returned"
-    )
+    assert found.loss.tolist() == pytest.approx(mean_square.tolist(), rel=1e-4), "the loss of result"
 
 
 @pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
-def test_equal_seeds_give_equal_images_and_no_others_random_numbers_are_touched(
+def test_attacks_depend_on_their_seed_and_change_no_global_generator(
     settings: dict[str, Any], victim: nn.Module
 ) -> None:
     targets, chosen = victim(smooth(2)), Attack(**{**settings, "steps": 5})
@@ -142,7 +140,7 @@ def test_equal_seeds_give_equal_images_and_no_others_random_numbers_are_touched(
 
 
 @pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
-def test_a_target_is_attacked_as_if_it_were_alone(
+def test_targets_are_attacked_independently(
     settings: dict[str, Any], victim: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     targets, chosen = victim(smooth(5)), Attack(**{**settings, "steps": 4})
@@ -166,8 +164,8 @@ def test_images_of_any_size_and_colour(settings: dict[str, Any], channels: int, 
     assert (found.loss < found.before).all()
 
 
-def test_pixels_are_what_adam_and_total_variation_make_of_noise(victim: nn.Module) -> None:
-    """A loop over images, with everything written out."""
+def test_recovered_pixels_equal_a_loop_with_adam_and_total_variation(victim: nn.Module) -> None:
+    """A loop over images, with all operations written out."""
     targets, settings = victim(smooth(2)), Attack(kind="pixels", steps=6, lr=0.05, tv=0.3)
     found = invert(victim, targets, (1, 8, 8), settings, seed=3)
     start = torch.rand((1, 1, 8, 8), generator=inversion._generator(3, "attack"))
@@ -191,7 +189,7 @@ def test_pixels_are_what_adam_and_total_variation_make_of_noise(victim: nn.Modul
 
 # ---------------------------------------------------------------- settings
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"attack": {"kind": "pixels", "channels": 64}}, "attack.*channels.*'prior'"),
         ({"attack": {"kind": "pixels", "ema": 0.5}}, "attack.*ema.*'prior'"),
@@ -203,14 +201,14 @@ def test_pixels_are_what_adam_and_total_variation_make_of_noise(victim: nn.Modul
         ({"targets": ["raw"], "noises": [0.1]}, "class_mean"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(FltrainError, match=told):
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(FltrainError, match=message):
         layout(**settings)
 
 
-# ---------------------------------------------------------------- what is attacked
+# ---------------------------------------------------------------- targets
 def federated(labels: list[int], clients: list[list[int]]) -> FederatedData:
-    """Images of no content, divided over clients."""
+    """Empty images, divided over clients."""
     count, classes = len(labels), max(labels) + 1
     empty = Split(
         torch.zeros(count, 1, 8, 8, dtype=torch.uint8), torch.tensor(labels), *[torch.ones(1, 8, 8)] * 2
@@ -245,7 +243,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def record(results: Results) -> Record:
-    """A trained run whose record keeps its model."""
+    """A trained run whose record contains its model."""
     return trained(tiny(evaluation={"keep": "model"}), results.root)
 
 
@@ -256,12 +254,12 @@ def run(record: Record, results: Results) -> TrainedRun:
 
 @pytest.fixture(scope="module")
 def recovered(run: TrainedRun) -> Recovered:
-    """What a good attack finds."""
+    """Images recovered by a strong attack."""
     return recover(run, layout(attack=PIXELS, noises=[0.0, 0.5], images=4))
 
 
-def test_raw_features_give_images_away_and_means_do_not(recovered: Recovered) -> None:
-    """Raw features give the images away, means do not."""
+def test_raw_features_reveal_images_and_means_do_not(recovered: Recovered) -> None:
+    """Attacks on raw features recover images, attacks on means do not."""
     raw, mean, noisy, all_classes = recovered.recoveries
     assert (raw.before / raw.loss).min() > 100
     assert (raw.recovered.psnr > recovered.class_means.psnr + 10).all()
@@ -278,7 +276,7 @@ def pool(run: TrainedRun) -> NDArray[np.float64]:
 
 
 def test_images_are_compared_with_the_nearest_private_one(recovered: Recovered, run: TrainedRun) -> None:
-    """PSNR and SSIM are those to the nearest image that could have been meant, searched one by one."""
+    """PSNR and SSIM to the nearest candidate image, found by a search one by one."""
     images = pool(run)
     compared = [(one.recovered, one.row.target == "mean") for one in recovered.recoveries]
     for found, of_client in [(recovered.class_means, False), (recovered.client_means, True), *compared]:
@@ -304,7 +302,7 @@ Spied = Callable[..., tuple[Tensor, Recovered]]
 
 @pytest.fixture
 def targets_of(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> Spied:
-    """Takes settings; returns the targets ``[rows, images, ...]`` that are attacked, and what was found."""
+    """A function from settings to the attacked targets ``[rows, images, ...]`` and the recovered images."""
 
     def spied(**settings: Any) -> tuple[Tensor, Recovered]:
         seen: list[Tensor] = []
@@ -321,7 +319,7 @@ def targets_of(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> Spied:
 
 
 def check_targets(targets_of: Spied, run: TrainedRun) -> None:
-    """Targets are features of normalised images at the cut, and their means, image by image."""
+    """Compare targets with features of normalised images at the cut, and with their means."""
     targets, found = targets_of(split=7, images=2)
     network, train = run.network, run.data.train
 
@@ -348,14 +346,14 @@ def test_targets_are_features_at_the_cut_and_their_means(targets_of: Spied, run:
     check_targets(targets_of, run)
 
 
-def test_means_over_several_batches(
+def test_means_are_taken_over_several_batches(
     targets_of: Spied, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inversion, "BATCH", 7)
     check_targets(targets_of, run)
 
 
-def test_noise_has_the_deviation_asked_for_and_is_the_same_for_all(targets_of: Spied) -> None:
+def test_noise_has_the_set_deviation_and_is_equal_for_all_targets(targets_of: Spied) -> None:
     targets, _ = targets_of(targets=["class_mean"], noises=[0.0, 0.01, 0.1], images=5)
     clean, little, much = targets
     assert (little - clean).std().item() == pytest.approx(0.01, rel=0.05)
@@ -374,7 +372,7 @@ def sheet(*records: Record) -> Sheet:
     return cells.sheet(id="toy/figure")
 
 
-def test_drawn_are_private_images_mean_images_and_a_row_per_target(recovered: Recovered) -> None:
+def test_the_figure_has_private_images_mean_images_and_a_row_per_target(recovered: Recovered) -> None:
     canvas = draw(recovered)
     rows = np.array(canvas.axes).reshape(6, 4)
     assert [row[0].get_ylabel().replace("\n", " ") for row in rows] == [
@@ -405,7 +403,7 @@ def test_the_first_seed_is_attacked(record: Record, results: Results) -> None:
     assert not torch.equal(swapped.recoveries[0].recovered.images, found.recoveries[0].recovered.images)
 
 
-def test_measurements_are_those_of_the_recovered_images(recovered: Recovered) -> None:
+def test_the_figures_measurements_equal_those_of_the_recovered_images(recovered: Recovered) -> None:
     frame = measurements(recovered)
     assert len(frame) == 4 * 4
     assert list(frame["target"].unique()) == ["raw", "class_mean", "mean"]
@@ -427,7 +425,7 @@ def test_measurements_are_those_of_the_recovered_images(recovered: Recovered) ->
 
 
 @pytest.mark.slow
-def test_colour_images(register: Register, tmp_path: Path) -> None:
+def test_colour_images_are_drawn(register: Register, tmp_path: Path) -> None:
     source = write_npz(tmp_path / "colour.npz", train=40, test=8, shape=(8, 8, 3))
     register({"colour": {"title": "Colour", "reader": "npz", "path": str(source)}})
     spec = tiny(
@@ -440,7 +438,7 @@ def test_colour_images(register: Register, tmp_path: Path) -> None:
     assert {panel.images[0].get_array().shape for panel in canvas.axes} == {(8, 8, 3)}
 
 
-def test_a_run_that_keeps_no_model_cannot_be_attacked(results: Results, tmp_path: Path) -> None:
+def test_a_run_without_a_saved_model_cannot_be_attacked(results: Results, tmp_path: Path) -> None:
     record = trained(tiny(rounds=1), tmp_path)
     with pytest.raises(
         FltrainError, match=rf"{re.escape(record.run_id)} keeps no model; set evaluation.keep"

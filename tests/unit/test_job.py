@@ -1,4 +1,4 @@
-"""How jobs of the workflow end: exit code, what stands in the log, what on the terminal."""
+"""End of workflow jobs: exit code, log, terminal output."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ LOG = Path("logs", "deep", "job.log")
 
 
 def job(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
-    """Do the work of these lines as a job, in a process of its own: logging is set up once per process."""
+    """Run these lines as a job in a separate process: logging is set up once per process."""
     work = "\n".join(f"    {line}" for line in lines)
     program = "from fltrain.core.errors import FltrainError\nfrom fltrain.core.job_log import LOG, job\n"
     program += f"with job({str(LOG)!r}):\n{work}\nprint('after the job')\n"
@@ -17,26 +17,26 @@ def job(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def logged(folder: Path) -> list[str]:
-    """Lines of the log; those that begin with date and time without these."""
+    """Lines of the log; without date and time at the start."""
     return [
         re.sub(r"^\d{4}-\d\d-\d\d [\d:,]+ ", "@ ", line) for line in (folder / LOG).read_text().splitlines()
     ]
 
 
-def test_a_job_that_succeeds_says_so_in_its_log(tmp_path: Path) -> None:
+def test_a_successful_job_is_reported_in_its_log(tmp_path: Path) -> None:
     done = job(tmp_path, "LOG.info('half way: %d', 7)", "print('printed')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "printed\nafter the job\n", "")
     assert logged(tmp_path) == ["@ half way: 7", "@ done"]
 
 
-def test_a_mistake_of_the_users_is_one_line_in_the_log_and_on_the_terminal(tmp_path: Path) -> None:
+def test_a_user_mistake_gives_one_line_in_the_log_and_on_the_terminal(tmp_path: Path) -> None:
     done = job(tmp_path, "LOG.info('half way')", "raise FltrainError('data.npz: 5 ± 1 % is missing')")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: data.npz: 5 ± 1 % is missing\n"
     assert logged(tmp_path) == ["@ half way", "@ error: data.npz: 5 ± 1 % is missing"]
 
 
-def test_anything_else_is_raised_and_leaves_its_traceback_in_the_log(tmp_path: Path) -> None:
+def test_other_errors_are_raised_with_a_traceback_in_the_log(tmp_path: Path) -> None:
     done = job(tmp_path, "print(1 // 0)")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Traceback (most recent call last):\n")

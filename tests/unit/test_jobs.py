@@ -1,4 +1,4 @@
-"""Jobs of the workflow: what the rules look up, and the resources of training jobs."""
+"""Jobs of the workflow: inputs for the rules, and resources of training jobs."""
 
 import json
 import os
@@ -39,7 +39,7 @@ TOY: dict[str, Any] = {
         "figure2": shown("Sizes", kind="bubbles", columns="method"),
     },
 }
-# The same name as a figure of the other paper, but made from models.
+# It has the name of a figure of the other paper, but is made from models.
 OTHER = {**TOY, "paper": "other", "items": {"figure1": shown("Classes", kind="preference", columns="method")}}
 
 
@@ -79,7 +79,7 @@ def test_datasets_of_the_plan_and_of_the_registry(folder: Path) -> None:
         every.dataset("mnits")
 
 
-def test_items_are_made_from_records_and_from_data_if_they_show_them(folder: Path) -> None:
+def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> None:
     every = jobs(folder)
     (run,) = every.items["toy/figure1"].run_ids
     record = every.summaries([run])[0]
@@ -101,7 +101,7 @@ def test_each_item_is_made_by_one_rule(folder: Path, kind: str, expected: list[s
     assert not pattern.fullmatch("toy/table11.csv")
 
 
-def test_without_training_what_records_allow_is_left(folder: Path) -> None:
+def test_without_training_only_items_with_records_remain(folder: Path) -> None:
     results = Results(folder / "results")
     spec = jobs(folder).items["toy/figure1"].entries[0].spec
     with pytest.raises(FltrainError, match="none of its runs has a record"):
@@ -124,7 +124,7 @@ def test_without_training_what_records_allow_is_left(folder: Path) -> None:
     }
 
 
-def test_dates_of_the_future_are_set_to_now(folder: Path) -> None:
+def test_modification_times_in_the_future_are_set_to_now(folder: Path) -> None:
     results = folder / "results"
     files = [results / "runs" / "a" / "summary.json", results / "one" / "toy" / "table1.csv"]
     other = results / "runs" / "a" / "train.log"

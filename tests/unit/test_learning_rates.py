@@ -1,4 +1,4 @@
-"""Schedules of the learning rate: factors by round, how they are written, and what clients train with."""
+"""Schedules of the learning rate: factors by round, notation, and the rates of clients."""
 
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from .helpers import federation, tiny
 
 
 def rates(schedule: LearningRate, rounds: int = 100) -> list[float]:
-    """Factors of the rounds, which are counted from 1 by people and from 0 by the engine."""
+    """Factors of the rounds, which users count from 1 and the engine from 0."""
     return [schedule.factor(round - 1) for round in range(1, rounds + 1)]
 
 
@@ -46,7 +46,7 @@ def test_halving_every_ten_rounds() -> None:
 
 
 def test_cosine_falls_from_one_to_zero() -> None:
-    """cos^2 of a right angle's share: 1 in the first round, 1/2 half way, 0 after ``rounds`` rounds."""
+    """Half a cosine period: 1 in the first round, 1/2 half way, 0 after ``rounds`` rounds."""
     schedule = LEARNING_RATES["cosine"](rounds=12)
     factors = rates(schedule, 12)
     assert factors[0] == 1.0
@@ -72,19 +72,19 @@ def test_cosine_falls_from_one_to_zero() -> None:
     ],
     ids=str,
 )
-def test_mistakes_are_told(schedule: object, message: str) -> None:
+def test_mistakes_in_schedules_are_refused(schedule: object, message: str) -> None:
     with pytest.raises(FltrainError) as raised:
         tiny(training={"lr_schedule": schedule})
     assert "training.lr_schedule" in str(raised.value)
     assert message in str(raised.value)
 
 
-class Telling(SequentialExecutor):
-    """Keeps the rates that clients train with, by round."""
+class RateRecorder(SequentialExecutor):
+    """Records the learning rates of clients, by round."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.told: list[tuple[int, float]] = []
+        self.rates_by_step: list[tuple[int, float]] = []
 
     def train(self, round: Round, clients: Any, kept: Any) -> Any:
         self.number = round.number
@@ -93,18 +93,18 @@ class Telling(SequentialExecutor):
     def _step(self, images: Any, chosen: Any, how: Any, hooks: Any, optimiser: Any) -> Any:
         (local, *_) = hooks.locals_.values()
         assert optimiser.rate == local.lr
-        self.told.append((self.number, optimiser.rate))
+        self.rates_by_step.append((self.number, optimiser.rate))
         return super()._step(images, chosen, how, hooks, optimiser)
 
 
 def test_clients_train_with_the_rate_of_their_round(digits: PreparedData) -> None:
-    """Constant within a round, whatever the number of steps."""
+    """Constant within a round, for any number of steps."""
     training = {"lr": 0.1, "lr_schedule": {"name": "step", "every": 2}, "batch_size": 64, "epochs": 1}
-    simulation = federation(tiny(training=training, rounds=5, evaluation={"every": 5}), digits, Telling)
+    simulation = federation(tiny(training=training, rounds=5, evaluation={"every": 5}), digits, RateRecorder)
     for number in range(5):
         simulation.round(number)
-    told = simulation.executor.told
+    rates_by_step = simulation.executor.rates_by_step
     expected = {0: 0.1, 1: 0.05, 2: 0.05, 3: 0.025, 4: 0.025}
-    assert len(told) > 10
-    assert told == [(number, expected[number]) for number, _ in told]
-    assert {number for number, _ in told} == set(expected)
+    assert len(rates_by_step) > 10
+    assert rates_by_step == [(number, expected[number]) for number, _ in rates_by_step]
+    assert {number for number, _ in rates_by_step} == set(expected)

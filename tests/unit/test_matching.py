@@ -1,4 +1,4 @@
-"""Neurons that belong together: orders that keep functions, assignments by enumeration, growing pools."""
+"""Matching of neurons: orders that preserve functions, assignments by enumeration, growing pools."""
 
 from collections.abc import Sequence
 from itertools import pairwise, permutations
@@ -26,7 +26,7 @@ from fltrain.models.networks.resnet import ResNet18
 from fltrain.models.networks.vgg import Vgg9, Vgg11, Vgg16
 
 SIDE = 16
-"""At this size maps are 2 x 2 where LeNet-5 and VGG-9 flatten them."""
+"""At this image size, LeNet-5 and VGG-9 flatten maps of 2 x 2."""
 
 
 class Unbiased(Model):
@@ -56,19 +56,19 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def logits(model: FlatModel, weights: Tensor) -> Tensor:
-    """What the network with these weights says of some random images; about 1 in size."""
+    """Logits of random images for these weights; about 1 in size."""
     model.load(weights, model.buffers, model.counters)
     with torch.no_grad():
         return model.network(random(8, 1, SIDE, SIDE, seed=1))
 
 
 def started(model: FlatModel) -> Tensor:
-    """Weights whose logits are large enough for differences to show: PyTorch's, doubled."""
+    """Initial weights whose logits are large enough for differences to show: PyTorch's, doubled."""
     return 2 * model.weights.clone()
 
 
 def shuffled(model: FlatModel, weights: Tensor, seed: int) -> Tensor:
-    """The same function with its hidden neurons in a random order, one neuron after the other."""
+    """The same function with its hidden neurons in a random order, neuron by neuron."""
     generator = torch.Generator().manual_seed(seed)
     parts = {slot.name: slot.of(weights).clone() for slot in model.layout.parameters}
     names = [layer.name for layer in model.layout.layers]
@@ -98,15 +98,15 @@ def shuffled(model: FlatModel, weights: Tensor, seed: int) -> Tensor:
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_networks_that_are_chains(model: Model, layers: int) -> None:
+def test_chains_of_layers_are_recognised(model: Model, layers: int) -> None:
     network = model.network(3, 32, 10)
     assert len(chained(network)) == layers
     found = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     assert list(chained(network)) == found
 
 
-class Own(Network):
-    """Whatever a network of one's own does in its forward pass, it cannot be seen from its modules."""
+class CustomNetwork(Network):
+    """A custom network: its forward pass cannot be derived from its modules."""
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ class Own(Network):
         (MobileNetV1().network(1, 8, 10), r"BatchNorm2d"),
         (Network(stem=nn.Conv2d(2, 4, 3, groups=2)), r"grouped convolution \(stem\)"),
         (Network(stem=nn.Conv2d(1, 4, 3), unit=nn.Softmax(dim=1)), r"Softmax \(unit\)"),
-        (Own(classifier=nn.Linear(3, 2)), r"Own \(as a whole\)"),
+        (CustomNetwork(classifier=nn.Linear(3, 2)), r"CustomNetwork \(as a whole\)"),
     ],
 )
 def test_other_networks_are_refused_in_one_line(network: Network, culprit: str) -> None:
@@ -131,7 +131,7 @@ def test_other_networks_are_refused_in_one_line(network: Network, culprit: str) 
 
 
 @MODELS
-def test_another_order_is_the_same_function(model: Model) -> None:
+def test_another_order_of_neurons_gives_the_same_function(model: Model) -> None:
     flat_model = flat(model)
     chain, weights = Chain.of(flat_model.network, flat_model.layout), started(flat_model)
     other = weights.clone()
@@ -139,30 +139,30 @@ def test_another_order_is_the_same_function(model: Model) -> None:
         order = torch.randperm(width, generator=torch.Generator().manual_seed(layer))
         chain.reorder_outputs(other, layer, order)
         chain.reorder_inputs(other, layer + 1, order)
-    said = logits(flat_model, weights)
-    assert said.std() > 0.03
+    expected = logits(flat_model, weights)
+    assert expected.std() > 0.03
     assert not torch.equal(other, weights)
-    torch.testing.assert_close(logits(flat_model, other), said, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(flat_model, other), expected, rtol=1e-5, atol=1e-5)
 
 
 @MODELS
-def test_copies_in_other_orders_become_one(model: Model) -> None:
+def test_copies_in_other_orders_are_matched(model: Model) -> None:
     flat_model = flat(model)
     chain, weights = Chain.of(flat_model.network, flat_model.layout), started(flat_model)
     copies = [shuffled(flat_model, weights, seed) for seed in range(2)]
-    said = logits(flat_model, weights)
+    expected = logits(flat_model, weights)
     for copied in copies:
-        torch.testing.assert_close(logits(flat_model, copied), said, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits(flat_model, copied), expected, rtol=1e-5, atol=1e-5)
         assert not torch.equal(copied, weights)
     for aligned in align(chain, copies, weights, [0.3, 0.7], sweeps=5):
         assert torch.equal(aligned, weights)
     first, second = align(chain, copies, 0, [0.3, 0.7], sweeps=5)
     assert torch.equal(first, second)
-    torch.testing.assert_close(logits(flat_model, first), said, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(flat_model, first), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_matching_keeps_the_function_of_every_network() -> None:
-    """Networks that have nothing to do with one another, with and without a reference of their own."""
+    """Unrelated networks, with and without a separate reference."""
     model = flat(LeNet5())
     chain = Chain.of(model.network, model.layout)
     networks = [0.3 * random(model.layout.size, seed=seed) for seed in range(3)]
@@ -170,13 +170,13 @@ def test_matching_keeps_the_function_of_every_network() -> None:
         aligned = align(chain, networks, reference, [0.5, 0.2, 0.3], sweeps=5)
         assert sum(map(torch.equal, networks, aligned)) <= 1, "only the reference itself may stay as it is"
         for before, after in zip(networks, aligned, strict=True):
-            said = logits(model, before)
+            expected = logits(model, before)
             torch.testing.assert_close(
-                logits(model, after) / said.std(), said / said.std(), atol=1e-5, rtol=0
+                logits(model, after) / expected.std(), expected / expected.std(), atol=1e-5, rtol=0
             )
 
 
-def test_the_assignment_is_the_nearest_of_all() -> None:
+def test_the_assignment_is_optimal() -> None:
     """One sweep against the enumeration of all 120 orders of 5 neurons, for each of 3 clients."""
     reference = random(5, 3, seed=9).double()
     clients = [random(5, 3, seed=seed).double() for seed in range(3)]
@@ -206,13 +206,13 @@ def test_every_sweep_brings_neurons_closer_together() -> None:
     assert shrank >= 3
 
 
-def test_who_counts_for_a_class() -> None:
+def test_shares_of_clients_by_class() -> None:
     counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 5.0, 0.0]])
     rows = row_weights(counts, [0.25, 0.75])
     assert rows.tolist() == [[0.75, 0.0, 0.25], [0.25, 1.0, 0.75]]
 
 
-def test_rows_of_the_last_layer() -> None:
+def test_rows_of_the_last_layer_are_averaged_by_class() -> None:
     model = flat(Mlp(hidden=3), side=2)
     chain = Chain.of(model.network, model.layout)
     vectors = [random(model.layout.size, seed=seed) for seed in range(2)]
@@ -251,7 +251,7 @@ def test_room_for_more_neurons_changes_nothing(model: Model) -> None:
         assert declared == (outputs, inputs)
 
 
-def test_without_some_neurons() -> None:
+def test_restriction_zeroes_all_weights_of_removed_neurons() -> None:
     model = flat(LeNet5())
     chain, weights = Chain.of(model.network, model.layout), started(model)
     kept = [torch.arange(width) % 2 == 0 for width in chain.widths]
@@ -288,7 +288,7 @@ def energy(pool: Pool, members: Sequence[Tensor]) -> float:
 
 
 def expected_gain(pool: Pool, groups: Sequence[Sequence[Tensor]], own: Tensor, place: int) -> float:
-    """What one neuron gains at one place, from the definition."""
+    """The gain of one neuron at one place, from the definition."""
     if place < len(groups):
         group, popular = groups[place], min(len(groups[place]), 10)
         prior = np.log(popular / (pool.clients - popular))
@@ -307,7 +307,7 @@ def grouped(pool: Pool, clients: Sequence[Tensor]) -> list[list[Tensor]]:
     return groups
 
 
-def test_gains() -> None:
+def test_gains_follow_their_definition() -> None:
     for seed in range(3):
         clients = some_clients(seed)
         pool = pool_for(Pool)
@@ -336,7 +336,7 @@ def test_joining_is_the_best_of_all_assignments() -> None:
         )
         best = max(float(gains[range(3), places].sum()) for places in permutations(range(6), 3))
         pool.join(2, clients[2])
-        found = pool.members[2].tolist()  # which of the new ones are whose makes no difference
+        found = pool.members[2].tolist()  # the order of the new ones does not matter
         assert float(gains[range(3), found].sum()) == pytest.approx(best, abs=1e-9)
         places_used |= {place >= 3 for place in found}
     assert places_used == {True, False}, "neurons are both matched and opened, or this shows little"
@@ -359,8 +359,8 @@ def test_posterior_means() -> None:
             assert len(set(places.tolist())) == size, "a client's neurons stay apart"
 
 
-def test_popularity_ends_at_ten() -> None:
-    """With 12 clients, a neuron that 11 share gains as one that 10 share."""
+def test_popularity_is_limited_to_ten() -> None:
+    """With 12 clients, a neuron shared by 11 has the same gain as one shared by 10."""
     pool = pool_for(Pool, clients=12, capacity=2)
     own = random(1, DIMENSIONS).double()
     for client in range(11):

@@ -1,4 +1,4 @@
-"""Measures that are read off a whole curve, of hand-made ones."""
+"""Measures of whole curves, on hand-made curves."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from .helpers import accuracies, tiny
 def measured(
     name: str, curve: Sequence[float], root: Path, status: str = "completed", target: float | None = None
 ) -> float | None:
-    """The measure of a run that was tested after every round, with these accuracies."""
+    """The measure of a run with these accuracies after each round."""
     accuracy = {"best": max(curve), "last": curve[-1]}
     summary = {"run_id": "run", "status": status, "accuracy": accuracy}
     rows = accuracies(*curve)
@@ -28,13 +28,13 @@ def measured(
 @pytest.mark.parametrize(
     ("accuracies", "round"),
     [
-        ([0.5, 0.7, 0.88, 0.875, 0.89], 3),  # exactly a point below the best is near enough,
-        ([0.5, 0.7, 0.879, 0.875, 0.89], 5),  # more is not,
-        ([0.9, 0.5, 0.6], 1),  # and what comes later does not matter.
+        ([0.5, 0.7, 0.88, 0.875, 0.89], 3),  # exactly one point below the best is enough,
+        ([0.5, 0.7, 0.879, 0.875, 0.89], 5),  # a larger distance is not,
+        ([0.9, 0.5, 0.6], 1),  # and later values do not matter.
         ([0.3, 0.3, 0.3], 1),
     ],
 )
-def test_a_curve_settles_where_it_first_comes_within_a_point_of_its_best(
+def test_a_curve_settles_when_it_is_first_within_a_point_of_its_best(
     tmp_path: Path, accuracies: list[float], round: int
 ) -> None:
     assert measured("rounds_to_settle", accuracies, tmp_path) == round

@@ -1,4 +1,4 @@
-"""The networks, how they are built, and the flat vectors that they are bound to."""
+"""The networks, their construction, and the flat vectors that hold their parameters."""
 
 from typing import Literal
 
@@ -27,7 +27,7 @@ def flat(model: Model | None = None, side: int = 8, seed: int = 0) -> FlatModel:
     return FlatModel(network, images(1, side=side))
 
 
-def test_lenet_is_the_chain_of_its_definition() -> None:
+def test_lenet_has_the_layers_of_its_definition() -> None:
     network = build(LeNet5(), channels=1, side=28, classes=10, seed=0).eval()
     weights = {name: tensor for name, tensor in network.state_dict().items()}
     conv1, conv2, fc1, fc2, classifier = (
@@ -44,7 +44,7 @@ def test_lenet_is_the_chain_of_its_definition() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("channels", "larger"), [(1, 0), pytest.param(3, 5, marks=pytest.mark.slow)])
-def test_networks_take_images_from_their_smallest_size_on(name: str, channels: int, larger: int) -> None:
+def test_networks_accept_images_from_their_minimum_size(name: str, channels: int, larger: int) -> None:
     model = MODELS[name]()
     side = model.min_side + larger
     network = build(model, channels, side, 7, seed=0)
@@ -84,7 +84,7 @@ def test_the_seed_decides_the_initial_weights() -> None:
     assert not torch.equal(parameters(0), parameters(1))
 
 
-def test_slots_lie_one_after_the_other() -> None:
+def test_slots_are_contiguous() -> None:
     laid_out = slots([("a", torch.zeros(2, 3)), ("b", torch.zeros(())), ("c", torch.zeros(4))])
     assert [(slot.name, slot.start, slot.stop) for slot in laid_out] == [
         ("a", 0, 6),

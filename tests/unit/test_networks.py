@@ -1,4 +1,4 @@
-"""The networks of the five papers: sizes as published or counted, wiring, cuts, views, options."""
+"""The networks of the five papers: published or counted sizes, structure, cuts, views, options."""
 
 import math
 from functools import cache
@@ -89,7 +89,7 @@ def declared(name: str, options: dict[str, Any]) -> Model:
 
 
 def built(name: str, options: dict[str, Any], *image: int) -> Network:
-    """The network of seed 0 for these channels, side and classes, made once: its form must not be changed."""
+    """The network of seed 0 for these channels, side and classes; cached, so do not change its structure."""
     return _built(name, tuple(options.items()), *image)
 
 
@@ -110,7 +110,9 @@ def every(*names: str) -> pytest.MarkDecorator:
 
 # ---------------------------------------------------------------- sizes
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: "-".join(map(str, golden[:-2])))
-def test_parameters_and_layers(golden: tuple[str, dict[str, Any], int, int, int, int, int]) -> None:
+def test_parameters_and_layers(
+    golden: tuple[str, dict[str, Any], int, int, int, int, int],
+) -> None:
     *case, parameters, depth = golden
     network = built(*case)  # type: ignore[arg-type]
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
@@ -158,7 +160,7 @@ def test_images_that_are_too_small_are_refused() -> None:
 
 
 @every()
-def test_composition_of_the_two_parts_is_the_network(case: Case) -> None:
+def test_composition_of_the_parts_at_a_cut_is_the_network(case: Case) -> None:
     _, _, channels, side, _ = case
     network = built(*case).train()
     given = images(channels, side)
@@ -243,7 +245,7 @@ def test_only_dropout_draws_random_numbers(case: Case) -> None:
 
 # ---------------------------------------------------------------- wiring and views
 @every()
-def test_wiring_and_flat_views(case: Case) -> None:
+def test_inputs_of_layers_and_flat_views(case: Case) -> None:
     _, _, channels, side, _ = case
     network = built(*case)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -274,8 +276,8 @@ def test_wiring_and_flat_views(case: Case) -> None:
     network.zero_grad()
 
 
-def test_wiring_of_shortcuts() -> None:
-    """A shortcut reads what its block reads, and what follows reads both."""
+def test_inputs_of_shortcuts() -> None:
+    """A shortcut has the input of its block, and the next layer reads both outputs."""
     for name, path, shortcut, end, following in (
         ("resnet18", "stage2.0.conv1", "stage2.0.downsample.0", "stage2.0.conv2", "stage2.1.conv1"),
         ("resnet50", "stage1.0.conv1", "stage1.0.downsample.0", "stage1.0.conv3", "stage1.1.conv1"),
@@ -293,7 +295,7 @@ def test_wiring_of_shortcuts() -> None:
 
 # ---------------------------------------------------------------- norms and initialisation
 @every()
-def test_buffers_are_those_of_batchnorm(case: Case) -> None:
+def test_buffers_belong_to_batchnorm(case: Case) -> None:
     network = built(*case)
     batchnorms = sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
     assert len(list(network.buffers())) == 3 * batchnorms
@@ -324,7 +326,7 @@ def test_groups_of_groupnorm() -> None:
         ("fedavg_cnn", {"padding": 1}, "padding: input should be 0 or 2"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(FltrainError) as refusal:
         declared(name, options)
     assert message in str(refusal.value)
@@ -380,8 +382,8 @@ def test_initialisations_of_the_fedavg_paper(name: str) -> None:
     ],
     ids=["resnet18", "resnet50", "mobilenetv2"],
 )
-def test_torchvisions_networks(name: str, options: dict[str, Any], theirs: Any) -> None:
-    """With torchvision's weights our chain of blocks computes what torchvision's network does."""
+def test_outputs_equal_torchvisions(name: str, options: dict[str, Any], theirs: Any) -> None:
+    """With torchvision's weights, our chain of blocks gives the outputs of torchvision's network."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         original = theirs(num_classes=10)
@@ -405,7 +407,7 @@ def operations(module: nn.Module) -> str:
     return " ".join(words[kind] for kind in kinds if kind != "Identity")
 
 
-def test_order_in_the_plain_networks() -> None:
+def test_order_of_operations_in_the_plain_networks() -> None:
     assert operations(built(*EVERY["vgg9"])) == (
         "conv relu conv relu pool conv relu conv relu pool drop2d conv relu conv relu pool "
         "flat drop fc relu fc relu drop fc"
@@ -424,8 +426,8 @@ def test_order_in_the_plain_networks() -> None:
     assert operations(built(*EVERY["mobilenetv1"]).block1) == "conv bn relu conv bn relu"
 
 
-def test_order_in_mobilenetv2() -> None:
-    """Projections end linearly, and exactly the blocks that keep the shape add their input."""
+def test_order_of_operations_in_mobilenetv2() -> None:
+    """Projections are linear, and exactly the blocks with equal input and output shape have a shortcut."""
     network = built(*EVERY["mobilenetv2 a"])
     for stage, count in enumerate((1, 2, 3, 4, 3, 3, 1), start=1):
         blocks = list(network.get_submodule(f"stage{stage}").children())

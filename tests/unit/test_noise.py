@@ -1,4 +1,4 @@
-"""Normal random numbers for local steps: what they are, how they are distributed, where they differ."""
+"""Normal random numbers for local steps: definition, distribution, independence."""
 
 import math
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def box_muller(words: list[int]) -> list[float]:
     return [r * math.cos(a) for r, a in pairs] + [r * math.sin(a) for r, a in pairs]
 
 
-def test_the_generator_written_here_is_splitmix64() -> None:
+def test_the_reference_generator_is_splitmix64() -> None:
     """Published outputs for the seed 1234567."""
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert list(islice(splitmix64(1234567), 4)) == published
@@ -76,7 +76,7 @@ def test_numbers_are_those_of_the_definition(key: int) -> None:
 
 
 @every_key
-def test_moments(key: int) -> None:
+def test_moments_are_those_of_the_normal_distribution(key: int) -> None:
     """Mean, variance, skewness and excess kurtosis within four standard errors."""
     n = 200_000
     values = drawn(n, key=key, counter=3).double().numpy()
@@ -88,7 +88,7 @@ def test_moments(key: int) -> None:
 
 @every_key
 def test_distribution_is_normal(key: int) -> None:
-    """Kolmogorov and Smirnov's test of a stream, and of each of its halves."""
+    """Kolmogorov-Smirnov test of a stream, and of each of its halves."""
     values = drawn(100_000, key=key).double().numpy()
     for part in (values, values[:50_000], values[50_000:]):
         assert stats.kstest(part, "norm").pvalue > 0.01
@@ -101,13 +101,13 @@ def test_one_position_is_normal_over_the_counters() -> None:
 
 
 def assert_uncorrelated(first: Tensor, second: Tensor) -> None:
-    """Neither the numbers nor their sizes go together, within four standard errors."""
+    """Check that neither numbers nor absolute values correlate, within four standard errors."""
     for one, other in ((first, second), (first.abs(), second.abs()), (first, second.square())):
         assert abs(np.corrcoef(one.numpy(), other.numpy())[0, 1]) < 4 / math.sqrt(len(first))
 
 
 def assert_unrelated(first: Tensor, second: Tensor) -> None:
-    """They are not correlated, and hardly any number is in both, in whatever place."""
+    """Check that they are uncorrelated, and share almost no numbers at any positions."""
     assert_uncorrelated(first, second)
     assert torch.isin(first, second).float().mean() < 0.02
 
@@ -125,7 +125,7 @@ def test_keys_are_unrelated() -> None:
 
 
 def test_halves_and_neighbours_are_unrelated() -> None:
-    """Cosine and sine share their radius, and are independent all the same."""
+    """Cosine and sine share their radius, but are independent."""
     values = drawn(100_000)
     assert_unrelated(values[:50_000], values[50_000:])
     for lag in (1, 2, 16, 1024):
@@ -133,7 +133,7 @@ def test_halves_and_neighbours_are_unrelated() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (7,), (3, 5), (4, 1, 3, 3), (0,), (3, 0)])
-def test_shapes(shape: tuple[int, ...]) -> None:
+def test_numbers_can_have_any_shape(shape: tuple[int, ...]) -> None:
     values = drawn(*shape, counter=5)
     assert values.shape == shape
     assert values.dtype == torch.float32
@@ -147,22 +147,22 @@ def test_pytorchs_generator_is_not_touched() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_always_finite() -> None:
+def test_numbers_are_always_finite() -> None:
     values = drawn(1_000_000)
     assert values.isfinite().all()
     assert values.abs().max() < math.sqrt(2 * 25 * math.log(2)) + 1e-4, "no uniform number is below 2^-25"
 
 
 @pytest.mark.parametrize("word", [0, WORD - 1, 2**40 - 1, WORD - 2**40, 2**24 - 1, WORD - 2**24])
-def test_finite_at_the_edges(word: int) -> None:
-    """Keys that are made so that all, or the upper, or the lower bits of the first word are equal."""
+def test_numbers_are_finite_for_extreme_words(word: int) -> None:
+    """Keys for which all, the upper or the lower bits of the first word are equal."""
     seed = seed_of(word)
     assert next(splitmix64(seed)) == word
     values = drawn(2, key=signed(seed))
     np.testing.assert_allclose(values.numpy(), box_muller([word]), atol=1e-3)
 
 
-def test_nothing_is_read_on_the_host() -> None:
+def test_no_value_is_read_on_the_host() -> None:
     key, counter = torch.tensor(7), torch.tensor(2)
     with no_host_sync():
         values = standard_normal((5, 3), key, counter)
@@ -170,7 +170,7 @@ def test_nothing_is_read_on_the_host() -> None:
 
 
 def test_clients_can_be_stacked() -> None:
-    """All clients at once get the numbers that each gets alone."""
+    """Stacked clients get the same numbers as single ones."""
     keys, counters = torch.tensor(KEYS), torch.arange(len(KEYS))
     stacked = torch.vmap(lambda key, counter: standard_normal((4, 3), key, counter))(keys, counters)
     alone = [drawn(4, 3, key=key, counter=counter) for counter, key in enumerate(KEYS)]

@@ -1,4 +1,4 @@
-"""Pages of hand-made records: what stands where, where links lead, that nothing is loaded from elsewhere."""
+"""Pages of hand-made records: contents, links, and no external resources."""
 
 import base64
 import itertools
@@ -29,7 +29,7 @@ PAGES = ("index.html", "runs.html", "paper/table1.html", "paper/table1.published
 
 
 class Page(HTMLParser):
-    """A page as a strict reader sees it: every element closed, in order."""
+    """A page parsed strictly: every element closed, in order."""
 
     VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -80,7 +80,7 @@ def read(toy: Toy, name: str) -> Page:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_is_loaded_from_elsewhere(toy: Toy, name: str) -> None:
+def test_pages_load_no_external_resources(toy: Toy, name: str) -> None:
     page = read(toy, name)
     assert page.text.startswith("<!doctype html>")
     text = page.text.replace('xmlns="http://www.w3.org/2000/svg"', "")
@@ -89,7 +89,7 @@ def test_nothing_is_loaded_from_elsewhere(toy: Toy, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_lead_to_what_is_there(toy: Toy, name: str) -> None:
+def test_links_lead_to_existing_targets(toy: Toy, name: str) -> None:
     page = read(toy, name)
     folder = (toy.folder / name).parent
     assert page.links
@@ -107,13 +107,13 @@ def test_texts_are_escaped(toy: Toy, name: str) -> None:
     assert read(toy, name).of("b") == []
 
 
-def test_equal_results_are_equal_pages(toy: Toy, tmp_path: Path) -> None:
+def test_equal_results_give_equal_pages(toy: Toy, tmp_path: Path) -> None:
     again = Toy(tmp_path).write()
     for name in PAGES:
         assert (again.folder / name).read_bytes() == (toy.folder / name).read_bytes()
 
 
-def test_a_table_says_what_it_is(toy: Toy) -> None:
+def test_a_table_has_title_assumptions_and_verdicts(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
     assert page.of("h1") == ["paper/table1 — Accuracy & gain"]
     assert "A-1: Which rate: 0.1 (alternatives: 0.01)." in page.of("li")
@@ -127,7 +127,7 @@ def test_at_a_reduced_scale_there_is_no_verdict(tmp_path: Path) -> None:
     assert not any("reproduced" in text or "inconclusive" in text for text in page.of("span"))
 
 
-def test_headings_and_rows_have_equally_many_columns(toy: Toy) -> None:
+def test_headings_and_rows_have_the_same_number_of_columns(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
     first, last, *body = page.rows[: 2 + len(METHODS)]
     width = sum(columns for _, columns in first)
@@ -136,7 +136,7 @@ def test_headings_and_rows_have_equally_many_columns(toy: Toy) -> None:
     assert {1 + len(last), *(len(row) for row in body)} == {width}
 
 
-def test_doubts_and_notes_are_linked_from_the_values_that_they_concern(toy: Toy) -> None:
+def test_doubts_and_notes_are_linked_from_their_values(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
     assert f"Doubtful as published: {DOUBT}." in page.of("li")
     assert page.links.count("#doubt-1") == 2, "both values of FedProx"
@@ -144,7 +144,7 @@ def test_doubts_and_notes_are_linked_from_the_values_that_they_concern(toy: Toy)
     assert "mean of 3 seeds" in page.of("li"), "it is on every value, so it needs no mark"
 
 
-def test_published_values_stand_alone_on_a_page_of_their_own(toy: Toy) -> None:
+def test_published_values_are_on_a_separate_page(toy: Toy) -> None:
     page = read(toy, "paper/table1.published.html")
     cells = page.of("td")
     assert [cell for cell in cells if cell != "failed to converge"] == [
@@ -205,7 +205,7 @@ COMPARED: dict[str, Any] = {
         ({"verdict": "inconclusive", "reason": "one seed", "difference_low": None}, ["(one seed)"]),
     ],
 )
-def test_sentences_on_a_cell(changes: dict[str, Any], words: list[str]) -> None:
+def test_sentences_about_a_cell(changes: dict[str, Any], words: list[str]) -> None:
     sentence = verdict_sentence(TableCell(**{**COMPARED, **changes}))
     assert [word for word in words if word not in sentence] == []
 
@@ -241,8 +241,8 @@ def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
         jsonschema.validate({**rows[0], "verdict": "fine"}, schema)
 
 
-def test_files_that_are_not_there_are_not_linked(tmp_path: Path) -> None:
-    """An archive of records holds no logs; a run that was never trained has no record."""
+def test_missing_files_are_not_linked(tmp_path: Path) -> None:
+    """An archive of records has no logs; a run that was never trained has no record."""
     toy = Toy(tmp_path, missing=("MOON",)).write()
     for log in (toy.results.root / "runs").glob("*/train.log"):
         log.unlink()
@@ -276,14 +276,14 @@ MIXED: dict[str, tuple[dict[str, Any], str | None]] = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_a_mixture_of_code_or_machines_is_said_at_the_top(name: str, tmp_path: Path) -> None:
-    changes, said = MIXED[name]
+def test_mixed_code_or_machines_are_reported_at_the_top(name: str, tmp_path: Path) -> None:
+    changes, remark = MIXED[name]
     toy = Toy(tmp_path, provenance={Toy.run("FedProx", "BP", 1): changes}).write()
     for file in ("index.html", "runs.html", "paper/table1.html"):
         page = read(toy, file)
-        assert [text for text in page.of("li") if "runs)" in text] == ([said] if said else []), file
-        if said:
-            assert page.text.index(said) < page.text.index("<table"), "before any number"
+        assert [text for text in page.of("li") if "runs)" in text] == ([remark] if remark else []), file
+        if remark:
+            assert page.text.index(remark) < page.text.index("<table"), "before any number"
 
 
 def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
@@ -310,10 +310,10 @@ def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
     assert re.search(r">table1</a>, <a [^>]*>figure1</a></td>", page.text), "a claim about both"
 
 
-def test_pictures_are_in_the_overview_unless_they_are_large(
+def test_pictures_are_embedded_in_the_overview_unless_they_are_large(
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can be handed on alone."""
+    """The overview can be passed on as a single file."""
     picture = (toy.folder / "paper" / "figure1.png").read_bytes()
     (found,) = (address for address in read(toy, "index.html").loaded if address.startswith("data:image/png"))
     assert base64.b64decode(found.partition("base64,")[2]) == picture
@@ -322,14 +322,14 @@ def test_pictures_are_in_the_overview_unless_they_are_large(
     assert [one for one in large.loaded if not one.startswith("data:")] == ["paper/figure1.png"]
 
 
-def test_the_overview_links_only_what_was_made(toy: Toy) -> None:
+def test_the_overview_links_only_existing_items(toy: Toy) -> None:
     page = read(toy, "index.html")
     assert "paper/table1.published.html" in page.links
     assert "#paper/figure1" in page.links and "paper/figure1.pdf" in page.links
     assert not any(link.startswith("paper/table10") for link in page.links)
 
 
-def test_an_overview_before_anything_is_done(tmp_path: Path) -> None:
+def test_an_overview_before_any_run_is_trained(tmp_path: Path) -> None:
     toy = Toy(tmp_path)
     toy.folder.mkdir(parents=True)
     write(toy.listing, toy.results, toy.folder / "index.html", toy.folder / "runs.html")
@@ -341,7 +341,7 @@ def test_an_overview_before_anything_is_done(tmp_path: Path) -> None:
     }
 
 
-def test_the_listing_of_a_plan_survives_the_way_through_the_workflow() -> None:
+def test_the_listing_of_a_plan_is_unchanged_by_the_workflow() -> None:
     planned = plan(ROOT / "config", "demo")
     listing = Listing.of(planned)
     assert Listing.parse(json.loads(listing.model_dump_json()), "listing") == listing
