@@ -1,4 +1,4 @@
-"""Partition schemes one by one: what each promises, against closed forms, literal loops and golden values."""
+"""Properties of each partition scheme, against closed forms, literal loops and golden values."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def sizes(scheme: Scheme, labels: Indices, seed: int = 0) -> Indices:
 
 
 def planned(scheme: LabelSkew, classes: int, images: int, seed: int) -> Indices:
-    """Images by client and class without dealing any out: quicker than ``counts``, and the same."""
+    """Images by client and class without assigning any: faster than ``counts``, and the same."""
     return scheme.counts(np.full(classes, images), stream(seed, Purpose.PARTITION))
 
 
@@ -84,7 +84,7 @@ def content(scheme: Scheme, seed: int) -> bytes:
 
 
 @each_scheme
-def test_clients_are_disjoint_and_hold_all_that_is_promised(scheme: Scheme) -> None:
+def test_clients_are_disjoint_and_hold_the_promised_images(scheme: Scheme) -> None:
     for seed in range(5):
         clients = scheme.split(DIGITS, 10, seed, WRITERS)
         assert len(clients) == scheme.clients
@@ -115,8 +115,8 @@ def test_more_clients_than_images_are_refused(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", [s for s in EVERY_SCHEME if s.name != "by_writer"], ids=str)
-def test_which_images_a_client_gets_is_left_to_chance(scheme: Scheme) -> None:
-    """Neither in order, nor from the first or the second half of a class."""
+def test_images_of_a_client_are_drawn_at_random(scheme: Scheme) -> None:
+    """Not in order, and not from the first or the second half of a class."""
     surplus, images = 0, 0
     for seed in range(20):
         clients = scheme.split(DIGITS, 10, seed)
@@ -128,7 +128,7 @@ def test_which_images_a_client_gets_is_left_to_chance(scheme: Scheme) -> None:
 
 
 @each_scheme
-def test_what_is_planned_is_dealt(scheme: Scheme) -> None:
+def test_planned_numbers_equal_the_assigned_ones(scheme: Scheme) -> None:
     if isinstance(scheme, LabelSkew):
         assert counts(scheme, DIGITS, 4).tolist() == planned(scheme, 10, 100, 4).tolist()
 
@@ -149,7 +149,7 @@ def test_iid_sizes_differ_by_one_at_most(images: int, clients: int, seed: int) -
 
 # ------------------------------------------------------------------------------------ dirichlet
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
-def test_plain_dirichlet_has_the_moments_of_theory(alpha: float) -> None:
+def test_plain_dirichlet_has_the_theoretical_moments(alpha: float) -> None:
     clients, seeds = 5, 400
     scheme = Dirichlet(clients=clients, alpha=alpha, capped=False, min_size=0)
     shares = np.stack([planned(scheme, 10, 100, seed) for seed in range(seeds)]) / 100
@@ -164,14 +164,14 @@ def test_plain_dirichlet_has_the_moments_of_theory(alpha: float) -> None:
 
 
 @given(alpha=st.floats(0.05, 5.0), clients=st.integers(2, 20), seed=SEEDS)
-def test_a_capped_client_gets_nothing_more(alpha: float, clients: int, seed: int) -> None:
+def test_a_capped_client_gets_no_further_images(alpha: float, clients: int, seed: int) -> None:
     held = counts(Dirichlet(clients=clients, alpha=alpha, min_size=0), DIGITS, seed)
     before = np.cumsum(held, axis=1) - held
     assert (held[before >= len(DIGITS) / clients] == 0).all()
 
 
 def test_the_refusal_names_the_best_of_all_draws() -> None:
-    """What it names can be reached with the same draws, and no more."""
+    """The named minimum can be reached with the same draws, a larger one cannot."""
     scheme = Dirichlet(clients=10, alpha=0.5, max_draws=50)
     pattern = (
         r"partition: in 50 draws .*alpha=0\.5.* over 10 clients .* got (\d+) images at most, min_size is "
@@ -221,8 +221,8 @@ def summary(held: list[Indices]) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("alpha", "expected"),
-    # Sizes, classes, classes of 10 images. The specification notes 2,000 and 6.3 (4.7) for alpha 0.1, which
-    # its own procedure, taken literally, does not give.
+    # Sizes, classes, classes with 10 images. For alpha 0.1 the specification states 2,000 and 6.3 (4.7), but
+    # its procedure, taken literally, gives other values.
     [(0.1, [1050, 5400, 8350, 5.5, 4.05]), (0.05, [370, 5300, 9050, 4.0, 2.85])],
 )
 def test_capped_dirichlet_has_the_statistics_of_the_literal_loop(alpha: float, expected: list[float]) -> None:
@@ -245,7 +245,7 @@ def test_a_thousand_clients_with_little_alpha_are_refused_quickly_or_divided() -
 
 @few
 @given(alpha=st.sampled_from([1e-300, 1e-3, 0.02, 1e3, 1e6]), capped=st.booleans(), seed=SEEDS)
-def test_extreme_alphas(alpha: float, capped: bool, seed: int) -> None:
+def test_extreme_alphas_give_valid_partitions(alpha: float, capped: bool, seed: int) -> None:
     held = counts(Dirichlet(clients=7, alpha=alpha, capped=capped, min_size=0), DIGITS, seed)
     assert held.sum(axis=0).tolist() == [100] * 10
     if alpha >= 1e3:
@@ -258,7 +258,7 @@ def test_extreme_alphas(alpha: float, capped: bool, seed: int) -> None:
         assert not capped or held.sum(axis=1).max() <= 200
 
 
-def test_a_class_without_images_is_passed_over() -> None:
+def test_a_class_without_images_is_skipped() -> None:
     labels = DIGITS[(DIGITS != 3) & (DIGITS != 9)]
     for scheme in (Dirichlet(clients=1), Dirichlet(clients=8), DirichletTopUp(clients=8, min_size=50)):
         held = class_counts(scheme.split(labels, 10, 0), labels, 10)
@@ -284,7 +284,7 @@ def test_min_p_is_a_floor_under_every_share(capped: bool) -> None:
     scheme = Dirichlet(clients=5, alpha=0.05, min_p=0.1, capped=capped)
     for seed in range(20):
         held = planned(scheme, 10, 5000, seed)
-        # Shares sum to 1 + 5 * 0.1 or, where those of capped clients are taken out, to less.
+        # Shares sum to 1 + 5 * 0.1, or to less without those of capped clients.
         assert held.min() >= math.floor(5000 * 0.1 / 1.5) - 1
     even = counts(Dirichlet(clients=5, alpha=1e-3, min_p=1.0, capped=capped), DIGITS)
     assert even.min() >= 100 / 6 - 1 and even.max() <= 2 * 100 / 6 + 1
@@ -308,7 +308,7 @@ def literal_topup(held: Indices, least: int) -> Indices:
 
 @few
 @given(alpha=st.floats(0.01, 2), clients=st.integers(1, 12), share=st.floats(0, 1), seed=SEEDS)
-def test_topping_up_follows_the_literal_lists(alpha: float, clients: int, share: float, seed: int) -> None:
+def test_topping_up_equals_the_literal_lists(alpha: float, clients: int, share: float, seed: int) -> None:
     before = counts(DirichletTopUp(clients=clients, alpha=alpha, min_size=0), DIGITS, seed)
     assert ((100 - before.sum(axis=0)) >= 0).all() and (100 - before.sum(axis=0) < clients).all()
     least = int(share * (before.sum() // clients))
@@ -316,14 +316,14 @@ def test_topping_up_follows_the_literal_lists(alpha: float, clients: int, share:
     assert after.tolist() == literal_topup(before, least).tolist()
 
 
-def test_what_rounding_leaves_must_suffice() -> None:
+def test_too_few_images_left_by_rounding_are_refused() -> None:
     with refused_within(1, r"after rounding down \d+ images are left for 10 clients, at most 9\d for the"):
         DirichletTopUp(clients=10, alpha=1, min_size=100).split(DIGITS, 10, 0)
     with refused_within(1, "need 1010 images, the training split has 1000"):
         DirichletTopUp(clients=10, min_size=101).split(DIGITS, 10, 0)
 
 
-# ------------------------------------------------------------------------------------ who holds what
+# ------------------------------------------------------------------------------------ classes of clients
 @few
 @given(clients=st.integers(1, 40), classes=st.integers(1, 30), each=st.integers(1, 30), seed=SEEDS)
 def test_balanced_deals_never_get_stuck(clients: int, classes: int, each: int, seed: int) -> None:
@@ -337,7 +337,7 @@ def test_balanced_deals_favour_no_client_class_or_pair() -> None:
     deals = 2000
     held = np.mean([random_balanced(6, 2, 4, np.random.default_rng(seed)) for seed in range(deals)], axis=0)
     assert held == pytest.approx(0.5, abs=4.5 * 0.5 / math.sqrt(deals))
-    # Two clients, two of four classes each, every class held once: the second gets what is left.
+    # Two clients, two of four classes each, every class held once: the second gets the other classes.
     pairs = [tuple(random_balanced(2, 2, 4, np.random.default_rng(seed))[0]) for seed in range(deals)]
     assert len(set(pairs)) == 6
     assert max(map(pairs.count, set(pairs))) < deals / 6 * 1.2
@@ -345,7 +345,7 @@ def test_balanced_deals_favour_no_client_class_or_pair() -> None:
 
 @few
 @given(clients=st.integers(1, 40), classes=st.integers(1, 30), each=st.integers(1, 30))
-def test_contiguous_deals_follow_the_budget_loop(clients: int, classes: int, each: int) -> None:
+def test_contiguous_deals_equal_the_budget_loop(clients: int, classes: int, each: int) -> None:
     each = min(each, classes)
     budget = [each] * clients
     expected = np.zeros((clients, classes), bool)
@@ -369,7 +369,7 @@ def test_cyclic_deals_are_windows_of_one_permutation() -> None:
 # ------------------------------------------------------------------------------------ pathological
 @pytest.mark.parametrize(("clients", "each"), [(20, 2), (20, 4), (20, 6), (20, 8), (50, 2), (100, 2)])
 @pytest.mark.parametrize("assignment", ["random_balanced", "contiguous"])
-def test_pathological_sizes(clients: int, each: int, assignment: str) -> None:
+def test_pathological_clients_have_the_promised_sizes(clients: int, each: int, assignment: str) -> None:
     scheme = Pathological(clients=clients, classes_per_client=each, assignment=assignment, min_size=40)
     for seed in range(3):
         held = counts(scheme, MNIST, seed)
@@ -400,7 +400,7 @@ FED2 += [(CIFAR100, 10, c) for c in (30, 40, 50, 100)]
 
 @pytest.mark.parametrize(("labels", "nodes", "each"), FED2, ids=lambda value: str(value)[:9])
 @pytest.mark.parametrize("assignment", ["random_balanced", "cyclic"])
-def test_every_setting_of_fed2(labels: Indices, nodes: int, each: int, assignment: str) -> None:
+def test_n_by_c_has_every_setting_of_fed2(labels: Indices, nodes: int, each: int, assignment: str) -> None:
     held = counts(NByC(clients=nodes, classes_per_client=each, assignment=assignment), labels)
     present = held > 0
     classes = held.shape[1]
@@ -414,7 +414,7 @@ def test_every_setting_of_fed2(labels: Indices, nodes: int, each: int, assignmen
 @pytest.mark.parametrize(
     "scheme", [Pathological(classes_per_client=11), NByC(classes_per_client=11)], ids=str
 )
-def test_more_classes_than_there_are(scheme: Scheme) -> None:
+def test_more_classes_per_client_than_exist_are_refused(scheme: Scheme) -> None:
     with refused_within(1, r"^partition\.classes_per_client: got 11, .*has 10 classes; use at most 10$"):
         scheme.split(DIGITS, 10, 0)
 
@@ -431,7 +431,7 @@ def test_more_classes_than_there_are(scheme: Scheme) -> None:
     ],
     ids=str,
 )
-def test_classes_that_nobody_holds(scheme: Scheme) -> None:
+def test_classes_without_a_client_are_refused(scheme: Scheme) -> None:
     with refused_within(1, "leave class . without a client .*use at least 3 classes per client"):
         scheme.split(DIGITS, 10, 0)
     assert counts(NByC(clients=4, classes_per_client=3), DIGITS).all(axis=0).sum() == 0
@@ -441,14 +441,14 @@ def test_classes_that_nobody_holds(scheme: Scheme) -> None:
     "scheme", [Pathological(clients=10, min_size=0), NByC(clients=10, classes_per_client=2)]
 )
 @pytest.mark.parametrize("images", [0, 1])
-def test_a_class_with_fewer_images_than_holders(scheme: Scheme, images: int) -> None:
+def test_a_class_with_fewer_images_than_clients_is_refused(scheme: Scheme, images: int) -> None:
     labels = np.repeat(np.arange(10), [100] * 9 + [images])
     with refused_within(1, f"class 9 has {images} training images for the 2 clients that should hold it"):
         scheme.split(labels, 10, 0)
 
 
 # ------------------------------------------------------------------------------------ by_writer
-def test_the_first_writers_or_random_ones() -> None:
+def test_clients_are_the_first_writers_or_random_ones() -> None:
     ids = np.unique(WRITERS)
 
     def chosen(choice: str, seed: int) -> list[int]:
@@ -463,7 +463,7 @@ def test_the_first_writers_or_random_ones() -> None:
     assert np.bincount(np.searchsorted(ids, np.ravel(drawn))) == pytest.approx(1000 / len(ids), abs=26)
 
 
-def test_writers_that_are_missing() -> None:
+def test_missing_writers_are_refused() -> None:
     with refused_within(1, "^partition.name: 'by_writer' needs a dataset with known writers"):
         ByWriter(clients=5).split(DIGITS, 10, 0)
     with refused_within(1, "^partition.clients: 26 clients, but the dataset has 25 writers; use at most 25$"):
@@ -478,9 +478,9 @@ def test_writers_that_are_missing() -> None:
     stratify=st.booleans(),
     seed=SEEDS,
 )
-def test_local_split(labels: list[int], fraction: float, stratify: bool, seed: int) -> None:
+def test_local_split_of_each_client(labels: list[int], fraction: float, stratify: bool, seed: int) -> None:
     truth = np.array(labels)
-    # Images of the client among others, in any order.
+    # The client's images in any order, mixed with others.
     client = np.random.default_rng(seed).permutation(2 * len(truth))[: len(truth)]
     everyone = np.full(2 * len(truth), 9)
     everyone[client] = truth
@@ -496,7 +496,7 @@ def test_local_split(labels: list[int], fraction: float, stratify: bool, seed: i
 
 
 @pytest.mark.parametrize("stratify", [True, False])
-def test_every_image_is_as_likely_to_be_for_testing(stratify: bool) -> None:
+def test_every_image_is_equally_likely_to_be_a_test_image(stratify: bool) -> None:
     labels = np.repeat(np.arange(3), [1, 6, 10])
     option = LocalTest(fraction=0.3, stratify=stratify)
     picked = np.zeros(17)

@@ -1,4 +1,4 @@
-"""YAML that users write: what is meant comes out, and what is easily misread is refused by file and line."""
+"""YAML of users: values are read as intended, and ambiguous values are refused with file and line."""
 
 import math
 import os
@@ -31,7 +31,7 @@ CONFIG = Path(__file__).parents[2] / "config"
 
 
 def refused(text: str) -> str:
-    """What is said of a text, after the name of its file."""
+    """The error message for a text, without the name of its file."""
     with pytest.raises(FltrainError) as raised:
         parse_plain(text, "some.yaml")
     message = str(raised.value)
@@ -62,7 +62,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("text", VALUES)
-def test_values_are_those_of_the_core_schema(text: str) -> None:
+def test_values_follow_the_core_schema(text: str) -> None:
     value = parse_plain(f"key: {text}", "some.yaml")["key"]
     assert repr(value) == repr(VALUES[text])
 
@@ -81,7 +81,7 @@ def test_values_are_those_of_the_core_schema(text: str) -> None:
         '{"json": [1.0e-05, {"is": "YAML, too\\n"}]}',
     ],
 )
-def test_all_else_is_read_as_by_any_other_reader(text: str) -> None:
+def test_other_texts_are_read_as_by_pyyaml(text: str) -> None:
     assert repr(parse_plain(text, "some.yaml")) == repr(yaml.safe_load(text))
 
 
@@ -121,7 +121,7 @@ def test_without_libyaml_the_data_are_the_same() -> None:
         ("a: *x", "line 1: not YAML: found undefined alias"),
     ],
 )
-def test_mistakes_are_refused_by_their_line(text: str, message: str) -> None:
+def test_mistakes_are_refused_with_their_line(text: str, message: str) -> None:
     assert message in refused(text)
 
 
@@ -129,7 +129,7 @@ ENTRIES = ("spec", "scale", "registry")
 
 
 def through(entry: str, text: bytes, folder: Path) -> str:
-    """What is said of a file when it is read where its kind is; without its path."""
+    """The error message for a file in its usual place, without its path."""
     places = {
         "spec": folder / "spec.yaml",
         "scale": folder / "scales" / "x.yaml",
@@ -164,7 +164,7 @@ def through(entry: str, text: bytes, folder: Path) -> str:
     ],
     ids=["twice", "bytes"],
 )
-def test_all_that_users_write_is_read_like_this(
+def test_all_files_of_users_are_read_by_this_reader(
     tmp_path: Path, entry: str, text: bytes, message: str
 ) -> None:
     assert message in through(entry, text, tmp_path)
@@ -174,7 +174,7 @@ def test_standard_input_is_read_like_a_file(tmp_path: Path) -> None:
     with pytest.raises(FltrainError, match=r"^standard input: line 2: not YAML: the key 'a' occurs twice"):
         CliRunner().invoke(app, ["train", "-"], input="a: 1\na: 2", catch_exceptions=False)
     arguments = [sys.executable, "-m", "fltrain", "train", "-"]
-    for handler in ("strict", "surrogateescape"):  # what Python does with bytes that are no text
+    for handler in ("strict", "surrogateescape"):  # how Python decodes bytes that are not text
         environment = {**os.environ, "PYTHONIOENCODING": f"utf-8:{handler}"}
         done = subprocess.run(arguments, input=b"a: \xff", capture_output=True, env=environment)
         assert (done.returncode, done.stdout) == (2, b"")
@@ -211,7 +211,7 @@ PROBLEMS = {
 }
 
 
-def test_all_problems_of_a_file_are_told_with_their_lines(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_named_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)
     with pytest.raises(FltrainError) as raised:
@@ -223,7 +223,7 @@ def test_all_problems_of_a_file_are_told_with_their_lines(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("key", ["lr", "epochs", "fraction", "every"])
-def test_a_setting_at_the_wrong_place_is_told_its_right_one(key: str) -> None:
+def test_the_error_for_a_misplaced_setting_names_its_place(key: str) -> None:
     with pytest.raises(FltrainError, match=rf"unknown key '{key}'; did you mean '\w+\.{key}'"):
         RunSpec.parse({**TINY, key: 1}, "spec.yaml")
 
@@ -237,7 +237,7 @@ def test_a_number_is_short_for_a_fraction(key: str) -> None:
             RunSpec.parse({**TINY, key: wrong}, "x")
 
 
-def test_data_that_go_too_deep_are_refused() -> None:
+def test_data_nested_too_deeply_are_refused() -> None:
     for depth in (300, 100_000):
         deep: list[Any] = []
         for _ in range(depth):
@@ -251,7 +251,7 @@ OWN = re.compile("becomes part of a path|names consist of up to 100")
 
 
 @pytest.mark.parametrize("name", UNSAFE)
-def test_names_that_are_no_part_of_a_path_are_refused(name: str) -> None:
+def test_names_that_are_not_valid_in_a_path_are_refused(name: str) -> None:
     with pytest.raises(FltrainError, match=OWN):
         file_name(name)
 
@@ -281,12 +281,12 @@ def test_names_cannot_lead_out_of_the_results_folder(tmp_path: Path) -> None:
 
 
 def remote(name: str) -> dict[str, Any]:
-    """A file that a data set says it is made from."""
+    """A remote file of a dataset."""
     return {"name": name, "urls": ["http://example.org/x"], "checksum": "md5:" + "0" * 32}
 
 
 def planned(folder: Path, paper: dict[str, Any], scale: dict[str, Any]) -> str | None:
-    """What is said of a paper and a scale, if they are refused."""
+    """The error message for a paper and a scale; None if they are accepted."""
     for name, data in {"papers/toy": paper, "scales/one": scale}.items():
         path = folder / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
@@ -298,7 +298,7 @@ def planned(folder: Path, paper: dict[str, Any], scale: dict[str, Any]) -> str |
     return None
 
 
-def test_names_that_are_taken_in_the_results_folder(tmp_path: Path) -> None:
+def test_reserved_names_of_the_results_folder_are_refused(tmp_path: Path) -> None:
     results = Results(Path("results"))
     folders = [results.downloads, artifacts_of(results.tracking)]
     data = results.data(Dataset(name="digits"))
@@ -314,9 +314,9 @@ def test_names_that_are_taken_in_the_results_folder(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_written_under_a_name_is_read_from_it(tmp_path: Path) -> None:
-    """Two files that give themselves the same name would write over each other's tables."""
-    told = planned(tmp_path, {**PAPER, "paper": "other"}, SCALE)
-    assert told == f"{tmp_path}/papers/toy.yaml: paper: must be called 'toy' like the file, not 'other'"
-    told = planned(tmp_path, PAPER, {**SCALE, "scale": "other"})
-    assert told == f"{tmp_path}/scales/one.yaml: scale: must be called 'one' like the file, not 'other'"
+def test_names_in_files_must_equal_the_file_names(tmp_path: Path) -> None:
+    """Two files with the same name inside would overwrite each other's tables."""
+    message = planned(tmp_path, {**PAPER, "paper": "other"}, SCALE)
+    assert message == f"{tmp_path}/papers/toy.yaml: paper: must be called 'toy' like the file, not 'other'"
+    message = planned(tmp_path, PAPER, {**SCALE, "scale": "other"})
+    assert message == f"{tmp_path}/scales/one.yaml: scale: must be called 'one' like the file, not 'other'"

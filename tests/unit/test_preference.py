@@ -1,4 +1,4 @@
-"""Class preferences of neurons against a direct computation, and what is derived from them by hand."""
+"""Class preferences of neurons against a direct computation, and derived measures by hand."""
 
 import math
 from itertools import pairwise
@@ -55,13 +55,13 @@ def split() -> Split:
 
 
 def leaves(module: nn.Module) -> list[nn.Module]:
-    """What a chain runs, one after the other."""
+    """The modules of a chain, in the order of the forward pass."""
     children = [] if isinstance(module, PerGroup) else list(module.children())
     return [leaf for child in children for leaf in leaves(child)] if children else [module]
 
 
 def cuts(network: Network) -> dict[str, int]:
-    """Where the post-activations of a chain's layers are found: behind so many of its leaves."""
+    """Number of leaves before the post-activations of each layer of a chain."""
     order = leaves(network)
     names = {module: name for name, module in network.named_modules()}
     layers = [
@@ -78,7 +78,7 @@ def cuts(network: Network) -> dict[str, int]:
 
 
 def directly(network: Network, split: Split) -> dict[str, Tensor]:
-    """Image by image: run the chain up to the layer, then from there on with its maps as the variable."""
+    """Image by image: run the chain up to the layer, then differentiate the rest with respect to its maps."""
     network = network.eval()
     order = leaves(network)
     preferences = {}
@@ -90,11 +90,11 @@ def directly(network: Network, split: Split) -> dict[str, Tensor]:
                 maps = image
                 for module in order[:cut]:
                     maps = module(maps)
-            said = maps.clone().requires_grad_()
-            logits = said
+            variable = maps.clone().requires_grad_()
+            logits = variable
             for module in order[cut:]:
                 logits = module(logits)
-            (slope,) = torch.autograd.grad(logits[0, label], said)
+            (slope,) = torch.autograd.grad(logits[0, label], variable)
             per_class[int(label)].append(
                 torch.stack(
                     [(neuron * its).sum() for neuron, its in zip(maps[0], slope[0], strict=True)]
@@ -120,7 +120,7 @@ LARGE = ("vgg9 with dropout", "ecgr_cnn with BatchNorm", "fed2 uneven")
 @pytest.mark.parametrize(
     "chain", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in CHAINS]
 )
-def test_preferences_are_those_of_a_direct_computation(chain: str, split: Split) -> None:
+def test_preferences_equal_a_direct_computation(chain: str, split: Split) -> None:
     network = CHAINS[chain]()
     measured = class_preference(network, split, CLASSES, batch=7)
     expected = directly(network, split)
@@ -132,7 +132,7 @@ def test_preferences_are_those_of_a_direct_computation(chain: str, split: Split)
         torch.testing.assert_close(measured[name], wanted, rtol=1e-3, atol=1e-4 * scale, msg=name)
 
 
-def test_neurons_of_the_classifier_are_the_logits(split: Split) -> None:
+def test_neurons_of_the_classifier_have_unit_gradients(split: Split) -> None:
     """dZ_c / dZ_i is one or zero."""
     network = network_of("mlp").eval()
     images, labels = split.batch(torch.arange(IMAGES))
@@ -143,8 +143,8 @@ def test_neurons_of_the_classifier_are_the_logits(split: Split) -> None:
     torch.testing.assert_close(plain, means.diag(), rtol=1e-5, atol=1e-6)
 
 
-def test_projections_and_residual_blocks(split: Split) -> None:
-    """A layer without ReLU says what leaves its norm; what a block adds to it is not part of it."""
+def test_preferences_in_projections_and_residual_blocks(split: Split) -> None:
+    """A layer without ReLU is measured after its norm, before its block adds the shortcut."""
     network = network_of("mobilenet_tiny").train()
     with torch.no_grad():
         network(split.batch(torch.arange(IMAGES))[0])  # running statistics that are not 0 and 1
@@ -158,9 +158,9 @@ def test_projections_and_residual_blocks(split: Split) -> None:
     own = labels[:, None]
 
     def preferences(maps: Tensor, rest: Any) -> Tensor:
-        said = maps.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(rest(said).gather(1, own).sum(), said)
-        each = (said * slope).sum((2, 3)).double()
+        variable = maps.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(rest(variable).gather(1, own).sum(), variable)
+        each = (variable * slope).sum((2, 3)).double()
         return torch.stack([each[labels == label].mean(0) for label in range(CLASSES)], 1)
 
     def after(block: int) -> Any:
@@ -179,7 +179,7 @@ def test_projections_and_residual_blocks(split: Split) -> None:
         torch.testing.assert_close(measured[name], expected.detach(), rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_batches_and_their_order_do_not_matter(split: Split) -> None:
+def test_batches_and_their_order_do_not_change_preferences(split: Split) -> None:
     network = network_of("ecgr_cnn")
     whole = class_preference(network, split, CLASSES)
     order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(1))
@@ -197,7 +197,7 @@ def test_a_class_without_images_is_an_error(split: Split) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_network_is_left_as_it_was(split: Split, training: bool) -> None:
+def test_measuring_preferences_does_not_change_the_network(split: Split, training: bool) -> None:
     network = network_of("ecgr_cnn").train(training)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     generator = torch.get_rng_state()
@@ -218,7 +218,7 @@ def test_decoupled_neurons_have_preferences_within_their_group_only(split: Split
         first, second = measured[name].chunk(2)
         assert not first[:, 2:].any() and not second[:, :2].any(), name
         assert first.any() and second.any()
-    # Each group reads its own share of the last shared maps, but all of those before.
+    # Each group reads its own share of the last shared maps, and all earlier maps.
     first, second = measured["conv2.0"].chunk(2)
     assert not first[:, 2:].any() and not second[:, :2].any()
     assert measured["conv1.0"].all(1).any()
@@ -226,7 +226,7 @@ def test_decoupled_neurons_have_preferences_within_their_group_only(split: Split
     assert dense["conv2.0"].all(1).any()
 
 
-def test_top_class() -> None:
+def test_the_top_class_has_the_largest_preference() -> None:
     preferences = torch.tensor([[0.0, 3.0, 1.0], [-1.0, -2.0, -3.0], [2.0, 5.0, 5.0], [0.0, 0.0, 0.0]])
     assert top_classes(preferences).tolist() == [1, 0, 1, -1]
     assert top_classes(torch.tensor([[0.0, -1.0, 0.0]])).tolist() == [-1]
@@ -264,7 +264,7 @@ def test_total_variance_of_special_layers() -> None:
         ([0.1, 0.2, 0.3, 1.0], 3),
     ],
 )
-def test_shared_depth(variances: list[float], depth: int) -> None:
+def test_shared_depth_of_variances(variances: list[float], depth: int) -> None:
     assert shared_depth(variances) == depth
 
 

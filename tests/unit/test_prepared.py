@@ -1,4 +1,4 @@
-"""Prepared data sets and partitions: what is in the files, and that they are whole or refused."""
+"""Prepared datasets and partitions: contents of the files, and detection of damage."""
 
 import json
 import shutil
@@ -48,13 +48,13 @@ def prepared(digits_file: Path, tmp_path: Path) -> Path:
 
 
 def mine(tmp_path: Path, register: Register, **entry: Any) -> PreparedData:
-    """Prepare a data set of one's own, ``mine.npz``."""
+    """Prepare a custom dataset, ``mine.npz``."""
     register({"mine": {"reader": "npz", "path": str(tmp_path / "mine.npz"), **entry}})
     return prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path)
 
 
-# ------------------------------------------------------------------------------------ what is in the file
-def test_what_is_prepared_is_read_back(digits: PreparedData) -> None:
+# ------------------------------------------------------------------------------------ contents
+def test_prepared_data_are_read_back(digits: PreparedData) -> None:
     entry = registry()["digits"]
     raw = entry.reader.read(Path("nowhere"), entry.facts)
     for name in ARRAYS_OF_DATA:
@@ -87,7 +87,7 @@ def test_images_are_resized_bilinearly(tmp_path: Path, digits: PreparedData) -> 
     assert np.array_equal(data.train_labels, digits.train_labels)
 
 
-def test_the_file_says_what_it_holds(digits: PreparedData, tmp_path: Path, register: Register) -> None:
+def test_the_file_has_metadata(digits: PreparedData, tmp_path: Path, register: Register) -> None:
     assert digits.about["dataset"] == {"name": "digits", "image_size": None, "normalisation": "default"}
     assert (
         digits.about["digest"]
@@ -98,7 +98,7 @@ def test_the_file_says_what_it_holds(digits: PreparedData, tmp_path: Path, regis
     for split in ("train", "test"):
         assert histogram[split] == np.bincount(getattr(digits, f"{split}_labels")).tolist()
     assert sum(histogram["train"]) == 1438 and digits.about["notes"] == []
-    # A class without images is counted; what the reader has to say is kept.
+    # A class without images is counted; the reader's notes are stored.
     path = write_npz(tmp_path / "mine.npz")
     content = dict(np.load(path))
     np.savez(path, **content, val_images=content["test_images"], val_labels=content["test_labels"])
@@ -110,13 +110,13 @@ def test_the_file_says_what_it_holds(digits: PreparedData, tmp_path: Path, regis
 
 # ------------------------------------------------------------------------------------ mapped files
 def base(array: NDArray[Any]) -> Any:
-    """What a view is a view of, in the end."""
+    """The object at the end of a chain of views."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
-def test_arrays_are_mapped_and_the_file_is_never_written_to(prepared: Path) -> None:
+def test_arrays_are_mapped_and_the_file_is_never_changed(prepared: Path) -> None:
     before = prepared.read_bytes()
     data = load_prepared(DIGITS, prepared)
     for name in ARRAYS_OF_DATA:
@@ -142,13 +142,13 @@ def test_reading_takes_no_memory_for_the_images(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert path.stat().st_size > 1797 * 40 * 40
     assert peak < 300_000
-    # On a CPU not even PyTorch makes a copy.
+    # On a CPU, PyTorch makes no copy either.
     assert federated.train.images.data_ptr() == data.train_images.ctypes.data
 
 
 # ------------------------------------------------------------------------------------ contact sheet
 @pytest.mark.parametrize(("image_size", "tile", "scale"), [(None, 10, 4), (32, 34, 1)])
-def test_a_contact_sheet_lies_beside_the_file(
+def test_a_contact_sheet_is_written_next_to_the_file(
     tmp_path: Path, image_size: int | None, tile: int, scale: int
 ) -> None:
     dataset = Dataset(name="digits", image_size=image_size)
@@ -178,7 +178,7 @@ def test_the_sheet_of_a_test_set_shows_its_test_images(tmp_path: Path, register:
     reader = {"name": "cifar10_1", "version": "v4"}
     register({"mine": {"reader": reader, "path": str(raw), "train_images": 0}})
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # there are no training images to take a mean of
+        warnings.simplefilter("error")  # there are no training images for a mean
         data = prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path)
     assert np.isfinite(data.mean).all() and np.isfinite(data.std).all()
     assert (data.train_images.shape, len(data.train_labels)) == ((0, 3, 32, 32), 0)
@@ -188,7 +188,7 @@ def test_the_sheet_of_a_test_set_shows_its_test_images(tmp_path: Path, register:
 
 
 # ------------------------------------------------------------------------------------ normalisation
-def test_a_normalisation_needs_no_file_of_its_own(tmp_path: Path) -> None:
+def test_a_normalisation_needs_no_separate_file(tmp_path: Path) -> None:
     results = Results(tmp_path)
     plain, half = (
         tiny(dataset={"name": "digits", "normalisation": name}, rounds=1, model="mlp")
@@ -208,9 +208,7 @@ def test_a_normalisation_needs_no_file_of_its_own(tmp_path: Path) -> None:
     assert (data.mean, data.std) == ((0.5,), (0.5,))
 
 
-def test_without_a_registered_mean_it_is_that_of_the_training_images(
-    tmp_path: Path, register: Register
-) -> None:
+def test_without_a_registered_mean_the_training_images_are_used(tmp_path: Path, register: Register) -> None:
     write_npz(tmp_path / "mine.npz", shape=(8, 8, 3))
     data = mine(tmp_path, register)
     values = data.train_images / 255
@@ -248,7 +246,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 def clear_refusal(read: Callable[[], Any], path: Path) -> str:
-    """What is said when a file is read: one line that begins with its name."""
+    """The error message on reading a file: one line that begins with its name."""
     with pytest.raises(FltrainError) as caught:
         read()
     message = str(caught.value)
@@ -287,7 +285,7 @@ ROUGH = {"mean": [0.3], "std": [0.4]}
 def test_another_normalisation_needs_another_revision(
     changes: dict[str, Any], tmp_path: Path, register: Register
 ) -> None:
-    """Runs, which are named by the revision, would be taken for those with the old one."""
+    """Run IDs contain the revision: otherwise, runs would be taken for those with the old one."""
     write_npz(tmp_path / "mine.npz")
     mine(tmp_path, register)
     entry = {"reader": "npz", "path": str(tmp_path / "mine.npz")}
@@ -306,7 +304,7 @@ def test_another_normalisation_needs_another_revision(
 
 
 def test_images_that_have_changed_need_another_revision(tmp_path: Path, register: Register) -> None:
-    """A copy elsewhere is the same; one that is gone can have changed in nothing."""
+    """A copy elsewhere is the same; a deleted file has not changed."""
     source, prepared = write_npz(tmp_path / "mine.npz"), tmp_path / "mine.safetensors"
     mine(tmp_path, register)
     moved = source.rename(tmp_path / "moved.npz")
@@ -362,10 +360,10 @@ def test_partitions_of_other_settings_are_refused(
     assert "made from other data or settings" in message
 
 
-# ------------------------------------------------------------------------------------ clients' own tests
+# ------------------------------------------------------------------------------------ tests of clients
 @pytest.mark.parametrize("stratify", [False, True])
 @pytest.mark.parametrize("scheme", [Iid(clients=7), SCHEME], ids=["iid", "dirichlet"])
-def test_every_client_sets_a_quarter_aside(
+def test_a_quarter_of_each_clients_images_are_test_images(
     digits: PreparedData, tmp_path: Path, scheme: Any, stratify: bool
 ) -> None:
     local_test = LocalTest(stratify=stratify)
@@ -389,7 +387,7 @@ def test_every_client_sets_a_quarter_aside(
 
 # ------------------------------------------------------------------------------------ writers
 def write_leaf(root: Path) -> Path:
-    """Images of six writers in LEAF's form; the second has twice as many as the others."""
+    """Images of six writers in LEAF's format; the second has twice as many as the others."""
     for split, size in (("train", 6), ("test", 2)):
         users = {}
         for writer in range(6):
@@ -407,7 +405,7 @@ def written(tmp_path: Path, register: Register) -> PreparedData:
     return prepare(Dataset(name="written"), tmp_path / "data" / "written.safetensors", tmp_path)
 
 
-def test_writers_are_kept(written: PreparedData) -> None:
+def test_writers_are_stored(written: PreparedData) -> None:
     assert np.bincount(written.writers).tolist() == [6, 12, 6, 6, 6, 6]
     assert isinstance(base(written.writers), np.memmap)
     assert written.about["notes"] == ["6 of 6 writers have both training and test images: 42 and 14 in all"]
@@ -416,8 +414,8 @@ def test_writers_are_kept(written: PreparedData) -> None:
     assert digest(arrays) == written.digest
 
 
-def test_writers_set_images_of_their_own_aside(tmp_path: Path, written: PreparedData) -> None:
-    """A writer's training and test images come together, and are divided into those of one client."""
+def test_writers_have_their_own_test_images(tmp_path: Path, written: PreparedData) -> None:
+    """A writer's training and test images are pooled, and divided like those of any client."""
     made = partition(ByWriter(clients=4), LocalTest(), written, 0, tmp_path / "partition")
     authors = np.concatenate([written.writers, written.test_writers])
     for writer, (train, test) in enumerate(zip(made.clients, made.tests or (), strict=True)):
@@ -425,7 +423,7 @@ def test_writers_set_images_of_their_own_aside(tmp_path: Path, written: Prepared
         assert len(test) == (4 if writer == 1 else 2)
 
 
-def test_writers_train(tmp_path: Path, written: PreparedData) -> None:
+def test_writers_can_be_used_as_clients(tmp_path: Path, written: PreparedData) -> None:
     scheme = {"name": "by_writer", "clients": 6}
     spec = tiny(dataset="written", partition=scheme, participation={"fraction": 1}, model="mlp", rounds=1)
     record = trained(spec, tmp_path)

@@ -1,4 +1,4 @@
-"""Threads and memory of a process that trains."""
+"""Threads and memory of a training process."""
 
 import subprocess
 import sys
@@ -32,15 +32,15 @@ print(held() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "megabytes"), [("kept", (20, 30)), ("given back", (-4, 4))])
-def test_freed_memory_is_kept(how: str, megabytes: tuple[int, int]) -> None:
-    done = subprocess.run([sys.executable, "-c", HELD, how], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(("mode", "megabytes"), [("kept", (20, 30)), ("given back", (-4, 4))])
+def test_freed_memory_stays_in_the_process(mode: str, megabytes: tuple[int, int]) -> None:
+    done = subprocess.run([sys.executable, "-c", HELD, mode], capture_output=True, text=True, check=True)
     least, most = megabytes
     assert least <= int(done.stdout) <= most
 
 
 def test_the_peak_of_a_record_is_that_of_its_run(tmp_path: Path) -> None:
-    """What the process held before does not count."""
+    """Memory that the process used earlier does not count."""
     block = bytearray(2**30)
     del block
     before = peak_memory()

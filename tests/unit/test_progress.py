@@ -1,4 +1,4 @@
-"""The lines that a workflow prints about its runs."""
+"""The progress lines that a workflow prints."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from .helpers import tiny, trained
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock that a test sets, in seconds."""
 
     now = 100.0
 

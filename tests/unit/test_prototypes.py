@@ -1,4 +1,4 @@
-"""Class means of features and classifiers apart from their networks, by hand and against ordinary loops."""
+"""Class means of features, and separate classifiers, by hand and against ordinary loops."""
 
 import copy
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from .helpers import CPU
 LABELS = torch.tensor([3, 0, 3, 3, 0])
 FEATURES = torch.tensor([[1.0, 2.0], [5.0, 7.0], [3.0, 4.0], [8.0, 0.0], [1.0, -1.0]])
 
-# Two clients have class 0, one class 1, nobody class 2, and two class 3, whose means agree.
+# Two clients have class 0, one class 1, no client class 2, and two class 3, whose means agree.
 COUNTS = torch.tensor([[1.0, 0.0, 0.0, 2.0], [3.0, 2.0, 0.0, 5.0]])
 MEANS = torch.tensor(
     [[[2.0, 0.0], [0.0, 0.0], [0.0, 0.0], [8.0, -2.0]], [[6.0, 4.0], [1.0, 1.0], [0.0, 0.0], [8.0, -2.0]]]
@@ -52,7 +52,7 @@ def test_descriptions_become_a_table_with_zeros_where_a_client_has_no_images() -
 
 
 def test_the_average_by_images_is_the_mean_of_all_images() -> None:
-    """Whoever holds them; the plain one is not."""
+    """For any division over clients; the plain average is not."""
     random = torch.Generator().manual_seed(0)
     features, labels = torch.randn(60, 4, generator=random), torch.arange(60) % 3
     clients = torch.split(torch.randperm(60, generator=random), [10, 30, 20])
@@ -63,7 +63,7 @@ def test_the_average_by_images_is_the_mean_of_all_images() -> None:
         torch.testing.assert_close(combine(*table(sent, 3), "plain")[0], expected)
 
 
-def test_classes_that_nobody_describes_keep_their_mean() -> None:
+def test_classes_without_a_description_keep_their_mean() -> None:
     first = renewed({"other": torch.ones(1)}, *combine(COUNTS, MEANS, "weighted"))
     assert first["known"].tolist() == [True, True, False, True]
     counts = torch.tensor([[0.0, 4.0, 1.0, 0.0]])
@@ -99,7 +99,7 @@ def classifier_of(kind: str) -> tuple[nn.Module, Layout]:
 
 
 def ordinary(classifier: nn.Module, head: Tensor) -> nn.Module:
-    """A copy of the classifier with other parameters."""
+    """A copy of the classifier with these parameters."""
     other = copy.deepcopy(classifier)
     nn.utils.vector_to_parameters(head.clone(), other.parameters())
     return other
@@ -114,19 +114,19 @@ def some_head(classifier: nn.Module, seed: int = 1) -> Tensor:
 
 
 @kinds
-def test_a_classifier_applied_with_other_parameters(kind: str) -> None:
-    """Errors reach the features, and the classifier itself has no part in it."""
+def test_a_classifier_can_be_applied_with_other_parameters(kind: str) -> None:
+    """Gradients reach the features and the given parameters, not the classifier's own ones."""
     classifier, layout = classifier_of(kind)
     head, before = some_head(classifier), copy.deepcopy(classifier.state_dict())
     other = ordinary(classifier, head)
     features = torch.randn(7, 5, generator=torch.Generator().manual_seed(2))
     ours, theirs = (features.clone().requires_grad_() for _ in range(2))
-    said, expected = heads.logits(classifier, heads.parameters(layout, head), ours), other(theirs)
-    torch.testing.assert_close(said, expected)
-    assert not torch.allclose(said, classifier(features))
+    logits, expected = heads.logits(classifier, heads.parameters(layout, head), ours), other(theirs)
+    torch.testing.assert_close(logits, expected)
+    assert not torch.allclose(logits, classifier(features))
     for parameter in classifier.parameters():
         parameter.grad = None
-    said.square().sum().backward()
+    logits.square().sum().backward()
     expected.square().sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
     assert all(parameter.grad is None for parameter in classifier.parameters())
@@ -134,7 +134,7 @@ def test_a_classifier_applied_with_other_parameters(kind: str) -> None:
 
 
 def server_of(classifier: nn.Module, layout: Layout, head: Tensor) -> tuple[SimpleNamespace, dict]:
-    """What training reads of a run's task, and the state of a server that has trained three times."""
+    """A minimal task for training, and the state of a server that has trained three times."""
     network = SimpleNamespace(classifier=classifier)
     return SimpleNamespace(network=network, layout=layout, seed=5), {"head": head, "trained": torch.tensor(3)}
 
@@ -142,7 +142,7 @@ def server_of(classifier: nn.Module, layout: Layout, head: Tensor) -> tuple[Simp
 @kinds
 @pytest.mark.parametrize(("batch", "epochs"), [(4, 1), (4, 3), (None, 2), (100, 1)])
 def test_training_a_classifier_is_ordinary_sgd(kind: str, batch: int | None, epochs: int) -> None:
-    """It is ``torch.optim.SGD`` on a copy, over the same shuffles; what it was given does not change."""
+    """Equal to ``torch.optim.SGD`` on a copy with the same shuffles; inputs are unchanged."""
     classifier, layout = classifier_of(kind)
     head = some_head(classifier)
     given, other = head.clone(), ordinary(classifier, head)

@@ -1,4 +1,4 @@
-"""What is declared is what was published: tables and figures, numbers of runs, values, claims."""
+"""Declared experiments agree with the papers: tables and figures, numbers of runs, values, claims."""
 
 import csv
 import re
@@ -30,7 +30,7 @@ every_paper = pytest.mark.parametrize("paper", PAPERS)
 
 @cache
 def planned() -> Plan:
-    """Everything at the papers' own protocol; planned once, as it is some thousand runs."""
+    """All items with the papers' own protocol; planned once, as there are more than a thousand runs."""
     return plan(CONFIG, "paper")
 
 
@@ -63,12 +63,12 @@ def test_every_published_table_and_figure_is_covered_or_untrained(paper: str) ->
 
 
 def agrees(one: Covered) -> bool:
-    """Whether as many runs are declared as the paper's text lets count."""
+    """Return True if the declared number of runs equals the published one."""
     return one.runs == one.experiment.runs
 
 
 @every_paper
-def test_as_many_runs_are_declared_as_published_or_it_is_said_why_not(paper: str) -> None:
+def test_declared_numbers_of_runs_are_the_published_ones_or_explained(paper: str) -> None:
     differing = {
         name: f"{one.runs} declared, {one.experiment.runs} published"
         for name, one in covered(paper).items()
@@ -78,7 +78,7 @@ def test_as_many_runs_are_declared_as_published_or_it_is_said_why_not(paper: str
 
 
 @every_paper
-def test_nothing_is_explained_that_agrees(paper: str) -> None:
+def test_only_differing_numbers_of_runs_are_explained(paper: str) -> None:
     published = covered(paper)
     stale = {
         name
@@ -90,7 +90,7 @@ def test_nothing_is_explained_that_agrees(paper: str) -> None:
 
 @every_paper
 def test_the_number_of_distinct_runs(paper: str) -> None:
-    """Shared ones once, at the largest number of seeds that is stated for each."""
+    """Shared runs count once, with the largest number of seeds stated for them."""
     seeds: dict[str, int] = {}
     for one in covered(paper).values():
         for cell in one.cells:
@@ -100,7 +100,7 @@ def test_the_number_of_distinct_runs(paper: str) -> None:
     assert (total.declared == total.published) == (not total.explained)
 
 
-def test_totals_are_of_the_papers() -> None:
+def test_totals_cover_the_papers_only() -> None:
     assert list(TOTALS) == PAPERS
 
 
@@ -110,7 +110,7 @@ def published_values(item: PlannedItem) -> pd.DataFrame:
 
 
 def matches(values: pd.DataFrame, names: Mapping[str, str], dimension: str | None) -> pd.Series:
-    """Which published values have these names; any stands where the names leave a ``{dimension}`` open."""
+    """Mask of the published values with these names; an open ``{dimension}`` matches any value."""
     matching = pd.Series(True, index=values.index)
     for column, name in names.items():
         if column in values:
@@ -124,7 +124,7 @@ def matches(values: pd.DataFrame, names: Mapping[str, str], dimension: str | Non
 
 
 def placed(item: PlannedItem, measured: Measured) -> dict[int, list[str]]:
-    """Cells (in words) that each published value of a measure fits, by its row in the file."""
+    """Cells (in words) that match each published value of a measure, by its row in the file."""
     values = published_values(item)
     values = values[values["metric"] == measured.reported]
     dimension = measure(measured.measure).dimension
@@ -145,8 +145,8 @@ def compared(paper: str) -> Iterator[tuple[PlannedItem, Measured]]:
 
 
 @every_paper
-def test_every_cell_has_at_most_one_published_value_and_every_value_one_cell(paper: str) -> None:
-    """Else a value would stand in the wrong cell or, being ambiguous, in none."""
+def test_published_values_and_cells_match_one_to_one(paper: str) -> None:
+    """Otherwise a value would appear in a wrong cell or, if ambiguous, in none."""
     faults = []
     for item, measured in compared(paper):
         where, found = f"{item.id}, {measured.reported}", placed(item, measured)
@@ -159,14 +159,14 @@ def test_every_cell_has_at_most_one_published_value_and_every_value_one_cell(pap
 
 NO_CELLS = {
     ("fedimpro_table10.csv", "best_acc"): 5,  # other methods, quoted from their own papers
-    ("fedimpro_table2.csv", "target_acc"): 16,  # of a row: what its rounds are counted to
+    ("fedimpro_table2.csv", "target_acc"): 16,  # target of a row's rounds
     ("fedimpro_table5.csv", "lr"): 80,  # settings, see below
 }
-"""Published numbers that stand beside none of ours: how many, by file and metric."""
+"""Number of published values that match none of our cells, by file and metric."""
 
 
 @every_paper
-def test_every_published_value_stands_beside_one_of_ours(paper: str) -> None:
+def test_every_published_value_matches_a_cell(paper: str) -> None:
     there: dict[tuple[str, str], set[int]] = {}
     averages = set()
     for item, measured in compared(paper):
@@ -186,7 +186,7 @@ def test_every_published_value_stands_beside_one_of_ours(paper: str) -> None:
 
 
 def test_learning_rates_are_those_that_fedimpro_prints() -> None:
-    """Its table 5 has one for every setting and method of table 1; FedDyn's is missing."""
+    """FedImpro's table 5 has one for every setting and method of its table 1, except FedDyn."""
     rates = pd.read_csv(REPORTED / "fedimpro_table5.csv", dtype=str, keep_default_na=False)
     used = set()
     for entry in items("fedimpro")["table1"].entries:
@@ -197,8 +197,8 @@ def test_learning_rates_are_those_that_fedimpro_prints() -> None:
 
 
 @every_paper
-def test_published_values_of_an_item_are_those_of_what_it_covers(paper: str) -> None:
-    """A table that stands for the paper's table 5 is compared with the values of table 5."""
+def test_published_values_belong_to_the_covered_table(paper: str) -> None:
+    """An item that reproduces table 5 is compared with the values of table 5."""
     files = {
         row["item"]: row["reported_csv"]
         for row in csv.DictReader((REPORTED / "experiments.csv").open(encoding="utf-8"))
@@ -232,7 +232,7 @@ def named_labels(quantity: claims.Quantity) -> Iterator[tuple[str, str]]:
 
 
 @every_paper
-def test_what_claims_are_judged_by_exists(paper: str) -> None:
+def test_names_in_tests_of_claims_exist(paper: str) -> None:
     faults = []
     for claim in claims_of(paper):
         if isinstance(claim.test, claims.Tested) and not (ROOT / claim.test.by).is_file():
@@ -255,8 +255,8 @@ def test_what_claims_are_judged_by_exists(paper: str) -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_every_entry_of_the_register_concerns_something() -> None:
-    """Entries that are named exist: the plan refuses others."""
+def test_every_entry_of_the_register_is_used() -> None:
+    """The plan refuses references to unknown entries."""
     entries = yaml.safe_load((CONFIG / "register.yaml").read_text(encoding="utf-8"))["entries"]
     used: set[str] = set()
     for file in (CONFIG / "papers").glob("*.yaml"):

@@ -1,4 +1,4 @@
-"""Random numbers are functions of their coordinates, and there are no others."""
+"""Random numbers are functions of their coordinates, and no other generator is used."""
 
 import random
 from contextlib import suppress
@@ -23,12 +23,12 @@ COORDINATES = st.fixed_dictionaries({"round": WORDS, "client": WORDS, "epoch": W
 
 
 def raw(seed: int, purpose: Purpose, **coordinates: int) -> list[int]:
-    """The first numbers of a stream, as the bit generator makes them."""
+    """The first raw outputs of a stream's bit generator."""
     return stream(seed, purpose, **coordinates).bit_generator.random_raw(4).tolist()
 
 
-# The values decide every result ever recorded: if these tests fail, raise the revisions of everything.
-def test_first_values_are_those_of_the_scheme() -> None:
+# All recorded results depend on these values: if these tests fail, raise all revisions.
+def test_first_values_follow_the_documented_scheme() -> None:
     assert raw(0, Purpose.PARTITION) == [
         15003734204198539638,
         13859618513508960101,
@@ -43,7 +43,7 @@ def test_first_values_are_those_of_the_scheme() -> None:
     ]
 
 
-def test_what_numpy_makes_of_them() -> None:
+def test_numpy_distributions_have_known_values() -> None:
     order = stream(7, Purpose.BATCH_ORDER, round=1, client=2, epoch=3).permutation(10)
     assert order.tolist() == [5, 6, 1, 9, 3, 0, 7, 2, 8, 4]
     clients = stream(7, Purpose.CLIENT_SAMPLING, round=1).choice(100, 5, replace=False)
@@ -55,7 +55,7 @@ def test_what_numpy_makes_of_them() -> None:
 
 
 @given(seed=WORDS, purpose=st.sampled_from(Purpose), coordinates=COORDINATES, others=st.lists(COORDINATES))
-def test_a_stream_depends_on_nothing_drawn_before(
+def test_a_stream_does_not_depend_on_earlier_draws(
     seed: int, purpose: Purpose, coordinates: dict[str, int], others: list[dict[str, int]]
 ) -> None:
     first = raw(seed, purpose, **coordinates)
@@ -65,7 +65,7 @@ def test_a_stream_depends_on_nothing_drawn_before(
 
 
 @given(seed=WORDS, purpose=st.sampled_from(Purpose), coordinates=COORDINATES)
-def test_every_coordinate_matters(seed: int, purpose: Purpose, coordinates: dict[str, int]) -> None:
+def test_every_coordinate_counts(seed: int, purpose: Purpose, coordinates: dict[str, int]) -> None:
     neighbours = [
         raw(seed, purpose, **coordinates),
         raw(seed + 1, purpose, **coordinates),
@@ -107,7 +107,7 @@ def test_pytorch_is_seeded_from_the_stream_at_the_coordinates() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_pytorchs_generator_is_as_it_was_afterwards(fails: bool) -> None:
+def test_pytorchs_generator_is_restored_afterwards(fails: bool) -> None:
     before = global_states()
     with suppress(RuntimeError), seeded_torch(0, Purpose.DROPOUT):
         torch.rand(3)
@@ -129,7 +129,7 @@ DROPOUT = tiny(
 
 
 class Watching(SequentialExecutor):
-    """Notes how PyTorch is seeded when a client trains in a round."""
+    """Records the seeds of PyTorch in each client's training."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -143,7 +143,7 @@ class Watching(SequentialExecutor):
 def dropout_run(
     digits: PreparedData, executor: type[SequentialExecutor] = SequentialExecutor, seed: int = 0
 ) -> Simulation:
-    """The run with dropout, from another state of the global generator; its rows are in ``rows``."""
+    """A run with dropout, started with another state of the global generator; its rows are in ``rows``."""
     torch.manual_seed(seed)
     simulation = federation(DROPOUT, digits, executor)
     simulation.rows = [row for rows in simulation.run() for row in rows]
@@ -161,7 +161,7 @@ def test_dropout_does_not_depend_on_the_order_of_clients(digits: PreparedData, d
     assert torch.equal(backwards.server.weights, dropped.server.weights)
 
 
-def test_dropout_has_a_stream_for_every_round_and_client(dropped: Simulation) -> None:
+def test_dropout_has_a_separate_stream_for_every_round_and_client(dropped: Simulation) -> None:
     seeds = dropped.executor.seeds
     assert len(seeds) == len(set(seeds.values())) == 4
     for (round, client), seed in seeds.items():

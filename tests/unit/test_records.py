@@ -1,4 +1,4 @@
-"""Files of a record, digests that guard them, and the summary that follows from the rows."""
+"""Files of a record, their digests, and the summary computed from the rows."""
 
 import getpass
 import json
@@ -48,11 +48,11 @@ def diverged(root: Path) -> Record:
 
 
 def strictly(text: str) -> Any:
-    """Parse JSON; what only Python takes for JSON (not-a-number, infinity) is an error."""
+    """Parse JSON; NaN and infinity, which only Python accepts, are errors."""
     return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} in a record"))
 
 
-def test_files_are_those_that_are_documented(measured: Record, diverged: Record) -> None:
+def test_records_have_the_documented_files(measured: Record, diverged: Record) -> None:
     for record in (measured, diverged):
         assert {path.name for path in record.folder.iterdir()} == {*RECORD_FILES, "train.log"}
     for name in (*RECORD_FILES, "train.log"):
@@ -73,7 +73,7 @@ def test_rows_are_complete_and_in_order(measured: Record) -> None:
     assert correct == pytest.approx(round(correct), abs=1e-9)
 
 
-def test_traffic_is_counted(measured: Record, tmp_path: Path) -> None:
+def test_traffic_equals_a_count_by_hand(measured: Record, tmp_path: Path) -> None:
     plain = trained(tiny(), tmp_path).summary
     # 3 rounds of 2 clients; 4 bytes per weight, and per running mean and variance of 248 channels.
     model = 3 * 2 * 4 * (plain["parameters"] + 2 * 248)
@@ -96,7 +96,7 @@ def test_costs_and_provenance(measured: Record) -> None:
 
 
 @pytest.mark.parametrize("name", RECORD_FILES)
-def test_json_has_finite_numbers_only(measured: Record, diverged: Record, name: str) -> None:
+def test_json_files_have_finite_numbers_only(measured: Record, diverged: Record, name: str) -> None:
     for record in (measured, diverged):
         text = (record.folder / name).read_text()
         for document in text.splitlines() if name.endswith("l") else [text]:
@@ -112,7 +112,7 @@ def test_training_again_gives_the_same_bytes(
         assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
 
 
-def test_nothing_of_this_machine_is_in_what_is_compared(measured: Record) -> None:
+def test_compared_files_contain_nothing_of_this_machine(measured: Record) -> None:
     text = "".join((measured.folder / name).read_text() for name in SAME_IN_EVERY_EXECUTION)
     telling = {platform.node(), str(Path.home()), str(Path.cwd()), str(measured.folder), "seconds", "memory"}
     user = getpass.getuser()
@@ -131,7 +131,7 @@ def test_the_summary_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return replace(temporary, path)
 
     monkeypatch.setattr(Path, "replace", watched)
-    for _ in range(2):  # for the first time, and in place of an older one
+    for _ in range(2):  # for the first time, and in place of an older record
         write_record(tmp_path, tiny(), [], {}, {}, {})
         assert written[-1] == "summary.json" and Record(tmp_path).complete
     assert {path.name for path in tmp_path.iterdir()} == set(RECORD_FILES)
@@ -159,7 +159,7 @@ def test_damaged_records_are_named(tmp_path: Path, name: str, content: str | Non
 
 
 def without_own_digest(summary: Any) -> Any:
-    """The summary as older versions wrote it: with digests of data, partition and metrics only."""
+    """A summary as older versions wrote it: with digests of data, partition and metrics only."""
     digests = {name: summary["digests"][name] for name in ("data", "partition", "metrics")}
     return {**summary, "digests": digests}
 
@@ -187,7 +187,7 @@ EDITS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def test_an_edited_record_gives_no_results(
     name: str, older: bool, measured: Record, diverged: Record, tmp_path: Path
 ) -> None:
-    """Also a record of an older version, whose summary has no digest of its own."""
+    """Also for a record of an older version, whose summary has no digest of its own."""
     original = diverged if name == "status" else measured
     record = Record(Path(shutil.copytree(original.folder, tmp_path / original.run_id)))
     summary = record.folder / "summary.json"
@@ -202,7 +202,7 @@ def test_an_edited_record_gives_no_results(
     path = record.folder / file
     text = path.read_text()
     path.write_text(edit(text) if file == "metrics.jsonl" else json.dumps(edit(json.loads(text))))
-    if older and name == "spec":  # it is the summary that does not fit to it any more
+    if older and name == "spec":  # the summary no longer agrees with it
         path = summary
     edited = Record(record.folder)
     assert edited.damage.startswith(f"{path}: ") and edited.complete and not edited.usable
@@ -233,9 +233,7 @@ def test_costs_and_provenance_have_digests(
             read()
 
 
-def test_traffic_is_guarded_although_it_does_not_follow_from_the_metrics(
-    measured: Record, tmp_path: Path
-) -> None:
+def test_edited_traffic_is_detected(measured: Record, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(measured.folder, tmp_path / measured.run_id))
     write_json(folder / "summary.json", {**measured.summary, "bytes": {"down": 1, "up": 1}})
     assert "its digest differs" in Record(folder).damage
@@ -254,13 +252,13 @@ FORMATS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_records_of_other_formats_are_refused(name: str, tmp_path: Path) -> None:
-    found, said = FORMATS[name]
+    found, reason = FORMATS[name]
     write_record(tmp_path, tiny(), [], {"run_id": tmp_path.name}, {}, {})
     path = tmp_path / "summary.json"
     summary = json.loads(path.read_text())
     assert next(iter(summary.items())) == ("format", RECORD_FORMAT)
     path.write_text(json.dumps({**summary, "format": found}))
-    with pytest.raises(FltrainError, match=rf"^{path}: {said}"):
+    with pytest.raises(FltrainError, match=rf"^{path}: {reason}"):
         _ = Record(tmp_path).summary
 
 
@@ -281,7 +279,7 @@ def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
-def test_final_accuracy_is_its_definition(accuracies: list[float]) -> None:
+def test_final_accuracy_follows_its_definition(accuracies: list[float]) -> None:
     summary = summary_of(dict(enumerate(accuracies, start=1)))
     last = accuracies[-math.ceil(len(accuracies) / 10) :]
     assert summary["accuracy"]["final"] == pytest.approx(sum(last) / len(last))
@@ -290,7 +288,7 @@ def test_final_accuracy_is_its_definition(accuracies: list[float]) -> None:
     assert summary["accuracy"]["best_round"] == accuracies.index(max(accuracies)) + 1
 
 
-def test_rounds_to_target_are_the_first_that_reach_it() -> None:
+def test_rounds_to_target_is_the_first_round_that_reaches_it() -> None:
     curve = {1: 0.50, 2: 0.61, 3: 0.59, 4: 0.63}
     reached = summary_of(curve, evaluation={"targets": [0.60, 0.64, 0.63, 0.5]})["rounds_to_target"]
     assert reached == {"0.6": 2, "0.64": None, "0.63": 4, "0.5": 1}
@@ -301,7 +299,7 @@ def test_rounds_without_a_test_are_left_out() -> None:
     assert summary["accuracy"] == {"last": 0.3, "best": 0.6, "best_round": 20, "final": pytest.approx(0.2)}
 
 
-def test_only_the_split_that_counts_is_summarised() -> None:
+def test_only_the_configured_split_is_summarised() -> None:
     own = summary_of({1: 0.25}, local_test={}, evaluation={"extra": ["mnist"]}, split="local_test")
     test = summary_of({1: 0.25}, evaluation={"extra": ["mnist"]})
     for summary in (own, test):
@@ -317,7 +315,7 @@ def test_a_diverged_run_is_a_result(diverged: Record) -> None:
     assert diverged.metrics == []
 
 
-def test_rounds_before_the_divergence_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_before_the_divergence_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_round = Simulation.round
 
     def diverging(simulation: Simulation, number: int) -> list[Row]:
@@ -334,8 +332,8 @@ def test_rounds_before_the_divergence_are_kept(tmp_path: Path, monkeypatch: pyte
 
 
 def test_weights_that_overflow_in_the_last_step_are_a_divergence(tmp_path: Path) -> None:
-    # One step per round: the loss before it is finite, the weights after it are not. Nothing tests them for
-    # several rounds, and no statistic of theirs may reach the record.
+    # One step per round: the loss before it is finite, the weights after it are not. They are not tested
+    # for several rounds, and none of their statistics may reach the record.
     one_step = {"epochs": 1, "batch_size": 10_000, "lr": 3e38, "weight_decay": 100.0}
     evaluation = {"every": 9, "statistics": ["drift", "similarity"]}
     record = trained(tiny(rounds=9, training=one_step, evaluation=evaluation), tmp_path)

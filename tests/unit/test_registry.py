@@ -1,4 +1,4 @@
-"""The registry: it agrees with the libraries that know the sets, and mistakes in it are named."""
+"""The registry of datasets agrees with the libraries that also define them, and names mistakes."""
 
 import re
 from pathlib import Path
@@ -24,10 +24,10 @@ def files(name: str) -> Files:
     return {file.name: (file.urls, file.checksum) for file in ENTRIES[name].files}
 
 
-# What is registered
+# Registered datasets
 
 
-def test_every_set_is_complete() -> None:
+def test_every_entry_is_complete() -> None:
     assert {
         *("digits", "mnist", "fmnist", "cifar10", "cifar100", "svhn", *MEDICAL),
         *("cifar10.1-v4", "cifar10.1-v6", "femnist", "lc25000", "imagenet100"),
@@ -60,7 +60,7 @@ def test_cifar_and_svhn_agree_with_torchvision() -> None:
     assert files("svhn") == expected
 
 
-def test_every_flat_single_label_set_of_medmnist_can_be_named(tmp_path: Path) -> None:
+def test_every_flat_single_label_dataset_of_medmnist_is_known(tmp_path: Path) -> None:
     flat = {name: facts for name, facts in medmnist.INFO.items() if "3d" not in name and name != "chestmnist"}
     entries = load(written(tmp_path, {name: {"reader": "medmnist"} for name in flat}))
     for name, facts in flat.items():
@@ -89,7 +89,7 @@ def test_imagenet100_has_a_hundred_classes_of_imagenet() -> None:
 # Normalisations
 
 
-def test_normalisations_by_name() -> None:
+def test_normalisations_have_known_values() -> None:
     entry = ENTRIES["cifar10"]
     assert entry.normalisation() == Normalisation(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
     ecgr = entry.normalisation("ecgr")
@@ -100,7 +100,7 @@ def test_normalisations_by_name() -> None:
         entry.normalisation("egcr")
 
 
-# Bring your own
+# Custom datasets
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -142,7 +142,7 @@ TINY = {"reader": "npz", "path": "x"}
         (None, r"mine: input should be a mapping"),
     ],
 )
-def test_mistakes_in_an_entry(tmp_path: Path, entry: Any, message: str) -> None:
+def test_mistakes_in_an_entry_are_named(tmp_path: Path, entry: Any, message: str) -> None:
     mnist = {"reader": "idx", "path": "x", "classes": 10}
     with pytest.raises(FltrainError, match=message) as error:
         load(written(tmp_path, {"mnist": mnist, "mine": entry}))

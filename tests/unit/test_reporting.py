@@ -1,4 +1,4 @@
-"""Tables and figures of hand-made records: the numbers by hand, and the files that people and LaTeX read."""
+"""Tables and figures of hand-made records: numbers by hand, and the written files."""
 
 import itertools
 import re
@@ -40,7 +40,7 @@ Yaml = dict[str, Any]
 
 # ---------------------------------------------------------------- records and sheets
 class Runs(Cells):
-    """Hand-made records and partitions, and the layouts that show them."""
+    """Hand-made records and partitions, and layouts of them."""
 
     def divide(self, labels: dict[str, str], counts: Sequence[Sequence[int]]) -> None:
         """Write a partition with these images by client and class; its run has no record."""
@@ -65,7 +65,7 @@ class Runs(Cells):
         return self.sheet(figure={"kind": "bubbles", "columns": columns}, **changes)
 
     def shown(self, sheet: Sheet, published: Path | None = None) -> dict[tuple[str, ...], TableCell]:
-        """The cells of a table by row, column and panel, as far as there are such."""
+        """The cells of a table by row, column and panel."""
         return {
             tuple(filter(None, (cell.row, cell.column, cell.panel))): cell
             for cell in cells(sheet, self.results.record, Published.read(published))
@@ -80,7 +80,7 @@ def runs(tmp_path: Path) -> Runs:
 ACCURACY = {"measure": "final_accuracy"}
 GAIN = {"measure": "final_accuracy", "gain_over": {"plugin": "BP"}}
 
-# Seeds differ much, the gains of equal seeds little: 3, 4 and 2 per cent.
+# Accuracies vary much between seeds, gains of equal seeds little: 3, 4 and 2 per cent.
 BASE = (0.80, 0.70, 0.60)
 BETTER = (0.83, 0.74, 0.62)
 
@@ -117,7 +117,7 @@ def test_gains_are_paired_by_seed(runs: Runs) -> None:
     assert shown["FedAvg", "BP"].gain is None, "the base has no gain over itself"
 
 
-def test_gains_pair_equal_seeds_whatever_the_order_of_the_runs(runs: Runs) -> None:
+def test_gains_pair_equal_seeds_for_any_order_of_the_runs(runs: Runs) -> None:
     without_and_with(runs)
     runs.cells.reverse()
     cell = runs.shown(runs.table(GAIN, columns="plugin"))["FedAvg", "FLFA"]
@@ -133,7 +133,7 @@ def test_one_seed_has_no_spread(runs: Runs) -> None:
 
 
 def test_multiples_of_a_base_are_taken_per_seed(runs: Runs) -> None:
-    # The first three rounds are left out of timings.
+    # Timings exclude the first three rounds.
     for method, seconds in (("FedAvg", (1.0, 2.0)), ("Slow", (2.0, 3.0))):
         for value in seconds:
             runs.add({"method": method}, seconds=(99.0, 99.0, 99.0, value - 0.5, value + 0.5))
@@ -153,8 +153,8 @@ def selections(*layers: str) -> list[Row]:
     ]
 
 
-def test_the_best_rate_is_that_of_the_first_seed_and_the_number_that_of_the_others(runs: Runs) -> None:
-    """The seed that chooses has no part in the number; costs are best at their least."""
+def test_the_first_seed_chooses_the_rate_and_the_others_give_the_value(runs: Runs) -> None:
+    """The choosing seed is not part of the value; the best cost is the lowest."""
     accuracies = {"0.1": (0.5, 0.6, 0.7), "0.2": (0.9, 0.4, 0.5), "0.4": (0.8, 0.9, 0.9)}
     for rate, values in accuracies.items():
         for value in values:
@@ -170,8 +170,8 @@ def test_the_best_rate_is_that_of_the_first_seed_and_the_number_that_of_the_othe
     assert shown["one seed",].best_at_end
 
 
-def test_rounds_to_target(runs: Runs) -> None:
-    """The target is FedAvg's best of its worst seed, in whole per cent; the first round with it counts."""
+def test_rounds_to_target_use_fedavgs_worst_seed(runs: Runs) -> None:
+    """The target is the best accuracy of FedAvg's worst seed, in whole per cent."""
     for method, curves in (
         ("FedAvg", ((0.50, 0.609, 0.59), (0.3, 0.7, 0.8), (0.60, 0.65, 0.62))),
         ("FedProx", ((0.50, 0.61, 0.59, 0.63), (0.60, 0.2, 0.2, 0.2), (0.1, 0.2, 0.6, 0.1))),
@@ -185,7 +185,7 @@ def test_rounds_to_target(runs: Runs) -> None:
 
 
 def test_a_run_that_diverged_sets_no_target(runs: Runs) -> None:
-    """That its best accuracy, 0.99 here, is lower than that of the others, makes nobody faster."""
+    """Its best accuracy, 0.99 here, must not change the target of the others."""
     runs.add({"method": "FedAvg"}, 1.0, rows=accuracy_rows(0.5, 1.0))
     runs.add({"method": "FedAvg"}, DIVERGED, rows=accuracy_rows(0.99))
     runs.add({"method": "SCAFFOLD"}, 1.0, rows=accuracy_rows(0.1, 0.99, 1.0))
@@ -207,7 +207,7 @@ def test_medians_of_few_seeds_are_not_tested(runs: Runs, tmp_path: Path) -> None
     assert cell.full_verdict == "inconclusive (too few seeds)"
 
 
-def test_at_full_scale_the_published_target_counts(runs: Runs, tmp_path: Path) -> None:
+def test_at_full_scale_the_published_target_is_used(runs: Runs, tmp_path: Path) -> None:
     published = tmp_path / "table.csv"
     published.write_text(
         "dataset,method,metric,value,note\n"
@@ -230,7 +230,7 @@ def test_at_full_scale_the_published_target_counts(runs: Runs, tmp_path: Path) -
         assert [cell.published for cell in shown.values()] == [3, 2]
 
 
-def test_the_best_of_all_seeds_is_a_maximum_without_spread_test_or_gain(runs: Runs, tmp_path: Path) -> None:
+def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: Path) -> None:
     published = tmp_path / "table.csv"
     published.write_text("plugin,metric,value,note\nBP,best,75,\nFLFA,best,82.5,\n")
     without_and_with(runs)
@@ -273,7 +273,7 @@ def test_a_diverged_run_comes_first_and_counts_as_chance(runs: Runs, measure: st
     assert len(cell.runs) == 3
 
 
-def test_gains_are_not_those_of_survivors(runs: Runs) -> None:
+def test_gains_include_diverged_seeds(runs: Runs) -> None:
     without_and_with(runs, (0.80, DIVERGED, 0.60), (0.83, 0.74, DIVERGED))
     cell = runs.shown(runs.table(GAIN, columns="plugin"))["FedAvg", "FLFA"]
     assert value_text(cell) == "1 of 3 diverged; 55.67 ± 39.80"
@@ -284,7 +284,7 @@ def test_gains_are_not_those_of_survivors(runs: Runs) -> None:
 SHARE = {"measure": "selection_share"}
 
 
-def test_shares_of_selections_by_block(runs: Runs) -> None:
+def test_shares_of_selections_are_shown_by_block(runs: Runs) -> None:
     runs.add({"strategy": "low"}, 0.5, rows=selections("stage1.project", "stage1.expand", "stem.0", "stem.0"))
     runs.add({"strategy": "low"}, 0.5, rows=selections("stem.0", "stem.0", "stem.0", "stage1.expand"))
     shown = runs.shown(runs.table(SHARE, rows="block", columns="strategy"))
@@ -350,7 +350,7 @@ def published(tmp_path: Path) -> Path:
         ({"method": "scaffold"}, None, [], ""),
     ],
 )
-def test_published_values(
+def test_published_values_are_shown_with_notes(
     runs: Runs, published: Path, names: dict[str, str], value: float | None, notes: list[str], text: str
 ) -> None:
     runs.add({"method": "ours"}, 0.5, reported=names)
@@ -360,14 +360,12 @@ def test_published_values(
 
 
 @pytest.mark.parametrize("names", [{"method": "moon", "plugin": "BP"}, {"method": "fedavg"}])
-def test_published_values_for_one_cell_are_not_several(
-    runs: Runs, published: Path, names: dict[str, str]
-) -> None:
+def test_a_cell_has_at_most_one_published_value(runs: Runs, published: Path, names: dict[str, str]) -> None:
     runs.add({"method": "ours"}, 0.5, reported=names)
     measured = {**ACCURACY, "reported": "acc"}
     with pytest.raises(FltrainError, match=r"published\.csv: 2 published values of 'acc' fit method="):
         runs.shown(runs.table(measured, reduced=False), published)
-    # A reduced scale can replace an axis; then the cell stands for no published value.
+    # A reduced scale can replace an axis; then the cell has no published value.
     (cell,) = runs.shown(runs.table(measured), published).values()
     assert (cell.published, cell.published_notes) == (None, ())
 
@@ -385,9 +383,9 @@ def test_published_gains(runs: Runs, published: Path) -> None:
     }, "no gain over a value that was not published"
 
 
-# ---------------------------------------------------------------- layouts that cannot be
+# ---------------------------------------------------------------- invalid layouts
 @pytest.mark.parametrize(
-    ("measured", "layout", "told"),
+    ("measured", "layout", "words"),
     [
         ({"measure": "final_acc"}, {}, ["'final_acc'", "'final_accuracy'"]),
         (ACCURACY, {"rows": "methd"}, ["toy/table", "'methd'", "method"]),
@@ -399,11 +397,11 @@ def test_published_gains(runs: Runs, published: Path) -> None:
     ],
     ids=["measure", "rows", "dimension", "gain axis", "gain label", "relative label", "axis not shown"],
 )
-def test_layouts_that_cannot_be(runs: Runs, measured: Yaml, layout: Yaml, told: list[str]) -> None:
+def test_invalid_layouts_are_refused(runs: Runs, measured: Yaml, layout: Yaml, words: list[str]) -> None:
     without_and_with(runs)
     with pytest.raises(FltrainError) as raised:
         runs.shown(runs.table(measured, **{"columns": "plugin", **layout}))
-    assert [word for word in told if word not in str(raised.value)] == [], raised.value
+    assert [word for word in words if word not in str(raised.value)] == [], raised.value
 
 
 # ---------------------------------------------------------------- files
@@ -413,7 +411,7 @@ NASTIER = r"a^2 ~ b \ c"
 
 
 def written(runs: Runs, sheet: Sheet, published: Path | None = None) -> dict[str, str]:
-    """Texts of a table in all forms."""
+    """Texts of a table in all formats."""
     folder = runs.results.root / "written"
     outputs = {form: folder / f"table.{form}" for form in FORMS}
     tables.write(sheet, runs.results.record, published, outputs)
@@ -423,7 +421,7 @@ def written(runs: Runs, sheet: Sheet, published: Path | None = None) -> dict[str
 
 @pytest.fixture
 def rich(runs: Runs) -> Callable[..., Sheet]:
-    """Makes a table with everything at once: panels, two measures, gains, published values."""
+    """Makes a table with all features: panels, two measures, gains, published values."""
     for panel, method, plugin in itertools.product(("one", "two"), ("fedavg", "fedprox"), ("BP", "FLFA")):
         for accuracy in (0.4, 0.5):
             names = {"method": method, "plugin": plugin}
@@ -450,7 +448,7 @@ def test_markdown(runs: Runs, published: Path) -> None:
         "| FedAvg | 70.00 ± 10.00 | 65.80 | 1 of 3 diverged; 51.67 ± 37.58 | "
         "-18.33 ± 36.09 | 68.10 | +2.30 |",
         "",
-        "What is shown.",
+        "Caption of the item.",
         "",
         f"Mean ± standard deviation over 3 seeds. {DIVERGED_RUNS}",
     ]
@@ -478,7 +476,7 @@ MULTICOLUMN = re.compile(r"\\multicolumn\{(\d+)\}")
 
 
 def check_latex(text: str, columns: int) -> list[list[str]]:
-    """Check what would keep LaTeX from setting a table; return the texts of its cells by line."""
+    """Check for mistakes that LaTeX refuses; return the texts of its cells by line."""
     bare = re.sub(r"\\[\\&%$#_{}]", "", text)
     depth = 0
     for character in bare:
@@ -521,7 +519,7 @@ def test_latex_with_headings_over_several_columns(
 
 
 @pytest.mark.parametrize("text", [NASTY, NASTIER], ids=["percent, underscore ...", "caret, tilde, backslash"])
-def test_latex_escapes_texts_wherever_they_stand(runs: Runs, text: str) -> None:
+def test_latex_escapes_texts_everywhere(runs: Runs, text: str) -> None:
     runs.add({"method": text, "plugin": text}, 0.5)
     changes = {"title": text, "caption": text, "scale": text}
     sheet = runs.table({**ACCURACY, "label": text}, columns="plugin", **changes)
@@ -559,7 +557,7 @@ def test_curves_over_local_epochs(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("name", ["updates.skewness", "separability.ratio", "updates"])
-def test_a_missing_statistic_says_what_to_set(runs: Runs, tmp_path: Path, name: str) -> None:
+def test_the_error_for_a_missing_statistic_names_the_setting(runs: Runs, tmp_path: Path, name: str) -> None:
     run = runs.add({"method": "BP"}, 0.5, rows=drift(2.0))
     sheet = runs.figure({"curve": name, "label": "x"})
     with pytest.raises(FltrainError) as raised:
@@ -583,7 +581,7 @@ def test_curves_have_a_column_per_label_and_seed(runs: Runs) -> None:
     assert curves["FLFA", 0].tolist() == [1.0, 5.0]
 
 
-def test_reductions_are_per_cent_of_the_base_with_the_same_seed(runs: Runs) -> None:
+def test_reductions_are_percentages_of_the_base_with_the_same_seed(runs: Runs) -> None:
     for method, values in (
         ("BP", (2.0, 4.0)),
         ("BP", (10.0, 10.0)),
@@ -621,7 +619,7 @@ def test_a_number_is_shown_with_the_name_of_its_axis(label: str, shown: str) -> 
 
 @pytest.fixture
 def drawn(runs: Runs) -> Sheet:
-    """A figure with two panels: as measured, and the reduction."""
+    """A figure with two panels: measured values, and the reduction."""
     for method, start in itertools.product(("BP", "FLFA"), (1.0, 2.0)):
         runs.add({"method": method}, 0.5, rows=drift(start, start + 1, start + 3))
     return runs.figure(DRIFT, REDUCTION)
@@ -633,7 +631,7 @@ FEW, MANY = ((12, 0, 0), (0, 7, 1)), ((4, 5, 1), (8, 2, 0))
 
 @pytest.fixture
 def bubbles(runs: Runs) -> Sheet:
-    """A figure of two partitions with two seeds each; no run has a record."""
+    """A figure of two partitions with two seeds each; the runs have no records."""
     for label, counts in (("few", FEW), ("few", FEW[::-1]), ("many", MANY), ("many", MANY[::-1])):
         runs.divide({"alpha": label}, counts)
     return runs.bubbles()
@@ -663,7 +661,7 @@ def any_figure(request: pytest.FixtureRequest) -> Sheet:
 SIGNATURES = {"pdf": b"%PDF-", "png": b"\x89PNG", "svg": b"<?xml"}
 
 
-def test_equal_figures_are_equal_files(runs: Runs, any_figure: Sheet, tmp_path: Path) -> None:
+def test_equal_figures_give_equal_files(runs: Runs, any_figure: Sheet, tmp_path: Path) -> None:
     contents = []
     for folder in ("first", "second"):
         paths = [tmp_path / folder / f"figure.{form}" for form in SIGNATURES]
@@ -691,7 +689,7 @@ def test_a_diverged_run_ends_its_curve_early(runs: Runs, tmp_path: Path, rounds:
 
 
 @pytest.mark.parametrize(
-    ("layout", "told"),
+    ("layout", "words"),
     [
         ({"series": "methd"}, ["toy/table", "'methd'", "method"]),
         ({"reduction_from": {"methd": "BP"}}, ["toy/table", "'methd'", "method"]),
@@ -700,17 +698,17 @@ def test_a_diverged_run_ends_its_curve_early(runs: Runs, tmp_path: Path, rounds:
     ],
     ids=["series", "reduction axis", "reduction label", "reduction along another axis"],
 )
-def test_figures_that_cannot_be(runs: Runs, tmp_path: Path, layout: Yaml, told: list[str]) -> None:
+def test_invalid_figures_are_refused(runs: Runs, tmp_path: Path, layout: Yaml, words: list[str]) -> None:
     for method in ("BP", "FLFA"):
         runs.add({"method": method, "data": "one"}, 0.5, rows=drift(1.0))
     reduction = {**REDUCTION, "reduction_from": layout.get("reduction_from", {"method": "BP"})}
     sheet = runs.figure(reduction, series=layout.get("series", "method"))
     with pytest.raises(FltrainError) as raised:
         figures.write(sheet, runs.results, [tmp_path / "figure.pdf"])
-    assert [word for word in told if word not in str(raised.value)] == [], raised.value
+    assert [word for word in words if word not in str(raised.value)] == [], raised.value
 
 
-def test_points_are_the_measure_of_every_run_that_has_one(runs: Runs, marked: Sheet, tmp_path: Path) -> None:
+def test_points_have_the_measure_of_every_finished_run(runs: Runs, marked: Sheet, tmp_path: Path) -> None:
     figures.write(marked, runs.results, [tmp_path / "figure.csv"])
     numbers = pd.read_csv(tmp_path / "figure.csv")
     found = {(series, along, seed): value for series, along, seed, value in numbers.to_numpy()}
@@ -736,7 +734,7 @@ def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, mark
 
 
 @pytest.mark.parametrize(
-    ("layout", "told"),
+    ("layout", "words"),
     [
         ({"along": "klasses"}, ["'klasses'", "classes"]),
         ({"series": "methd"}, ["'methd'", "method"]),
@@ -748,12 +746,12 @@ def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, mark
         ({"measure": "best_of_all_seeds"}, ["'best_of_all_seeds'", "one number"]),
     ],
 )
-def test_points_that_cannot_be(
-    runs: Runs, marked: Sheet, tmp_path: Path, layout: Yaml, told: list[str]
+def test_invalid_point_layouts_are_refused(
+    runs: Runs, marked: Sheet, tmp_path: Path, layout: Yaml, words: list[str]
 ) -> None:
     with pytest.raises(FltrainError) as raised:
         figures.write(runs.points(**layout), runs.results, [tmp_path / "figure.pdf"])
-    assert [word for word in told if word not in str(raised.value)] == [], raised.value
+    assert [word for word in words if word not in str(raised.value)] == [], raised.value
 
 
 def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
@@ -778,7 +776,7 @@ def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
     assert drawn[5] == [[3.0], [3.5]]
 
 
-def test_accuracy_curves_are_those_of_the_run_s_own_test(runs: Runs) -> None:
+def test_accuracy_curves_use_the_runs_own_test(runs: Runs) -> None:
     rows = [
         {"round": number, "kind": "evaluation", "split": split, "accuracy": accuracy}
         for number, both in enumerate(((0.5, 0.1), (0.7, 0.2)), start=1)
@@ -827,8 +825,8 @@ def test_areas_are_proportional_to_images_in_all_panels(
 
 
 # ---------------------------------------------------------------- real runs
-def test_records_of_real_runs_are_understood(tmp_path: Path) -> None:
-    """What training writes is what the measures read."""
+def test_records_of_real_runs_have_all_measures(tmp_path: Path) -> None:
+    """Measures can read the records that training writes."""
     statistics = {"statistics": ["drift", "similarity", "separability"]}
     evaluation = {**statistics, "extra": ["digits"]}
     record: Record = trained(tiny(plugins=["flfa"], evaluation=evaluation), tmp_path)

@@ -1,4 +1,4 @@
-"""Code and machine in records: digests of sources, provenance, and remarks when runs differ in them."""
+"""Code and machine in records: digests of sources, provenance, and remarks about differing runs."""
 
 import importlib
 import json
@@ -45,7 +45,7 @@ class Mine(Method):
 
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package outside fltrain with a method and a module that it imports."""
+    """A package outside fltrain with a method and a module that the method imports."""
     folder = tmp_path / "outside_code"
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -63,13 +63,13 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    """Read the sources again, as another process does."""
+    """Clear the cache, as in a new process."""
     sources._module.cache_clear()
     sources._digests.cache_clear()
 
 
 def edited(path: Path, old: str, new: str) -> dict[str, str]:
-    """The digests after an edit of a file, which is undone."""
+    """The digests after an edit of a file; the edit is undone."""
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
@@ -95,7 +95,7 @@ EDITS: dict[str, tuple[str, str, str, list[str]]] = {
 }
 
 
-def test_a_digest_changes_with_the_code_and_with_nothing_else(outside: Path) -> None:
+def test_a_digest_changes_with_the_code_only(outside: Path) -> None:
     before = source_digests(tiny())
     for name, (file, old, new, changed) in EDITS.items():
         assert sources.differing(before, edited(outside / file, old, new)) == changed, name
@@ -113,7 +113,7 @@ def test_a_run_depends_on_its_own_components_only() -> None:
     assert {*average} - {*perceptron} == {"models.networks.mobilenet_tiny"}
 
 
-def test_the_code_that_decides_numbers_is_covered() -> None:
+def test_digests_cover_all_code_that_determines_numbers() -> None:
     names = source_digests(tiny())
     assert {name.removeprefix("fltrain.") for name in sources.ENTRY} <= {*names}
     assert {*names} >= {
@@ -160,7 +160,7 @@ def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "run.json").write_text(spec.to_json())
     arguments = ["train", str(tmp_path / "run.json"), "--results", str(results.root)]
     try:
-        for change, said in {
+        for change, expected in {
             (
                 lambda digests: {**digests, "methods.fedprox": "0"}
             ): "the code of methods.fedprox changed since this run",
@@ -168,18 +168,18 @@ def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch,
         }.items():
             record = with_code(prox, change)
             assert record.usable
-            assert changed_code(record.provenance, spec) == said
+            assert changed_code(record.provenance, spec) == expected
             state = State.of(record.run_id, results, None, spec)
-            assert (state.name, state.detail) == ("completed", said)
-            assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {said}\n")
+            assert (state.name, state.detail) == ("completed", expected)
+            assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
             changed = ["The code of methods.fedprox changed since 1 of these runs."]
-            assert remarks([record]) == (changed if "fedprox" in said else [])
+            assert remarks([record]) == (changed if "fedprox" in expected else [])
             (prox.folder / "provenance.json").write_text(original)
     finally:
         (prox.folder / "provenance.json").write_text(original)
 
 
-def test_training_again_records_the_code_of_today(tmp_path: Path) -> None:
+def test_training_again_records_the_current_code(tmp_path: Path) -> None:
     spec = tiny(method="fedprox", model="mlp", rounds=1)
     record = with_code(trained(spec, tmp_path), lambda digests: {**digests, "methods.fedprox": "0"})
     assert changed_code(record.provenance, spec)
@@ -220,7 +220,7 @@ def test_dirty_counts_untracked_files_of_the_package_and_plugins(checkout: Path,
 def test_without_a_commit_the_state_of_the_code_is_unknown(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without git, without a repository, and in a package that git ignores in another project."""
+    """Without git, without a repository, or in a package that another project's git ignores."""
     unknown = {"commit": None, "dirty": None}
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
@@ -234,7 +234,7 @@ def test_without_a_commit_the_state_of_the_code_is_unknown(
 
 @pytest.mark.slow
 def test_the_instruction_set_is_recorded(tmp_path: Path) -> None:
-    """In a process of its own, as PyTorch reads its limit once."""
+    """In a separate process, because PyTorch reads its limit once."""
     program = (
         "import torch, json; from fltrain.runtime.provenance import gather; "
         "print(json.dumps(gather(torch.device('cpu'), 1)))"
@@ -276,7 +276,7 @@ def test_a_run_that_resumed_under_other_conditions_is_not_bitwise(fact: str) -> 
     assert len(changes(before, FACTS)) == 1
 
 
-def test_runs_that_mix_conditions_have_one_line() -> None:
+def test_runs_under_mixed_conditions_have_one_line() -> None:
     other = {
         "processor": "Other CPU",
         "cpu_capability": "AVX2",

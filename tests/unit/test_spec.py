@@ -1,4 +1,4 @@
-"""What a user may write, what is said about mistakes, and when two specs are the same run."""
+"""Valid specs, messages for mistakes, and equality of runs."""
 
 import json
 from typing import Any
@@ -38,7 +38,7 @@ FULL = {
 
 
 def refusal(**changes: Any) -> str:
-    """What is said about the small run with these settings; always one line that names the place."""
+    """The message for the small run with these settings; always one line that names the place."""
     with pytest.raises(FltrainError) as caught:
         RunSpec.parse({**TINY, **changes}, "config/mine.yaml")
     message = str(caught.value)
@@ -114,20 +114,20 @@ def test_missing_settings_are_named() -> None:
         RunSpec.parse({}, "mine")
 
 
-def test_what_is_called_almost_like_a_hook_is_refused() -> None:
-    """It would never be called, and the method be federated averaging."""
+def test_misspelt_hooks_are_refused() -> None:
+    """Otherwise the hook would never be called, and the method would be federated averaging."""
     with pytest.raises(FltrainError, match=r"Misspelt: there is no hook 'corect'; did you mean 'correct'\?"):
         type("Misspelt", (Method,), {"__module__": __name__, "corect": lambda self: None})
     for helper in ("prepare", "objective", "_corect"):
         type("Helped", (Method,), {"__module__": __name__, helper: lambda self: None})
 
 
-def test_more_classes_per_client_than_there_are_are_refused_before_anything_runs() -> None:
+def test_too_many_classes_per_client_are_refused_before_training() -> None:
     message = refusal(partition={"name": "n_by_c", "clients": 10, "classes_per_client": 50})
     assert message == ("partition.classes_per_client: got 50, but the dataset has 10 classes; use at most 10")
 
 
-def test_a_method_is_named_once() -> None:
+def test_a_plugin_cannot_be_named_twice() -> None:
     assert refusal(plugins=["flfa", "flfa"]) == "'flfa' is named twice"
 
 
@@ -155,14 +155,14 @@ def test_augmentation_that_needs_larger_images_is_refused(padding: dict[str, int
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "svhn", "organcmnist", "organsmnist", "femnist"])
-def test_images_that_change_their_class_in_a_mirror_are_not_flipped(name: str) -> None:
+def test_flips_are_refused_if_they_change_classes(name: str) -> None:
     message = f"training.augmentation.flip: mirrored images of '{name}' are not of their class"
     assert refusal(dataset=name, training={"augmentation": {"flip": True}}) == message
     assert tiny(dataset=name, training={"augmentation": {"crop_padding": 2}}).dataset.name == name
 
 
 @pytest.mark.parametrize("name", ["cifar10.1-v4", "cifar10.1-v6"])
-def test_a_set_that_is_for_testing_only_cannot_be_trained_on(name: str) -> None:
+def test_a_dataset_with_test_images_only_cannot_be_trained_on(name: str) -> None:
     message = f"dataset '{name}' is for testing only; name it in evaluation.extra"
     assert refusal(dataset=name) == message
     assert tiny(dataset="cifar10", evaluation={"extra": [name]}).evaluation.extra[0].name == name
@@ -175,7 +175,7 @@ def test_unknown_normalisations_are_refused() -> None:
     assert tiny(dataset={"name": "cifar10", "normalisation": "ecgr"}).dataset.normalisation == "ecgr"
 
 
-def test_clients_with_tests_of_their_own_share_all_images() -> None:
+def test_clients_with_local_tests_share_all_images() -> None:
     """1,438 images for training and 359 for testing."""
     assert "cannot share 1438 training images" in refusal(partition={"name": "iid", "clients": 1439})
     own = {"local_test": {}, "partition": {"name": "iid", "clients": 1797}}
@@ -201,7 +201,7 @@ def test_numbers_are_read_back_exactly(lr: float, decay: float, epochs: int, see
     assert again == spec and again.run_id == spec.run_id
 
 
-def test_run_id_is_readable_and_fixed() -> None:
+def test_run_ids_are_readable_and_fixed() -> None:
     spec = tiny(**FULL)
     slug, _, digits = spec.run_id.rpartition("-")
     assert slug == "digits-fedprox+flfa"
@@ -214,7 +214,7 @@ def test_canonical_json_has_one_form() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, FULL])
-def test_run_id_does_not_depend_on_how_it_is_written(changes: dict[str, Any]) -> None:
+def test_run_ids_do_not_depend_on_notation(changes: dict[str, Any]) -> None:
     spec = tiny(**changes)
     spelled_out = json.loads(spec.to_json())
     for same in (shuffled({**TINY, **changes}), spelled_out, shuffled(spelled_out)):
@@ -242,7 +242,7 @@ def test_run_id_does_not_depend_on_how_it_is_written(changes: dict[str, Any]) ->
         ({"evaluation": {"extra": ["mnist"]}}, {"evaluation": {"extra": [{"name": "mnist"}]}}),
     ],
 )
-def test_run_id_is_that_of_the_meaning(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_run_ids_depend_on_the_meaning(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert tiny(**first).run_id == tiny(**second).run_id
 
 
@@ -250,7 +250,7 @@ Keys = tuple[str | int, ...]
 
 
 def leaves(settings: Settings, path: Keys = ()) -> list[Keys]:
-    """Paths to all fields on every level; components as a whole are not among them."""
+    """Paths to all fields on every level, without components as a whole."""
     found: list[Keys] = []
     for key in type(settings).model_fields:
         value = getattr(settings, key)
@@ -265,7 +265,7 @@ def leaves(settings: Settings, path: Keys = ()) -> list[Keys]:
 
 
 def other(value: Any) -> Any:
-    """Some value of the same type; whether it is allowed does not matter here."""
+    """Another value of the same type, valid or not."""
     match value:
         case bool():
             return not value
@@ -302,7 +302,7 @@ FIELDS = {".".join(map(str, path)): (spec, path) for spec in EVERYTHING for path
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-def test_every_field_changes_the_run_and_those_of_data_scheme_and_seed_the_partition() -> None:
+def test_every_field_changes_the_run_id_and_some_the_partition_id() -> None:
     for name, (spec, path) in FIELDS.items():
         changed = changed_at(spec, path)
         assert changed.run_id != spec.run_id, name
@@ -312,7 +312,7 @@ def test_every_field_changes_the_run_and_those_of_data_scheme_and_seed_the_parti
 
 
 @pytest.mark.parametrize("part", ["dataset", "partition", "model", "method", "plugin", "schedule", "engine"])
-def test_every_revision_changes_the_run(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_revision_changes_the_run_id(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tiny(**FULL)
     run, partition = spec.run_id, spec.partition_id
     if part == "engine":
@@ -334,14 +334,14 @@ def test_final_rounds_are_the_last_tenth(rounds: int, last: list[int]) -> None:
     assert list(tiny(rounds=rounds).final_rounds) == last
 
 
-def test_tests_are_every_so_often_and_in_all_final_rounds() -> None:
+def test_tests_are_at_an_interval_and_in_all_final_rounds() -> None:
     spec = tiny(rounds=25, evaluation={"every": 10})
     assert [round for round in range(1, 26) if spec.evaluates(round)] == [10, 20, 23, 24, 25]
     assert all(tiny().evaluates(round) for round in (1, 2, 3))
 
 
 @given(samples=st.integers(1, 300), size=st.integers(1, 64))
-def test_batches_hold_all_images_but_a_lone_last_one(samples: int, size: int) -> None:
+def test_batches_hold_all_images_except_a_single_last_one(samples: int, size: int) -> None:
     batches = Training(batch_size=size).batch_sizes(samples)
     rest = samples % size
     lone = size > 1 and rest == 1 and samples > 1

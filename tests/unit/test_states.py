@@ -1,4 +1,4 @@
-"""What became of runs: which are stale and why, what `fltrain status` says of them, how items show them."""
+"""States of runs: stale runs and reasons, output of `fltrain status`, display in items."""
 
 import json
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def planned(*specs: RunSpec) -> dict[str, RunSpec]:
     return {spec.run_id: spec for spec in specs}
 
 
-def test_a_run_is_stale_if_a_component_was_revised_since(
+def test_a_run_is_stale_if_a_component_has_a_newer_revision(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"method": "fedprox", "plugins": ["flfa"]}
@@ -80,7 +80,7 @@ def test_only_missing_runs_with_a_record_of_the_same_settings_are_stale(
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"dataset": "digits"}', '{"revisions": 3, "rounds": {}}'])
-def test_records_that_tell_no_settings_are_passed_over(
+def test_records_without_settings_are_ignored(
     content: str, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (record(tiny(), results).folder / "spec.json").write_text(content)
@@ -88,8 +88,8 @@ def test_records_that_tell_no_settings_are_passed_over(
     assert stale_runs(planned(tiny()), results) == {}
 
 
-def test_settings_that_were_added_since_make_a_record_stale(results: Results) -> None:
-    """The setting has a default: today's code reads the record as the run that it plans."""
+def test_settings_added_later_make_a_record_stale(results: Results) -> None:
+    """The setting has a default: the current code reads the record as the planned run."""
     spec = tiny()
     older = record(spec, results).folder.rename(results.run("digits-fedavg-0123456789"))
     data = json.loads((older / "spec.json").read_text())
@@ -139,7 +139,7 @@ def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.M
     assert State.of(run.run_id, results, None) == stopped, "the lock of a process that is gone"
 
 
-def test_status_names_what_is_stale_and_what_is_damaged(
+def test_status_names_stale_and_damaged_runs(
     tmp_path: Path, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_config(tmp_path / "config", {"table": TWO_METHODS}, seeds=2)
@@ -177,7 +177,7 @@ Fill = Callable[..., Cells]
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Fill:
-    """Makes cells of methods by name, a seed for each state: an accuracy, why it is stale, or None."""
+    """Makes cells of methods by name; each seed has an accuracy, a reason why it is stale, or None."""
 
     def fill(**states: list[float | str | None]) -> Cells:
         cells = Cells(tmp_path / "results")
@@ -201,7 +201,7 @@ def rows(text: str) -> dict[str, str]:
     return {line[0]: line[1] for line in lines[2:]}
 
 
-def test_tables_say_stale_in_place_of_not_run_in_all_forms(filled: Fill, tmp_path: Path) -> None:
+def test_tables_show_stale_instead_of_not_run_in_all_formats(filled: Fill, tmp_path: Path) -> None:
     cells = filled(
         done=[0.5, 0.6],
         stale=[WHY, WHY],
@@ -239,7 +239,7 @@ def test_tables_say_stale_in_place_of_not_run_in_all_forms(filled: Fill, tmp_pat
         assert "stale" not in outputs[form].read_text().lower().partition("<body")[2 if form == "html" else 0]
 
 
-def test_stale_runs_count_for_no_verdict(filled: Fill, tmp_path: Path) -> None:
+def test_stale_runs_do_not_count_for_verdicts(filled: Fill, tmp_path: Path) -> None:
     published = tmp_path / "published.csv"
     published.write_text("method,metric,value,note\npart,acc,50,\nstale,acc,50,\n")
     cells = filled(part=[0.5, 0.5, WHY], stale=[WHY, WHY, WHY])
@@ -254,8 +254,8 @@ def test_figures_name_the_stale_runs(filled: Fill) -> None:
     cells = filled(done=[0.5], stale=[WHY], missing=[None])
     figure = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
     canvas, _ = figures.draw(cells.sheet(figure=figure), cells.results)
-    said = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
-    assert "Not run: missing." in said and "Stale: stale." in said
+    note = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
+    assert "Not run: missing." in note and "Stale: stale." in note
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["today", "older"])
@@ -287,7 +287,7 @@ def test_edited_records_are_left_out_of_tables_and_figures_and_named(
     assert "Damaged: edited; emptied; part (seed 1)." in notes
 
 
-def test_claims_count_stale_runs_as_lost(filled: Fill) -> None:
+def test_claims_count_stale_runs_as_missing(filled: Fill) -> None:
     cells = filled(a=[0.8, 0.8, WHY], b=[0.5, 0.6, 0.5], c=[WHY, None, WHY])
     sheet = cells.sheet(table={"rows": "method", "measures": [{"measure": "final_accuracy"}]})
 

@@ -1,4 +1,4 @@
-"""Client states between rounds: the same in memory and in a file."""
+"""Client states between rounds: equal in memory and in a file."""
 
 import errno
 import math
@@ -22,7 +22,7 @@ SIZE = (4 + 2) * P
 """Bytes of a client's large tensors."""
 
 
-def kept(seed: int, size: int = P) -> dict[str, dict[str, Tensor]]:
+def client_state(seed: int, size: int = P) -> dict[str, dict[str, Tensor]]:
     random = torch.Generator().manual_seed(seed)
     return {
         "method": {
@@ -44,32 +44,32 @@ def assert_same(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Te
 
 
 @pytest.mark.parametrize("limit", [10**9, 70_000, 0])
-def test_what_is_put_in_comes_out(tmp_path: Path, limit: int) -> None:
+def test_stored_states_are_read_back(tmp_path: Path, limit: int) -> None:
     store = ClientStore(tmp_path, limit)
     for client in (3, 0, 7):
-        store[client] = kept(client)
-    store[3] = kept(30)
+        store[client] = client_state(client)
+    store[3] = client_state(30)
     assert sorted(store) == [0, 3, 7] and len(store) == 3 and 5 not in store
     for client, seed in ((3, 30), (0, 0), (7, 7)):
-        assert_same(dict(store[client]), kept(seed))
-        assert_same(dict(store.views(client)), kept(seed))
+        assert_same(dict(store[client]), client_state(seed))
+        assert_same(dict(store.views(client)), client_state(seed))
     assert store.spilled == (limit < 3 * SIZE)
     del store[0]
     assert store.get(0) is None
     assert store.bytes == 2 * (SIZE + 8)
 
 
-def test_the_file_holds_every_large_tensor_once_and_has_no_name(tmp_path: Path) -> None:
+def test_the_file_has_every_large_tensor_once_and_no_name(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, 0)
     for _ in range(3):
         for client in range(4):
-            store[client] = kept(client)
+            store[client] = client_state(client)
     assert not list(tmp_path.iterdir())
     assert store._file is not None
     assert 4 * SIZE <= os.fstat(store._file._file.fileno()).st_size < 4 * SIZE + 1000
-    store[1] = kept(9, size=2 * P)  # does not fit into its old place
-    assert_same(dict(store[1]), kept(9, size=2 * P))
-    assert_same(dict(store[2]), kept(2))
+    store[1] = client_state(9, size=2 * P)  # larger than its old place in the file
+    assert_same(dict(store[1]), client_state(9, size=2 * P))
+    assert_same(dict(store[2]), client_state(2))
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,15 +77,15 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     store = ClientStore(tmp_path, 0)
-    store[0] = kept(0)
+    store[0] = client_state(0)
     monkeypatch.setattr("os.posix_fallocate", full)
-    store[0] = kept(2)  # fits into its old place
+    store[0] = client_state(2)  # fits into its old place
     with pytest.raises(FltrainError, match=r"No space left on device\); free some .* --client-memory"):
-        store[1] = kept(1)
+        store[1] = client_state(1)
 
 
 @pytest.mark.parametrize("method", ["local", "fedamp", "gpfl"])
-def test_a_run_does_not_depend_on_where_states_lie(tmp_path: Path, method: str) -> None:
+def test_a_run_does_not_depend_on_the_place_of_states(tmp_path: Path, method: str) -> None:
     spec = tiny(method=method, local_test={"fraction": 0.25}, batchnorm="local", model="mlp")
     runs = [trained(spec, tmp_path / "default")]
     for memory in (0, math.inf):

@@ -1,4 +1,4 @@
-"""Exporting records to MLflow: every run once, whatever happened before; checked on real SQLite files."""
+"""Export of records to MLflow: every run once, in any situation; checked on real SQLite files."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ TABLE = Page("ecgr/table1", "Accuracy", "The caption.", "**ECGR**\n\nAuthors, 20
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports do not wait for others."""
+    """Make exports wait for no other process."""
     for wait, seconds in {"LOCK_SECONDS": 0.1, "DATABASE_SECONDS": 0.1, "SERVER_SECONDS": 0.2}.items():
         monkeypatch.setattr(mlflow_store, wait, seconds)
 
@@ -100,7 +100,7 @@ class Exports:
         return export(self.wanted(**changes), self.uri)
 
     def reader(self) -> MlflowClient:
-        """A client on a copy of the database, so that the database itself is not kept open."""
+        """A client on a copy of the database, so that the database itself is not held open."""
         copy = self.folder / f"copy{next(self.copies)}.db"
         return MlflowClient(f"sqlite:///{shutil.copy(self.path, copy)}")
 
@@ -112,14 +112,14 @@ class Exports:
         return [run.to_dictionary() | {"paper": experiments[run.info.experiment_id]} for run in runs]
 
     def ids(self) -> dict[str, str]:
-        """MLflow's own IDs by run ID; each run ID is there once."""
+        """MLflow's IDs by run ID; each run ID occurs once."""
         runs = self.search()
         ids = {run["data"]["tags"]["fltrain.run_id"]: run["info"]["run_id"] for run in runs}
         assert len(ids) == len(runs)
         return ids
 
     def contents(self) -> dict[str, Any]:
-        """Everything that MLflow holds of runs, except the IDs that it gave."""
+        """All content of runs in MLflow, except the IDs that MLflow assigns."""
         runs = self.search()
         for run in runs:
             for key in ("run_id", "run_uuid", "artifact_uri", "experiment_id"):
@@ -145,7 +145,7 @@ class Exports:
         return tags
 
     def files(self, run: dict[str, Any]) -> dict[str, bytes]:
-        """The artifacts of a run by their path, where an MLflow server looks for them."""
+        """The artifacts of a run by path, in the place where an MLflow server reads them."""
         place = run["info"]["artifact_uri"].removeprefix("mlflow-artifacts:/")
         folder = self.path.parent / "mlflow-artifacts" / place
         return {
@@ -159,7 +159,7 @@ def nothing(folder: Path) -> Wanted:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database without a run, which tests only read. Making one takes seconds."""
+    """A database without runs; tests must not change it. Making one takes seconds."""
     path = tmp_path_factory.mktemp("tables") / "mlflow.db"
     assert export(nothing(path.parent), f"sqlite:///{path}") == Exported()
     return path
@@ -167,7 +167,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(originals: Path, tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """The exported results, which tests only read."""
+    """The exported results; tests must not change them."""
     store = Exports(originals, tmp_path_factory.mktemp("exported"))
     store.path.parent.mkdir()
     shutil.copy(tables, store.path)
@@ -177,7 +177,7 @@ def exported(originals: Path, tables: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def store(exported: Exports, tmp_path: Path) -> Exports:
-    """The exported results once more, for a test to change."""
+    """A copy of the exported results that a test may change."""
     copy = Exports(exported.results.root, tmp_path)
     shutil.copytree(exported.path.parent, copy.path.parent)
     return copy
@@ -220,7 +220,7 @@ def test_runs_can_be_searched(exported: Exports, condition: str, names: set[str]
     assert runs == {getattr(exported, name).run_id for name in names}
 
 
-def test_metrics_are_the_records_rows(exported: Exports) -> None:
+def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
     record, client = exported.measured, exported.reader()
     ours = exported.ids()[record.run_id]
     metrics = client.get_run(ours).data.metrics
@@ -245,7 +245,7 @@ def test_metrics_are_the_records_rows(exported: Exports) -> None:
 
 
 @pytest.mark.parametrize("split", ["test", "local_test"])
-def test_curves_are_those_of_the_split_that_counts(store: Exports, split: str) -> None:
+def test_curves_use_the_configured_split(store: Exports, split: str) -> None:
     """Tests on further datasets and with the models of clients are not part of the curve."""
     rows = store.plain.metrics
     store.edit_spec(
@@ -310,8 +310,8 @@ def test_a_run_has_its_source_user_and_record_files(exported: Exports) -> None:
     }
 
 
-def test_a_run_can_have_more_than_goes_into_one_request(store: Exports) -> None:
-    """MLflow takes 1,000 metrics, or 100 parameters of 6,000 characters."""
+def test_a_run_can_exceed_the_limits_of_one_request(store: Exports) -> None:
+    """MLflow accepts 1,000 metrics, or 100 parameters of 6,000 characters."""
     run = NewRun(
         name="long",
         status="FINISHED",
@@ -333,9 +333,9 @@ def test_a_run_can_have_more_than_goes_into_one_request(store: Exports) -> None:
     assert (times, ours["info"]["status"]) == ((5, 9), "FINISHED")
 
 
-# ------------------------------------------------------------------------------------ again and again
+# ------------------------------------------------------------------------------------ repeated exports
 def test_exporting_again_writes_nothing(store: Exports) -> None:
-    """Also after the results were copied to another machine, and without looking up every run."""
+    """Also after a copy of the results to another machine, and without a query for every run."""
     store.export()
     for record in store.records:
         os.utime(record.folder / "summary.json", (1e9, 1e9))
@@ -378,7 +378,7 @@ def test_a_changed_record_replaces_its_run_only(store: Exports) -> None:
     assert sum(1 for _ in (store.path.parent / "mlflow-artifacts").glob("*/*/artifacts")) == 3
 
 
-def test_items_of_another_scale_stay(store: Exports) -> None:
+def test_items_of_another_scale_are_not_deleted(store: Exports) -> None:
     """Two scales that share a run are exported in turn; the second round changes nothing."""
     run, of_demo = store.measured, store.memberships
     store.memberships = {run.run_id: ["common/table1"]}
@@ -390,7 +390,7 @@ def test_items_of_another_scale_stay(store: Exports) -> None:
     assert tags["paper"] == "ecgr common"
 
 
-def test_a_description_that_was_edited_stays(store: Exports) -> None:
+def test_an_edited_description_is_not_overwritten(store: Exports) -> None:
     client, run = MlflowClient(store.uri), store.ids()[store.measured.run_id]
     client.set_tag(run, "mlflow.note.content", "mine")
     store.memberships[store.measured.run_id] = ["ecgr/table1", "ecgr/figure3"]
@@ -400,7 +400,7 @@ def test_a_description_that_was_edited_stays(store: Exports) -> None:
 
 
 def test_a_stale_record_is_marked(store: Exports) -> None:
-    """A stale record is exported along with the run of its settings, which may have no record yet."""
+    """It is exported with the run of its settings, which may have no record yet."""
     old = store.plain
     older = Record(old.folder.with_name(f"{old.run_id[:-10]}0123456789"))
     shutil.copytree(old.folder, older.folder)
@@ -445,15 +445,15 @@ STORE_DAMAGE: dict[str, Callable[[MlflowClient, Exports], object]] = {
 
 
 @pytest.mark.parametrize("damage", STORE_DAMAGE)
-def test_a_store_that_is_not_as_it_was_left_is_repaired(store: Exports, damage: str) -> None:
+def test_a_changed_store_is_repaired(store: Exports, damage: str) -> None:
     expected = store.contents()
-    store.export()  # so that this process, too, has had it open
+    store.export()  # so that this process has opened it, too
     STORE_DAMAGE[damage](MlflowClient(store.uri), store)
     store.export()
     assert store.contents() == expected and len(store.ids()) == 3
 
 
-def test_other_runs_in_the_store_are_left_alone(store: Exports) -> None:
+def test_other_runs_in_the_store_are_not_changed(store: Exports) -> None:
     client = MlflowClient(store.uri)
     mine = client.create_run(client.get_experiment_by_name("flfa").experiment_id).info.run_id
     assert export(store.wanted(store.plain), store.uri) == Exported(unchanged=1), "a part of the records"
@@ -541,7 +541,7 @@ def test_tables_and_cells_follow_their_files(store: Exports) -> None:
 def followed(
     store: Exports, monkeypatch: pytest.MonkeyPatch, steps: Sequence[Callable[[], object]], wanted: Wanted
 ) -> list[str]:
-    """The reports while one step after the other happens between two looks, then Ctrl-C."""
+    """The reports while ``steps`` happen one by one between two exports, then Ctrl-C."""
     reports: list[str] = []
     left = iter(steps)
 
@@ -582,7 +582,7 @@ def test_records_and_tables_are_exported_as_they_appear(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.slow
-def test_following_goes_on_when_the_store_was_taken(store: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_continues_after_a_lock(store: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = mlflow_store.FileLock(f"{store.path}.lock")
 
     def take() -> None:
@@ -639,7 +639,7 @@ def test_two_processes_at_once_export_every_run_once_and_print_nothing(store: Ex
 
 
 def in_a_process(work: Callable[[], object]) -> int | None:
-    """Do the work in a new process and return its exit code."""
+    """Run a function in a new process and return its exit code."""
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join(60)
@@ -647,7 +647,7 @@ def in_a_process(work: Callable[[], object]) -> int | None:
 
 
 def die_at(owner: type, call: str, number: int, work: Callable[[], object]) -> None:
-    """Do the work, and be killed at the n-th call of a method."""
+    """Run a function, and kill the process at the n-th call of a method."""
     calls, method = count(1), getattr(owner, call)
 
     def killed(*args: Any, **kwargs: Any) -> Any:
@@ -670,7 +670,7 @@ def die_at(owner: type, call: str, number: int, work: Callable[[], object]) -> N
         (Store, "set_complete", 1, 3),
     ],
 )
-def test_an_export_that_is_killed_is_made_good(
+def test_a_killed_export_is_completed_by_the_next_one(
     exported: Exports, store: Exports, tables: Path, owner: type, call: str, number: int, whole: int
 ) -> None:
     shutil.copy(tables, store.path)
@@ -679,7 +679,7 @@ def test_an_export_that_is_killed_is_made_good(
     assert store.contents() == exported.contents()
 
 
-# ------------------------------------------------------------------------------------ what can be wrong
+# ------------------------------------------------------------------------------------ faults
 def make_folder(path: Path) -> None:
     path.mkdir()
 
@@ -727,7 +727,7 @@ def test_a_damaged_database_is_named(store: Exports) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_an_export_and_the_next_one_goes_on(exported: Exports, store: Exports) -> None:
+def test_a_full_disk_ends_an_export_and_the_next_one_completes_it(exported: Exports, store: Exports) -> None:
     def on_a_full_disk() -> None:
         size = store.path.stat().st_size if store.path.exists() else 100_000
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -747,7 +747,7 @@ def test_a_full_disk_ends_an_export_and_the_next_one_goes_on(exported: Exports, 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_database_that_another_program_holds(store: Exports) -> None:
+def test_a_database_locked_by_another_program_is_reported(store: Exports) -> None:
     expected = store.search()
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -759,7 +759,7 @@ def test_a_database_that_another_program_holds(store: Exports) -> None:
 
 @contextmanager
 def serving(front: int, behind: int) -> Iterator[str]:
-    """The address of a server that answers with these codes: on its front page, and beyond it."""
+    """The address of a server that answers with these status codes: on its front page, and on other pages."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -778,7 +778,7 @@ def serving(front: int, behind: int) -> Iterator[str]:
         server.shutdown()
 
 
-# MLflow's own server, behind a guard that asks for a token.
+# MLflow's own server behind a proxy that requires a token.
 SERVE = """
 import sys
 from werkzeug.serving import make_server
@@ -799,7 +799,7 @@ server.serve_forever()
 
 @pytest.fixture(scope="module")
 def server(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a tracking server with an empty store; it admits the token ``secret``."""
+    """The address of a tracking server with an empty store; it accepts the token ``secret``."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(tables, folder / "mlflow.db")
     places = {
@@ -817,7 +817,7 @@ def server(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 
 @pytest.mark.slow
-def test_a_server_gets_what_a_database_gets(
+def test_exports_to_a_server_equal_exports_to_a_database(
     store: Exports, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_table(store, table_cells(store))
@@ -846,7 +846,7 @@ def test_a_server_gets_what_a_database_gets(
 
 
 @pytest.mark.slow
-def test_a_server_that_asks_for_a_token(store: Exports, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_requires_a_token(store: Exports, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong")
     with pytest.raises(FltrainError, match=r"401.*; set MLFLOW_TRACKING_TOKEN"):
         export(store.wanted(), server)
@@ -862,7 +862,7 @@ def test_a_server_that_asks_for_a_token(store: Exports, server: str, monkeypatch
     ],
     ids=["broken", "no MLflow"],
 )
-def test_a_server_that_does_not_work(
+def test_a_server_that_fails_is_reported(
     store: Exports, monkeypatch: pytest.MonkeyPatch, server: Any, reason: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # pauses in between take seconds
@@ -881,7 +881,7 @@ def test_a_server_that_does_not_work(
         ("results/mlflow.db", "use sqlite:///path/to/file.db or http://host:port"),
     ],
 )
-def test_an_address_that_does_not_work(tmp_path: Path, uri: str, message: str) -> None:
+def test_an_invalid_address_is_refused(tmp_path: Path, uri: str, message: str) -> None:
     with pytest.raises(FltrainError, match=message) as caught:
         export(nothing(tmp_path), uri)
     assert uri in str(caught.value) and "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Faults while a run is being trained: what is said, with which exit code, and what is left."""
+"""Faults during training: messages, exit codes, and remaining files."""
 
 import json
 import os
@@ -30,7 +30,7 @@ Invoke = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Invoke:
-    """Train a run by the command line; returns the exit code and what was said to the user."""
+    """Train a run by the command line; returns the exit code and the output."""
     monkeypatch.chdir(tmp_path)
 
     def run(spec: RunSpec, **environment: str) -> tuple[int, str]:
@@ -68,20 +68,20 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
     whole = tmp_path / "elsewhere"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scaffold, "client_init", failing_in(3, ValueError("shapes do\nnot fit")))
-        code, said = invoke(SPEC, FLTRAIN_CHECKPOINT_ROUNDS="1")
+        code, output = invoke(SPEC, FLTRAIN_CHECKPOINT_ROUNDS="1")
     assert code == 1
     log = Results(Path("results")).run(SPEC.run_id) / "train.log"
     assert re.fullmatch(
         rf"error: {re.escape(SPEC.run_id)}: ValueError: shapes do not fit "
         r"\(in round 3, training client \d+ with "
         rf"\d+ images of 1 x 8 x 8 in batches of 32\); {log} has the traceback",
-        said,
+        output,
     )
     assert "Traceback" in log.read_text() and "in hook" in log.read_text()
     record = Results(Path("results")).record(SPEC.run_id)
     assert not record.complete
 
-    # Once the method is mended, the run goes on from its checkpoint.
+    # With a working method, the run resumes from its checkpoint.
     code, _ = invoke(SPEC)
     assert code == 0 and "resumed after round 2 of 4" in log.read_text()
     resumed = record.folder.rename(whole)
@@ -95,32 +95,34 @@ def test_a_fault_on_the_server_names_the_clients(invoke: Invoke, monkeypatch: py
         raise IndexError("out of range")
 
     monkeypatch.setattr(Scaffold, "server_step", broken)
-    code, said = invoke(SPEC)
+    code, output = invoke(SPEC)
     assert code == 1
     assert re.search(
-        r"IndexError: out of range \(in round 1, aggregating the uploads of clients \[\d+, \d+\]\)", said
+        r"IndexError: out of range \(in round 1, aggregating the uploads of clients \[\d+, \d+\]\)", output
     )
 
 
-def test_no_memory_left_says_what_to_set(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_memory_names_the_options(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
     monkeypatch.setattr(Scaffold, "client_init", failing_in(2, error))
-    code, said = invoke(SPEC)
+    code, output = invoke(SPEC)
     assert code == 2
-    assert re.search(r"out of memory in round 2, training client \d+ .* --recordings host", said)
+    assert re.search(r"out of memory in round 2, training client \d+ .* --recordings host", output)
     assert not Results(Path("results")).record(SPEC.run_id).complete
 
 
 @pytest.mark.slow
-def test_batches_of_one_image_are_refused_where_batchnorm_has_one_pixel(invoke: Invoke) -> None:
+def test_batches_of_one_image_are_refused_if_batchnorm_has_one_pixel(invoke: Invoke) -> None:
     """ResNet-18 leaves one pixel of the digits' eight. With two images it trains."""
     settings = {"model": "resnet18", "participation": {"fraction": 0.01}, "rounds": 1}
     partition = {"name": "iid", "clients": 200}
-    code, said = invoke(tiny(**settings, partition=partition, training={"epochs": 1, "batch_size": 1}))
+    code, output = invoke(tiny(**settings, partition=partition, training={"epochs": 1, "batch_size": 1}))
     assert code == 2
-    assert re.search(r"in a batch of one image \(in round 1, .*\); set training.batch_size or", said), said
-    code, said = invoke(tiny(**settings, partition=partition, training={"epochs": 1, "batch_size": 2}))
-    assert code == 0, said
+    assert re.search(r"in a batch of one image \(in round 1, .*\); set training.batch_size or", output), (
+        output
+    )
+    code, output = invoke(tiny(**settings, partition=partition, training={"epochs": 1, "batch_size": 2}))
+    assert code == 0, output
 
 
 def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +138,7 @@ def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pyte
     assert json.dumps(record.summary).count("processor") == 0
 
 
-def test_a_record_that_is_there_by_the_time_the_run_is_held_is_kept(tmp_path: Path) -> None:
+def test_a_finished_record_is_not_retrained(tmp_path: Path) -> None:
     results, spec = Results(tmp_path), MLP
     record = train(spec, results, Execution(CPU))
     dates = {path: path.stat().st_mtime_ns for path in record.folder.glob("*.json*")}
@@ -146,13 +148,13 @@ def test_a_record_that_is_there_by_the_time_the_run_is_held_is_kept(tmp_path: Pa
     assert all(path.stat().st_mtime_ns > date for path, date in dates.items())
 
 
-def test_checkpoints_that_a_complete_run_has_left_are_removed(invoke: Invoke) -> None:
+def test_old_checkpoints_of_a_complete_run_are_removed(invoke: Invoke) -> None:
     results = Results(Path("results"))
     for again in (False, True):
         invoke(SPEC)
         left = checkpoint_file(results.checkpoints(SPEC.run_id), 2)
         left.parent.mkdir(parents=True)
-        left.write_text("of before the record")
+        left.write_text("earlier than the record")
         os.utime(left, (0, 0))
         if again:
             train(SPEC, results, Execution(CPU), again=True)
@@ -164,7 +166,7 @@ def test_checkpoints_that_a_complete_run_has_left_are_removed(invoke: Invoke) ->
         assert not left.parent.exists()
 
 
-def test_training_again_goes_on_where_it_was_stopped(invoke: Invoke, tmp_path: Path) -> None:
+def test_training_again_resumes_after_a_stop(invoke: Invoke, tmp_path: Path) -> None:
     results = Results(tmp_path)
     record = train(SPEC, results, Execution(CPU))
     before = (record.folder / "metrics.jsonl").read_bytes()
@@ -178,8 +180,8 @@ def test_training_again_goes_on_where_it_was_stopped(invoke: Invoke, tmp_path: P
     assert (record.folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_after_a_signal_no_further_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it came when nothing could be interrupted any more."""
+def test_no_further_run_starts_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the signal came after the last round of a run."""
     monkeypatch.chdir(tmp_path)
     runs = [tiny(model="mlp", seed=seed) for seed in (0, 1)]
     for number, run in enumerate(runs):
@@ -199,25 +201,25 @@ def test_after_a_signal_no_further_run_begins(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_signal_ends_the_round_between_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not inside the code that it meets, which may be capturing, or hold a lock."""
-    told: list[str] = []
+    """It does not interrupt the running code, which may be capturing, or hold a lock."""
+    events: list[str] = []
     begin = Scaffold.client_init
 
     def met(self: Scaffold, local: Any) -> Any:
-        if local.round == 1 and not told:
-            told.append("signal")
+        if local.round == 1 and not events:
+            events.append("signal")
             signal.raise_signal(signal.SIGTERM)
-            told.append("went on")
+            events.append("went on")
         return begin(self, local)
 
     monkeypatch.setattr(Scaffold, "client_init", met)
     stopping = Stopping()
     with stopping.heeded(), pytest.raises(Stopped, match="stopped by SIGTERM after round 1 of 4"):
         train(SPEC, Results(tmp_path), Execution(CPU), stopping=stopping)
-    assert told == ["signal", "went on"]
+    assert events == ["signal", "went on"]
 
 
-def test_less_memory_than_usual_is_no_bitwise_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_test_batches_are_not_bitwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = train(MLP, Results(tmp_path / "full"), Execution(CPU))
     features = Network.features
 
@@ -238,7 +240,7 @@ def test_less_memory_than_usual_is_no_bitwise_run(tmp_path: Path, monkeypatch: p
     assert less.provenance["nondeterministic_operations"] == ["tests in smaller batches"]
 
 
-def test_an_import_leaves_alone_what_is_being_trained(tmp_path: Path) -> None:
+def test_an_import_does_not_replace_a_run_in_training(tmp_path: Path) -> None:
     there, here = Results(tmp_path / "there"), Results(tmp_path / "here")
     record = train(MLP, there, Execution(CPU))
     export_records([record], tmp_path / "a.tar.gz")

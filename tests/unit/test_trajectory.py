@@ -1,4 +1,4 @@
-"""Recordings of local steps: what a row is, how much memory they take, and where the user may put them."""
+"""Recordings of local steps: contents of a row, memory, and the option for their place."""
 
 from dataclasses import replace
 from functools import cache
@@ -37,7 +37,7 @@ def drawn(*shape: int) -> Tensor:
 def recorded(
     what: str, storage: str = "float32", place: Place = "auto", kind: type[Trajectory] = Trajectory
 ) -> tuple[Trajectory, Tensor, Tensor]:
-    """A recording, and the gradients and weights (those at the start first) that were recorded."""
+    """A recording, and the recorded gradients and weights (including the initial weights)."""
     gradients, weights = drawn(STEPS, SIZE), drawn(STEPS + 1, SIZE).cumsum(0)
     live, gradient = weights[0].clone(), torch.empty(SIZE)
     trajectory = kind(Recording(what, storage), STEPS, live, place)
@@ -61,7 +61,7 @@ def test_half_precision_is_the_rounded_row(what: str) -> None:
 
 
 class Keeping(Method):
-    """Has local steps recorded, and puts the recording where the test finds it."""
+    """Requests a recording of local steps, and stores it for the test."""
 
     name: Literal["keeping"] = "keeping"
     what: Literal["displacement", "gradient"] = "displacement"
@@ -83,7 +83,7 @@ class Keeping(Method):
 
 
 class Watching(SequentialExecutor):
-    """Keeps the weights before and after every step, the images in it, and what clients send."""
+    """Stores the weights before and after every step, the images in it, and the uploads."""
 
     def train(self, round: Any, clients: Any, kept: Any) -> Any:
         self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -99,7 +99,7 @@ class Watching(SequentialExecutor):
 
 @cache
 def lenet() -> RunSpec:
-    """Two clients of a network without BatchNorm take several steps each."""
+    """Two clients take several steps each on a network without BatchNorm."""
     return tiny(
         dataset={"name": "digits", "image_size": 16},
         model="lenet5",
@@ -127,8 +127,8 @@ def images(digits: PreparedData) -> PreparedData:
     return replace(digits, **larger)
 
 
-def test_displacements_hold_all_that_moves_the_weights(images: PreparedData) -> None:
-    """Momentum, weight decay, corrections of the gradient, and what moves the weights after the optimiser."""
+def test_displacements_contain_all_changes_of_the_weights(images: PreparedData) -> None:
+    """Momentum, weight decay, corrections of the gradient, and changes after the optimiser."""
     simulation = trained(Keeping(), images)
     steps = iter(simulation.executor.steps)
     for result in simulation.executor.results:
@@ -143,7 +143,7 @@ def test_displacements_hold_all_that_moves_the_weights(images: PreparedData) -> 
     assert next(steps, None) is None
 
 
-def test_gradients_are_those_that_the_optimiser_gets(images: PreparedData) -> None:
+def test_gradients_are_those_of_the_optimiser(images: PreparedData) -> None:
     """Of the loss on the batch, corrected, without weight decay and momentum."""
     simulation = trained(Keeping(what="gradient"), images)
     model, steps = simulation.model, iter(simulation.executor.steps)
@@ -160,8 +160,8 @@ def test_gradients_are_those_that_the_optimiser_gets(images: PreparedData) -> No
             torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_of_a_recording_is_kept_between_rounds(digits: PreparedData) -> None:
-    """What clients and server keep, and what goes up, is as large with ECGR as without."""
+def test_no_recording_is_stored_between_rounds(digits: PreparedData) -> None:
+    """Client states, server states and uploads have equal sizes with and without ECGR."""
 
     def sizes(*plugins: Method) -> tuple[object, ...]:
         simulation = trained(Scaffold(), digits, *plugins, spec=tiny())
@@ -181,25 +181,25 @@ ECGR = {**TINY, "rounds": 2, "plugins": [{"name": "ecgr", "storage": "bfloat16"}
 
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
-    """Where the executors of the command line are told to put recordings, as they are made."""
-    told: list[Place] = []
+    """The places of recordings in the executors that the command line makes."""
+    chosen: list[Place] = []
 
-    class Telling(SequentialExecutor):
+    class PlaceRecorder(SequentialExecutor):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            told.append(self.recordings)
+            chosen.append(self.recordings)
 
-    monkeypatch.setattr(executors, "SequentialExecutor", Telling)
-    return told
+    monkeypatch.setattr(executors, "SequentialExecutor", PlaceRecorder)
+    return chosen
 
 
 def test_the_place_is_chosen_on_the_command_line(tmp_path: Path, places: list[Place]) -> None:
-    """It decides nothing about the numbers: the records agree."""
+    """It does not affect results: the records agree."""
     files: list[dict[str, bytes]] = []
     for number, chosen in enumerate(([], ["--recordings", "host"], ["--recordings", "device"])):
         root = tmp_path / str(number)
-        told = ["train", "-", "--results", str(root), "--device", "cpu", "--quiet", *chosen]
-        result = CliRunner().invoke(app, told, input=yaml.safe_dump(ECGR), catch_exceptions=False)
+        arguments = ["train", "-", "--results", str(root), "--device", "cpu", "--quiet", *chosen]
+        result = CliRunner().invoke(app, arguments, input=yaml.safe_dump(ECGR), catch_exceptions=False)
         assert result.exit_code == 0, result.output
         folder = Results(root).record(RunSpec.parse(ECGR, "test").run_id).folder
         names = [name for name in RECORD_FILES if name in ("spec.json", "metrics.jsonl", "summary.json")]

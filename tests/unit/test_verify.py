@@ -1,4 +1,4 @@
-"""Verification: whole results are consistent; each kind of damage is named, and nothing else is."""
+"""Verification: undamaged results are consistent; each kind of damage is named, and nothing else."""
 
 import csv
 import io
@@ -56,7 +56,7 @@ class Place:
 
     @property
     def records(self) -> list[Record]:
-        """Those of FedAvg, FedProx, and of the run that keeps its model."""
+        """Records of FedAvg, FedProx, and of the run with a saved model."""
         return [self.results.record(run) for run in self.plan.runs]
 
     @property
@@ -67,7 +67,7 @@ class Place:
         return self.results.root / "one" / "toy" / f"{name}.csv"
 
     def make_tables(self, planned: Plan) -> None:
-        """As the workflow does."""
+        """Write the tables as the workflow does."""
         reported = self.root / "config" / "reported"
         for item in planned.items:
             published = reported / item.item.reported.file if item.item.reported else None
@@ -77,17 +77,17 @@ class Place:
     def findings(self, scale: str | None = None) -> list[Finding]:
         return list(Verification(self.results, self.root / "config", scale).findings())
 
-    def only(self, *said: Any, harmless: bool = False) -> None:
-        """There is one finding, and it says so in one line."""
+    def only(self, *words: Any, harmless: bool = False) -> None:
+        """Check that there is one finding, with these words in one line."""
         (found,) = self.findings()
-        assert [str(word) for word in said if str(word) not in found.text] == [], found.text
+        assert [str(word) for word in words if str(word) not in found.text] == [], found.text
         assert found.harmless == harmless
         assert "\n" not in found.text
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Three runs, their data and partitions, two tables; not to be changed."""
+    """Three runs, their data and partitions, two tables; tests must not change them."""
     place = Place(tmp_path_factory.mktemp("whole"))
     reported = write_papers(place.root / "config", TOY) / "reported"
     reported.mkdir()
@@ -106,7 +106,7 @@ def place(whole: Place, tmp_path: Path) -> Place:
 
 
 def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
-    """Change a file; a summary gets the digest that it should have, as a forger would do."""
+    """Change a file; a summary gets a valid digest, as from a forger."""
     data = change(json.loads(path.read_text()))
     if path.name == "summary.json":
         data["digests"]["summary"] = summary_digest(data)
@@ -140,8 +140,8 @@ def test_whole_results_are_consistent(whole: Place) -> None:
     assert {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")} == before, "nothing is changed"
 
 
-def test_records_alone_are_enough(place: Place) -> None:
-    """As after an import: no data, partitions, models or logs; and runs that have not ended are none."""
+def test_records_without_other_files_are_consistent(place: Place) -> None:
+    """As after an import: no data, partitions, models or logs. Unfinished runs are ignored."""
     for folder in ("data", "partitions", "one"):
         shutil.rmtree(place.results.root / folder)
     for record in place.records:
@@ -208,16 +208,16 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_record(name: str, place: Place) -> None:
-    file, damage, said = DAMAGE[name]
+def test_a_damaged_record_is_named(name: str, place: Place) -> None:
+    file, damage, reason = DAMAGE[name]
     shutil.rmtree(place.results.root / "one")
     record = place.records[0]
     damage(record.folder / file)
-    place.only(record.run_id, said)
+    place.only(record.run_id, reason)
 
 
-def test_the_metrics_of_another_run(place: Place) -> None:
-    """Also if the summary is made to have their digest."""
+def test_metrics_of_another_run_are_named(place: Place) -> None:
+    """Also if the summary has their digest."""
     shutil.rmtree(place.results.root / "one")
     one, other, _ = (record.folder for record in place.records)
     swap(one / "metrics.jsonl", other / "metrics.jsonl")
@@ -232,7 +232,7 @@ def test_the_metrics_of_another_run(place: Place) -> None:
     assert len(place.findings()) == 2
 
 
-def test_files_that_are_no_part_of_a_record(place: Place) -> None:
+def test_files_that_do_not_belong_to_a_record_are_named(place: Place) -> None:
     one, _, kept = place.records
     (one.folder / "notes.txt").touch()
     place.only(f"{one.run_id}: notes.txt is not a file of a record")
@@ -243,7 +243,7 @@ def test_files_that_are_no_part_of_a_record(place: Place) -> None:
     place.only(f"{kept.run_id}: .hidden is not a file of a record")
 
 
-def test_what_interrupted_processes_left_is_harmless(place: Place) -> None:
+def test_files_of_interrupted_processes_are_harmless(place: Place) -> None:
     left = [
         place.records[0].folder / ".metrics.jsonl.abc.part",
         place.results.root / "data" / ".digits.safetensors.abc.part",
@@ -268,9 +268,7 @@ def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyP
     assert not damaged.harmless and "changed after training" in damaged.text
 
 
-def test_records_whose_settings_are_unknown_today_are_stale(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_with_unknown_settings_are_stale(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(place.results.root / "one")
     monkeypatch.delitem(registry(), "digits")
     found = {one.text.partition(": ")[0]: one for one in place.findings()}
@@ -281,8 +279,8 @@ def test_records_whose_settings_are_unknown_today_are_stale(
     assert all(one.harmless and "unknown dataset 'digits'" in one.text for one in found.values())
 
 
-def test_data_and_partitions_of_an_older_revision(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are stale with all records; when the data are made again, the older partitions are still whole."""
+def test_data_of_an_older_revision_are_stale(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records are stale, too; after new data are made, the older partitions are still undamaged."""
     entry = registry()["digits"]
     monkeypatch.setitem(registry(), "digits", entry.model_copy(update={"revision": 2}))
     data = place.results.data(Dataset(name="digits"))
@@ -296,7 +294,7 @@ def test_data_and_partitions_of_an_older_revision(place: Place, monkeypatch: pyt
     assert not any("safetensors" in one.text for one in found)
 
 
-def test_data_that_are_damaged_or_another_set(place: Place) -> None:
+def test_damaged_data_and_data_of_another_dataset_are_named(place: Place) -> None:
     data = place.results.data(Dataset(name="digits"))
     (content, sheet) = (data.read_bytes(), data.with_suffix(".png"))
     flip(data, -1)
@@ -310,7 +308,7 @@ def test_data_that_are_damaged_or_another_set(place: Place) -> None:
     place.only("digits-16px.safetensors: holds 'digits'")
 
 
-def test_partitions_that_are_damaged_or_another_one(place: Place) -> None:
+def test_damaged_partitions_and_partitions_of_another_run_are_named(place: Place) -> None:
     one, other = place.partitions
     content = one.read_bytes()
     os.truncate(one, 200)
@@ -323,8 +321,8 @@ def test_partitions_that_are_damaged_or_another_one(place: Place) -> None:
     assert sum("trained on other partition" in text for text in texts) == 3
 
 
-def test_partitions_of_other_data(place: Place) -> None:
-    """The data were replaced by others: their partitions and the runs on them do not belong to them."""
+def test_partitions_of_other_data_are_named(place: Place) -> None:
+    """After the data were replaced, their partitions and the runs on them no longer match."""
     data = place.results.data(Dataset(name="digits"))
     arrays, about = read_arrays(data, "prepared data set")
     arrays["train_labels"] = arrays["train_labels"][::-1]
@@ -335,7 +333,7 @@ def test_partitions_of_other_data(place: Place) -> None:
 
 
 def change_cell(path: Path, column: str, text: str) -> None:
-    """Change a cell of the first line of a CSV file, whose other bytes stay as they are."""
+    """Change a cell of the first line of a CSV file, and no other byte."""
     head, line, *rest = path.read_text().splitlines(keepends=True)
     (names, cells) = csv.reader([head, line])
     assert cells[names.index(column)] != text
@@ -346,18 +344,18 @@ def change_cell(path: Path, column: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("column", "text"), [("mean", "99.0"), ("missing", "1"), ("row", "FedAvg ")])
-def test_an_edited_table(column: str, text: str, place: Place) -> None:
+def test_an_edited_table_is_named(column: str, text: str, place: Place) -> None:
     change_cell(place.table(), column, text)
     place.only(place.table(), "differs from its records")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"runs\n", b"row,row\na,b,c,d\n"])
-def test_what_is_no_table(content: bytes, place: Place) -> None:
+def test_files_that_are_not_tables_are_named(content: bytes, place: Place) -> None:
     place.table().write_bytes(content)
     place.only(place.table())
 
 
-def test_a_table_of_a_part_of_the_plan_is_checked_against_that(place: Place) -> None:
+def test_a_restricted_table_is_checked_against_its_part_of_the_plan(place: Place) -> None:
     average = place.records[0].run_id
     condition = Demand("a whim", lambda spec, number: spec.run_id == average)
     items = [item.keeping(condition) for item in place.plan.items]
@@ -368,16 +366,14 @@ def test_a_table_of_a_part_of_the_plan_is_checked_against_that(place: Place) -> 
     assert part.harmless and not edited.harmless and "differs from its records" in edited.text
 
 
-def test_a_table_of_runs_that_the_plan_does_not_have(place: Place) -> None:
+def test_a_table_of_unplanned_runs_is_named(place: Place) -> None:
     write_papers(place.root / "config", {**TOY, "settings": {**TINY, "rounds": 3}})
     found = place.findings()
     assert [one.harmless for one in found] == [True, True]
     assert all("not checked: made from another selection" in one.text for one in found)
 
 
-def test_a_table_with_stale_cells_is_made_again_with_them(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_with_stale_cells_are_consistent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedProx, "revision", 2)
     planned = place.plan
     stale = {run: str(one) for run, one in stale_runs(planned.runs, place.results).items()}
@@ -391,7 +387,7 @@ def test_a_table_with_stale_cells_is_made_again_with_them(
     place.only(": stale: methods 1 -> 2", harmless=True)
 
 
-def test_the_tables_of_one_scale(place: Place) -> None:
+def test_only_the_tables_of_the_chosen_scale_are_checked(place: Place) -> None:
     write_papers(place.root / "config", TOY, scale={**SCALE, "scale": "other"})
     shutil.copytree(place.results.root / "one", place.results.root / "other")
     assert "4 tables: all consistent" in verify(place).stdout
