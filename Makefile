@@ -106,16 +106,13 @@ golden: env ## update the settings and numbers that tests compare with (refuses 
 	@$(BIN)/python tests/golden/identity.py
 	@$(BIN)/python tests/golden/golden.py
 
-# Paths without hard-to-read wording.
-PROSE := fltrain workflow benchmarks config docs published README.md CHANGELOG.md Makefile Snakefile .ci
-
 lint: env ## check style, wording, types and the workflow
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/snakefmt --check Snakefile workflow/rules
 	@$(BIN)/lint-imports
-	@$(BIN)/python docs/prose.py $(PROSE)
+	@$(BIN)/python docs/prose.py
 	@$(BIN)/snakemake --lint
 
 format: env ## rewrite the sources in the project's style
