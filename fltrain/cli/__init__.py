@@ -16,7 +16,7 @@ from fltrain.cli import bench, compare, data, plan, records, schema, status, tra
 from fltrain.core.errors import FltrainError, Stopped, as_mistake
 
 app = typer.Typer(
-    help="Train and compare federated-learning runs of the papers FLFA, ECGR, Fed2, FedFCD and FedImpro.",
+    help="Rerun published federated-learning experiments and compare the results with the published values.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -35,7 +35,7 @@ def run_bench(
     precision: Annotated[Precision, typer.Option(help="How layers multiply: fp32, tf32 or bf16.")] = "fp32",
     out: Annotated[Path | None, typer.Option(help="Also write settings and table to this JSON file.")] = None,
 ) -> None:
-    """Measure the speed of training beside a bare PyTorch loop, on random images."""
+    """Measure the speed of training next to a bare PyTorch loop, on random images."""
     from fltrain import bench as benching
     from fltrain.engine.executors.choose import EXECUTORS
 

@@ -38,7 +38,7 @@ def track(
 ) -> None:
     """Export the trained runs, tables and figures of a scale to MLflow; exporting again changes nothing.
 
-    Options that choose runs do not change the tables and figures in the tags of these runs. For a tracking
+    The tags of a run name all its tables and figures, even if options restrict the export. For a tracking
     server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
     """
     from fltrain.tracking import export as tracking
@@ -59,4 +59,4 @@ def track(
         with stopping.heeded(), stopping.interruptible():  # the next export completes an interrupted one
             tracking.follow(wanted, store, typer.echo)
     except (Stopped, KeyboardInterrupt):
-        typer.echo(f"{store}: no longer followed; `fltrain track` goes on from here")
+        typer.echo(f"{store}: no longer followed; `fltrain track` exports later changes")

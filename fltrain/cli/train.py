@@ -66,7 +66,7 @@ def train(
 ) -> None:
     """Train runs and write their records to RESULTS/runs/<run id>/.
 
-    A run that was stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed goes on from its last checkpoint.
+    A stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed run resumes from its last checkpoint.
     """
     parsed, stopping = [_read_spec(name) for name in specs], Stopping()
     where = Results(results)
