@@ -238,7 +238,7 @@ def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) ->
 def test_data_are_fetched_once_and_shown() -> None:
     option = ["--image-size", "16"]
     path = Path("results", "data", "digits-16px.safetensors")
-    listed = f"{path},  {path.with_suffix('.png')}\n"
+    listed = f"{path}, {path.with_suffix('.png')}\n"
     assert invoke("data", "fetch", "digits", *option).stdout == listed
     assert sorted(Path("results").rglob("*.*")) == [path.with_suffix(".png"), path]
     date = path.stat().st_mtime_ns
