@@ -182,8 +182,8 @@ def claim(
     where: str, text: str, verdict: str, evidence: str, item: str = "", table: bool = True
 ) -> dict[str, Any]:
     """A judged claim; claims of a figure are exploratory and not listed."""
-    said = {"where": where, "claim": text, "verdict": verdict, "evidence": evidence}
-    return {**said, "item": item, "listed": table, "exploratory": not table, "value": ""}
+    fields = {"where": where, "claim": text, "verdict": verdict, "evidence": evidence}
+    return {**fields, "item": item, "listed": table, "exploratory": not table, "value": ""}
 
 
 SUMMARY: dict[str, Any] = {

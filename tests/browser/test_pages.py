@@ -87,7 +87,7 @@ def check(page: Page, path: Path) -> None:
     assert page.evaluate("document.documentElement.lang") == "en"
     assert page.evaluate("[...document.images].every((image) => image.alt)")
     identifiers = page.evaluate("[...document.querySelectorAll('[id]')].map((element) => element.id)")
-    assert len(identifiers) == len(set(identifiers)), "every id once"
+    assert len(identifiers) == len(set(identifiers)), "every id is unique"
     page.evaluate("for (const image of document.images) image.loading = 'eager'")
     page.wait_for_function("[...document.images].every((image) => image.complete)")
     assert page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
@@ -182,7 +182,7 @@ def test_a_click_on_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:
     page.locator("#values tbody tr").nth(1).locator("td a").first.click()
     behind = page.locator("section.cell:target")
     assert behind.is_visible() and behind.locator("svg").first.is_visible()
-    assert page.locator("section.cell:visible").count() == 1, "a chosen cell is shown alone"
+    assert page.locator("section.cell:visible").count() == 1, "only the chosen cell is visible"
     assert behind.locator("code").all_inner_texts() == [Toy.run("FedProx", "BP", seed) for seed in (0, 1, 2)]
     behind.get_by_role("link", name="summary").first.click()
     assert (
@@ -214,7 +214,7 @@ def test_all_controls_can_be_reached_by_keyboard(page: Page, toy: Toy) -> None:
     assert page.evaluate("document.activeElement.type") == "search"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('role')") == "region", (
-        "it can be scrolled by keys"
+        "the element can be scrolled by keyboard"
     )
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "BUTTON"
@@ -225,7 +225,7 @@ def test_pages_work_without_scripts(browser: Browser, toy: Toy) -> None:
     page = context.new_page()
     page.goto(toy.table.as_uri())
     assert page.locator("#values tbody tr").count() == 5
-    assert not page.locator(".tools").first.is_visible(), "no field that would do nothing"
+    assert not page.locator(".tools").first.is_visible(), "no filter without a script"
     page.locator("summary").last.click()
     assert page.locator("section.cell:visible").count() == 10
     context.close()

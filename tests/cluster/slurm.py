@@ -104,7 +104,7 @@ class Slurm:
         """Start the daemons, and stop them at the end."""
         for name in ("slurmctld", "slurmd"):
             assert not processes(name), f"{name} runs already: these tests start their own"
-        assert "SLURM_JOB_ID" not in os.environ, "these tests would end the job that they run in"
+        assert "SLURM_JOB_ID" not in os.environ, "do not run these tests inside a SLURM job"
         before = {name: self._replaced(name, text) for name, text in self._files().items()}
         try:
             self._start_munge()

@@ -390,7 +390,7 @@ def test_a_job_saves_a_checkpoint_before_its_time_limit_and_is_requeued(
     limited = everything.limited.result()
     first, second = limited.jobs
     assert (first["JobState"], second["JobState"]) == ("FAILED", "COMPLETED")
-    assert second["TimeLimit"] == clock(20), "twice as long as the first one asked for"
+    assert second["TimeLimit"] == clock(20), "twice the time of the first attempt"
     (run,) = set(limited.names)
     assert resumed(limited.checkout, run)
     assert record(limited.checkout, run) == record(local, run)

@@ -408,7 +408,7 @@ def updated(wanted: Iterable[Entry], kept: Mapping[str, Numbers]) -> dict[str, N
         FltrainError: if numbers changed under an unchanged key; the message names the key.
     """
     wanted = list(wanted)
-    faults = [said for entry in wanted if entry.key in kept and (said := fault(entry, kept))]
+    faults = [text for entry in wanted if entry.key in kept and (text := fault(entry, kept))]
     if faults:
         raise FltrainError(
             "golden numbers are left as they were; begin with the first, others may follow from it:\n"

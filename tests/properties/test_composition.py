@@ -100,7 +100,7 @@ def test_plugins_finish_in_order_and_the_base_last() -> None:
         assert states.keys() == {"base", *(plugin.name for plugin in plugins)}
 
 
-def test_everything_else_runs_base_first_and_then_the_plugins_in_order() -> None:
+def test_all_other_hooks_run_base_first_then_plugins_in_order() -> None:
     value = torch.tensor([1.0, 5.0])
     base = Base(factor=10.0)
     for plugins, expected in (

@@ -82,7 +82,7 @@ def test_another_seed_gives_other_rows() -> None:
     assert trained(seed=1).rows != trained(seed=2).rows
 
 
-def test_a_run_leaves_the_global_generators_alone() -> None:
+def test_a_run_does_not_change_the_global_generators() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     trained(Scaffold(), Flfa(n_fa=2, feedback="random"), statistics=STATISTICS)
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -201,7 +201,7 @@ def test_the_cublas_workspace_is_set_unless_the_user_has_set_it(
 
 
 @pytest.mark.parametrize("profile", ["exact", "fast"])
-def test_profiles_leave_the_cpu_alone(profile: Profile) -> None:
+def test_profiles_change_nothing_on_the_cpu(profile: Profile) -> None:
     before = switches()
     with determined(profile, CPU) as determinism:
         assert switches() == before and WORKSPACE not in os.environ
@@ -209,7 +209,7 @@ def test_profiles_leave_the_cpu_alone(profile: Profile) -> None:
     assert determinism.facts == {"determinism": "bitwise", "nondeterministic_operations": []}
 
 
-def test_operations_without_a_deterministic_algorithm_are_noted() -> None:
+def test_operations_without_a_deterministic_algorithm_are_recorded() -> None:
     with determined("exact", CUDA) as determinism:
         torch.zeros(3).index_add_(0, torch.tensor([0, 0]), torch.ones(2))
         assert determinism.level == "bitwise"

@@ -79,7 +79,7 @@ def combine(steps: np.ndarray, picked: list[int], beta: float) -> np.ndarray:
     return np.linalg.norm(rows.sum(0)) / np.linalg.norm(combined) * combined
 
 
-def test_golden_numbers() -> None:
+def test_known_values_of_four_steps() -> None:
     """Four steps in the plane, kappa 0.5, beta 0.2: c = (1.6, 1.4), alpha = 2.351802."""
     uploaded, selected = finished_update(Ecgr(), torch.tensor(GOLDEN))
     assert selected == [1, 2]
@@ -107,7 +107,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rules_by_hand(rule: str) -> None:
+def test_selection_rules_by_hand(rule: str) -> None:
     rows = torch.tensor([[6.0, 3.0], [4.0, 0.0], [0.0, 2.0], [2.0, 3.0]])
     for beta in (0.0, 0.2):
         uploaded, selected = finished_update(Ecgr(rule=rule, beta=beta), rows)
@@ -268,7 +268,7 @@ def test_scaffold_updates_controls_from_the_configured_weights(settings: dict[st
         expected = (own[update.client] - control).double().numpy() + moved / (0.05 * count)
         renewed = federation.clients[update.client]["scaffold"]["control"]
         np.testing.assert_allclose(renewed, expected, rtol=1e-3, atol=2e-4)
-        assert np.linalg.norm(moves.sum(0) - sent) > 0.02 * np.linalg.norm(sent), "the two hardly differ"
+        assert np.linalg.norm(moves.sum(0) - sent) > 0.02 * np.linalg.norm(sent), "too small a difference"
 
 
 def test_the_record_has_the_selected_steps_and_their_mean_position() -> None:

@@ -225,4 +225,4 @@ def test_every_method_trains_or_refuses_every_network(name: str) -> None:
             refused.append(methods[0].name)
         else:
             assert federation.server.weights.isfinite().all()
-    assert set(refused) <= {"fedma", "fed2", "fedimpro"}, "they need chains of layers, or a cut"
+    assert set(refused) <= {"fedma", "fed2", "fedimpro"}, "these need chains of layers, or a cut"

@@ -69,7 +69,7 @@ def two_clients(images: int, side: int = 8) -> dict[str, Any]:
     ("classes", "groups", "sizes"),
     [(10, 4, [3, 3, 2, 2]), (100, 20, [5] * 20), (10, 16, [1] * 10)],
 )
-def test_class_map(classes: int, groups: int, sizes: list[int]) -> None:
+def test_the_class_map_has_groups_of_the_expected_sizes(classes: int, groups: int, sizes: list[int]) -> None:
     expected = tuple(group for group, size in enumerate(sizes) for _ in range(size))
     network = adapted(Mlp(), 8, classes, groups=groups)
     assert isinstance(network, Decoupled) and network.class_groups == expected
@@ -109,7 +109,7 @@ def test_parameters_of_vgg9(entry: str, width: str, millions: float | None) -> N
     assert parameters(adapted(Vgg9(), 32, norm="gn", **settings)) == parameters(plain) + 2 * sum(norms)
 
 
-def test_shared_layers_keep_the_weights_that_were_drawn_for_them() -> None:
+def test_shared_layers_have_the_original_initial_weights() -> None:
     plain, federation = build(Vgg9(), 1, 8, 10, seed=0), simulation(Fed2(), model=Vgg9(), data=digits(8))
     for name, parameter in plain.named_parameters():
         if name.startswith(("conv1.", "conv2.")):
@@ -216,7 +216,7 @@ def test_a_logit_depends_on_its_own_group_only(structure: tuple[Model, int, str,
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_grouped_classifier(bias: bool) -> None:
+def test_the_grouped_classifier_equals_separate_ones(bias: bool) -> None:
     """Groups of unequal widths, and classes in any order."""
     spans, owners = [(0, 5), (5, 9), (9, 12)], [2, 0, 1, 0, 2, 2]
     classifier = GroupedClassifier([5, 4, 3], owners, bias)
@@ -335,7 +335,7 @@ def check_round(method: Fed2, **settings: Any) -> None:
     ]
     decide = {"any": lambda own, all_: bool(own & all_), "all": lambda own, all_: own >= all_}[method.pair]
     held = np.array([[decide(own, group) for group in members] for own in classes], dtype=float)
-    assert held.min() == 0, "every client holds every group: nothing is shown"
+    assert held.min() == 0, "every client holds every group: the test has no effect"
     sizes = np.array([update.samples for update in federation.executor.updates], dtype=float)
     shares = sizes / sizes.sum() if method.weighting == "size" else np.ones(len(sizes)) / len(sizes)
     expected = naive_average(federation, previous, federation.executor.updates, held, shares)

@@ -109,7 +109,7 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
         mixtures = mixed(method, [update.weights for update in updates])
         clouds |= {update.client: cloud for update, cloud in zip(updates, mixtures, strict=True)}
     again, new = len(seen) - len(set(seen)), len(set(seen) - set(seen[:3]))
-    assert again and (new or settings), "clients who return, and some who come later"
+    assert again and (new or settings), "no client returned or joined later"
 
 
 def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
@@ -122,7 +122,7 @@ def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
     return factor
 
 
-def test_shares_by_hand() -> None:
+def test_shares_of_cloud_models_by_hand() -> None:
     """Hand-computed shares; the exponentials are powers of two."""
     two = math.log(2)
     heuristic = FedAmp(scale=5 * two).shares(list(ARROWS))
@@ -207,7 +207,7 @@ def test_a_single_client_continues_from_its_own_weights() -> None:
             (update,) = federation.executor.updates
             assert torch.equal(update.start, own.get(update.client, initial))
             own[update.client] = update.trained
-        assert len(own) < 8, "somebody returned"
+        assert len(own) < 8, "no client returned"
 
 
 def test_the_pull_grows_as_alpha_decays() -> None:
@@ -219,7 +219,7 @@ def test_the_pull_grows_as_alpha_decays() -> None:
     assert pull(FedAmp(weight=0.0)) == pull(FedAmp(variant="pfllib")) == 0
 
 
-def test_the_pull_never_does_more_than_undo_a_step() -> None:
+def test_the_pull_never_moves_past_the_cloud_model() -> None:
     """However small alpha becomes, a step of plain SGD from w ends at u - lr g."""
     for lr in (0.1, 0.01):
         for method in (FedAmp(alpha=1e-9), FedAmp(variant="kernel", alpha=1e-9)):

@@ -73,7 +73,7 @@ def test_h_is_the_mean_of_all_duals(alpha: float) -> None:
         assert collected.norm() > 0.01
         difference = -method.alpha * collected - torch.stack(duals).double().mean(0)
         assert difference.norm() < 1e-5 * method.alpha * collected.norm()
-    assert len(participants) > len(federation.sample(0)), "the same clients in every round show nothing"
+    assert len(participants) > len(federation.sample(0)), "the cohorts are equal, so the test has no effect"
 
 
 @pytest.mark.parametrize("alpha", [0.01, 1.0])
@@ -90,7 +90,7 @@ def test_the_correction_is_the_gradient_of_the_regulariser(alpha: float) -> None
 
 
 @pytest.mark.parametrize("clip", [10.0, 0.5, 1e-4])
-def test_clip_bounds_the_gradient_and_nothing_else(clip: float) -> None:
+def test_clipping_applies_to_the_gradient_only(clip: float) -> None:
     """The regularised gradient is scaled to the norm ``clip`` if it is longer, else left bit for bit."""
     method = FedDyn(clip=clip)
     received, weights, gradient, dual = drawn(4, 50)

@@ -414,7 +414,7 @@ def test_moments_of_samples(settings: dict[str, object], monkeypatch: pytest.Mon
         flat = ((own - mean) / deviation).flatten(1)
         products = flat.T @ flat / len(flat) - torch.eye(flat.shape[1])
         assert products.abs().max() < 0.12
-    assert (one.sampled < 0).any(), "samples are not clamped to what a ReLU gives out"
+    assert (one.sampled < 0).any(), "samples can be negative, unlike outputs of a ReLU"
 
 
 def noise_in_the_samples(
@@ -478,7 +478,7 @@ def test_balanced_labels(n_hat: int | None, known: Sequence[int], monkeypatch: p
         rests.setdefault(rest, []).append(counts)
     for rest, drawn_counts in rests.items():
         if rest and len(drawn_counts) > 2:
-            assert any(counts != drawn_counts[0] for counts in drawn_counts), "drawn anew in every step"
+            assert any(counts != drawn_counts[0] for counts in drawn_counts), "every step draws new labels"
 
 
 @pytest.mark.parametrize("known", [range(10), [2, 5, 7]], ids=str)
@@ -784,7 +784,7 @@ def test_traffic_is_that_of_the_estimates(settings: dict[str, object], numbers: 
     assert improved.bytes_down - plain.bytes_down == trips * extra
     counts = 4 * CLASSES if "aggregation" in settings else 0
     assert improved.bytes_up - plain.bytes_up == trips * (extra + counts)
-    assert not any(kept["fedimpro"] for kept in improved.clients.values()), "clients keep nothing"
+    assert not any(kept["fedimpro"] for kept in improved.clients.values()), "there are no client states"
     assert sum(tensor.numel() for tensor in estimates(improved).values()) == extra / 4
 
 

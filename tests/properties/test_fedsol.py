@@ -298,7 +298,7 @@ def test_feedback_alignment_acts_in_both_passes_or_in_the_loss_pass_only(passes:
         network = replica(federation, here, buffers)
         with feedback(rerouted(federation, step, network) if aligned else {}):
             moves[aligned] = naive_move(method, network, teacher, step.images)
-    assert (moves[True] - moves[False]).norm() > 0.1, "alignment makes no difference"
+    assert (moves[True] - moves[False]).norm() > 0.1, "feedback alignment has no effect"
     move = step.asked[-1].at - here
     torch.testing.assert_close(move, moves[passes == "both"], rtol=1e-3, atol=1e-6)
 

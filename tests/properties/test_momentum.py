@@ -155,7 +155,7 @@ def test_the_weights_are_tested_not_the_lookahead() -> None:
         losses.append(evaluate(network, federation.data.test).loss)
     (reported,) = [row["loss"] for row in rows if row["kind"] == "evaluation"]
     assert reported == pytest.approx(losses[0], rel=1e-6)
-    assert abs(losses[1] - losses[0]) > 1e-4 * losses[0], "the lookahead would have looked the same"
+    assert abs(losses[1] - losses[0]) > 1e-4 * losses[0], "the lookahead gives the same result"
 
 
 FORMS = ("heavy_ball", "dampened", "nesterov")

@@ -181,7 +181,7 @@ def test_first_participation_is_federated_averaging_bit_for_bit() -> None:
             assert torch.equal(ours.loss, theirs.loss) == same
             late += number > 0 and same
         known |= {update.client for update in federation.executor.updates}
-    assert late, "no client came late"
+    assert late, "no client joined late"
 
 
 @models

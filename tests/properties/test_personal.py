@@ -49,7 +49,7 @@ def own_tests() -> Partition:
     return with_tests(skewed(digits()))
 
 
-def where(federation: Simulation, part: Part | None) -> Tensor:
+def part_mask(federation: Simulation, part: Part | None) -> Tensor:
     """Mask of a part in the weight vector, by the parameters' names."""
     slots = federation.model.layout.parameters
     masks = [
@@ -82,7 +82,7 @@ class Keeping(Method):
 def test_private_parameters_stay_with_their_client(part: Part) -> None:
     """Clients start and are tested with their own part and the mean of the rest."""
     federation = simulation(Keeping(keeps=part), executor=Tracing, **NORMED)
-    private, initial = where(federation, part), federation.server.weights.clone()
+    private, initial = part_mask(federation, part), federation.server.weights.clone()
     own: dict[int, Tensor] = {}
     # If the whole model is private, its statistics are private, too.
     own_buffers: dict[int, Tensor] = {}
@@ -170,7 +170,7 @@ def test_clients_are_tested_at_the_configured_point(point: str) -> None:
             assert len(last) < CLIENTS
 
 
-def test_the_point_of_the_test_does_not_change_the_training() -> None:
+def test_the_point_of_tests_does_not_change_the_training() -> None:
     first, second = (
         trained(Keeping(), point=point, partition=own_tests(), rounds=3, **FEW)
         for point in ("after_download", "after_local")
@@ -195,7 +195,7 @@ SENDING = [plugin for plugin in PLUGINS if plugin().needs.uploads]
 
 
 @pytest.mark.parametrize("plugin", SENDING, ids=by_name)
-def test_plugins_that_work_on_uploads_need_some(plugin: type[Method]) -> None:
+def test_plugins_that_change_uploads_are_refused_without_uploads(plugin: type[Method]) -> None:
     with pytest.raises(ValueError, match=f"{plugin().name!r} needs the weights .* 'keeping'"):
         Composition((Keeping(keeps="all"), plugin()))
     for part in ("head", "body"):

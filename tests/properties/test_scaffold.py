@@ -288,7 +288,7 @@ def test_server_control(weighting: str) -> None:
             expected = (omega if method.weighting == "scaled" else np.ones(6)) @ controls / 6
         assert np.linalg.norm(expected) > 0.1
         np.testing.assert_allclose(control_of(federation), expected, rtol=1e-4, atol=1e-5)
-    assert 3 < len(federation.clients) <= 6, "the same clients in every round show nothing"
+    assert 3 < len(federation.clients) <= 6, "the cohorts are equal, so the test has no effect"
 
 
 def test_a_variant_sets_its_options() -> None:

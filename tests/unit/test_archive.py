@@ -33,7 +33,7 @@ Files = dict[str, bytes]
 
 
 @pytest.fixture(scope="session")
-def trained_here(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def trained_records(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Two freshly trained runs that differ in their seed."""
     root = tmp_path_factory.mktemp("trained")
     for seed in (0, 1):
@@ -42,23 +42,23 @@ def trained_here(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.fixture
-def here(trained_here: Results, tmp_path: Path) -> Results:
+def source(trained_records: Results, tmp_path: Path) -> Results:
     """A copy of their records that a test may damage."""
-    shutil.copytree(trained_here.root / "runs", tmp_path / "here" / "runs")
-    return Results(tmp_path / "here")
+    shutil.copytree(trained_records.root / "runs", tmp_path / "source" / "runs")
+    return Results(tmp_path / "source")
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Results:
+def target(tmp_path: Path) -> Results:
     """Another results folder, empty."""
-    return Results(tmp_path / "there")
+    return Results(tmp_path / "target")
 
 
 @pytest.fixture
-def packed(here: Results, tmp_path: Path) -> Path:
+def packed(source: Results, tmp_path: Path) -> Path:
     """An archive of both."""
     path = tmp_path / "records.tar.gz"
-    assert export_records(here.records(), path) == 2
+    assert export_records(source.records(), path) == 2
     return path
 
 
@@ -94,16 +94,16 @@ def repack(path: Path, record: Record, changes: dict[str, bytes | None]) -> Path
     return pack(path, *(member(f"{record.run_id}/{name}", content) for name, content in kept.items()))
 
 
-def refused(path: Path, there: Results, *expected: str) -> None:
+def refused(path: Path, target: Results, *expected: str) -> None:
     """Check that the import fails with these words in one line, and leaves no files behind."""
-    before = files(there)
+    before = files(target)
     with pytest.raises(FltrainError) as failure:
-        import_records(path, there)
+        import_records(path, target)
     message = str(failure.value)
     assert "\n" not in message and "nothing was imported" in message
     assert all(words in message for words in expected), message
-    assert files(there) == before
-    assert not list((there.root / "runs").glob(".*"))
+    assert files(target) == before
+    assert not list((target.root / "runs").glob(".*"))
 
 
 def move_to_gpu(record: Record) -> None:
@@ -112,52 +112,54 @@ def move_to_gpu(record: Record) -> None:
     write_json(path, with_digest({**read_json(path), "device": "cuda:0"}))
 
 
-def test_imported_records_equal_the_exported_ones(here: Results, there: Results, packed: Path) -> None:
-    assert import_records(packed, there) == Imported(added=2, replaced=0, unchanged=0)
-    logs = {name for name in files(here) if name.endswith("train.log")}
-    assert files(there) == {name: text for name, text in files(here).items() if name not in logs}
-    assert [record.complete for record in there.records()] == [True, True]
-    assert not list((there.root / "runs").glob(".*")), "nothing but the records is left"
+def test_imported_records_equal_the_exported_ones(source: Results, target: Results, packed: Path) -> None:
+    assert import_records(packed, target) == Imported(added=2, replaced=0, unchanged=0)
+    logs = {name for name in files(source) if name.endswith("train.log")}
+    assert files(target) == {name: text for name, text in files(source).items() if name not in logs}
+    assert [record.complete for record in target.records()] == [True, True]
+    assert not list((target.root / "runs").glob(".*")), "only the records remain"
 
 
-def test_equal_records_give_equal_archives(here: Results, packed: Path, tmp_path: Path) -> None:
-    for path in (here.root / "runs").rglob("*"):
+def test_equal_records_give_equal_archives(source: Results, packed: Path, tmp_path: Path) -> None:
+    for path in (source.root / "runs").rglob("*"):
         os.utime(path, (1, 1))
         path.chmod(0o700)
     again = tmp_path / "of-another-name.tar.gz"
-    export_records(reversed(list(here.records())), again)
+    export_records(reversed(list(source.records())), again)
     assert again.read_bytes() == packed.read_bytes()
 
 
-def test_a_different_record_is_replaced_on_request_only(here: Results, there: Results, packed: Path) -> None:
-    import_records(packed, there)
-    mine = next(there.records())
+def test_a_different_record_is_replaced_on_request_only(
+    source: Results, target: Results, packed: Path
+) -> None:
+    import_records(packed, target)
+    mine = next(target.records())
     provenance = mine.folder / "provenance.json"
     move_to_gpu(mine)
     (mine.folder / "models.safetensors").write_bytes(b"of the other training")
-    refused(packed, there, "1 of its 2 records", mine.run_id, "--replace")
+    refused(packed, target, "1 of its 2 records", mine.run_id, "--replace")
     assert "cuda:0" in provenance.read_text()
-    assert import_records(packed, there, replace=True) == Imported(added=0, replaced=1, unchanged=1)
-    assert provenance.read_bytes() == (here.run(mine.run_id) / "provenance.json").read_bytes()
-    assert not (mine.folder / "models.safetensors").exists(), "it belonged to the record that went"
+    assert import_records(packed, target, replace=True) == Imported(added=0, replaced=1, unchanged=1)
+    assert provenance.read_bytes() == (source.run(mine.run_id) / "provenance.json").read_bytes()
+    assert not (mine.folder / "models.safetensors").exists(), "it belonged to the replaced record"
 
 
 def test_records_that_would_not_be_imported_are_not_exported(
-    here: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A damaged one is an error; with all records, those of other revisions are left out, else an error."""
-    path, (one, other) = tmp_path / "out.tar.gz", here.records()
+    path, (one, other) = tmp_path / "out.tar.gz", source.records()
     whole = (one.folder / "costs.json").read_text()
     (one.folder / "costs.json").write_text("{}")
     with pytest.raises(FltrainError, match=rf"^{re.escape(one.run_id)}: costs.json"):
-        export_records(here.records(), path)
+        export_records(source.records(), path)
     (one.folder / "costs.json").write_text(whole)
     (one.folder / "spec.json").write_text(json.dumps({**one.spec, "a_setting_of_another_time": 1}))
     notice = f"{path}: 1 records, 1 stale ones left out"
-    assert list(call("export", str(path), "--results", str(here.root))) == [notice]
+    assert list(call("export", str(path), "--results", str(source.root))) == [notice]
     monkeypatch.setattr(FedAvg, "revision", 2)
     with pytest.raises(FltrainError, match=r"another version of fltrain \(methods 1 -> 2\)"):
-        export_records([here.record(other.run_id)], path)
+        export_records([source.record(other.run_id)], path)
 
 
 NAMES = (
@@ -166,59 +168,59 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", [*NAMES.split(), "..", "run\\spec.json", "run/spec.json\n"])
-def test_unexpected_member_names_are_refused(name: str, there: Results, tmp_path: Path) -> None:
-    refused(pack(tmp_path / "bad.tar.gz", member(name)), there, "not an archive of records", "it holds")
-    assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.gz", "there"}
+def test_unexpected_member_names_are_refused(name: str, target: Results, tmp_path: Path) -> None:
+    refused(pack(tmp_path / "bad.tar.gz", member(name)), target, "not an archive of records", "it holds")
+    assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.gz", "target"}
 
 
 @pytest.mark.parametrize(
     "kind",
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE],
 )
-def test_only_ordinary_files_are_unpacked(kind: bytes, there: Results, tmp_path: Path) -> None:
+def test_only_ordinary_files_are_unpacked(kind: bytes, target: Results, tmp_path: Path) -> None:
     bad = member("run/spec.json", b"", type=kind, linkname="/etc/passwd")
-    refused(pack(tmp_path / "bad.tar.gz", bad), there, "is not an ordinary file")
+    refused(pack(tmp_path / "bad.tar.gz", bad), target, "is not an ordinary file")
 
 
-def test_unpacked_size_is_limited(there: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_size_is_limited(target: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_FILE_BYTES", 20_000)
     monkeypatch.setattr(archive, "MAX_BYTES", 50_000)
-    refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json", b" " * 20_001)), there, "20,001 bytes")
+    refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json", b" " * 20_001)), target, "20,001 bytes")
     several = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
-    refused(pack(tmp_path / "bad.tar.gz", *several), there, "50,000 for all")
-    refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json")), there, "twice")
+    refused(pack(tmp_path / "bad.tar.gz", *several), target, "50,000 for all")
+    refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json")), target, "twice")
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["pax", "long name"])
 @pytest.mark.parametrize("size", [10**12, -512])
 def test_headers_with_wrong_sizes_take_neither_memory_nor_time(
-    kind: bytes, size: int, there: Results, tmp_path: Path
+    kind: bytes, size: int, target: Results, tmp_path: Path
 ) -> None:
     """Python's reader would read the claimed size, or loop for ever."""
     info = tarfile.TarInfo("run/spec.json")
     info.size, info.type = size, kind
     path = tmp_path / "bad.tar.gz"
     path.write_bytes(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 4096))
-    refused(path, there, "not an archive of records")
+    refused(path, target, "not an archive of records")
 
 
-def test_files_that_are_not_archives_are_refused(packed: Path, there: Results) -> None:
+def test_files_that_are_not_archives_are_refused(packed: Path, target: Results) -> None:
     whole = packed.read_bytes()
     texts = [b"", b"no archive", *map(gzip.compress, (b"", b"no archive" * 100, b"\0" * 20480))]
     for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10]):
         packed.write_bytes(content)
-        refused(packed, there, "not an archive of records")
+        refused(packed, target, "not an archive of records")
 
 
 @pytest.mark.parametrize("name", RECORD_FILES)
 def test_missing_or_invalid_files_in_an_archive_are_refused(
-    name: str, here: Results, there: Results, tmp_path: Path
+    name: str, source: Results, target: Results, tmp_path: Path
 ) -> None:
-    record, path = next(here.records()), tmp_path / "bad.tar.gz"
-    refused(repack(path, record, {name: None}), there, record.run_id, f"lacks {name}")
+    record, path = next(source.records()), tmp_path / "bad.tar.gz"
+    refused(repack(path, record, {name: None}), target, record.run_id, f"lacks {name}")
     broken = [b"{", b"[]", b"null", b"3", b"\xff", b'{"round": NaN}', b'{"round": 1e999}']
     for content in (*broken, b"[" * 200_000, b'"\\ud800"', b"1" * 10_000):
-        refused(repack(path, record, {name: content}), there, record.run_id)
+        refused(repack(path, record, {name: content}), target, record.run_id)
 
 
 def sealed(name: str, data: Any) -> Any:
@@ -263,11 +265,11 @@ def put(**changes: Any) -> Callable[[Any], Any]:
     ],
 )
 def test_edited_records_are_refused(
-    file: str, change: Callable[[Any], Any], reason: str, here: Results, there: Results, tmp_path: Path
+    file: str, change: Callable[[Any], Any], reason: str, source: Results, target: Results, tmp_path: Path
 ) -> None:
-    record = next(here.records())
+    record = next(source.records())
     refused(
-        repack(tmp_path / "bad.tar.gz", record, edited(record, file, change)), there, record.run_id, reason
+        repack(tmp_path / "bad.tar.gz", record, edited(record, file, change)), target, record.run_id, reason
     )
 
 
@@ -286,15 +288,15 @@ BETTER = '{"round": 2, "kind": "evaluation", "split": "test", "view": "global", 
     ],
 )
 def test_edited_rows_are_refused(
-    text: str, reason: str, here: Results, there: Results, tmp_path: Path
+    text: str, reason: str, source: Results, target: Results, tmp_path: Path
 ) -> None:
-    record = next(here.records())
+    record = next(source.records())
     rows = text.replace("{}", (record.folder / "metrics.jsonl").read_text(), 1).encode()
     path = tmp_path / "bad.tar.gz"
-    refused(repack(path, record, {"metrics.jsonl": rows}), there, "metrics.jsonl: changed after training")
+    refused(repack(path, record, {"metrics.jsonl": rows}), target, "metrics.jsonl: changed after training")
     digests = {**record.summary["digests"], "metrics": hashlib.sha256(rows).hexdigest()}
     knowing = edited(record, "summary.json", lambda summary: {**summary, "digests": digests})
-    refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), there, reason)
+    refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), target, reason)
 
 
 def differ(results: Results) -> None:
@@ -306,40 +308,40 @@ def differ(results: Results) -> None:
 
 @pytest.mark.parametrize("fails", [2, 3])
 def test_a_rename_that_fails_loses_no_record(
-    fails: int, here: Results, there: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
+    fails: int, source: Results, target: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The import replaces two records with two renames each. Another import completes it."""
-    import_records(packed, there)
-    differ(there)
+    import_records(packed, target)
+    differ(target)
     rename, calls = Path.rename, iter(range(1, 100))
 
-    def failing(path: Path, target: Path) -> Path:
+    def failing(path: Path, new: Path) -> Path:
         if next(calls) == fails:
             raise OSError(28, "No space left on device", str(path))
-        return rename(path, target)
+        return rename(path, new)
 
     monkeypatch.setattr(Path, "rename", failing)
     replaced = (fails - 1) // 2
     with pytest.raises(FltrainError, match=f"No space left on device; {replaced} of 2 records were imported"):
-        import_records(packed, there, replace=True)
-    logs = [(record.folder / "train.log").exists() for record in there.records()]
+        import_records(packed, target, replace=True)
+    logs = [(record.folder / "train.log").exists() for record in target.records()]
     assert logs == [False] * replaced + [True] * (2 - replaced), "the other records are the old ones"
-    assert not list(there.runs.glob(".*"))
-    done = import_records(packed, there, replace=True)
+    assert not list(target.runs.glob(".*"))
+    done = import_records(packed, target, replace=True)
     assert done == Imported(added=0, replaced=2 - replaced, unchanged=replaced)
 
 
 @pytest.mark.slow
-def test_an_import_that_is_killed_loses_no_record(packed: Path, there: Results, tmp_path: Path) -> None:
+def test_an_import_that_is_killed_loses_no_record(packed: Path, target: Results, tmp_path: Path) -> None:
     """After a kill before any file operation, the next start finds all records, old or new."""
-    import_records(packed, there)
-    new = {record.run_id: contents(record) for record in there.records()}
-    differ(there)
-    old = {record.run_id: contents(record) for record in there.records()}
+    import_records(packed, target)
+    new = {record.run_id: contents(record) for record in target.records()}
+    differ(target)
+    old = {record.run_id: contents(record) for record in target.records()}
     states, number, ended = set(), 0, False
     while not ended:
         number += 1
-        results = Results(Path(shutil.copytree(there.root, tmp_path / str(number))))
+        results = Results(Path(shutil.copytree(target.root, tmp_path / str(number))))
         process = importing(packed, results.root, kill_at=number)
         process.join()
         ended = process.exitcode == 0
@@ -357,19 +359,21 @@ def test_an_import_that_is_killed_loses_no_record(packed: Path, there: Results, 
         import_records(packed, results, replace=True)
         assert {record.run_id: contents(record) for record in results.records()} == new
         assert not list(results.runs.glob(".*"))
-    assert len(states) == 5, "none, one or both were replaced; one was lost until the next start"
+    assert len(states) == 5, "kills at every stage of the two replacements"
 
 
-def test_training_restores_a_moved_record(here: Results) -> None:
-    record = next(here.records())
-    aside = here.runs / ".replaced-abc"
+def test_training_restores_a_moved_record(source: Results) -> None:
+    record = next(source.records())
+    aside = source.runs / ".replaced-abc"
     aside.mkdir()
     before = contents(record)
     record.folder.rename(aside / record.run_id)
-    (advice,) = [one for one in Verification(here, here.root / "config").findings() if not one.harmless]
+    (advice,) = [one for one in Verification(source, source.root / "config").findings() if not one.harmless]
     assert "only copy" in advice.text and "deleted" not in advice.text
     spec = aside / record.run_id / "spec.json"
-    done = CliRunner().invoke(app, ["train", str(spec), "--results", str(here.root)], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, ["train", str(spec), "--results", str(source.root)], catch_exceptions=False
+    )
     assert "already trained" in done.stdout
     assert contents(record) == before and not aside.exists()
 
@@ -380,30 +384,30 @@ def call(*arguments: str) -> Iterator[str]:
     yield from done.output.splitlines()
 
 
-def test_export_and_import_on_the_command_line(here: Results, there: Results, tmp_path: Path) -> None:
+def test_export_and_import_on_the_command_line(source: Results, target: Results, tmp_path: Path) -> None:
     path = str(tmp_path / "out.tar.gz")
-    run = next(here.records()).run_id
-    assert list(call("export", path, "--results", str(here.root))) == [f"{path}: 2 records"]
-    assert list(call("export", path, run, "--results", str(here.root))) == [f"{path}: 1 records"]
-    arguments = ("import", path, "--results", str(there.root))
+    run = next(source.records()).run_id
+    assert list(call("export", path, "--results", str(source.root))) == [f"{path}: 2 records"]
+    assert list(call("export", path, run, "--results", str(source.root))) == [f"{path}: 1 records"]
+    arguments = ("import", path, "--results", str(target.root))
     assert list(call(*arguments)) == [f"{path}: 1 added, 0 replaced, 0 unchanged"]
     assert list(call(*arguments)) == [f"{path}: 0 added, 0 replaced, 1 unchanged"]
-    assert list(call("export", path, run, run, "--results", str(here.root))) == [f"{path}: 1 records"]
+    assert list(call("export", path, run, run, "--results", str(source.root))) == [f"{path}: 1 records"]
     with tarfile.open(path) as archive:
         assert len(archive.getnames()) == len(RECORD_FILES)
     with pytest.raises(FltrainError, match="not both"):
         list(call("export", path, run, "--scale", "demo"))
     for name in ("../../etc", "..", "", ".hidden", "a/b", "/etc"):
         with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is not a run ID"):
-            list(call("export", path, name, "--results", str(here.root)))
+            list(call("export", path, name, "--results", str(source.root)))
 
 
-def test_an_export_of_a_scale_has_its_runs_only(here: Results, tmp_path: Path) -> None:
+def test_an_export_of_a_scale_has_its_runs_only(source: Results, tmp_path: Path) -> None:
     """Only the trained runs of the scale."""
     layout = {"table": {"rows": "rounds", "measures": [{"measure": "final_accuracy"}]}}
     config = write_config(tmp_path / "config", {"one": {"title": "t", "axes": {"rounds": [2]}, **layout}})
     path = tmp_path / "out.tar.gz"
-    options = ("--scale", "one", "--results", str(here.root), "--config", str(config))
+    options = ("--scale", "one", "--results", str(source.root), "--config", str(config))
     lines = ["one: 1 of 1 runs are trained", f"{path}: 1 records"]
     assert list(call("export", str(path), *options)) == lines
     with tarfile.open(path) as archive:

@@ -173,12 +173,12 @@ def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
     assert "opposite at the average" in found.evidence
 
 
-def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_it_open(runs: Runs) -> None:
+def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs: Runs) -> None:
     """A diverged run counts as chance: 10 % among ten classes, 41 points below the base of its seed."""
     runs.pairs({"a": (2.0, DIVERGED, 2.1, 2.2), "b": (2.0, 2.0, MISSING, 2.2)})
     found = runs.judged(POSITIVE)
     assert (found.verdict, found.estimate) == ("undecided", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
-    assert "over 3 seeds" in found.evidence, "those that both methods have"
+    assert "over 3 seeds" in found.evidence, "seeds of both methods"
     assert "1 diverged, 1 not run" in found.evidence
 
 

@@ -193,7 +193,7 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     both = invoke("train", "0.yaml", "1.yaml", "--results", "both", "--device", "cpu", "--quiet").stdout
     assert both.count(": completed, see") == len(both.splitlines()) == 2
     log = (Results(tmp_path / "both").run(run) / "train.log").read_text()
-    assert run in log and other not in log, "each run has a log of its own"
+    assert run in log and other not in log, "each run has a separate log"
     train = ("train", "0.yaml", "--results", "out", "--device", "cpu")
 
     first = invoke(*train)
@@ -210,7 +210,7 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     assert f"{run}: completed" in again.stdout
     assert again.stderr == ""
     assert bytes_of(folder, DETERMINISTIC) == {name: record[name] for name in DETERMINISTIC}
-    assert (folder / "costs.json").read_bytes() != record["costs.json"], "it did train once more"
+    assert (folder / "costs.json").read_bytes() != record["costs.json"], "the run was trained again"
 
 
 @pytest.fixture
@@ -231,8 +231,8 @@ def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) ->
     assert rows["digits"] | {"images": "1,438 + 359", "pixels": "8 x 8 x 1"} == rows["digits"]
     assert (rows["digits"]["where"], rows["lc25000"]["where"]) == ("ships with a dependency", "by hand")
     assert rows["femnist-leaf"]["images"] == "? + ?"
-    assert (rows["cifar10"]["download"], rows["femnist"]["download"]) == ("170 MB", ""), "one states no size"
-    assert not Path("results").exists(), "looking writes nothing"
+    assert (rows["cifar10"]["download"], rows["femnist"]["download"]) == ("170 MB", ""), "one without size"
+    assert not Path("results").exists(), "the command writes no files"
 
 
 def test_data_are_fetched_once_and_shown() -> None:
@@ -291,7 +291,7 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
         return {line[0]: line[1:] for line in lines if line and line[0] in runs.values()}
 
     assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""]
-    assert not (tmp_path / "results").exists(), "looking writes nothing"
+    assert not (tmp_path / "results").exists(), "the command writes no files"
     rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert {row["cell"]: row["run"] for row in rows} == runs
     assert states() == {run: ["0", "toy/table", "not trained", "", ""] for run in runs.values()}
@@ -320,7 +320,7 @@ def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
     asked = ("plan", "toy", "--scale", "one", "--methods", "fedavg,fedprox")
     assert "fltrain plan toy --scale one --methods fedavg,fedprox --calibrate" in invoke(*asked).stdout
     written = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
-    assert written == [tmp_path / "results" / "one" / "plan.csv"], "the run table, nothing else"
+    assert written == [tmp_path / "results" / "one" / "plan.csv"], "only the run table"
     output = invoke(*asked, "--calibrate", "--device", "cpu", "--out", "runs.csv").stdout
     assert "1 of 5: " in output and "5 of 5: " in output
     (line,) = (cells_of(line) for line in output.splitlines() if "toy/table" in line)

@@ -158,7 +158,7 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     for metric, reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
             compare(chosen(root), metric=metric)
-    assert compare(chosen(root, "status=diverged")).lines[0].value is None, "which it says"
+    assert compare(chosen(root, "status=diverged")).lines[0].value is None, "diverged runs have no value"
 
 
 def test_frames_have_a_row_per_run_metric_and_round(root: Path) -> None:

@@ -117,7 +117,7 @@ def judged(values: Sequence[float], published: float | None = 60.0, **changes: A
         (numbers((NEVER, 5, 6), 6.0, margin=1.2, points=False), "inconclusive", "target not reached"),
     ],
 )
-def test_verdicts(cell: CellNumbers, verdict: str, detail: str) -> None:
+def test_verdicts_of_cells(cell: CellNumbers, verdict: str, detail: str) -> None:
     (found,) = compare([cell])
     assert (found.verdict, found.side or found.reason) == (verdict, detail)
 
@@ -153,12 +153,12 @@ def test_a_diverged_seed_does_not_widen_other_cells() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "decided"), [(100, True), (1, False)])
-def test_the_number_of_seeds_that_would_decide(theirs: int, decided: bool) -> None:
+def test_the_number_of_seeds_needed_for_a_verdict(theirs: int, decided: bool) -> None:
     """With one seed fewer the cell stays open, for an unchanged difference and spread."""
     found = judged((59.0, 60.0, 61.5), published_seeds=theirs)
     assert found.verdict == "inconclusive" and found.seeds_needed is not None
     if not decided:
-        assert found.seeds_needed == NEVER, "the paper's one seed leaves more doubt than the margin allows"
+        assert found.seeds_needed == NEVER, "with one seed of the paper, the interval exceeds the margin"
         return
     needed, difference, spread = int(found.seeds_needed), found.difference or 0.0, found.spread
 
@@ -398,7 +398,7 @@ def test_cells_are_compared_in_per_cent(toy: Toy, printed: Path) -> None:
         ("c", "x"): ("reproduced", "3 of 3 diverged"),
     }
     # Seeds 0 and 2 of both: 72 - 70 and 74 - 10, the accuracy of chance among ten classes.
-    assert shown["b", "x"].gains == pytest.approx((2.0, 64.0)), "no gain of survivors"
+    assert shown["b", "x"].gains == pytest.approx((2.0, 64.0)), "diverged seeds count in the gain"
     better = shown["a", "x"]
     # Gains of 3, 2 and 4.
     assert gain_text(better, True) == "+3.00 [+1.31, +4.69]"
@@ -419,8 +419,8 @@ def test_a_reduced_scale_has_no_verdict(toy: Toy, printed: Path) -> None:
         assert (cell.verdict, cell.gain_verdict, cell.difference, cell.p, cell.margin) == (None,) * 5
         assert cell.expected_reproduced is cell.expected_size is None
     better = shown["a", "x"]
-    assert better.published == 70, "published values are shown all the same"
-    assert better.low is not None and better.gain_low is not None, "and so are intervals of our own numbers"
+    assert better.published == 70, "published values are shown"
+    assert better.low is not None and better.gain_low is not None, "intervals of our numbers are shown"
     assert absent(sheet, read(printed), shown.values()) == []
 
 
@@ -450,7 +450,7 @@ def test_files_have_all_digits_of_numbers(toy: Toy, printed: Path, tmp_path: Pat
     assert read_csv(path) == [*shown, strange]
     text = path.read_text()
     assert "'=1+1" in text and "'+cmd" in text, "no spreadsheet runs a formula"
-    assert "'+ FLFA" not in text, "which is none"
+    assert "'+ FLFA" not in text, "a text that is not a formula is not quoted"
     assert set(TableCell.model_json_schema()["properties"]) == set(text.splitlines()[0].split(","))
     path.write_text("row,mean\na,no number\n")
     with pytest.raises(FltrainError, match=r"table\.csv: cannot be read"):

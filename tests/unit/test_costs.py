@@ -123,7 +123,7 @@ def test_only_missing_measurements_are_made(tmp_path: Path, quick: None) -> None
     assert len(lines) == 5 + 4 + 4 and lines[-1].startswith("8 of 8: moon")
     second = Calibration.read(calibration_file(results))
     assert second is not None
-    assert second.factors.items() >= first.factors.items(), "earlier measurements are kept"
+    assert second.factors.items() >= first.factors.items(), "earlier measurements remain"
     calibrate(planned, results, CPU, lines.append)
     assert len(lines) == 13
 

@@ -69,7 +69,7 @@ def test_digits_are_complete() -> None:
     assert mine == bundles
     assert not set(map(bytes, raw.train_images)) & set(map(bytes, raw.test_images))
     train, test = (np.bincount(labels) for labels in (raw.train_labels, raw.test_labels))
-    assert (abs(test - (train + test) / 5) < 1).all(), "a fifth of every class is for testing"
+    assert (abs(test - (train + test) / 5) < 1).all(), "a fifth of every class are test images"
 
     for statistic in ("mean", "std"):
         measured = getattr(raw.train_images / 255, statistic)(axis=(0, 2, 3))
@@ -193,7 +193,7 @@ def test_a_manually_downloaded_dataset_is_found(
     assert data.about["class_names"] == ["cat", "owl"]
 
 
-def test_the_error_says_how_to_get_lc25000(tmp_path: Path) -> None:
+def test_the_error_explains_the_download_of_lc25000(tmp_path: Path) -> None:
     spec = tiny(dataset={"name": "lc25000", "image_size": 32}, model="mlp")
     with pytest.raises(FltrainError) as caught:
         trained(spec, tmp_path)

@@ -49,7 +49,7 @@ def test_processes_never_share_a_slot_of_two_devices(tmp_path: Path) -> None:
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    assert len(list(marks.glob("*gives*"))) == 6, "all got through"
+    assert len(list(marks.glob("*gives*"))) == 6, "all processes got a slot"
     assert most_at_a_time(marks) == {"0": runs, "1": runs}, "each device was fully used, and never more"
 
 

@@ -217,7 +217,7 @@ def test_only_temporary_errors_are_retried(
     assert str(status) in refusal(lambda: fetch(wanted(server.url()), tmp_path))
     assert len(server.asked) == requests
     server.errors = requests - 1
-    assert requests == 1 or fetch(wanted(server.url()), tmp_path).read_bytes() == BODY, "it has passed"
+    assert requests == 1 or fetch(wanted(server.url()), tmp_path).read_bytes() == BODY, "no error now"
 
 
 def test_a_full_disk_is_an_error_without_retries(

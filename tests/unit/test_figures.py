@@ -131,7 +131,7 @@ def test_numeric_labels_are_coloured_from_dark_to_light() -> None:
     assert np.all(np.diff(lightness) > 8)
     assert len({look.marker for look in found.values()}) == len(labels)
     across_methods = of(*[(label, [name]) for label in labels for name in ("fedavg", "fedprox")])
-    assert across_methods == found, "no label has a method of its own"
+    assert across_methods == found, "no label has one method only"
 
 
 def test_lines_of_the_papers_figures_differ(papers: Plan) -> None:
@@ -220,7 +220,7 @@ def test_the_mean_over_seeds_is_thin_after_a_seed_has_ended(runs: Runs) -> None:
     assert left.get_linewidth() < whole.get_linewidth() and left.get_color() == whole.get_color()
     assert other.get_ydata() == pytest.approx([0.5, 0.6, 0.7])
     band, _ = (collection.get_paths()[0].vertices for collection in canvas.axes[0].collections)
-    assert band[:, 0].max() == 2, "nor is there a range any more"
+    assert band[:, 0].max() == 2, "no range after the seed has ended"
     assert "Diverged: A (seed 1). Thin lines: " in note(canvas)
 
 

@@ -122,7 +122,7 @@ def test_images_are_recovered_from_their_features(settings: dict[str, Any], vict
     assert (found.before / found.loss).min() > 100
     assert (psnr(found.images, images) > psnr(images.mean(0).expand_as(images), images) + 5).all()
     mean_square = (victim(found.images) - targets).square().flatten(1).mean(1)
-    assert found.loss.tolist() == pytest.approx(mean_square.tolist(), rel=1e-4), "the loss of result"
+    assert found.loss.tolist() == pytest.approx(mean_square.tolist(), rel=1e-4), "the loss of the images"
 
 
 @pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
@@ -228,7 +228,7 @@ def test_private_images_are_those_of_the_client_with_most_of_the_class() -> None
         (2, 0, 6),
         (0, 1, 1),
         (1, 1, 4),
-    ], "the first of every class, then the second, as far as there are any"
+    ], "sorted by rank within the class"
     assert found[0].of_class.tolist() == found[3].of_class.tolist() == [2, 1]
     assert found[2].of_class.tolist() == [6]
     assert found[2].of_client.tolist() == [3, 0, 6]
@@ -359,7 +359,7 @@ def test_noise_has_the_set_deviation_and_is_equal_for_all_targets(targets_of: Sp
     assert (little - clean).std().item() == pytest.approx(0.01, rel=0.05)
     assert (much - clean).mean().abs() < 0.01
     torch.testing.assert_close((much - clean), 10 * (little - clean), atol=1e-5, rtol=0)
-    assert not torch.allclose(much[0] - clean[0], much[1] - clean[1]), "each image has noise of its own"
+    assert not torch.allclose(much[0] - clean[0], much[1] - clean[1]), "each image has separate noise"
 
 
 # ---------------------------------------------------------------- the figure

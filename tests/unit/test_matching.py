@@ -168,7 +168,7 @@ def test_matching_keeps_the_function_of_every_network() -> None:
     networks = [0.3 * random(model.layout.size, seed=seed) for seed in range(3)]
     for reference in (networks[0].flip(0), 1):
         aligned = align(chain, networks, reference, [0.5, 0.2, 0.3], sweeps=5)
-        assert sum(map(torch.equal, networks, aligned)) <= 1, "only the reference itself may stay as it is"
+        assert sum(map(torch.equal, networks, aligned)) <= 1, "only the reference may stay unchanged"
         for before, after in zip(networks, aligned, strict=True):
             expected = logits(model, before)
             torch.testing.assert_close(
@@ -339,7 +339,7 @@ def test_joining_is_the_best_of_all_assignments() -> None:
         found = pool.members[2].tolist()  # the order of the new ones does not matter
         assert float(gains[range(3), found].sum()) == pytest.approx(best, abs=1e-9)
         places_used |= {place >= 3 for place in found}
-    assert places_used == {True, False}, "neurons are both matched and opened, or this shows little"
+    assert places_used == {True, False}, "neurons must be both matched and opened"
 
 
 def test_posterior_means() -> None:
@@ -350,13 +350,13 @@ def test_posterior_means() -> None:
         grow(pool, clients, 5, np.random.default_rng(seed))
         s, s0 = 1 / pool.sigma, 1 / pool.sigma0
         groups = grouped(pool, clients)
-        assert all(groups), "global neurons that nobody has are dropped"
+        assert all(groups), "global neurons without members are removed"
         assert len(groups) <= 8
         for members, mean in zip(groups, pool.means, strict=True):
             expected = (s0 * pool.prior + s * torch.stack(members).sum(0)) / (s0 + s * len(members))
             torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
         for places, size in zip((pool.members[n] for n in range(CLIENTS)), SIZES, strict=True):
-            assert len(set(places.tolist())) == size, "a client's neurons stay apart"
+            assert len(set(places.tolist())) == size, "two neurons of a client are not merged"
 
 
 def test_popularity_is_limited_to_ten() -> None:

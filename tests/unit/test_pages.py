@@ -132,7 +132,7 @@ def test_headings_and_rows_have_the_same_number_of_columns(toy: Toy) -> None:
     first, last, *body = page.rows[: 2 + len(METHODS)]
     width = sum(columns for _, columns in first)
     assert first[0] == (2, 1)
-    assert all(columns == 1 for _, columns in last), "each column has a heading of its own, to sort by"
+    assert all(columns == 1 for _, columns in last), "each column has a heading for sorting"
     assert {1 + len(last), *(len(row) for row in body)} == {width}
 
 
@@ -141,7 +141,7 @@ def test_doubts_and_notes_are_linked_from_their_values(toy: Toy) -> None:
     assert f"Doubtful as published: {DOUBT}." in page.of("li")
     assert page.links.count("#doubt-1") == 2, "both values of FedProx"
     assert page.links.count("#note-a") == 1 and "read off a plot" in page.of("li")
-    assert "mean of 3 seeds" in page.of("li"), "it is on every value, so it needs no mark"
+    assert "mean of 3 seeds" in page.of("li"), "a note on every value needs no mark"
 
 
 def test_published_values_are_on_a_separate_page(toy: Toy) -> None:
@@ -152,7 +152,7 @@ def test_published_values_are_on_a_separate_page(toy: Toy) -> None:
         *["51.00", "52.00", "+1.00"],
     ]
     assert "failed to converge" in cells and DOUBT in page.text
-    assert page.of("code") == [], "nothing of ours"
+    assert page.of("code") == [], "no measured values"
 
 
 def sections(page: Page) -> dict[str, str]:
@@ -300,7 +300,7 @@ def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
     ]
     verdicts = [(text, badge) for text, badge in itertools.pairwise(page.of("span")) if text.isdigit()]
     assert [one for one in verdicts if one in counts][:3] == counts[:3], (
-        "those by chance alone are shown, too"
+        "the number expected by chance is shown"
     )
     assert "by chance 2.5" in page.of("small") and "by chance 1.5" in page.of("small")
     gain = r"\+1\.25 points\s+\(90 % interval 0\.50 to 2\.00; interquartile mean over 4 cells\)"

@@ -83,7 +83,7 @@ def test_traffic_equals_a_count_by_hand(measured: Record, tmp_path: Path) -> Non
     assert measured.summary["bytes"] == {"down": model + controls + 2 * 2 * 4, "up": model + controls}
 
 
-def test_costs_and_provenance(measured: Record) -> None:
+def test_costs_and_provenance_are_recorded(measured: Record) -> None:
     seconds = measured.costs["seconds"]
     assert {"setup", "train", "aggregate", "statistics", "evaluate", "total"} == seconds.keys()
     assert 0 < sum(seconds.values()) - seconds["total"] <= seconds["total"]

@@ -136,7 +136,7 @@ def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.M
     assert State.of(run.run_id, results, stale) == stopped
     with FileLock(results.lease(run.run_id)):
         assert State.of(run.run_id, results, stale) == State("training")
-    assert State.of(run.run_id, results, None) == stopped, "the lock of a process that is gone"
+    assert State.of(run.run_id, results, None) == stopped, "the lock of a process that has ended"
 
 
 def test_status_names_stale_and_damaged_runs(

@@ -184,7 +184,7 @@ def store(exported: Exports, tmp_path: Path) -> Exports:
 
 
 # ------------------------------------------------------------------------------------------- content of runs
-def test_every_run_is_there_once_in_the_experiment_of_its_first_paper(exported: Exports) -> None:
+def test_every_run_is_exported_once_to_the_experiment_of_its_first_paper(exported: Exports) -> None:
     assert {run["data"]["tags"]["fltrain.run_id"]: run["paper"] for run in exported.search()} == {
         exported.plain.run_id: "flfa",
         exported.measured.run_id: "ecgr",

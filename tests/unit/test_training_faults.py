@@ -174,7 +174,7 @@ def test_training_again_resumes_after_a_stop(invoke: Invoke, tmp_path: Path) -> 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MethodError):
         patch.setattr(Scaffold, "client_init", failing_in(4, ValueError("x")))
         train(SPEC, results, checkpoints, again=True)
-    assert record.complete, "the older record stays until there is another"
+    assert record.complete, "the older record stays until the new one is complete"
     train(SPEC, results, Execution(CPU), again=True)
     assert "resumed after round 3 of 4" in (record.folder / "train.log").read_text()
     assert (record.folder / "metrics.jsonl").read_bytes() == before

@@ -215,7 +215,7 @@ def changed(done: Checkout, tmp_path: Path) -> Checkout:
 
 
 # ---------------------------------------------------------------- outputs of a run
-def test_all_outputs_exist(done: Checkout) -> None:
+def test_all_outputs_of_the_workflow_exist(done: Checkout) -> None:
     folder = done.results.root / "tiny"
     sizes = {
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
@@ -548,7 +548,7 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     assert {path: date for path, date in after.items() if path in before} == before
     for name in ("spec.json", "metrics.jsonl", "summary.json"):
         again, first = (checkout.results.run(good) / name for checkout in (changed, done))
-        assert again.read_bytes() == first.read_bytes(), "the same run gives the same record"
+        assert again.read_bytes() == first.read_bytes(), "equal runs give equal records"
     folder = changed.results.run(bad.run_id)
     assert [path.name for path in folder.iterdir()] == ["train.log"]
     remedy = "delete it to have it made again"
