@@ -40,7 +40,13 @@ NAVIGATION = {
             "docs/papers/*",
             "docs/inversion",
         ],
-        "Extend": ["docs/add-a-method", "docs/add-a-network", "docs/add-a-dataset", "docs/add-an-experiment"],
+        "Extend": [
+            "docs/add-a-method",
+            "docs/add-a-network",
+            "docs/add-a-dataset",
+            "docs/add-an-experiment",
+            "docs/tune-settings",
+        ],
         "Running": [
             "docs/one-gpu",
             "docs/cluster",

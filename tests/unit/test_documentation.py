@@ -121,7 +121,8 @@ def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     """Grid, exception, shared runs, published values, claim and assumption agree with the guide."""
-    paper, tuned, scale, quick, register = examples("add-an-experiment", "yaml")
+    paper, scale, quick, register = examples("add-an-experiment", "yaml")
+    (tuned,) = examples("tune-settings", "yaml")
     values, claims = examples("add-an-experiment", "csv")
     files = {"papers/skew.yaml": paper, "scales/skew.yaml": scale, "scales/skew_quick.yaml": quick}
     files |= {"reported/skew_table1.csv": values, "reported/skew_claims.csv": claims}
