@@ -245,7 +245,7 @@ def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: 
     for reference in ("gain_over", "relative_to"):
         with pytest.raises(FltrainError, match="toy/table: 'best_of_all_seeds' is a maximum over seeds"):
             runs.shown(runs.table({**best, reference: {"plugin": "BP"}}, columns="plugin"))
-    with pytest.raises(FltrainError, match="no 'average'"):
+    with pytest.raises(FltrainError, match="remove its 'average'"):
         runs.shown(runs.table({**best, "average": {"of": "value"}}, columns="plugin"))
 
 
