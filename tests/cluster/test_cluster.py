@@ -25,7 +25,7 @@ from fltrain.experiments.plan import plan
 from fltrain.experiments.selection import Request
 from fltrain.runs.spec import RunSpec
 
-from ..workflow.test_workflow import Checkout, contents
+from ..workflow.test_workflow import Checkout
 from .slurm import GPUS, Slurm, command, in_jobs, wait_until
 
 # There is no accounting database, and jobs are short.
@@ -66,7 +66,8 @@ def records_of(runs: Mapping[str, RunSpec]) -> tuple[str, ...]:
 
 def record(checkout: Checkout, run: str) -> dict[str, bytes]:
     """The parts of a record that contain no times and no machine names."""
-    return contents(checkout.results.run(run), ("spec.json", "metrics.jsonl", "summary.json"))
+    folder = checkout.results.run(run)
+    return {name: (folder / name).read_bytes() for name in ("spec.json", "metrics.jsonl", "summary.json")}
 
 
 def records(checkout: Checkout) -> dict[str, dict[str, bytes]]:
