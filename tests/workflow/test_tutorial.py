@@ -15,7 +15,7 @@ BLOCK = re.compile(r"(?:Write `([^`]+)`:\n\n)?```(bash|yaml|python)\n(.*?)```", 
 
 @pytest.mark.slow
 def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
-    for name in ("Snakefile", "environment.yml", "config", "workflow", "fltrain"):
+    for name in ("Snakefile", "environment.yml", "config", "workflow", "profiles", "fltrain"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
