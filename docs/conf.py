@@ -58,8 +58,10 @@ NAVIGATION = {
         "Reference": [
             "docs/methods/README",
             "docs/configuration",
+            "docs/commands",
             "docs/errors",
             "docs/glossary",
+            "docs/run-ids",
             "docs/design",
             "docs/comparison",
             "docs/api/README",

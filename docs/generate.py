@@ -1,4 +1,4 @@
-"""Generate pages from code and configuration: index and compatibility of methods, configuration, papers.
+"""Generate pages: index and compatibility of methods, configuration, commands, papers.
 
 ``python docs/generate.py`` writes all pages, ``--check`` reports outdated ones. Name pages to restrict both:
 ``python docs/generate.py --check papers/flfa``. ``methods/compatibility`` takes a minute: every cell of the
@@ -25,8 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from click import Context
 from extent import Covered, cells, coverage, experiments, totals
+from typer.cli import get_docs_for_click
+from typer.main import get_command
 
+from fltrain.cli import app
 from fltrain.core.config import Settings, nested
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition, PreparedData
@@ -544,7 +548,20 @@ def configuration() -> str:
     return CONFIGURATION.format(parts="\n\n".join(sections), workflow=workflow.strip())
 
 
+def commands() -> str:
+    """The page on all commands of `fltrain` and their options."""
+    command = get_command(app)
+    text = get_docs_for_click(obj=command, ctx=Context(command, info_name="fltrain"), name="fltrain")
+    return (
+        text.replace(
+            "# `fltrain`\n", "# Commands\n\n`docs/generate.py` writes this page from the help texts.\n", 1
+        ).rstrip()
+        + "\n"
+    )
+
+
 WRITTEN = {
+    "commands": commands,
     "methods/README": index,
     "methods/compatibility": compatibility,
     "configuration": configuration,

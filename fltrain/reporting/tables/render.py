@@ -136,11 +136,16 @@ def _mark_best(column: dict[str, Entry]) -> None:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table for display: column headings of one to three levels, and entries by row."""
+    """A table for display: column headings of one to three levels, and entries by row.
+
+    Attributes:
+        quantity: name of the numbers if all columns show the same; the headings then lack it.
+    """
 
     corner: str
     columns: list[tuple[str, ...]]
     rows: dict[str, list[Entry]]
+    quantity: str = ""
 
     @classmethod
     def of(
@@ -170,7 +175,11 @@ class Grid:
         for entries in columns.values():
             _mark_best(entries)
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
+        quantities = {place[3] for place in columns}
+        alike = len(levels) > 1 and len(quantities) == 1
+        levels = levels[:-1] if alike else levels
         return cls(
+            quantity=quantities.pop() if alike else "",
             corner=layout.rows,
             columns=[tuple(place[level] for level in levels) for place in columns],
             rows={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def write(
     missing = absent(sheet, printed, shown)
     notes = Notes.of(sheet, shown, missing, remarks(runs(cell.run) for cell in sheet.cells))
     grid = Grid.of(sheet, shown, notes.marks)
+    if grid.quantity:
+        notes = replace(notes, seeds=f"Numbers: {grid.quantity}. {notes.seeds}")
     render: dict[str, Callable[[], str]] = {
         "csv": lambda: to_csv([*shown, *missing]),
         "md": lambda: to_markdown(sheet, grid, notes),
