@@ -18,6 +18,12 @@ _NOT_UTF_8 = "not YAML: not a text in UTF-8; save it as UTF-8"
 _TAG = "tag:yaml.org,2002:"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+DEEPEST = 100
+"""Maximum depth of nested lists and mappings; libyaml crashes on very deep ones."""
+
+MOST_VALUES = 1_000_000
+"""Maximum number of values, with aliases written out."""
+
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
@@ -135,15 +141,39 @@ def parse_plain(text: str, where: str) -> Any:
         FltrainError: if it is not valid; the message begins with ``where`` and the line.
     """
     try:
-        return yaml.load(text, _Loader)  # noqa: S506  (a CSafeLoader)
+        _check_depth(text, where)
+        data = yaml.load(text, _Loader)  # noqa: S506  (a CSafeLoader)
+        if _size(data, {}) <= MOST_VALUES:
+            return data
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
         tabs = "\t" in "".join(text.splitlines()[line : line + 1])
         hint = "; indent with spaces, not with tabs" if tabs else ""
         raise FltrainError(f"{where}: line {line + 1}: not YAML: {error.problem}{hint}") from None
     except RecursionError:
-        raise FltrainError(f"{where}: lists and mappings are nested too deeply; use fewer") from None
+        raise FltrainError(
+            f"{where}: an alias refers to itself, or aliases are nested too deeply; use fewer"
+        ) from None
     except UnicodeEncodeError:
         raise FltrainError(f"{where}: {_NOT_UTF_8}") from None
     except yaml.YAMLError as error:
         raise FltrainError(f"{where}: not YAML: {error}") from None
+    raise FltrainError(f"{where}: more than {MOST_VALUES:,} values with aliases written out; use fewer")
+
+
+def _check_depth(text: str, where: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise FltrainError(f"{where}: more than {DEEPEST} lists and mappings in one another; use fewer")
+
+
+def _size(data: Any, sizes: dict[int, int]) -> int:
+    """Return the number of values, with aliases written out; an alias of itself is a RecursionError."""
+    if not isinstance(data, dict | list):
+        return 1
+    if id(data) not in sizes:
+        inner = data.values() if isinstance(data, dict) else data
+        sizes[id(data)] = 1 + sum(_size(one, sizes) for one in inner)
+    return sizes[id(data)]

@@ -96,6 +96,12 @@ def test_without_libyaml_the_data_are_the_same() -> None:
     assert done.stdout.strip() == ascii(read_plain(path))
 
 
+# Nine texts, and at each of eight further levels a list of nine times the level before.
+BOMB = "- &a0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
+    f"- &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 9)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -119,6 +125,9 @@ def test_without_libyaml_the_data_are_the_same() -> None:
         ("a: \ud800", "not YAML: not a text in UTF-8"),
         ("a: 1\n---\nb: 2", "line 2: not YAML: but found another document"),
         ("a: *x", "line 1: not YAML: found undefined alias"),
+        ("a: &x [1, *x]", "an alias refers to itself"),
+        ("[" * 1_000_000, "more than 100 lists and mappings in one another"),
+        (BOMB, "more than 1,000,000 values with aliases written out"),
     ],
 )
 def test_mistakes_are_refused_with_their_line(text: str, message: str) -> None:
