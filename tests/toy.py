@@ -114,9 +114,9 @@ class Toy:
             "assumptions": ["A-1: Which rate: 0.1."],
             "covers": ["table 1"],
         }
-        table = {**common, "name": "table1", "title": "Accuracy & gain", "kind": "table", "compared": True}
-        figure = {**common, "name": "figure1", "title": "A square", "kind": "figure", "compared": False}
-        lost = {**common, "name": "table10", "title": "Not made", "kind": "table", "compared": False}
+        table = {**common, "name": "table1", "title": "Accuracy & gain", "kind": "table"}
+        figure = {**common, "name": "figure1", "title": "A square", "kind": "figure"}
+        lost = {**common, "name": "table10", "title": "Not made", "kind": "table"}
         items = [{**table, "runs": runs}, {**figure, "runs": runs[:3]}, {**lost, "runs": runs[-3:]}]
         paper = {
             "name": "paper",
@@ -154,7 +154,6 @@ class Toy:
         anomalies.write_text(ANOMALIES)
         forms = ("csv", "md", "tex", "html")
         outputs = {form: self.table.with_suffix(f".{form}") for form in forms}
-        outputs["published"] = self.table.with_suffix(".published.html")
         tables.write(self.sheet, self.results.record, published, outputs, anomalies)
         for form in ("png", "pdf"):
             Image.new("RGB", (600, 400), "#0b62a4").save(self.folder / "paper" / f"figure1.{form}")

@@ -26,7 +26,7 @@ from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import stale_runs
 
-TABLE_FORMS = ("csv", "md", "tex", "html", "published.html")
+TABLE_FORMS = ("csv", "md", "tex", "html")
 FIGURE_FORMS = ("csv", "pdf", "svg", "png")
 NOTHING = "(?!)"
 """Regular expression that matches no text."""

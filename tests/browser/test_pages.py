@@ -62,12 +62,7 @@ def pages_on_disk() -> list[Path]:
 
 
 def pages_of(toy: Toy) -> list[Path]:
-    found = [
-        toy.folder / "index.html",
-        toy.folder / "runs.html",
-        toy.table,
-        toy.table.with_suffix(".published.html"),
-    ]
+    found = [toy.folder / "index.html", toy.folder / "runs.html", toy.table]
     assert all(path.exists() for path in found)
     return found
 
@@ -129,7 +124,7 @@ def _contrast(page: Page) -> float:
     return value
 
 
-@pytest.mark.parametrize("index", range(4), ids=["index", "runs", "table", "published"])
+@pytest.mark.parametrize("index", range(3), ids=["index", "runs", "table"])
 def test_pages_of_hand_made_records(page: Page, toy: Toy, index: int) -> None:
     check(page, pages_of(toy)[index])
 
@@ -258,19 +253,15 @@ def test_printed_pages_show_the_assumptions(page: Page, toy: Toy) -> None:
     assert not page.locator(".tools").first.is_visible()
 
 
-def test_the_report_switches_between_measured_and_published_values(browser: Browser) -> None:
+def test_the_report_shows_tables(browser: Browser) -> None:
     # If a paper has only tables, the report has no menu level for them.
-    published = min(path for path in FOLDER.glob("*/*.published.html") if any(path.parent.glob("*.png")))
+    table = min(path for path in FOLDER.glob("*/*.tex") if any(path.parent.glob("*.png")))
     page = browser.new_page(viewport=DESKTOP)
     page.goto((FOLDER / "report.html").as_uri())
     page.get_by_text("Results", exact=True).click()
     if len(list(FOLDER.glob("*/summary.json"))) > 1:  # otherwise there is no list of papers
-        page.get_by_text(published.parent.name, exact=True).click()
+        page.get_by_text(table.parent.name, exact=True).click()
     page.get_by_text("tables", exact=True).click()
-    row = page.locator("tr", has_text=f"{published.name.partition('.')[0]}: ")
-    row.get_by_role("link").first.click()
-    assert "as published" not in page.frame_locator("iframe").locator("h1").inner_text()
-    page.get_by_text("published", exact=True).click()
-    row.get_by_role("link").first.click()
-    assert "as published" in page.frame_locator("iframe").locator("h1").inner_text()
+    page.locator("tr", has_text=f"{table.stem}: ").get_by_role("link").first.click()
+    assert page.frame_locator("iframe").locator("h1").inner_text().startswith(f"{table.parent.name}/{table.stem} ")
     page.close()

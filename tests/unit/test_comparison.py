@@ -510,6 +510,11 @@ def test_average_gains_are_paired_over_seeds(tmp_path: Path, printed: Path) -> N
     assert (average.verdict, average.gain_margin) == (None, 1.25)
 
 
+def test_a_single_row_has_no_average(tmp_path: Path, printed: Path) -> None:
+    toy = gaining(tmp_path, {"a": (2.0, 1.0, 3.0)})
+    assert {row for row, _ in cells(toy, toy.sheet(**AVERAGE_GAIN), printed)} == {"a"}
+
+
 def gaining(root: Path, gains: dict[str, Sequence[float | str]]) -> Toy:
     """Methods at 60 % with gains of this many points."""
     toy = Toy(root / "results")

@@ -25,7 +25,7 @@ from fltrain.reporting.tables.html import verdict_sentence
 from ..toy import DOUBT, GPU, METHODS, PLUGINS, SEEDS, Toy
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("index.html", "runs.html", "paper/table1.html", "paper/table1.published.html")
+PAGES = ("index.html", "runs.html", "paper/table1.html")
 
 
 class Page(HTMLParser):
@@ -142,17 +142,6 @@ def test_doubts_and_notes_are_linked_from_their_values(toy: Toy) -> None:
     assert page.links.count("#doubt-1") == 2, "both values of FedProx"
     assert page.links.count("#note-a") == 1 and "read off a plot" in page.of("li")
     assert "mean of 3 seeds" in page.of("li"), "a note on every value needs no mark"
-
-
-def test_published_values_are_on_a_separate_page(toy: Toy) -> None:
-    page = read(toy, "paper/table1.published.html")
-    cells = page.of("td")
-    assert [cell for cell in cells if cell != "failed to converge"] == [
-        *["50.00", "70.00", "+20.00"],
-        *["51.00", "52.00", "+1.00"],
-    ]
-    assert "failed to converge" in cells and DOUBT in page.text
-    assert page.of("code") == [], "no measured values"
 
 
 def sections(page: Page) -> dict[str, str]:
@@ -324,7 +313,7 @@ def test_pictures_are_embedded_in_the_overview_unless_they_are_large(
 
 def test_the_overview_links_only_existing_items(toy: Toy) -> None:
     page = read(toy, "index.html")
-    assert "paper/table1.published.html" in page.links
+    assert "paper/table1.html" in page.links
     assert "#paper/figure1" in page.links and "paper/figure1.pdf" in page.links
     assert not any(link.startswith("paper/table10") for link in page.links)
 

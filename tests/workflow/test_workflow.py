@@ -107,7 +107,7 @@ OUTPUTS = [
     "runs.html",
     "verdicts.csv",
     *(f"toy/{name}" for name in ("claims.csv", "claims.md", "summary.json")),
-    *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html", "published.html")),
+    *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html")),
     *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in ("csv", "pdf", "svg", "png")),
 ]
 
@@ -271,7 +271,7 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
     plain = report.replace("\\u2060", "").replace("\u2060", "").replace("\\\\", "\\")
     for item in done.plan.items:
         assert item.item.title in plain and item.item.caption in plain
-    for text in ("Reduced scale", '"toy"', '"tables"', '"figures"', '"ours"', '"published"'):
+    for text in ("Reduced scale", '"toy"', '"tables"', '"figures"'):
         assert text in report
 
 

@@ -46,16 +46,11 @@ def item_records(wildcards):
     return JOBS.item_inputs(f"{wildcards.paper}/{wildcards.item}")
 
 
-def item_labels(numbers=None):
-    """Label of an item in the report; `numbers` distinguishes the two versions of a table."""
-
-    def labels(wildcards):
-        item = JOBS.items[f"{wildcards.paper}/{wildcards.item}"].item
-        # Snakemake takes {word} for a wildcard; an invisible word joiner keeps it from that.
-        labelled = {"item": f"{wildcards.item}: {item.title}".replace("{", "{\u2060")}
-        return {**labelled, "numbers": numbers} if numbers else labelled
-
-    return labels
+def item_labels(wildcards):
+    """Label of an item in the report."""
+    item = JOBS.items[f"{wildcards.paper}/{wildcards.item}"].item
+    # Snakemake takes {word} for a wildcard; an invisible word joiner keeps it from that.
+    return {"item": f"{wildcards.item}: {item.title}".replace("{", "{\u2060")}
 
 
 def sheet_field(field):

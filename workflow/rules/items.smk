@@ -13,14 +13,7 @@ rule table:
             caption="../report/item.rst",
             category="{paper}",
             subcategory="tables",
-            labels=item_labels("ours"),
-        ),
-        published=report(
-            f"{OUT}/{{paper}}/{{item}}.published.html",
-            caption="../report/published.rst",
-            category="{paper}",
-            subcategory="tables",
-            labels=item_labels("published"),
+            labels=item_labels,
         ),
     log:
         f"results/logs/{SCALE}/table/{{paper}}_{{item}}.log",
@@ -52,7 +45,7 @@ rule figure:
             caption="../report/item.rst",
             category="{paper}",
             subcategory="figures",
-            labels=item_labels(),
+            labels=item_labels,
         ),
     log:
         f"results/logs/{SCALE}/figure/{{paper}}_{{item}}.log",

@@ -13,14 +13,13 @@ Texts = Annotated[tuple[str, ...], Strict(False)]
 
 
 class ListedItem(Settings):
-    """A table or figure: its name, True if the paper prints its values, and its runs by ID."""
+    """A table or figure, with the IDs of its runs."""
 
     name: str
     title: str
     caption: str
     kind: Literal["table", "figure"]
     covers: Texts
-    compared: bool
     assumptions: Texts
     runs: Texts
 
@@ -69,7 +68,6 @@ class Listing(Settings):
                             caption=f"{item.item.caption} {item.sheet.scale_note}".strip(),
                             kind="table" if item.item.table else "figure",
                             covers=item.item.covers,
-                            compared=item.item.reported is not None,
                             assumptions=item.assumptions,
                             runs=tuple(item.run_ids),
                         )

@@ -22,7 +22,7 @@ from fltrain.reporting.tables.html import Run, mixtures
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
 
-FORMS = ("html", "published.html", "pdf", "svg", "png", "csv", "md", "tex")
+FORMS = ("html", "pdf", "svg", "png", "csv", "md", "tex")
 """Forms of tables and figures that the overview links to, as far as they are there."""
 
 REPORT = "report.html"
@@ -219,8 +219,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
         files = {
             form: f"{listed.name}/{item.name}.{form}"
             for form in FORMS
-            if (item.compared or form != "published.html")
-            and (folder / listed.name / f"{item.name}.{form}").exists()
+            if (folder / listed.name / f"{item.name}.{form}").exists()
         }
         found = judged.get(item.name, {})
         return ItemEntry(

@@ -257,13 +257,17 @@ def _ends(columns: str, interval: Interval | None) -> dict[str, float | None]:
 
 
 def _averages(table: Table, measured: Measured, average: Average, values: pd.DataFrame) -> pd.DataFrame:
-    """Return averages over the rows, one per column, panel and seed; a seed needs a number in every row."""
+    """Return averages over the rows, one per column, panel and seed; a seed needs a number in every row.
+
+    A single row has no average.
+    """
     if average.of == "gain":
         values = values[~_is_baseline(values, measured)]
     across = [axis for axis in (table.columns, table.panels) if axis]
     rows = values.groupby(across)[table.rows].transform("nunique") if across else values[table.rows].nunique()
     lines: list[dict[str, Any]] = []
-    for _, group in values.assign(rows=rows).groupby([*across, "seed"], sort=False):
+    values = values.assign(rows=rows)
+    for _, group in values[values["rows"] > 1].groupby([*across, "seed"], sort=False):
         first = group.iloc[0]
         whole = len(group) == first["rows"]
         # Names that differ between the rows do not belong to the average.

@@ -242,13 +242,6 @@ def table_page(
     )
 
 
-def published_page(sheet: Sheet, grid: Grid, shown: Sequence[TableCell], notes: Notes) -> str:
-    """Render the published values alone, arranged like ours."""
-    return TEMPLATES.get_template("published.html").render(
-        sheet=sheet, grid=grid, notes=notes, published=PublishedNotes.on(shown), anchor=lambda entry: ""
-    )
-
-
 @dataclass(frozen=True)
 class PublishedNotes:
     """Notes on published values: ``general`` ones concern them all, the others have marks."""

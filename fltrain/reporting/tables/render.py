@@ -148,9 +148,7 @@ class Grid:
     quantity: str = ""
 
     @classmethod
-    def of(
-        cls, sheet: Sheet, shown: Sequence[TableCell], marks: Mapping[str, str], published_only: bool = False
-    ) -> Grid:
+    def of(cls, sheet: Sheet, shown: Sequence[TableCell], marks: Mapping[str, str]) -> Grid:
         """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ."""
         layout = checked(sheet)
         intervals = {
@@ -161,10 +159,6 @@ class Grid:
         for cell in shown:
             as_interval = intervals[cell.measure, cell.label]
             for heading, entry in _entries(cell, as_interval, sheet.reduced, marks).items():
-                if published_only and not entry.kind.startswith("published"):
-                    continue
-                if published_only:
-                    heading = "gain" if heading == "published gain" else cell.label
                 place = (named(layout.panels, cell.panel), named(layout.columns, cell.column))
                 columns.setdefault((cell.label, *place, heading), {})[cell.row] = entry
         columns = {

@@ -12,7 +12,7 @@ from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published
 from fltrain.reporting.numbers import Runs
 from fltrain.reporting.tables.cells import absent, cells, to_csv
-from fltrain.reporting.tables.html import published_page, table_page
+from fltrain.reporting.tables.html import table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown
 from fltrain.runs.remarks import remarks
 
@@ -30,8 +30,7 @@ def write(
         sheet: the table and its runs.
         runs: returns the record of a run ID, complete or not.
         published: file of published values, or None.
-        outputs: file by form: ``csv`` (one row for each cell), ``md``, ``tex``, ``html``, and ``published``
-            (an HTML page of the published values alone).
+        outputs: file by form: ``csv`` (one row for each cell), ``md``, ``tex`` and ``html``.
         anomalies: file of reasons to doubt published values, or None.
     """
     printed = Published.read(published, anomalies)
@@ -47,9 +46,6 @@ def write(
         "md": lambda: to_markdown(sheet, grid, notes),
         "tex": lambda: to_latex(sheet, grid, notes),
         "html": lambda: table_page(sheet, grid, shown, notes, runs, outputs["html"].parent),
-        "published": lambda: published_page(
-            sheet, Grid.of(sheet, shown, notes.marks, published_only=True), shown, notes
-        ),
     }
     for form, path in outputs.items():
         write_text(path, render[form]())
