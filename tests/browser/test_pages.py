@@ -263,5 +263,6 @@ def test_the_report_shows_tables(browser: Browser) -> None:
         page.get_by_text(table.parent.name, exact=True).click()
     page.get_by_text("tables", exact=True).click()
     page.locator("tr", has_text=f"{table.stem}: ").get_by_role("link").first.click()
-    assert page.frame_locator("iframe").locator("h1").inner_text().startswith(f"{table.parent.name}/{table.stem} ")
+    heading = page.frame_locator("iframe").locator("h1").inner_text()
+    assert heading.startswith(f"{table.parent.name}/{table.stem} ")
     page.close()
