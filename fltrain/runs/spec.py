@@ -46,7 +46,11 @@ else:
     AnyModel = choice(MODELS, "model")
     BASES = {name: method for name, method in METHODS.items() if not method.plugin}
     PLUGINS = {name: method for name, method in METHODS.items() if method.plugin}
-    AnyMethod = choice(BASES, "method", dict.fromkeys(PLUGINS, "is a plug-in; write it under 'plugins'"))
+    FORMS = {
+        f"fed{form}": f"is written {{name: fedopt, form: {form}}}" for form in ("adam", "yogi", "adagrad")
+    }
+    ELSEWHERE = dict.fromkeys(PLUGINS, "is a plug-in; write it under 'plugins'")
+    AnyMethod = choice(BASES, "method", {**ELSEWHERE, **FORMS})
     AnyPlugin = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "is no plug-in; write it under 'method'"))
 
 

@@ -1,4 +1,4 @@
-"""FedProx, FedAvgM and FedACG: a pull to the received weights, momentum on the server, a lookahead."""
+"""FedProx, FedAvgM, FedOpt and FedACG: a pull to the received weights, server optimisers, a lookahead."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +12,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedacg import FedACG
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedavgm import FedAvgM
+from fltrain.methods.fedopt import FedOpt
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.types import Server
 
@@ -162,7 +163,9 @@ FORMS = ("heavy_ball", "dampened", "nesterov")
 SIZE = 30
 
 
-def moved_by(method: FedAvgM, rounds: Sequence[Sequence[Tensor]], samples: Sequence[int]) -> Iterator[Tensor]:
+def moved_by(
+    method: FedAvgM | FedOpt, rounds: Sequence[Sequence[Tensor]], samples: Sequence[int]
+) -> Iterator[Tensor]:
     """Yield the global weights after each round, given the displacements of its clients; from zero."""
     weights = torch.zeros(SIZE)
     state = method.server_init(task_of(), weights)
@@ -221,6 +224,67 @@ def test_it_is_torch_sgd_on_the_pseudo_gradient(form: str) -> None:
         parameter.grad = -displacement
         sgd.step()
         torch.testing.assert_close(weights, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+ADAPTIVE = ("adam", "yogi", "adagrad")
+
+
+def test_fedadam_is_torch_adam_without_bias_correction() -> None:
+    """Rates and epsilons that undo the correction, and second moments that begin with tau^2."""
+    method = FedOpt(server_lr=0.3, beta1=0.8, beta2=0.9, tau=0.05)
+    parameter = torch.nn.Parameter(torch.zeros(SIZE))
+    adam = torch.optim.Adam([parameter], betas=(method.beta1, method.beta2))
+    zeros = torch.zeros(SIZE)
+    adam.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros + method.tau**2}
+    displacements = random_rounds(7, 1)
+    for number, weights in enumerate(moved_by(method, displacements, [1]), start=1):
+        root = (1 - method.beta2**number) ** 0.5
+        rate = method.server_lr * (1 - method.beta1**number) / root
+        adam.param_groups[0].update(lr=rate, eps=method.tau / root)
+        parameter.grad = -displacements[number - 1, 0]
+        adam.step()
+        torch.testing.assert_close(weights, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_fedadagrad_without_momentum_is_torch_adagrad() -> None:
+    displacements, parameter = random_rounds(7, 1), torch.nn.Parameter(torch.zeros(SIZE))
+    adagrad = torch.optim.Adagrad([parameter], lr=0.3, initial_accumulator_value=0.05**2, eps=0.05)
+    steps = moved_by(FedOpt(form="adagrad", server_lr=0.3, beta1=0.0, tau=0.05), displacements, [1])
+    for (displacement,), weights in zip(displacements, steps, strict=True):
+        parameter.grad = -displacement
+        adagrad.step()
+        torch.testing.assert_close(weights, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "seconds"),
+    [("adam", [1.75, 1.3125, 1.234375]), ("yogi", [2.0, 2.0, 1.75]), ("adagrad", [5.0, 5.0, 6.0])],
+)
+def test_three_adaptive_rounds_by_hand(form: str, seconds: list[float]) -> None:
+    """Mean displacements 2, 0 and 1; Yogi's v rises by a quarter of D^2 if D^2 > v, else falls by it."""
+    method = FedOpt(form=form, server_lr=1.0, beta1=0.5, beta2=0.75, tau=1.0)
+    rounds = [
+        [torch.full((SIZE,), value) for value in pair] for pair in ((5.0, 1.0), (-3.0, 1.0), (1.0, 1.0))
+    ]
+    expected = 0.0
+    steps = moved_by(method, rounds, samples=[1, 3])
+    for momentum, second, weights in zip([1.0, 0.5, 0.75], seconds, steps, strict=True):
+        expected += momentum / (second**0.5 + 1)
+        torch.testing.assert_close(weights, torch.full((SIZE,), expected))
+
+
+@pytest.mark.parametrize("form", ADAPTIVE)
+def test_a_large_tau_gives_scaled_dampened_momentum(form: str) -> None:
+    """Displacements vanish next to v = tau^2, which only Adam lets decay: the divisor is tau + sqrt(v)."""
+    method, displacements = FedOpt(form=form, server_lr=1e5, tau=1e5), random_rounds(6, 2)
+    plain = moved_by(FedAvgM(form="dampened", beta=method.beta1), displacements, [1, 2])
+    before = scaled = torch.zeros(SIZE)
+    for number, (weights, moved) in enumerate(
+        zip(moved_by(method, displacements, [1, 2]), plain, strict=True), start=1
+    ):
+        scaled = scaled + (moved - before) / (1 + method.beta2 ** (number / 2 if form == "adam" else 0))
+        before = moved
+        torch.testing.assert_close(weights, scaled, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("beta", "server_lr"), [(0.9, 1.0), (0.4, 0.5)])

@@ -100,6 +100,7 @@ PLACES = {
     "fedrs": Look(WINE, SOLID, ">"),
     "fedlc": Look(ORANGE, DASH_DOTTED, "p"),
     "fedacg": Look(GREEN, DASH_DOTTED, "h"),
+    "fedopt": Look(SKY, DASH_DOTTED, "d"),
     "fed2": Look(VERMILION, SOLID, "v"),
     "fedma": Look(ORANGE, DOTTED, "^"),
     "perfedavg": Look(ROSE, DASH_DOTTED, "D"),
