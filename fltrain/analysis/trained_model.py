@@ -34,7 +34,12 @@ class TrainedRun:
             raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")
         data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
         divided = load_partition(
-            self.spec.partition, self.spec.local_test, data, self.spec.seed, results.partition(self.spec)
+            self.spec.partition,
+            self.spec.local_test,
+            data,
+            self.spec.seed,
+            results.partition(self.spec),
+            self.spec.evaluation.validation,
         )
         simulation = Simulation(self.spec, data, divided, device)
         arrays, _ = read_arrays(record.folder / MODELS_FILE, "file of models")

@@ -26,6 +26,8 @@ class Purpose(IntEnum):
     DROPOUT = 6
     METHOD = 7
     TEST_SPLIT = 8
+    VALIDATION_SPLIT = 9
+    SEARCH = 10
 
 
 def stream(

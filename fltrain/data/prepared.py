@@ -17,7 +17,7 @@ from fltrain.core.files import read_arrays, replacing, write_arrays
 from fltrain.core.hashing import short_hash
 from fltrain.data.datasets import Dataset
 from fltrain.data.fetch import obtain
-from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
+from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts, validation_split
 from fltrain.data.readers import Images, Labels, RawSplits, statistics
 from fltrain.data.registry import DatasetEntry
 
@@ -228,36 +228,60 @@ class Partition:
     """Index arrays into the training split, one per client, and their digest.
 
     With local test splits, ``tests`` holds the test images of each client, and all indices refer to
-    ``PreparedData.merged``.
+    ``PreparedData.merged``. ``validation`` holds the validation images, if there are any: of each client with
+    local test splits, else one array.
     """
 
     clients: list[Indices]
     digest: str
     tests: list[Indices] | None = None
+    validation: list[Indices] | None = None
 
 
 def partition(
-    scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int, path: Path
+    scheme: Scheme,
+    local_test: LocalTest | None,
+    data: PreparedData,
+    seed: int,
+    path: Path,
+    validation: float = 0.0,
 ) -> Partition:
-    """Partition the images among clients; write the result, with class counts per client, to ``path``."""
+    """Partition the images among clients; write the result, with class counts per client, to ``path``.
+
+    ``validation`` is the share of the training images that is set aside: before they are partitioned, or of
+    each client's own images with local test splits.
+    """
     pool = data.merged() if local_test else data
     labels = np.asarray(pool.train_labels)
-    clients = scheme.split(labels, data.classes, seed, pool.writers)
-    arrays: dict[str, NDArray[Any]] = {}
+    images, arrays = np.arange(len(labels)), dict[str, NDArray[Any]]()
+    if validation and local_test is None:
+        (images,), held_out = validation_split([images], validation, labels, seed)
+        images.sort()
+    writers = None if pool.writers is None else pool.writers[images]
+    clients = [images[own] for own in scheme.split(labels[images], data.classes, seed, writers)]
     if local_test is not None:
         clients, tests = local_test.split(clients, labels, seed)
         arrays |= {"test_indices": np.concatenate(tests), "test_sizes": _sizes(tests)}
+        if validation:
+            clients, held_out = validation_split(clients, validation, labels, seed)
+    if validation:
+        arrays |= {"validation_indices": np.concatenate(held_out), "validation_sizes": _sizes(held_out)}
     arrays |= {
         "indices": np.concatenate(clients),
         "sizes": _sizes(clients),
         "counts": class_counts(clients, labels, data.classes),
     }
-    write_arrays(path, arrays, _origin(scheme, local_test, data, seed))
-    return load_partition(scheme, local_test, data, seed, path)
+    write_arrays(path, arrays, _origin(scheme, local_test, data, seed, validation))
+    return load_partition(scheme, local_test, data, seed, path, validation)
 
 
 def load_partition(
-    scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int, path: Path
+    scheme: Scheme,
+    local_test: LocalTest | None,
+    data: PreparedData,
+    seed: int,
+    path: Path,
+    validation: float = 0.0,
 ) -> Partition:
     """Return a partition after checking that it is complete and belongs to these data and settings.
 
@@ -265,13 +289,17 @@ def load_partition(
         FltrainError: if it is missing, damaged, or made from other data or settings.
     """
     arrays, about = read_arrays(path, "partition")
-    if any(about.get(key) != value for key, value in _origin(scheme, local_test, data, seed).items()):
+    origin = _origin(scheme, local_test, data, seed, validation)
+    if any(about.get(key) != value for key, value in origin.items()):
         raise FltrainError(f"{path}: made from other data or settings; delete it to have it made again")
     tests = _parts(arrays["test_indices"], arrays["test_sizes"]) if local_test else None
-    return Partition(_parts(arrays["indices"], arrays["sizes"]), about["digest"], tests)
+    held_out = _parts(arrays["validation_indices"], arrays["validation_sizes"]) if validation else None
+    return Partition(_parts(arrays["indices"], arrays["sizes"]), about["digest"], tests, held_out)
 
 
-def _origin(scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int) -> dict[str, Any]:
+def _origin(
+    scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int, validation: float
+) -> dict[str, Any]:
     """Return everything that a partition depends on."""
     return {
         "scheme": scheme.model_dump(mode="json"),
@@ -279,6 +307,7 @@ def _origin(scheme: Scheme, local_test: LocalTest | None, data: PreparedData, se
         "local_test": local_test.model_dump(mode="json") if local_test else None,
         "seed": seed,
         "data": data.digest,
+        "validation": validation or None,
     }
 
 

@@ -208,7 +208,7 @@ def _entry(name: str, entry: Any, source: str) -> DatasetEntry:
             f"{source}: dataset {name!r}: names consist of up to 100 lower-case letters, digits, '.', '_' "
             "and '-'"
         )
-    if name in ("test", "local_test"):
+    if name in ("test", "local_test", "validation"):
         raise FltrainError(f"{source}: dataset {name!r}: this is the name of a split; choose another name")
     return DatasetEntry.parse(_completed(name, entry, f"{source}: {name}"), f"{source}: {name}")
 

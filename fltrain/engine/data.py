@@ -64,6 +64,8 @@ class FederatedData:
         extra: test images of further datasets by name.
         classes: number of classes.
         class_counts: training images per client and class, float32 ``[clients, classes]``.
+        validation: validation images, indices into ``train``: of each client with local test splits, else one
+            tensor.
     """
 
     train: Split
@@ -73,6 +75,7 @@ class FederatedData:
     extra: Mapping[str, Split]
     classes: int
     class_counts: Tensor
+    validation: tuple[Tensor, ...] | None = None
 
     @classmethod
     def of(
@@ -107,6 +110,7 @@ class FederatedData:
             test=split(data.test_images, data.test_labels),
             clients=on_device(partition.clients),
             tests=None if partition.tests is None else on_device(partition.tests),
+            validation=None if partition.validation is None else on_device(partition.validation),
             extra={name: split(more.test_images, more.test_labels) for name, more in (extra or {}).items()},
             classes=data.classes,
             class_counts=torch.tensor(np.stack(counts), dtype=torch.float32, device=device),

@@ -61,18 +61,20 @@ def test(
     return _test(network, split, indices, predict)
 
 
-def test_clients(clients: Clients, round: Round, kept: Mapping[int, Kept]) -> TestResult:
+def test_clients(
+    clients: Clients, round: Round, kept: Mapping[int, Kept], tests: Sequence[Tensor]
+) -> TestResult:
     """Test all clients on their own images, each with its own model and predictions.
 
     Args:
-        clients: all clients; they must have test images.
+        clients: all clients.
         round: the next round.
         kept: client states of the clients that have taken part.
+        tests: images of each client, indices into ``clients.data.train``.
     """
-    assert clients.data.tests is not None
     model, composition = clients.model, clients.composition
     results: list[TestResult] = []
-    for client, images in enumerate(clients.data.tests):
+    for client, images in enumerate(tests):
         local, state = clients.arrive(round, client, kept.get(client), to_train=False)
         if TRAINED in state:
             model.load(**state[TRAINED])

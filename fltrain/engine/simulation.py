@@ -260,9 +260,13 @@ class Simulation:
         """Test after ``finished`` rounds."""
         data, network = self.data, self.network
         rows: list[Row] = []
-        if data.tests is not None and self.spec.personal:
-            result = test_clients(self.everyone, self._at(finished), self.clients)
-            rows.append(self._tested_locally("personal", result))
+        splits = {"local_test": data.tests, "validation": data.validation}
+        own = {split: parts for split, parts in splits.items() if parts is not None}
+        personal = data.tests is not None and self.spec.personal
+        if personal:
+            for split, parts in own.items():
+                result = test_clients(self.everyone, self._at(finished), self.clients, parts)
+                rows.append(_tested(split, result, "personal", parts))
         self.model.load(self.server.weights, self.server.buffers, self.server.counters)
         if data.tests is None:
             wants_features = "separability" in self.spec.evaluation.statistics
@@ -272,16 +276,13 @@ class Simulation:
                 measured = separability(result.features, data.test.labels, data.classes)
                 values = {name: finite_or_none(value) for name, value in vars(measured).items()}
                 rows.append({"kind": "separability", **values})
-        elif not self.spec.personal:
-            rows.append(self._tested_locally("global", test(network, data.train, torch.cat(data.tests))))
-        rows += [_tested(name, test(network, split)) for name, split in data.extra.items()]
+        if not personal:
+            for split, parts in own.items():
+                clients = parts if data.tests is not None else ()
+                result = test(network, data.train, torch.cat(parts))
+                rows.append(_tested(split, result, "global", clients))
+        rows += [_tested(name, test(network, more)) for name, more in data.extra.items()]
         return rows
-
-    def _tested_locally(self, view: str, result: TestResult) -> Row:
-        assert self.data.tests is not None
-        clients = result.by_client(self.data.tests)
-        spread = {"macro": float(clients.mean()), "std": float(clients.std(unbiased=False))}
-        return {**_tested("local_test", result, view), **spread}
 
     def _count_traffic(self, round: Round, trained: Sequence[Trained]) -> None:
         weights, buffers = round.server.weights, round.server.buffers
@@ -291,8 +292,9 @@ class Simulation:
         self.bytes_up += sum(model + _bytes(result.update.extras) for result in trained)
 
 
-def _tested(split: str, result: TestResult, view: str = "global") -> Row:
-    return {
+def _tested(split: str, result: TestResult, view: str = "global", clients: Sequence[Tensor] = ()) -> Row:
+    """Return the row of a test, with mean and spread over ``clients`` if each has its own images."""
+    row: Row = {
         "kind": "evaluation",
         "split": split,
         "view": view,
@@ -300,6 +302,10 @@ def _tested(split: str, result: TestResult, view: str = "global") -> Row:
         "loss": _finite(result.loss, f"the loss on {split!r}"),
         "images": len(result.correct),
     }
+    if clients:
+        each = result.by_client(clients)
+        row |= {"macro": float(each.mean()), "std": float(each.std(unbiased=False))}
+    return row
 
 
 def _bytes(tensors: Any) -> int:

@@ -55,7 +55,7 @@ def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Par
     """Return the run's partition; make it first if it is missing."""
     path = results.partition(spec)
     make = load_partition if path.exists() else partition
-    return make(spec.partition, spec.local_test, data, spec.seed, path)
+    return make(spec.partition, spec.local_test, data, spec.seed, path, spec.evaluation.validation)
 
 
 @dataclass(frozen=True)

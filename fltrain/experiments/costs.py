@@ -113,6 +113,8 @@ class Workload:
             train += test - tested
         else:
             tested = test + sum(data.entry.test_images or 0 for data in spec.evaluation.extra)
+        validation = round(train * spec.evaluation.validation)
+        tested, train = tested + validation, train - validation
         images = max(1, round(train / spec.partition.clients))
         batch = min(spec.training.batch_size, images)
         settings = [spec.model.model_dump(mode="json"), spec.model.revision]

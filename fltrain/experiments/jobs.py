@@ -118,6 +118,7 @@ class Jobs:
             "scheme": _versioned(spec.partition),
             "local_test": spec.local_test.model_dump(mode="json") if spec.local_test else None,
             "seed": spec.seed,
+            **spec.evaluation.model_dump(include={"validation"}),
         }
         return json.dumps(settings, sort_keys=True)
 

@@ -125,7 +125,9 @@ class Verification:
 
         def named(revision: int) -> str:
             settings = {**data["dataset"], "revision": revision}
-            return partition_name(dataset, settings, scheme, about["local_test"], about["seed"])
+            return partition_name(
+                dataset, settings, scheme, about["local_test"], about["seed"], about.get("validation") or 0.0
+            )
 
         if path.stem not in map(named, range(1, data["revision"] + 1)):
             yield Finding(f"{path}: not the partition of its name; delete it, the next run makes it again")

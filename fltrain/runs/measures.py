@@ -81,9 +81,9 @@ class Measure:
         return float(10.0**-self.decimals)
 
 
-def _percent(name: str) -> Callable[[Record], Mapping[str, float] | None]:
+def _percent(name: str, split: str = "accuracy") -> Callable[[Record], Mapping[str, float] | None]:
     def of(record: Record) -> Mapping[str, float] | None:
-        value = record.summary["accuracy"].get(name)
+        value = record.summary.get(split, {}).get(name)
         return None if value is None or record.summary["status"] == "diverged" else {"": 100 * value}
 
     return of
@@ -166,8 +166,13 @@ def _traffic(record: Record) -> Mapping[str, float] | None:
     return {"": sum(record.summary["bytes"].values()) / 1e6}
 
 
-def _accuracy(label: str, name: str, over_seeds: OverSeeds = "mean") -> Measure:
-    return Measure(label, 2, _percent(name), POINT, over_seeds=over_seeds, diverged="chance")
+def _validation_loss(record: Record) -> Mapping[str, float] | None:
+    loss = record.summary.get("validation", {}).get("loss")
+    return None if loss is None else {"": loss}
+
+
+def _accuracy(label: str, name: str, over_seeds: OverSeeds = "mean", split: str = "accuracy") -> Measure:
+    return Measure(label, 2, _percent(name, split), POINT, over_seeds=over_seeds, diverged="chance")
 
 
 MEASURES = {
@@ -178,6 +183,10 @@ MEASURES = {
     "best_macro_accuracy": _accuracy("best mean over clients, %", "best_macro"),
     "spread_over_clients": Measure("deviation over clients, %", 2, _percent("best_macro_std"), POINT),
     "last_accuracy": _accuracy("last accuracy, %", "last"),
+    "validation_final_accuracy": _accuracy("validation accuracy, %", "final", split="validation"),
+    "validation_best_accuracy": _accuracy("best validation accuracy, %", "best", split="validation"),
+    "validation_last_accuracy": _accuracy("last validation accuracy, %", "last", split="validation"),
+    "validation_loss": Measure("last validation loss", 4, _validation_loss, FIFTH),
     "extra_accuracy": Measure(
         "accuracy, %", 2, _extra_accuracy, POINT, dimension="test_set", diverged="chance"
     ),
@@ -229,6 +238,11 @@ _NEEDS: dict[str, tuple[str, Callable[[RunSpec], bool]]] = {
     "best_macro_accuracy": ("local_test", lambda spec: spec.local_test is not None),
     "spread_over_clients": ("local_test", lambda spec: spec.local_test is not None),
     "extra_accuracy": ("evaluation.extra", lambda spec: bool(spec.evaluation.extra)),
+    **{
+        name: ("evaluation.validation", lambda spec: spec.evaluation.validation > 0)
+        for name in MEASURES
+        if name.startswith("validation_")
+    },
     "selection_share": ("plugins: [flfa]", lambda spec: "flfa" in [plugin.name for plugin in spec.plugins]),
 }
 """By measure: a setting that it needs, and a check of it."""

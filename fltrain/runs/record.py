@@ -338,28 +338,43 @@ def summarise(
         facts: further deterministic entries (traffic, digests, size of the network).
     """
     tests = _tests(rows, spec.test_split, spec.view)
-    accuracies = {row["round"]: row["accuracy"] for row in tests}
-    best = max(accuracies, key=lambda round: (accuracies[round], -round), default=None)
     reached = {
-        str(target): next((round for round, accuracy in accuracies.items() if accuracy >= target), None)
+        str(target): next((row["round"] for row in tests if row["accuracy"] >= target), None)
         for target in spec.evaluation.targets
     }
+    validation = {}
+    if spec.evaluation.validation:
+        validated = _tests(rows, "validation", spec.view)
+        validation = {
+            **_accuracies(spec, rows, "validation", diverged),
+            "loss": validated[-1]["loss"] if validated else None,
+        }
     return {
         "run_id": spec.run_id,
         "status": "diverged" if diverged else "completed",
         "diverged": diverged,
         "rounds": spec.rounds,
         "accuracy": {
-            "last": tests[-1]["accuracy"] if tests else None,
-            "best": None if best is None else accuracies[best],
-            "best_round": best,
-            "final": _final(spec, rows, spec.test_split, diverged),
+            **_accuracies(spec, rows, spec.test_split, diverged),
             **_over_clients(tests),
         },
         "loss": {"last": tests[-1]["loss"] if tests else None},
         "extra": {data.name: _final(spec, rows, data.name, diverged) for data in spec.evaluation.extra},
         "rounds_to_target": reached,
+        **({"validation": validation} if validation else {}),
         **facts,
+    }
+
+
+def _accuracies(spec: RunSpec, rows: Sequence[Row], split: str, diverged: Row | None) -> dict[str, Any]:
+    """Return the last, best (with its first round) and final accuracy on a split."""
+    tests = _tests(rows, split, spec.view)
+    best = max(tests, key=lambda row: (row["accuracy"], -row["round"]), default=None)
+    return {
+        "last": tests[-1]["accuracy"] if tests else None,
+        "best": best and best["accuracy"],
+        "best_round": best and best["round"],
+        "final": _final(spec, rows, split, diverged),
     }
 
 

@@ -102,6 +102,9 @@ class Evaluation(Settings):
             figures that analyse them.
         until: the run ends at the first test that reaches this accuracy (0 to 1). If this is before the last
             tenth of the rounds, the final accuracy is that of the last test.
+        validation: share of the training images that is set aside for choices, for example of a learning
+            rate. It is stratified by class, drawn by the seed before the images are partitioned, and tested
+            whenever the test images are. With ``local_test`` it is a share of each client's own images.
     """
 
     every: int = Field(default=1, ge=1)
@@ -111,6 +114,7 @@ class Evaluation(Settings):
     extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
     keep: Literal["nothing", "model", "clients"] = "nothing"
     until: float | None = added(None, gt=0, le=1)
+    validation: float = added(0.0, ge=0, lt=1)
 
 
 class RunSpec(Settings):
@@ -255,7 +259,9 @@ class RunSpec(Settings):
         entry = self.dataset.entry
         if entry.train_images is None or entry.test_images is None:
             return None
-        return entry.train_images + (entry.test_images if self.local_test else 0)
+        if self.local_test:
+            return entry.train_images + entry.test_images
+        return entry.train_images - math.ceil(self.evaluation.validation * entry.train_images)
 
     @property
     def test_split(self) -> str:
@@ -295,7 +301,9 @@ class RunSpec(Settings):
         scheme = {**self.partition.model_dump(mode="json"), "revision": self.partition.revision}
         data = {**self.dataset.prepared.model_dump(mode="json"), "revision": self.dataset.revision}
         local_test = self.local_test.model_dump(mode="json") if self.local_test else None
-        return partition_name(self.dataset.id, data, scheme, local_test, self.seed)
+        return partition_name(
+            self.dataset.id, data, scheme, local_test, self.seed, self.evaluation.validation
+        )
 
     @property
     def final_rounds(self) -> range:
@@ -317,6 +325,8 @@ def partition_name(
     scheme: Mapping[str, Any],
     local_test: Mapping[str, Any] | None,
     seed: int,
+    validation: float = 0.0,
 ) -> str:
     """Return the name of a partition of a dataset (by its ID), from the settings and revisions behind it."""
-    return f"{dataset}-{scheme['name']}-{short_hash([data, scheme, local_test, seed])}"
+    settings = [data, scheme, local_test, seed, *([validation] if validation else [])]
+    return f"{dataset}-{scheme['name']}-{short_hash(settings)}"

@@ -173,6 +173,7 @@ def _finals(record: Record) -> dict[str, float]:
     values = {
         "final_accuracy": summary["accuracy"]["final"],
         "best_accuracy": summary["accuracy"]["best"],
+        "validation_accuracy": summary.get("validation", {}).get("final"),
         "seconds": costs["seconds"]["total"],
         "traffic_bytes": sum(summary["bytes"].values()),
         "peak_memory_bytes": costs.get("peak_device_memory_bytes") or costs.get("peak_memory_bytes"),

@@ -306,7 +306,8 @@ def test_every_field_changes_the_run_id_and_some_the_partition_id() -> None:
     for name, (spec, path) in FIELDS.items():
         changed = changed_at(spec, path)
         assert changed.run_id != spec.run_id, name
-        of_partition = name.split(".")[0] in ("dataset", "partition", "local_test", "seed")
+        settings = ("dataset", "partition", "local_test", "seed")
+        of_partition = name.split(".")[0] in settings or name == "evaluation.validation"
         expected = of_partition and name != "dataset.normalisation"
         assert (changed.partition_id != spec.partition_id) == expected, name
 

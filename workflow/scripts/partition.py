@@ -18,6 +18,7 @@ with job(snakemake.log[0]):  # noqa: F821
         load_prepared(dataset, Path(snakemake.input.data)),  # noqa: F821
         settings["seed"],
         Path(snakemake.output[0]),  # noqa: F821
+        settings.get("validation", 0.0),
     )
     sizes = [len(client) for client in divided.clients]
     LOG.info("digest %s, images per client: %s", divided.digest, sizes)

@@ -36,6 +36,13 @@ class LocalTest(Settings):
         return local_split(clients, self.fraction, random, labels if self.stratify else None)
 
 
+def validation_split(
+    groups: Sequence[Indices], fraction: float, labels: Indices, seed: int
+) -> tuple[list[Indices], list[Indices]]:
+    """Return training and validation indices of each group of images, stratified; see ``local_split``."""
+    return local_split(groups, fraction, stream(seed, Purpose.VALIDATION_SPLIT), labels)
+
+
 def local_split(
     clients: Sequence[Indices],
     fraction: float,

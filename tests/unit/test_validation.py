@@ -1,0 +1,172 @@
+"""Validation images: stratified, disjoint from all others, never trained on, equal for all methods."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fltrain.core.errors import FltrainError
+from fltrain.data.partition.dirichlet import Dirichlet
+from fltrain.data.partition.iid import Iid
+from fltrain.data.partition.local import LocalTest
+from fltrain.data.prepared import Partition, PreparedData, load_partition, partition
+from fltrain.engine.simulation import Simulation
+from fltrain.runs.integrity import check_record
+from fltrain.runs.measures import lacking, measure
+from fltrain.runs.spec import RunSpec
+
+from .helpers import CPU, pixels, tiny, trained
+
+TENTH = {"validation": 0.1}
+PERSONAL = {
+    "method": "fedamp",
+    "local_test": 0.25,
+    "partition": {"name": "dirichlet", "clients": 10, "min_size": 20},
+}
+
+
+def divided(data: PreparedData, folder: Path, spec: RunSpec) -> Partition:
+    share = spec.evaluation.validation
+    return partition(spec.partition, spec.local_test, data, spec.seed, folder / spec.partition_id, share)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.37])
+@pytest.mark.parametrize("scheme", [Iid(clients=7), Dirichlet(clients=10)], ids=["iid", "dirichlet"])
+def test_the_split_is_stratified_and_disjoint_from_all_clients(
+    digits: PreparedData, tmp_path: Path, scheme: Any, share: float
+) -> None:
+    made = partition(scheme, None, digits, 3, tmp_path / "file", share)
+    assert made.validation is not None and made.tests is None
+    (held_out,) = made.validation
+    every = np.concatenate([held_out, *made.clients])
+    assert sorted(every) == list(range(len(digits.train_labels)))
+    assert len(held_out) == int(np.ceil(share * len(every)))
+    counts, totals = (np.bincount(digits.train_labels[part], minlength=10) for part in (held_out, every))
+    assert (abs(counts - share * totals) < 1).all()
+
+    again = load_partition(scheme, None, digits, 3, tmp_path / "file", share)
+    assert np.array_equal(again.validation[0], held_out) and again.digest == made.digest
+    with pytest.raises(FltrainError, match="made from other data or settings"):
+        load_partition(scheme, None, digits, 3, tmp_path / "file", 0.2)
+    with pytest.raises(FltrainError, match="made from other data or settings"):
+        load_partition(scheme, None, digits, 3, tmp_path / "file")
+    # A stream of its own: the same images whatever the scheme, others with another seed.
+    others = {
+        seed: partition(Iid(clients=3), None, digits, seed, tmp_path / "other", share).validation
+        for seed in (3, 4)
+    }
+    assert np.array_equal(others[3][0], held_out) and not np.array_equal(others[4][0], held_out)
+
+
+def test_every_image_is_held_out_with_the_same_chance(digits: PreparedData, tmp_path: Path) -> None:
+    images, seeds, share = len(digits.train_labels), 300, 0.25
+    times = np.zeros(images)
+    for seed in range(seeds):
+        made = partition(Iid(clients=2), None, digits, seed, tmp_path / "file", share)
+        times[made.validation[0]] += 1
+    # Binomial: the mean is exact, and the largest of 1,438 standardised counts is below 4.5 (p < 0.01).
+    assert times.sum() == seeds * np.ceil(share * images)
+    assert np.abs(times / seeds - share).max() < 4.5 * np.sqrt(share * (1 - share) / seeds)
+    assert times.var() == pytest.approx(seeds * share * (1 - share), rel=0.15)
+
+
+def test_with_local_tests_it_is_a_stratified_part_of_each_clients_images(
+    digits: PreparedData, tmp_path: Path
+) -> None:
+    scheme, local_test = Dirichlet(clients=10, min_size=20), LocalTest()
+    made = partition(scheme, local_test, digits, 3, tmp_path / "file", 0.2)
+    without = partition(scheme, local_test, digits, 3, tmp_path / "whole")
+    labels = digits.merged().train_labels
+    for held, test, train, whole, same in zip(
+        *(made.validation, made.tests, made.clients, without.clients, without.tests), strict=True
+    ):
+        assert sorted([*held, *train]) == sorted(whole) and np.array_equal(test, same)
+        counts, totals = (np.bincount(labels[part], minlength=10) for part in (held, whole))
+        assert len(held) == np.ceil(0.2 * len(whole) - 1e-9) and (abs(counts - 0.2 * totals) < 1.001).all()
+
+
+@pytest.mark.parametrize("settings", [{}, PERSONAL], ids=["global", "personal"])
+def test_validation_images_are_tested_but_never_trained_on(
+    digits: PreparedData, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    spec = tiny(**settings, evaluation=TENTH, rounds=2)
+    parts = divided(digits, tmp_path, spec)
+    held_out = np.concatenate(parts.validation)
+    pool = digits.merged() if spec.local_test else digits
+    images, labels = np.array(pool.train_images), np.array(pool.train_labels)
+    images[held_out], labels[held_out] = pixels(*images[held_out].shape), (labels[held_out] + 1) % 10
+    train = len(digits.train_labels)
+    spoilt = replace(digits, train_images=images[:train], train_labels=labels[:train])
+    if spec.local_test:
+        spoilt = replace(spoilt, test_images=images[train:], test_labels=labels[train:])
+    first, second = (Simulation(spec, data, parts, CPU) for data in (digits, spoilt))
+    for rows, others in zip(first.run(), second.run(), strict=True):
+        assert torch.equal(first.server.weights, second.server.weights)
+        differing = [row.get("split") for row, other in zip(rows, others, strict=True) if row != other]
+        assert differing == ["validation"]
+
+
+def test_rows_summary_and_measures(digits: PreparedData, tmp_path: Path) -> None:
+    spec = tiny(evaluation=TENTH)
+    record = trained(spec, tmp_path)
+    check_record(record.folder)
+    rows = [row for row in record.rows("evaluation") if row["split"] == "validation"]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    accuracies, summary = [row["accuracy"] for row in rows], record.summary["validation"]
+    assert summary == {
+        "last": accuracies[-1],
+        "best": max(accuracies),
+        "best_round": 1 + accuracies.index(max(accuracies)),
+        "final": accuracies[-1],
+        "loss": rows[-1]["loss"],
+    }
+    for name in ("last", "best", "final"):
+        found = measure(f"validation_{name}_accuracy").of(record)
+        assert found == {"": pytest.approx(100 * summary[name])}
+    assert measure("validation_loss").of(record) == {"": rows[-1]["loss"]}
+    assert record.test_images == len(digits.test_labels), "test rows come first"
+    plain = trained(tiny(), tmp_path)
+    assert "validation" not in plain.summary and measure("validation_best_accuracy").of(plain) is None
+    assert lacking(tiny(), "validation_loss", "item") == "evaluation.validation"
+    assert lacking(spec, "validation_loss", "item") == ""
+
+
+def test_a_row_equals_a_direct_computation(digits: PreparedData, tmp_path: Path) -> None:
+    spec = tiny(evaluation=TENTH)
+    parts = divided(digits, tmp_path, spec)
+    simulation = Simulation(spec, digits, parts, CPU)
+    (row,) = (row for row in simulation.round(0) if row.get("split") == "validation")
+    network, (held_out,) = simulation.network.eval(), parts.validation
+    inputs, labels = simulation.data.train.batch(torch.from_numpy(held_out))
+    with torch.no_grad():
+        logits = network(inputs)
+    assert row["images"] == len(held_out) == 144
+    assert row["accuracy"] == int((logits.argmax(1) == labels).sum()) / 144
+    assert row["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    assert "macro" not in row
+
+
+def test_methods_of_a_seed_share_the_split() -> None:
+    plain = tiny()
+    specs = [
+        tiny(evaluation=TENTH, **method) for method in ({}, {"method": "scaffold"}, {"plugins": ["flfa"]})
+    ]
+    assert len({spec.partition_id for spec in specs}) == 1 and len({spec.run_id for spec in specs}) == 3
+    assert specs[0].partition_id != plain.partition_id
+    assert tiny(evaluation={"validation": 0.0}).run_id == plain.run_id
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, 2, "0.1", True])
+def test_invalid_shares_are_refused(value: Any) -> None:
+    with pytest.raises(FltrainError, match=r"evaluation\.validation: "):
+        tiny(evaluation={"validation": value})
+
+
+def test_too_many_clients_for_the_rest_are_refused() -> None:
+    most = {"name": "iid", "clients": 1438}
+    assert tiny(partition=most).partition.clients == 1438
+    with pytest.raises(FltrainError, match="cannot share 1294 training images"):
+        tiny(partition=most, evaluation=TENTH)
