@@ -60,7 +60,8 @@ the [compatible combinations](compatibility.md).
 * **Step**: cost of local training on a batch in forward and backward passes, relative to FedAvg (measured:
   `benchmarks/README.md`).
 * **Traffic** (down / up) and **state** (client / server) are in vectors of the model's size. Traffic excludes
-  weights and buffers. *No model*: the model is not sent. *No head*: the classifier is not sent.
+  weights and buffers. *No model*: the model is not sent. *No head*: the classifier is not sent. *No
+  BatchNorm*: its parameters and statistics are not sent.
 * **Lines of code** of the method's file exclude comments and docstrings. Their median is {median}.
 
 | name | kind | source | step | traffic | state | lines of code |
@@ -148,7 +149,13 @@ def lines_of_code(path: Path) -> int:
     return len(code - docstrings)
 
 
-KEPT = {None: "", "all": ", no model", "head": ", no head", "body": ", no body"}
+KEPT = {
+    None: "",
+    "all": ", no model",
+    "head": ", no head",
+    "body": ", no body",
+    "batchnorm": ", no BatchNorm",
+}
 
 
 def _or_depends(vectors: int | None) -> str:

@@ -19,7 +19,7 @@ from fltrain.methods.training import Training
 from fltrain.methods.types import Local, Server, State, Task, Update
 from fltrain.models.flat import FlatModel, Layout
 from fltrain.models.network import in_mode
-from fltrain.models.part import Part
+from fltrain.models.part import Private
 from fltrain.runtime.determinism import tf32_products
 
 OWN, TRAINED = "own model", "trained model"
@@ -55,13 +55,9 @@ class Ownership:
         trained: clients also keep their whole trained model, to be tested with it.
     """
 
-    private: Part | None = None
+    private: Private | None = None
     buffers: bool = False
     trained: bool = False
-
-    def weights(self, layout: Layout) -> slice:
-        """Return the positions of the private parameters in the weight vector."""
-        return slice(0, 0) if self.private is None else layout.part(self.private)
 
     def sent(self, update: Update, layout: Layout) -> Update:
         """Return the update without private parts: their weights are those at the start."""
@@ -69,7 +65,7 @@ class Ownership:
             return update
         if self.private == "all":
             return replace(update, weights=update.start)
-        weights, private = update.weights.clone(), self.weights(layout)
+        weights, private = update.weights.clone(), layout.private(self.private)
         weights[private] = update.start[private]
         return replace(update, weights=weights)
 
@@ -78,7 +74,7 @@ class Ownership:
         statistics = {"buffers": update.buffers, "counters": update.counters}
         own: State = dict(statistics) if self.buffers else {}
         if self.private is not None:
-            own["weights"] = update.trained[self.weights(layout)].clone()
+            own["weights"] = update.trained[layout.private(self.private)].clone()
         kept = {OWN: own} if own else {}
         if self.trained:
             kept[TRAINED] = {"weights": update.trained, **statistics}
@@ -109,7 +105,7 @@ class Clients:
         """
         server, layout, indices = round.server, self.model.layout, self.data.clients[client]
         start, kept = server.weights, kept or {}
-        own, private = kept.get(OWN, {}), self.ownership.weights(layout)
+        own, private = kept.get(OWN, {}), layout.private(self.ownership.private)
         if "weights" in own:
             start = start.clone()
             start[private] = own["weights"]

@@ -130,7 +130,7 @@ class Simulation:
             )
             self.ownership = Ownership(
                 private := self.composition.needs.private,
-                buffers=spec.batchnorm == "local" or private == "all",
+                buffers=spec.batchnorm == "local" or private in ("all", "batchnorm"),
                 trained=spec.evaluation.point == "after_local",
             )
             self.everyone = Clients(self.model, self.data, self.composition, self.ownership)
@@ -198,7 +198,7 @@ class Simulation:
             weights, buffers, states = self.composition.aggregate(self.task, before, updates)
             counters = torch.stack([update.counters for update in updates]).amax(0)
             if self.ownership.private is not None:
-                private = self.ownership.weights(self.model.layout)
+                private = self.model.layout.private(self.ownership.private)
                 weights[private] = before.weights[private]
             if self.ownership.buffers:
                 buffers, counters = before.buffers, before.counters
@@ -287,7 +287,7 @@ class Simulation:
     def _count_traffic(self, round: Round, trained: Sequence[Trained]) -> None:
         weights, buffers = round.server.weights, round.server.buffers
         model = _bytes([weights, *([] if self.ownership.buffers else [buffers])])
-        model -= _bytes(weights[self.ownership.weights(self.model.layout)])
+        model -= _bytes(weights[self.model.layout.private(self.ownership.private)])
         self.bytes_down += (model + _bytes(round.payloads)) * len(trained)
         self.bytes_up += sum(model + _bytes(result.update.extras) for result in trained)
 

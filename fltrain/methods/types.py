@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.training import Training
-from fltrain.models.part import Part
+from fltrain.models.part import Part, Private
 
 if TYPE_CHECKING:
     from fltrain.models.flat import Layout as Layout
@@ -304,7 +304,7 @@ class Needs:
 
     Attributes:
         private: parameters that never leave their client: they start from the client's previous values and
-            are not averaged.
+            are not averaged. With ``all`` and ``batchnorm``, BatchNorm statistics also stay with the client.
         schedule: the passes of local training over a client's images; one ordinary pass per epoch if None.
         recording: a record of the local steps, for ``update.trajectory`` in ``client_final``.
         all_clients: all clients must take part in every round.
@@ -315,7 +315,7 @@ class Needs:
         frozen_models: number of different weights that a step passes to ``step.frozen``.
     """
 
-    private: Part | None = None
+    private: Private | None = None
     schedule: Schedule | None = None
     recording: Recording | None = None
     all_clients: bool = False

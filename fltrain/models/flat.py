@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fltrain.models.network import Layer, Network, layers
-from fltrain.models.part import Part
+from fltrain.models.part import Part, Private
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Layout:
         counters: slots of the integer buffers.
         layers: Conv2d and Linear modules in order, see ``fltrain.models.network.layers``.
         weights: slot of each layer's weight.
+        batchnorm: slots of the scales and shifts of BatchNorm.
     """
 
     parameters: tuple[Slot, ...]
@@ -74,6 +75,7 @@ class Layout:
     counters: tuple[Slot, ...]
     layers: tuple[Layer, ...]
     weights: tuple[Slot, ...]
+    batchnorm: tuple[Slot, ...] = ()
 
     @property
     def size(self) -> int:
@@ -97,6 +99,16 @@ class Layout:
     def part(self, part: Part) -> slice:
         """Return the positions of some of the parameters in the weight vector."""
         return {"all": slice(None), "head": slice(self.head, None), "body": slice(0, self.head)}[part]
+
+    def private(self, part: Private | None) -> slice | Tensor:
+        """Return the positions of private parameters in the weight vector; none if ``part`` is None."""
+        if part is None:
+            return slice(0, 0)
+        return self._batchnorm if part == "batchnorm" else self.part(part)
+
+    @cached_property
+    def _batchnorm(self) -> Tensor:
+        return torch.cat([torch.arange(slot.start, slot.stop) for slot in self.batchnorm])
 
 
 def _tensors(network: Network) -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, Tensor]]:
@@ -123,12 +135,14 @@ class FlatModel:
         wired = layers(network, example)
         parameters, floats, integers = _tensors(network)
         by_name = {slot.name: slot for slot in slots(parameters.items())}
+        norms = {name for name, module in network.named_modules() if isinstance(module, _BatchNorm)}
         self.layout = Layout(
             parameters=tuple(by_name.values()),
             buffers=slots(floats.items()),
             counters=slots(integers.items()),
             layers=wired,
             weights=tuple(by_name[f"{layer.name}.weight"] for layer in wired),
+            batchnorm=tuple(slot for name, slot in by_name.items() if name.rpartition(".")[0] in norms),
         )
         self._bind(network)
 

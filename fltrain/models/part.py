@@ -4,3 +4,6 @@ from typing import Literal
 
 Part = Literal["all", "head", "body"]
 """Which parameters: all, those of the classifier, or those before it."""
+
+Private = Literal[Part, "batchnorm"]
+"""Parameters that can stay with their client: a part, or the scales and shifts of BatchNorm."""

@@ -233,7 +233,7 @@ class RunSpec(Settings):
         if not method.needs.global_model:
             # Updates can still be compared in the parameters that clients share.
             compared: tuple[Statistic, ...] = ("divergence", "dissimilarity")
-            if method.needs.private != "head":
+            if method.needs.private in (None, "all"):
                 compared += ("drift", "similarity")
             for statistic in compared:
                 if statistic in self.evaluation.statistics:

@@ -144,6 +144,7 @@ SETTING: dict[str, dict[str, Any]] = {
     "fed2 count=weight_layers": NORMED,
     "fed2 norm=keep": NORMED,
     "fedamp": {"participation": {"fraction": 0.6}},
+    "fedbn": NORMED,
     "fedma": {"participation": {"fraction": 1.0}, "rounds": 5},
     "fednova buffers=normalised": NORMED,
     "flfa": {"participation": {"fraction": 0.6}},

@@ -16,14 +16,17 @@ from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.fedbn import FedBN
 from fltrain.methods.types import Needs
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.models.part import Part
+from fltrain.models.part import Private
 from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     BASES,
+    FORWARD_ORDER,
+    LAYERS,
     PLUGINS,
     Tracing,
     assert_same_model,
@@ -37,7 +40,7 @@ from .helpers import (
 )
 from .ordinary import check_client_tests, replica, running
 
-PARTS = ("head", "body", "all")
+PARTS = ("head", "body", "all", "batchnorm")
 CLIENTS = 6
 FEW = {"fraction": 0.34, "model": Mlp(hidden=12)}
 """Two of the six clients in a round, and a small network."""
@@ -49,15 +52,15 @@ def own_tests() -> Partition:
     return with_tests(skewed(digits()))
 
 
-def part_mask(federation: Simulation, part: Part | None) -> Tensor:
+def part_mask(federation: Simulation, part: Private) -> Tensor:
     """Mask of a part in the weight vector, by the parameters' names."""
     slots = federation.model.layout.parameters
-    masks = [
-        torch.full((slot.stop - slot.start,), part == "all" or (part == "head") == is_head)
-        for slot in slots
-        for is_head in [slot.name in ("classifier.weight", "classifier.bias")]
-    ]
-    return torch.cat(masks) & (part is not None)
+    modules = {"all": FORWARD_ORDER, "head": ["classifier"], "body": FORWARD_ORDER[:-1]}
+    modules["batchnorm"] = [name for name in FORWARD_ORDER if name not in LAYERS]
+    held = [slot.name.rpartition(".")[0] in modules[part] for slot in slots]
+    return torch.cat(
+        [torch.full((slot.stop - slot.start,), own) for slot, own in zip(slots, held, strict=True)]
+    )
 
 
 def logits_of(
@@ -71,7 +74,7 @@ class Keeping(Method):
     """Federated averaging of all parts except a private one."""
 
     name: Literal["keeping"] = "keeping"
-    keeps: Literal["all", "head", "body"] = "head"
+    keeps: Literal["all", "head", "body", "batchnorm"] = "head"
 
     @property
     def needs(self) -> Needs:
@@ -79,12 +82,12 @@ class Keeping(Method):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_private_parameters_stay_with_their_client(part: Part) -> None:
+def test_private_parameters_stay_with_their_client(part: Private) -> None:
     """Clients start and are tested with their own part and the mean of the rest."""
     federation = simulation(Keeping(keeps=part), executor=Tracing, **NORMED)
     private, initial = part_mask(federation, part), federation.server.weights.clone()
     own: dict[int, Tensor] = {}
-    # If the whole model is private, its statistics are private, too.
+    own_statistics = part in ("all", "batchnorm")
     own_buffers: dict[int, Tensor] = {}
 
     def model_of(client: int) -> tuple[Tensor, Tensor]:
@@ -104,7 +107,7 @@ def test_private_parameters_stay_with_their_client(part: Part) -> None:
             assert (update.trained != start).double().mean() > 0.5
             assert torch.equal(update.weights, torch.where(private, start, update.trained))
             own[update.client] = update.trained.clone()
-            if part == "all":
+            if own_statistics:
                 own_buffers[update.client] = update.buffers.clone()
         mean = mean_by_size(updates, "trained").float()
         public = federation.server.weights[~private]
@@ -112,7 +115,7 @@ def test_private_parameters_stay_with_their_client(part: Part) -> None:
         assert torch.equal(federation.server.weights[private], initial[private])
         check_client_tests(federation, rows[-1], logits_of(federation, model_of))
     assert returned and len(own) > 2
-    sent = 4 * (int((~private).sum()) + (0 if part == "all" else len(federation.server.buffers)))
+    sent = 4 * (int((~private).sum()) + (0 if own_statistics else len(federation.server.buffers)))
     assert federation.bytes_up == federation.bytes_down == 4 * 2 * sent
 
 
@@ -178,6 +181,11 @@ def test_the_point_of_tests_does_not_change_the_training() -> None:
     assert_same_model(first, second)
     for client, kept in first.clients.items():
         assert torch.equal(kept["own model"]["weights"], second.clients[client]["own model"]["weights"])
+
+
+def test_fedbn_needs_batchnorm() -> None:
+    with pytest.raises(FltrainError, match="method 'fedbn' needs a model with BatchNorm"):
+        simulation(FedBN(), model=Mlp())
 
 
 class KeepingToo(Keeping):

@@ -105,6 +105,7 @@ PLACES = {
     "fedma": Look(ORANGE, DOTTED, "^"),
     "perfedavg": Look(ROSE, DASH_DOTTED, "D"),
     "fedamp": Look(GREEN, DOTTED, "d"),
+    "fedbn": Look(SKY, DOTTED, "p"),
     "fedproto": Look(INDIGO, DASH_DOTTED, "s"),
     "gpfl": Look(PINK, DASH_DOTTED, "p"),
     "fedgh": Look(VIOLET, DASH_DOTTED, "h"),
