@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     DROPOUT = 6
     METHOD = 7
     TEST_SPLIT = 8
+    FEATURE_SKEW = 9
     VALIDATION_SPLIT = 9
     SEARCH = 10
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import Indices
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.data.readers import Images, Labels
@@ -85,8 +86,13 @@ class FederatedData:
         device: torch.device,
         extra: Mapping[str, PreparedData] | None = None,
         channels_last: bool = False,
+        feature_skew: FeatureSkew | None = None,
+        seed: int = 0,
     ) -> FederatedData:
-        """Move a prepared dataset, its partition and further test images to ``device``."""
+        """Move a prepared dataset, its partition and further test images to ``device``.
+
+        ``feature_skew`` changes the clients' images, with noise that depends on ``seed``.
+        """
         mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         std = torch.tensor(data.std, device=device).view(-1, 1, 1)
 
@@ -104,9 +110,14 @@ class FederatedData:
             return tuple(torch.as_tensor(indices, device=device) for indices in parts)
 
         pool = data.merged() if partition.tests is not None else data
+        images = pool.train_images
+        if feature_skew is not None:
+            tests = partition.tests or [np.empty(0, np.int64)] * len(partition.clients)
+            owned = map(np.concatenate, zip(partition.clients, tests, strict=True))
+            images = feature_skew.changed(images, list(owned), seed)
         counts = [np.bincount(pool.train_labels[own], minlength=data.classes) for own in partition.clients]
         return cls(
-            train=split(pool.train_images, pool.train_labels),
+            train=split(images, pool.train_labels),
             test=split(data.test_images, data.test_labels),
             clients=on_device(partition.clients),
             tests=None if partition.tests is None else on_device(partition.tests),

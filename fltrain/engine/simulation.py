@@ -104,7 +104,9 @@ class Simulation:
         with self.costs.phase("setup", device):
             # The layout of tensor cores on GPUs.
             channels_last = spec.model.channels_last if device.type == "cpu" else spec.precision != "fp32"
-            self.data = FederatedData.of(data, partition, device, extra, channels_last)
+            self.data = FederatedData.of(
+                data, partition, device, extra, channels_last, spec.feature_skew, spec.seed
+            )
             self.composition = spec.composition
             example = torch.zeros(1, data.channels, data.side, data.side, device=device)
             self.model = FlatModel(self._network(), example)

@@ -17,6 +17,7 @@ from fltrain.core.config import Settings, added
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import choice
 from fltrain.data.datasets import Dataset
+from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import SCHEMES, LocalTest, Scheme
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
@@ -123,6 +124,7 @@ class RunSpec(Settings):
     Attributes:
         dataset: training and test images; a name, or a mapping with options.
         partition: division of the training images among the clients.
+        feature_skew: changes of the images that differ between clients (default: none).
         local_test: share of each client's images for testing (default: the dataset's test images).
         model: network.
         method: base method.
@@ -141,6 +143,7 @@ class RunSpec(Settings):
 
     dataset: AnyDataset
     partition: AnyScheme
+    feature_skew: FeatureSkew | None = added(None)
     local_test: AnyLocalTest | None = None
     model: AnyModel
     method: AnyMethod

@@ -167,6 +167,7 @@ ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
             "every": 2,
         }
     },
+    "skewed features": {"feature_skew": {"noise": 0.2, "rotations": 4}},
     "tested locally": {"local_test": {"stratify": True}},
     "local batchnorm": {"local_test": {}, "batchnorm": "local"},
     "tested after training": {"local_test": {}, "evaluation": {"point": "after_local"}},

@@ -9,21 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.rng import Purpose, stream
+from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
 from fltrain.data.partition.base import LabelSkew
 from fltrain.data.partition.by_writer import ByWriter
-from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp
+from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp, Quantity
 from fltrain.data.partition.fixed_classes import NByC, Pathological, contiguous, cyclic, random_balanced
 from fltrain.data.partition.iid import Iid
 from fltrain.data.partition.local import local_split
 from fltrain.data.partition.shards import Shards
+from fltrain.engine.data import FederatedData
 from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
 
+from ..properties.helpers import digits, skewed, with_tests
 from .helpers import tiny, trained
 
 DIGITS = np.repeat(np.arange(10), 100)
@@ -74,6 +79,7 @@ EVERY_SCHEME = [
     ByWriter(clients=10),
     ByWriter(clients=10, choice="random"),
     Shards(clients=10),
+    Quantity(clients=10),
 ]
 WRITERS = np.random.default_rng(1).integers(0, 25, len(DIGITS)) * 7
 each_scheme = pytest.mark.parametrize("scheme", EVERY_SCHEME, ids=str)
@@ -145,6 +151,83 @@ def test_iid_sizes_differ_by_one_at_most(images: int, clients: int, seed: int) -
     assert np.ptp([len(client) for client in held]) <= 1
     assert sorted(np.concatenate(held)) == list(range(images))
     assert all(np.array_equal(one, same) for one, same in zip(held, other, strict=True))
+
+
+# --------------------------------------------------------------------- quantity and feature skew
+def test_quantity_skew_has_dirichlet_sizes_and_iid_labels() -> None:
+    """Shares of Dirichlet(alpha) over M clients have the variance (1 - 1 / M) / (M (alpha M + 1))."""
+    clients, alpha = 10, 0.5
+    scheme = Quantity(clients=clients, alpha=alpha, min_size=0)
+    drawn = np.stack([planned(scheme, 10, 6000, seed) for seed in range(300)])
+    assert (drawn.sum(axis=1) == 6000).all()
+    shares = drawn.sum(axis=2) / 60_000
+    variance = (1 - 1 / clients) / (clients * (alpha * clients + 1))
+    assert shares.var() == pytest.approx(variance, rel=0.1)
+    assert np.sort(shares, axis=1)[:, -1].mean() > 0.3  # equal shares would have 0.1
+    # A client with n images has n / 10 of a class; the hypergeometric variance is at most that of a binomial.
+    expected = drawn.sum(axis=2, keepdims=True) / 10
+    chi = ((drawn - expected) ** 2 / np.maximum(expected, 1))[shares > 0.01]
+    assert chi.mean() == pytest.approx(0.9 * 0.9, rel=0.1)
+    with refused_within(5, "the smallest client got"):
+        planned(Quantity(clients=100, alpha=0.01, min_size=100), 10, 6000, 0)
+
+
+GREY = np.full((4000, 1, 4, 4), 128, np.uint8)
+OWNERS = np.array_split(np.arange(4000), 4)
+
+
+@pytest.mark.parametrize(("level", "power"), [("variance", 0.5), ("deviation", 1.0)])
+def test_noise_of_a_client_has_its_level(level: str, power: float) -> None:
+    skew = FeatureSkew(noise=0.02, level=level)
+    found = skew.changed(GREY, OWNERS, 1)
+    assert (GREY == 128).all()
+    assert np.array_equal(found, skew.changed(GREY, OWNERS, 1))
+    assert not np.array_equal(found, skew.changed(GREY, OWNERS, 2))
+    for client, own in enumerate(OWNERS):
+        noise = (found[own].astype(float) - 128) / 255
+        rounding = 1 / 12 / 255**2
+        expected = math.sqrt((0.02 * (client + 1) / 4) ** (2 * power) + rounding)
+        assert noise.std() == pytest.approx(expected, rel=0.03)
+        assert abs(noise.mean()) < 5 * expected / math.sqrt(noise.size)
+    # Streams of clients do not depend on the images of other clients.
+    fewer = [own[:10] for own in OWNERS]
+    assert np.array_equal(skew.changed(GREY, fewer, 1)[fewer[3]], found[fewer[3]])
+    black = FeatureSkew(noise=0.02).changed(np.zeros_like(GREY), OWNERS, 1)
+    assert (black[OWNERS[3]] == 0).mean() == pytest.approx(0.5, abs=0.02)  # cut off, not wrapped around
+
+
+def test_clients_have_turned_images() -> None:
+    images = np.arange(12, dtype=np.uint8).reshape(3, 1, 2, 2).repeat(2, axis=0)
+    owners = [np.array([client]) for client in range(6)]
+    quarters, halves = (FeatureSkew(rotations=k).changed(images, owners, 0) for k in (4, 2))
+    assert quarters[:, 0].tolist()[:5] == [
+        [[0, 1], [2, 3]],
+        [[1, 3], [0, 2]],
+        [[7, 6], [5, 4]],
+        [[6, 4], [7, 5]],
+        [[8, 9], [10, 11]],
+    ]
+    assert np.array_equal(halves[1::2], images[1::2, :, ::-1, ::-1])
+    assert np.array_equal(halves[::2], images[::2])
+
+
+def test_feature_skew_changes_local_tests_but_not_the_common_ones() -> None:
+    data = digits()
+    divided = with_tests(skewed(data))
+    skew = FeatureSkew(rotations=2)
+    pool = np.concatenate([data.train_images, data.test_images])
+    plain = FederatedData.of(data, divided, torch.device("cpu"))
+    turned = FederatedData.of(data, divided, torch.device("cpu"), feature_skew=skew)
+    for client, own in enumerate(zip(divided.clients, divided.tests, strict=True)):
+        chosen = np.concatenate(own)
+        expected = pool[chosen][:, :, ::-1, ::-1] if client % 2 else pool[chosen]
+        assert np.array_equal(turned.train.images[chosen], expected)
+    assert torch.equal(turned.test.images, plain.test.images)
+    with pytest.raises(FltrainError, match="feature_skew: changes no image; set 'noise' or 'rotations'"):
+        RunSpec.parse(
+            {"dataset": "digits", "partition": "iid", "model": "mlp", "method": "fedavg", "feature_skew": {}},
+            "run",
+        )
 
 
 # ------------------------------------------------------------------------------------ dirichlet

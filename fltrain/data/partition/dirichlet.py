@@ -1,4 +1,4 @@
-"""Label skew by Dirichlet shares: each class is divided in proportions drawn from Dirichlet(alpha)."""
+"""Label and quantity skew: proportions drawn from Dirichlet(alpha) divide each class, or the dataset."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.partition.base import Indices, LabelSkew
+from fltrain.data.partition.base import Indices, LabelSkew, class_counts
 
 Shares = NDArray[np.float64]
 
@@ -134,6 +134,27 @@ class DirichletTopUp(LabelSkew):
         if self.topup_from == "random":
             return random.multivariate_hypergeometric(held, images)
         return np.diff(np.minimum(np.cumsum(held), images), prepend=0)
+
+
+class Quantity(LabelSkew):
+    """Quantity skew: clients hold shares q ~ Dirichlet(alpha) of all images, whatever their class.
+
+    Shares are drawn again until every client has ``min_size`` images, or until this is hopeless.
+
+    Attributes:
+        alpha: concentration; smaller values give sizes that differ more. The paper calls it beta.
+    """
+
+    name: Literal["quantity"] = "quantity"
+    citation: ClassVar[str] = "Li et al., Federated learning on non-IID data silos, ICDE 2022"
+    alpha: float = Field(default=0.5, gt=0, le=1e6)
+
+    def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
+        shares = Dirichlet(clients=self.clients, alpha=self.alpha, min_size=self.min_size)
+        sizes = shares.counts(class_sizes.sum(keepdims=True), random)
+        classes = np.arange(len(class_sizes))
+        labels = random.permutation(np.repeat(classes, class_sizes))
+        return class_counts(np.split(labels, np.cumsum(sizes)[:-1]), classes, len(classes))
 
 
 def dirichlet_shares(alpha: float, open_to: NDArray[np.bool_], random: np.random.Generator) -> Shares:
