@@ -36,6 +36,9 @@ def train(
         typer.Option(min=1, metavar="N", help=f"Processes that may share a GPU (default: {RUNS}, or 1)."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Processes that divide the clients of a round (CPU).")
+    ] = 1,
     recordings: Annotated[
         Place,
         _option(
@@ -88,7 +91,7 @@ def train(
                     chosen = pick_device(device, runs_per_device)
             interval = Interval(checkpoint_seconds, checkpoint_rounds)
             execution = training.Execution(
-                chosen, threads, recordings, client_memory, interval, determinism, executor
+                chosen, threads, recordings, client_memory, interval, determinism, executor, workers
             )
             record = training.train(spec, where, execution, again=again, quiet=quiet, stopping=stopping)
             typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")

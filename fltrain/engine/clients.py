@@ -14,6 +14,7 @@ from torch.nn import functional
 from fltrain.core.rng import Purpose, seeded_torch
 from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.memory import in_batches
+from fltrain.engine.workers import Workers
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Training
 from fltrain.methods.types import Local, Server, State, Task, Update
@@ -89,6 +90,10 @@ class Clients:
     data: FederatedData
     composition: Composition
     ownership: Ownership = Ownership()
+
+    def images(self, client: int) -> int:
+        """Return the number of training images of a client."""
+        return len(self.data.clients[client])
 
     def arrive(
         self, round: Round, client: int, kept: Kept | None, *, to_train: bool = True
@@ -192,13 +197,14 @@ class ClientExamples:
         return torch.cat(found)
 
 
-def initial_updates(clients: Clients, round: Round) -> list[Update]:
+def initial_updates(clients: Clients, round: Round, workers: Workers) -> list[Update]:
     """Return the initial uploads of all clients, as updates after no local step."""
-    updates: list[Update] = []
-    for client in range(len(clients.data.clients)):
+
+    def initial(client: int) -> Update:
         local, kept = clients.arrive(round, client, None)
         views = clients.composition.views(local, round.payloads, kept)
         update = clients.update(local, steps=0, loss=local.start.new_zeros(()))
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
-            updates.append(clients.composition.initial_client(update, views))
-    return updates
+            return clients.composition.initial_client(update, views)
+
+    return workers.map(initial, range(len(clients.data.clients)), clients.images)

@@ -12,9 +12,12 @@ from torch.nn import functional
 from fltrain.core.rng import Purpose, seeded_torch
 from fltrain.engine.clients import TRAINED, Clients, Kept, Round
 from fltrain.engine.data import Split
-from fltrain.engine.memory import in_batches
-from fltrain.methods.types import Local
+from fltrain.engine.memory import BATCH, in_batches
+from fltrain.engine.workers import ALONE, Workers
 from fltrain.models.network import Network, in_mode
+
+BATCHES = 4
+"""Batches of a part of a test, which one worker computes."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,11 @@ class TestResult:
 
 
 def test(
-    network: Network, split: Split, indices: Tensor | None = None, keep_features: bool = False
+    network: Network,
+    split: Split,
+    indices: Tensor | None = None,
+    keep_features: bool = False,
+    workers: Workers = ALONE,
 ) -> TestResult:
     """Test the network, in evaluation mode, on all images of the split or on the given ones."""
 
@@ -58,11 +65,15 @@ def test(
         features = network.features(images)
         return network.classifier(features), features if keep_features else None
 
-    return _test(network, split, indices, predict)
+    return _test(network, split, indices, predict, workers)
 
 
 def test_clients(
-    clients: Clients, round: Round, kept: Mapping[int, Kept], tests: Sequence[Tensor]
+    clients: Clients,
+    round: Round,
+    kept: Mapping[int, Kept],
+    tests: Sequence[Tensor],
+    workers: Workers = ALONE,
 ) -> TestResult:
     """Test all clients on their own images, each with its own model and predictions.
 
@@ -71,10 +82,11 @@ def test_clients(
         round: the next round.
         kept: client states of the clients that have taken part.
         tests: images of each client, indices into ``clients.data.train``.
+        workers: processes that divide the clients.
     """
     model, composition = clients.model, clients.composition
-    results: list[TestResult] = []
-    for client, images in enumerate(tests):
+
+    def tested(client: int) -> TestResult:
         local, state = clients.arrive(round, client, kept.get(client), to_train=False)
         if TRAINED in state:
             model.load(**state[TRAINED])
@@ -83,11 +95,12 @@ def test_clients(
             weights = composition.test_weights(views, model.weights.clone())
         model.weights.copy_(weights)
 
-        def predict(images: Tensor, views: Mapping[str, Local] = views) -> tuple[Tensor, None]:
+        def predict(images: Tensor) -> tuple[Tensor, None]:
             return composition.predict(model.network, images, views), None
 
-        results.append(_test(model.network, clients.data.train, images, predict))
-    return _joined(results)
+        return _test(model.network, clients.data.train, tests[client], predict)
+
+    return _joined(workers.map(tested, range(len(tests)), lambda client: len(tests[client])))
 
 
 def _test(
@@ -95,6 +108,7 @@ def _test(
     split: Split,
     indices: Tensor | None,
     predict: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+    workers: Workers = ALONE,
 ) -> TestResult:
     """Test with ``predict``, which maps images to their logits and, if requested, their features."""
     order = torch.arange(len(split), device=split.labels.device) if indices is None else indices
@@ -109,7 +123,8 @@ def _test(
         return TestResult(logits.argmax(1) == labels, losses, features)
 
     with torch.no_grad(), in_mode(network, training=False):
-        return _joined(in_batches(order, tested))
+        parts = order.split(BATCHES * BATCH[order.device.type])
+        return _joined(workers.map(lambda part: _joined(in_batches(part, tested)), parts))
 
 
 def _joined(results: Sequence[TestResult]) -> TestResult:

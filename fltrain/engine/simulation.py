@@ -24,6 +24,7 @@ from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
 from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, measure
+from fltrain.engine.workers import ALONE, Workers
 from fltrain.methods.types import Server, State, Task
 from fltrain.metrics.separability import separability
 from fltrain.models.build import build
@@ -79,10 +80,12 @@ class Simulation:
         extra: Mapping[str, PreparedData] | None = None,
         store: ClientStore | None = None,
         poll: Callable[[], None] | None = None,
+        workers: Workers = ALONE,
     ) -> None:
         """Build network, server and data on ``device``; client state goes into ``store``.
 
         ``poll`` is called before each client is trained. If it raises, the simulation is as before the round.
+        ``workers`` divide the clients of a round, and the images of a test.
 
         Raises:
             FltrainError: if the spec does not fit the network or the data.
@@ -139,6 +142,7 @@ class Simulation:
             self.clients = ClientStore() if store is None else store
             self.last_models: State = {}
             self.executor = executor(self.everyone)
+            self.executor.workers = self.workers = workers
         if poll is not None:
             self.executor.poll = poll
         self.finished = self.bytes_down = self.bytes_up = 0
@@ -253,26 +257,27 @@ class Simulation:
 
     def _initial_upload(self) -> None:
         """Collect the initial uploads of all clients, before the first round."""
-        updates = initial_updates(self.everyone, self._at(0))
+        updates = initial_updates(self.everyone, self._at(0), self.workers)
         self.bytes_up += sum(_bytes(update.extras) for update in updates)
         states = self.composition.initial_server(self.task, self.server, updates)
         self.server = replace(self.server, states=states)
 
     def _evaluate(self, finished: int) -> list[Row]:
         """Test after ``finished`` rounds."""
-        data, network = self.data, self.network
+        data, tested = self.data, partial(test, self.network, workers=self.workers)
         rows: list[Row] = []
         splits = {"local_test": data.tests, "validation": data.validation}
         own = {split: parts for split, parts in splits.items() if parts is not None}
         personal = data.tests is not None and self.spec.personal
         if personal:
             for split, parts in own.items():
-                result = test_clients(self.everyone, self._at(finished), self.clients, parts)
+                round = self._at(finished)
+                result = test_clients(self.everyone, round, self.clients, parts, self.workers)
                 rows.append(_tested(split, result, "personal", parts))
         self.model.load(self.server.weights, self.server.buffers, self.server.counters)
         if data.tests is None:
             wants_features = "separability" in self.spec.evaluation.statistics
-            result = test(network, data.test, keep_features=wants_features)
+            result = tested(data.test, keep_features=wants_features)
             rows.append(_tested("test", result))
             if result.features is not None:
                 measured = separability(result.features, data.test.labels, data.classes)
@@ -281,9 +286,9 @@ class Simulation:
         if not personal:
             for split, parts in own.items():
                 clients = parts if data.tests is not None else ()
-                result = test(network, data.train, torch.cat(parts))
+                result = tested(data.train, torch.cat(parts))
                 rows.append(_tested(split, result, "global", clients))
-        rows += [_tested(name, test(network, more)) for name, more in data.extra.items()]
+        rows += [_tested(name, tested(more)) for name, more in data.extra.items()]
         return rows
 
     def _count_traffic(self, round: Round, trained: Sequence[Trained]) -> None:

@@ -33,6 +33,7 @@ from fltrain.engine.client_store import ClientStore
 from fltrain.engine.executors.choose import EXECUTORS, executor_for
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
+from fltrain.engine.workers import Workers
 from fltrain.methods.types import Place
 from fltrain.runs.record import Record, Results, checkpoint_files, summarise, write_record
 from fltrain.runs.sources import outside_files, source_digests
@@ -70,6 +71,7 @@ class Execution:
         checkpoints: when they are due.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
         executor: name of the executor, see ``fltrain.engine.executors.choose``.
+        workers: processes that divide the clients of each round on the CPU, see ``fltrain.engine.workers``.
     """
 
     device: torch.device
@@ -79,6 +81,7 @@ class Execution:
     checkpoints: Interval = field(default_factory=Interval)
     determinism: Profile = "exact"
     executor: ExecutorName = "auto"
+    workers: int = 1
 
 
 def train(
@@ -108,6 +111,7 @@ def train(
         Stopped: after a signal; the state is saved.
     """
     compute_as_runs(execution.threads)
+    Workers(execution.workers).prepare(execution.device, execution.threads, execution.executor)
     memory.start_anew()
     stopping, record = stopping or Stopping(), results.record(spec.run_id)
     log = record.folder / "train.log"
@@ -184,7 +188,7 @@ def _train(
             determinism.operations.add("tests in smaller batches")
         if not EXECUTORS[simulation.executor.name].exact:
             determinism.operations.add("clients side by side")
-        facts.update(determinism.facts, executor=simulation.executor.name)
+        facts.update(determinism.facts, executor=simulation.executor.name, workers=execution.workers)
         return progress
 
     with _progress(spec, quiet) as report:
@@ -265,6 +269,7 @@ def _prepare(
         extra,
         ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
         stopping.poll,
+        Workers(execution.workers),
     )
     digests = {"data": data.digest, "partition": divided.digest}
     others = {name: more.digest for name, more in extra.items()}

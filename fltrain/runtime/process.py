@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import resource
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +17,7 @@ LARGEST = 32 * 2**20
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as malloc.h has them
 _NEVER = 2**31 - 1
+_PR_SET_PDEATHSIG = 1  # as prctl.h has it
 
 
 def compute_as_runs(threads: int = 1) -> None:
@@ -33,6 +36,13 @@ def keep_freed_memory() -> None:
     if mallopt:
         mallopt(_M_MMAP_THRESHOLD, LARGEST)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the system kill this process when its parent ends, however that ends (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(1)
 
 
 def peak_memory() -> int:

@@ -15,6 +15,7 @@ from fltrain.engine.clients import TRAINED
 from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
+from fltrain.engine.workers import Workers
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
@@ -137,6 +138,7 @@ def simulation(
     batchnorm: str = "average",
     point: str = "after_download",
     precision: str = "fp32",
+    workers: int = 1,
     **training: object,
 ) -> Simulation:
     """A federation that trains with a base method (default: federated averaging) and plug-ins.
@@ -163,7 +165,7 @@ def simulation(
     )
     if partition is None:
         partition = with_tests(skewed(data)) if spec.personal else skewed(data)
-    return Simulation(spec, data, partition, CPU, executor)
+    return Simulation(spec, data, partition, CPU, executor, workers=Workers(workers))
 
 
 def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation:
@@ -266,13 +268,6 @@ class Tracing(SequentialExecutor):
     def of(self, client: int, round: int = 0) -> list[Step]:
         """The steps of one client in one round."""
         return [step for step in self.steps if (step.client, step.round) == (client, round)]
-
-
-class Reversing(SequentialExecutor):
-    """Trains the clients in reversed order."""
-
-    def train(self, round, clients, kept):
-        return super().train(round, clients[::-1], kept)[::-1]
 
 
 def task_of(layout: object = None, *, momentum: float = 0.0, clients: int = 10) -> Task:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from fltrain.core.files import read_json, write_json
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.executors.sequential import SequentialExecutor, Trained
+from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
+from fltrain.engine.workers import Workers
 from fltrain.experiments.layout import Sheet
 from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest, write_record
 from fltrain.runs.spec import RunSpec
@@ -162,6 +163,7 @@ def federation(
     data: PreparedData,
     executor: type[SequentialExecutor] = SequentialExecutor,
     extra: Mapping[str, PreparedData] | None = None,
+    workers: int = 1,
 ) -> Simulation:
     """A run in memory, its images divided as the spec says."""
     pool = data.merged() if spec.local_test else data
@@ -169,7 +171,8 @@ def federation(
     tests = None
     if spec.local_test:
         clients, tests = spec.local_test.split(clients, pool.train_labels, spec.seed)
-    return Simulation(spec, data, Partition(clients, "", tests), CPU, executor, extra)
+    divided = Partition(clients, "", tests)
+    return Simulation(spec, data, divided, CPU, executor, extra, workers=Workers(workers))
 
 
 def seal(folder: Path) -> None:
@@ -182,13 +185,6 @@ def seal(folder: Path) -> None:
     for name in ("costs.json", "provenance.json"):
         write_json(folder / name, with_digest(read_json(folder / name)))
     write_json(folder / "summary.json", summary)
-
-
-class Reversing(SequentialExecutor):
-    """Trains the clients in reversed order."""
-
-    def train(self, round: Any, clients: Any, kept: Any) -> list[Trained]:
-        return super().train(round, clients[::-1], kept)[::-1]
 
 
 def pixels(*shape: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from fltrain.data.prepared import PreparedData
 from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.simulation import Simulation
 
-from .helpers import Reversing, federation, tiny
+from .helpers import federation, tiny
 
 WORDS = st.integers(0, 2**63 - 1)
 COORDINATES = st.fixed_dictionaries({"round": WORDS, "client": WORDS, "epoch": WORDS})
@@ -122,7 +122,7 @@ DROPOUT = tiny(
     model="vgg9",
     partition={"name": "iid", "clients": 40},
     participation={"fraction": 0.05},
-    training={"epochs": 2, "batch_size": 16, "lr": 0.01},
+    training={"epochs": 2, "batch_size": 16, "lr": 0.01, "augmentation": {"crop_padding": 1}},
     rounds=2,
 )
 """Two rounds of two clients with 36 images each."""
@@ -141,11 +141,11 @@ class Watching(SequentialExecutor):
 
 
 def dropout_run(
-    digits: PreparedData, executor: type[SequentialExecutor] = SequentialExecutor, seed: int = 0
+    digits: PreparedData, executor: type[SequentialExecutor] = SequentialExecutor, workers: int = 1
 ) -> Simulation:
     """A run with dropout, started with another state of the global generator; its rows are in ``rows``."""
-    torch.manual_seed(seed)
-    simulation = federation(DROPOUT, digits, executor)
+    torch.manual_seed(workers)
+    simulation = federation(DROPOUT, digits, executor, workers=workers)
     simulation.rows = [row for rows in simulation.run() for row in rows]
     return simulation
 
@@ -155,10 +155,10 @@ def dropped(digits: PreparedData) -> Simulation:
     return dropout_run(digits, Watching)
 
 
-def test_dropout_does_not_depend_on_the_order_of_clients(digits: PreparedData, dropped: Simulation) -> None:
-    backwards = dropout_run(digits, Reversing)
-    assert backwards.rows == dropped.rows
-    assert torch.equal(backwards.server.weights, dropped.server.weights)
+def test_dropout_and_augmentation_do_not_depend_on_workers(digits: PreparedData, dropped: Simulation) -> None:
+    divided = dropout_run(digits, workers=2)
+    assert divided.rows == dropped.rows
+    assert torch.equal(divided.server.weights, dropped.server.weights)
 
 
 def test_dropout_has_a_separate_stream_for_every_round_and_client(dropped: Simulation) -> None:

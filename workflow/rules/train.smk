@@ -15,6 +15,7 @@ rule train:
     retries: 2 if workflow.is_main_process else 0
     conda:
         "../../environment.yml"
+    # Several cores divide the clients of one run, on the CPU: see docs/performance.md.
     threads: 1
     resources:
         gpu=1,
@@ -27,4 +28,4 @@ rule train:
         "training {wildcards.run}"
     # `exec` replaces the shell: a signal would end the shell while the run saves its state.
     shell:
-        "exec python -m fltrain train - --quiet --threads {threads} <<< {params.spec:q} >> {log:q} 2>&1"
+        "exec python -m fltrain train - --quiet --workers {threads} <<< {params.spec:q} >> {log:q} 2>&1"

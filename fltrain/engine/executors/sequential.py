@@ -17,6 +17,7 @@ from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, Kept, Round
 from fltrain.engine.trajectory import Trajectory
+from fltrain.engine.workers import ALONE
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
 from fltrain.methods.types import Local, Loss, Outputs, Phase, Place, Step, Update
@@ -42,6 +43,7 @@ class SequentialExecutor:
         name: name of the executor, also in the record of a run.
         exact: True if it computes the same bits as this executor.
         poll: called before each client is trained; it may raise to end the round.
+        workers: processes that divide the clients of a round.
     """
 
     name: ClassVar[str] = "sequential"
@@ -61,6 +63,7 @@ class SequentialExecutor:
         self.frozen = FrozenModels(self.model, self.composition.needs.frozen_models)
         self.optimisers = [Sgd(phase, self.model) for phase in self.composition.schedule.phases]
         self.poll: Callable[[], None] = lambda: None
+        self.workers = ALONE
         self._images: Augmented | None = None
 
     @classmethod
@@ -81,16 +84,16 @@ class SequentialExecutor:
 
     def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         """Train clients, given the state of those that have taken part before; return them in their order."""
-        trained: list[Trained] = []
-        for client in clients:
-            self.poll()
+
+        def trained(client: int) -> Trained:
             # Only dropout is random in a local step; it has its own stream.
             with (
                 noting(self._inputs(round, client)),
                 seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client),
             ):
-                trained.append(self._train(round, client, kept.get(client)))
-        return trained
+                return self._train(round, client, kept.get(client))
+
+        return self.workers.map(trained, clients, self.clients.images, self.poll)
 
     def _inputs(self, round: Round, client: int) -> str:
         data = self.clients.data
@@ -100,12 +103,13 @@ class SequentialExecutor:
 
     def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
         """Return gradients ``[m, P]`` of the clients' mean losses at their start weights of the round."""
-        rows: list[Tensor] = []
-        for client in clients:
+
+        def gradient(client: int) -> Tensor:
             local, _ = self.clients.arrive(round, client, kept.get(client))
             with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
-                rows.append(local.examples.mean_gradient(local.start))
-        return torch.stack(rows)
+                return local.examples.mean_gradient(local.start)
+
+        return torch.stack(self.workers.map(gradient, clients, self.clients.images))
 
     def _train(self, round: Round, client: int, kept: Kept | None) -> Trained:
         local, hooks = self._arrive(round, client, kept)

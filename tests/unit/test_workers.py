@@ -1,0 +1,156 @@
+"""Processes that divide the clients of a run: the same bits, clear messages, and no process left over."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fltrain.core.errors import FltrainError, Stopped
+from fltrain.engine import memory
+from fltrain.engine.checkpoint import Interval
+from fltrain.engine.train import Execution, train
+from fltrain.engine.workers import MOST_BUNDLES, Workers
+from fltrain.methods.scaffold import Scaffold
+from fltrain.runs.record import Results
+from fltrain.runtime.signals import Stopping
+
+from .helpers import CPU, tiny
+from .holding import until
+from .killing import contents, finished
+
+SPEC = tiny(method="scaffold", model="mlp", rounds=4)
+
+
+def test_results_come_in_the_order_of_the_items() -> None:
+    items = list(range(2 * MOST_BUNDLES + 1))
+    results = Workers(3).map(lambda item: (item, os.getpid()), items, size=lambda item: item % 7)
+    assert [item for item, _ in results] == items
+    assert Workers(3).map(lambda item: os.getpid(), [0]) == [os.getpid()], "one item needs no other process"
+    assert Workers(3).map(lambda item: item, []) == []
+
+
+def in_the_child(work: Callable[[], Any]) -> Callable[[int], int]:
+    """Work for one of two processes: the child does it at its first item, and the parent waits for that."""
+    parent, (started, child) = os.getpid(), os.pipe()
+
+    def done(item: int) -> int:
+        if os.getpid() == parent:
+            os.read(started, 1)
+            os.write(child, b"x")
+        else:
+            os.write(child, b"x")
+            work()
+        return item
+
+    return done
+
+
+def test_an_exception_of_a_child_is_raised_with_its_notes_and_traceback() -> None:
+    def fail() -> None:
+        memory.BATCH["cpu"] = 7
+        error = KeyError("lost")
+        error.add_note("in the child")
+        raise error
+
+    with pytest.raises(KeyError, match="lost") as raised:
+        Workers(2).map(in_the_child(fail), range(9))
+    assert raised.value.__notes__ == ["in the child"] and "in fail" in str(raised.value.__cause__)
+    assert memory.reduced(), "batches that the child had to make smaller"
+    memory.start_anew()
+    assert not multiprocessing.active_children()
+
+
+def test_a_killed_worker_ends_the_run_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start resumes from the last checkpoint, with another number of workers."""
+    expected, parent, begin = contents(finished(SPEC, tmp_path / "whole")), os.getpid(), Scaffold.client_init
+
+    def dies(self: Scaffold, local: Any) -> Any:
+        if local.round == 2 and os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif local.round == 2:
+            time.sleep(0.1)  # leave a client to the other process
+        return begin(self, local)
+
+    execution = Execution(CPU, checkpoints=Interval(rounds=1), workers=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scaffold, "client_init", dies)
+        with pytest.raises(FltrainError, match=r"a worker was killed by SIGKILL; .*fewer --workers"):
+            train(SPEC, Results(tmp_path), execution)
+    assert not multiprocessing.active_children()
+    assert Results(tmp_path).saved_rounds(SPEC.run_id) == 2
+    record = finished(SPEC, tmp_path)
+    assert contents(record) == expected
+    assert record.provenance["workers"] == 1
+    assert record.provenance["resumed"] == [{"workers": 2, "after_round": 2}]
+    assert record.provenance["determinism"] == "bitwise"
+
+
+def test_a_signal_ends_the_round_of_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children ignore signals to their group and do not delay the end."""
+    expected, parent, begin = contents(finished(SPEC, tmp_path / "whole")), os.getpid(), Scaffold.client_init
+
+    def met(self: Scaffold, local: Any) -> Any:
+        if local.round == 1:
+            if os.getpid() != parent:
+                os.kill(parent, signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
+                time.sleep(60)
+            time.sleep(0.1)
+        return begin(self, local)
+
+    execution, stopping, since = Execution(CPU, workers=2), Stopping(), time.monotonic()
+    with monkeypatch.context() as patch, stopping.heeded():
+        patch.setattr(Scaffold, "client_init", met)
+        with pytest.raises(Stopped, match="stopped by SIGTERM after round 1 of 4; the next start resumes"):
+            train(SPEC, Results(tmp_path), execution, stopping=stopping)
+    assert time.monotonic() - since < 30 and not multiprocessing.active_children()
+    record = train(SPEC, Results(tmp_path), execution)
+    assert contents(record) == expected and record.provenance["workers"] == 2
+
+
+def test_workers_end_with_their_parent() -> None:
+    reading, writing = os.pipe()
+
+    def wait(_: int) -> None:
+        os.write(writing, f"{os.getpid():8}".encode())
+        time.sleep(60)
+
+    parent = multiprocessing.get_context("fork").Process(target=lambda: Workers(3).map(wait, range(3)))
+    parent.start()
+    pids = [int(os.read(reading, 8)) for _ in range(3)]
+    assert parent.pid in pids and len(set(pids)) == 3
+    parent.kill()
+    parent.join()
+    until(lambda: not any(running(pid) for pid in pids))
+
+
+def running(pid: int) -> bool:
+    """True unless the process has ended; it may wait for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "executor", "problem"),
+    [
+        ("cuda:1", 1, "auto", "CPU only, and the run is on cuda:1; use --device cpu"),
+        ("cpu", 2, "auto", "one thread; leave out --threads"),
+        ("cpu", 1, "vectorized", "'vectorized' trains clients together; use --executor sequential"),
+    ],
+)
+def test_runs_that_cannot_be_divided_are_refused(
+    device: str, threads: int, executor: str, problem: str
+) -> None:
+    with pytest.raises(FltrainError, match=f"^--workers 2: .*{problem}, or leave out --workers$"):
+        Workers(2).prepare(torch.device(device), threads, executor)
+    Workers().prepare(torch.device(device), threads, executor)
