@@ -32,9 +32,11 @@ def configure(folder: Path, wanted: int) -> Plan:
         (folder / part).symlink_to(ROOT / part)
     shutil.copytree(ROOT / "config", folder / "config")
     for seeds in range(1, wanted):
-        for path in (folder / "config" / "papers").glob("*.yaml"):
+        for path in (folder / "config" / "papers").rglob("*.yaml"):
+            if path.stem == "claims":
+                continue
             declared = read_plain(path)
-            for part in (declared, *declared["items"].values()):
+            for part in (declared, *declared.get("items", {}).values()):
                 part["seeds"] = seeds
             path.write_text(yaml.safe_dump(declared, sort_keys=False))
         planned = plan(folder / "config", SCALE)

@@ -33,12 +33,13 @@ from typer.main import get_command
 from fltrain.cli import app
 from fltrain.core.config import Settings, nested
 from fltrain.core.errors import FltrainError
+from fltrain.core.strict_yaml import read_settings
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import OWN
 from fltrain.engine.simulation import Simulation
 from fltrain.experiments.plan import PlannedItem, plan
 from fltrain.experiments.published import read_anomalies
-from fltrain.experiments.schema import Paper, Register, Scale, read_yaml
+from fltrain.experiments.schema import Paper, Register, Scale
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
@@ -399,7 +400,7 @@ def paper_page(name: str) -> str:
     covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]
     explained = [f"`{item.target}`: {item.item.counted}" for item in planned if item.item.counted]
-    register = read_yaml(CONFIG / "register.yaml", Register, "register").entries
+    register = read_settings(CONFIG / "register.yaml", Register).entries
     used = dict.fromkeys([*paper.assumptions, *(one for item in planned for one in item.item.assumptions)])
     doubtful = [
         f"{anomaly.file.removesuffix('.csv').partition('_')[2]}{where(anomaly.match)}: {anomaly.reason}"

@@ -32,6 +32,9 @@ LARGEST = 3e38
 MOST_FAULTS = 20
 """Number of faults of one file that are shown."""
 
+Place = tuple[str, int]
+"""A file and a line in it."""
+
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _TOO_DEEP = "lists or mappings are nested too deeply; use fewer within one another"
 _WANTED = {
@@ -147,11 +150,18 @@ class Settings(BaseModel):
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
-    def parse(cls, data: Any, where: str, line_of: Callable[[Sequence[str]], int] | None = None) -> Self:
+    def parse(
+        cls,
+        data: Any,
+        where: str,
+        place_of: Callable[[Sequence[str]], Place] | None = None,
+        context: Any = None,
+    ) -> Self:
         """Validate plain data (as read from YAML or JSON).
 
         Validation runs in JSON mode: lists become tuples, but numbers, texts and truth values are never
-        converted into one another. ``line_of`` returns the line of a path of keys in the file.
+        converted into one another. ``place_of`` returns the file and line of a path of keys; validators read
+        ``context``.
 
         Raises:
             FltrainError: with all faults; each has its path of keys and the allowed values.
@@ -164,20 +174,28 @@ class Settings(BaseModel):
         except (TypeError, ValueError) as error:
             raise FltrainError(f"{where}: not plain data ({error})") from None
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(text, context=context)
         except ValidationError as error:
             found = faults(error, data)
         if found[0][1].startswith("invalid JSON"):  # JSON from `json.dumps` can only be too deep
             raise FltrainError(f"{where}: {_TOO_DEEP}")
-        if line_of is None:
+        if place_of is None:
             lines = [_line(keys, what) for keys, what in found]
         else:
-            numbered = sorted((line_of(keys), _line(keys, what)) for keys, what in found)
-            lines = [f"line {number}: {what}" for number, what in numbered]
-        if len(lines) == 1:
-            raise FltrainError(f"{where}: {lines[0]}")
-        more = [f"and {len(lines) - MOST_FAULTS} more"] if len(lines) > MOST_FAULTS else []
-        raise FltrainError(f"{where}: {len(lines)} problems:", [*lines[:MOST_FAULTS], *more])
+            placed = sorted((*place_of(keys), _line(keys, what)) for keys, what in found)
+            lines = [
+                f"{'' if file == where else f'{file}: '}line {number}: {what}"
+                for file, number, what in placed
+            ]
+        raise problems(where, lines)
+
+
+def problems(where: str, lines: Sequence[str]) -> FltrainError:
+    """Return one error for all problems of a file, one on each line."""
+    if len(lines) == 1:
+        return FltrainError(f"{where}: {lines[0]}")
+    more = [f"and {len(lines) - MOST_FAULTS} more"] if len(lines) > MOST_FAULTS else []
+    return FltrainError(f"{where}: {len(lines)} problems:", [*lines[:MOST_FAULTS], *more])
 
 
 def nested(annotation: Any) -> Iterator[type[Settings]]:
@@ -220,7 +238,11 @@ def faults(error: ValidationError, data: Any) -> list[tuple[list[str], str]]:
         place = data
         for part in fault["loc"]:
             # Discriminated unions add the chosen name to the location; it is not a key of the file.
-            chosen = isinstance(place, Mapping) and part not in place and place.get("name") == part
+            chosen = (
+                isinstance(place, Mapping)
+                and part not in place
+                and part in (place.get("name"), place.get("kind"))
+            )
             if chosen or part == place or str(part).startswith("function-"):
                 continue
             keys.append(str(part))

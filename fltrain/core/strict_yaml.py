@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from yaml.constructor import ConstructorError
 
-from fltrain.core.config import Settings
+from fltrain.core.config import Place, Settings, suggest
 from fltrain.core.errors import FltrainError
 
 _NOT_UTF_8 = "not YAML: not a text in UTF-8; save it as UTF-8"
@@ -27,34 +30,16 @@ MOST_VALUES = 1_000_000
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
+class _Named(StringIO):
+    """A text whose marks have the name of its file."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
 class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
     yaml_implicit_resolvers: dict[str, Any] = {}
-
-    def get_single_data(self) -> Any:
-        node = self.get_single_node()
-        self._check_keys(node, set())
-        return None if node is None else self.construct_document(node)
-
-    def _check_keys(self, node: yaml.Node | None, seen: set[yaml.Node]) -> None:
-        """Refuse keys that are no texts or occur twice in one mapping."""
-        if node in seen or not isinstance(node, yaml.CollectionNode):
-            return
-        seen.add(node)
-        if isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                self._check_keys(item, seen)
-            return
-        names: set[str] = set()
-        for key, value in node.value:
-            if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
-                what = f"the key {key.value!r} is no text; write it in quotes"
-            elif key.value in names:
-                what = f"the key {key.value!r} occurs twice; leave one out"
-            else:
-                names.add(key.value)
-                self._check_keys(value, seen)
-                continue
-            raise ConstructorError(problem=what, problem_mark=key.start_mark)
 
     def number(self, node: yaml.ScalarNode) -> int | float:
         """Return an integer or a float."""
@@ -90,7 +75,7 @@ def read_plain(path: Path | None) -> Any:
     Raises:
         FltrainError: if it is missing, cannot be read, or is not valid YAML.
     """
-    return parse_plain(*_text(path))
+    return construct(compose(path))
 
 
 def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[str] = ()) -> AnySettings:
@@ -99,26 +84,25 @@ def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[
     Raises:
         FltrainError: with all faults, each with its line and its path of keys.
     """
-    text, where = _text(path)
-    data = parse_plain(text, where)
+    return validated(compose(path), kind, ignored=ignored)
 
-    def line_of(keys: Sequence[str]) -> int:
-        node, number = yaml.compose(text, _Loader), 1
-        for key in keys:
-            inside: dict[str, yaml.Node] = {}
-            if isinstance(node, yaml.MappingNode):
-                inside = {name.value: value for name, value in node.value}
-            elif isinstance(node, yaml.SequenceNode):
-                inside = {str(place): value for place, value in enumerate(node.value)}
-            if key not in inside:
-                break
-            node = inside[key]
-            number = node.start_mark.line + 1
-        return number
 
+def validated(
+    tree: yaml.Node,
+    kind: type[AnySettings],
+    where: str = "",
+    context: Any = None,
+    ignored: Sequence[str] = (),
+) -> AnySettings:
+    """Return the settings in a tree; ``where`` describes it in messages (default: its file).
+
+    Raises:
+        FltrainError: with all faults, each with its file, line and path of keys.
+    """
+    data = construct(tree)
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if key not in ignored}
-    return kind.parse(data, where, line_of)
+    return kind.parse(data, where or place_of(tree, ())[0], partial(place_of, tree), context)
 
 
 def _text(path: Path | None) -> tuple[str, str]:
@@ -134,22 +118,127 @@ def _text(path: Path | None) -> tuple[str, str]:
         raise FltrainError(f"{where}: {_NOT_UTF_8}") from None
 
 
+def compose(path: Path | None) -> yaml.Node:
+    """Return the tree of a YAML file, or of standard input if there is no path.
+
+    Raises:
+        FltrainError: if it is missing, cannot be read, or is not YAML.
+    """
+    return _compose(*_text(path))
+
+
 def parse_plain(text: str, where: str) -> Any:
     """Return the data of a YAML document (JSON is YAML, too); None if it is empty.
 
     Raises:
         FltrainError: if it is not valid; the message begins with ``where`` and the line.
     """
-    try:
-        _check_depth(text, where)
-        data = yaml.load(text, _Loader)  # noqa: S506  (a CSafeLoader)
+    return construct(_compose(text, where))
+
+
+def construct(tree: yaml.Node) -> Any:
+    """Return the data of a tree; None if it is empty. Merge keys in the tree are resolved.
+
+    Raises:
+        FltrainError: if values are not valid.
+    """
+    where = place_of(tree, ())[0]
+    with _refusing(where):
+        data = _Loader("").construct_document(tree)
         if _size(data, {}) <= MOST_VALUES:
             return data
+    raise FltrainError(f"{where}: more than {MOST_VALUES:,} values with aliases written out; use fewer")
+
+
+def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
+    """Let ``use: name`` in a tree and in the blocks merge a block, like a merge key; later names win.
+
+    Raises:
+        FltrainError: if a block is unknown, or a key occurs twice.
+    """
+    with _refusing(place_of(tree, ())[0]):
+        seen: set[yaml.Node] = set()
+        for node in (tree, *blocks.values()):
+            _check_keys(node, seen, blocks)
+
+
+def place_of(tree: yaml.Node, keys: Sequence[str]) -> Place:
+    """Return file and line of the value at a path of keys, as far as the path exists."""
+    node = tree
+    for key in keys:
+        inside: dict[str, yaml.Node] = {}
+        if isinstance(node, yaml.MappingNode):
+            inside = {name.value: value for name, value in node.value}
+        elif isinstance(node, yaml.SequenceNode):
+            inside = {str(place): value for place, value in enumerate(node.value)}
+        if key not in inside:
+            break
+        node = inside[key]
+    return node.start_mark.name, node.start_mark.line + 1
+
+
+def _compose(text: str, where: str) -> yaml.Node:
+    with _refusing(where, text):
+        _check_depth(_Named(text, where))
+        tree = _Loader(_Named(text, where)).get_single_node()
+        _check_keys(tree, set())
+    return tree or yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
+
+
+def _check_keys(node: yaml.Node, seen: set[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None) -> None:
+    """Refuse keys that are no texts or occur twice in one mapping; turn ``use`` into a merge key."""
+    if node in seen or not isinstance(node, yaml.CollectionNode):
+        return
+    seen.add(node)
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_keys(item, seen, blocks)
+        return
+    names: set[str] = set()
+    for place, (key, value) in enumerate(node.value):
+        if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+            what = f"the key {key.value!r} is no text; write it in quotes"
+        elif key.value in names:
+            what = f"the key {key.value!r} occurs twice; leave one out"
+        else:
+            names.add(key.value)
+            if blocks is not None and key.value == "use":
+                node.value[place] = _merging(key, value, blocks)
+            else:
+                _check_keys(value, seen, blocks)
+            continue
+        raise ConstructorError(problem=what, problem_mark=key.start_mark)
+
+
+def _merging(
+    key: yaml.Node, value: yaml.Node, blocks: Mapping[str, yaml.Node]
+) -> tuple[yaml.Node, yaml.Node]:
+    """Return a merge key and the blocks that ``use`` names."""
+    named = value.value if isinstance(value, yaml.SequenceNode) else [value]
+    for name in named:
+        if name.value not in blocks:
+            near, known = suggest(str(name.value), blocks), ", ".join(blocks) or "none"
+            what = f"use: unknown block {name.value!r}{near} (blocks: {known})"
+            raise ConstructorError(problem=what, problem_mark=name.start_mark)
+    merged = [blocks[name.value] for name in named]
+    return (
+        yaml.ScalarNode(f"{_TAG}merge", "<<", key.start_mark),
+        yaml.SequenceNode(f"{_TAG}seq", merged, value.start_mark),
+    )
+
+
+@contextmanager
+def _refusing(where: str, text: str = "") -> Iterator[None]:
+    """Turn exceptions of the YAML library into messages with file and line."""
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line if error.problem_mark else 0
+        mark = error.problem_mark
+        line = mark.line if mark else 0
         tabs = "\t" in "".join(text.splitlines()[line : line + 1])
         hint = "; indent with spaces, not with tabs" if tabs else ""
-        raise FltrainError(f"{where}: line {line + 1}: not YAML: {error.problem}{hint}") from None
+        place = f"{mark.name if mark else where}: line {line + 1}"
+        raise FltrainError(f"{place}: not YAML: {error.problem}{hint}") from None
     except RecursionError:
         raise FltrainError(
             f"{where}: an alias refers to itself, or aliases are nested too deeply; use fewer"
@@ -158,15 +247,16 @@ def parse_plain(text: str, where: str) -> Any:
         raise FltrainError(f"{where}: {_NOT_UTF_8}") from None
     except yaml.YAMLError as error:
         raise FltrainError(f"{where}: not YAML: {error}") from None
-    raise FltrainError(f"{where}: more than {MOST_VALUES:,} values with aliases written out; use fewer")
 
 
-def _check_depth(text: str, where: str) -> None:
+def _check_depth(stream: _Named) -> None:
     depth = 0
-    for event in yaml.parse(text, _Loader):
+    for event in yaml.parse(stream, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise FltrainError(f"{where}: more than {DEEPEST} lists and mappings in one another; use fewer")
+            raise FltrainError(
+                f"{stream.name}: more than {DEEPEST} lists and mappings in one another; use fewer"
+            )
 
 
 def _size(data: Any, sizes: dict[int, int]) -> int:

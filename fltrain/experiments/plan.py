@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
 
-from fltrain.core.config import check_known, file_name, suggest
+from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
+from fltrain.core.strict_yaml import place_of, read_settings, validated
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.layout import (
     Bubbles,
@@ -44,8 +45,9 @@ from fltrain.experiments.schema import (
     Special,
     merge,
     names_of,
-    read_yaml,
+    read_labels,
     setting_at,
+    tree_of,
 )
 from fltrain.experiments.selection import Demand, Selection
 from fltrain.runs.measures import lacking
@@ -338,15 +340,16 @@ def plan(config: Path, scale: str) -> Plan:
     Raises:
         FltrainError: if a file or a run is not valid; the message names item and cell.
     """
-    chosen = _declared(config, "scale", scale, Scale)
+    labels = read_labels(config)
+    chosen = declared(config, scale, Scale, labels)
     register_file = config / "register.yaml"
-    register = read_yaml(register_file, Register, "register") if register_file.exists() else Register()
+    register = read_settings(register_file, Register) if register_file.exists() else Register()
     papers: dict[str, Paper] = {}
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():
         name, _, item = item_id.partition("/")
         if name not in papers:
-            papers[name] = _declared(config, "paper", name, Paper)
+            papers[name] = declared(config, name, Paper, labels)
             check_reported(config / "reported", papers[name])
         paper = papers[name]
         if item:
@@ -367,13 +370,19 @@ def plan(config: Path, scale: str) -> Plan:
     return Plan(chosen, planned)
 
 
-def _declared(config: Path, what: str, name: str, kind: type[AnyDeclared]) -> AnyDeclared:
-    """Read a paper or scale; its name must be that of its file, because it names the results."""
-    path = config / f"{what}s" / f"{file_name(name, what)}.yaml"
-    declared = read_yaml(path, kind, what)
-    if (declared_name := getattr(declared, what)) != name:
-        raise FltrainError(f"{path}: {what}: must be called {name!r} like the file, not {declared_name!r}")
-    return declared
+def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str]) -> AnyDeclared:
+    """Return a paper or scale; its name must be that of its file, because it names the results.
+
+    Raises:
+        FltrainError: with all faults of its files.
+    """
+    what = kind.__name__.lower()
+    tree = tree_of(config, what, name)
+    where = place_of(tree, ())[0]
+    declaration = validated(tree, kind, where, labels)
+    if (own := getattr(declaration, what)) != name:
+        raise FltrainError(f"{where}: {what}: must be called {name!r} like the file, not {own!r}")
+    return declaration
 
 
 def _check_axes(who: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
@@ -418,7 +427,8 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
             "shorten axes or lower seeds"
         )
     entries: list[Entry] = []
-    exceptions, applied = (*item.exceptions, *scale.exceptions, *own.exceptions), list[Special]()
+    exceptions = *paper.exceptions, *item.exceptions, *scale.exceptions, *own.exceptions
+    applied = list[Special]()
     for combination in itertools.product(*(points.items() for points in axes.values())):
         labels = dict(zip(axes, (label for label, _ in combination), strict=True))
         settings, reported = common, dict[str, str]()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
 
+import yaml
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -21,12 +23,13 @@ from pydantic import (
     Strict,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
-from fltrain.core.config import FileName, Settings, check_known
+from fltrain.core.config import FileName, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import AnySettings, read_settings
+from fltrain.core.strict_yaml import compose, link, read_settings
 from fltrain.experiments.claims import Claim, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
 from fltrain.runs.spec import RunSpec
@@ -60,24 +63,31 @@ class Point(Settings):
     reported: dict[str, str] = {}
 
 
-def spelled_out(axis: str, written: Any) -> Patch:
-    """Return the points of an axis in their long form, by label."""
-    if isinstance(written, Sequence) and not isinstance(written, str):
-        written = {str(value): value for value in written}
-    if not isinstance(written, Mapping):
-        raise ValueError(f"axis {axis!r} must be a list of values or a mapping from labels to values")
+def spelled_out(axis: str, written: Any, labels: Mapping[str, str] | None = None) -> Patch:
+    """Return the points of an axis in their long form, by label; ``labels`` are those of values in lists."""
+
+    def name(value: Any) -> str:
+        return str(value.get("name", value) if isinstance(value, Mapping) else value)
 
     def point(value: Any) -> Any:
         if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
             return value
-        return {"set": {axis: value}, "reported": {axis: str(value)}}
+        return {"set": {axis: value}, "reported": {axis: name(value)}}
 
+    if isinstance(written, Sequence) and not isinstance(written, str):
+        listed = [(labels or {}).get(name(value), name(value)) for value in written]
+        for label in listed:
+            if listed.count(label) > 1:
+                raise ValueError(f"axis {axis!r}: two values have the label {label!r}; write 'label: value'")
+        written = dict(zip(listed, written, strict=True))
+    if not isinstance(written, Mapping):
+        raise ValueError(f"axis {axis!r} must be a list of values or a mapping from labels to values")
     return {str(label): point(value) for label, value in written.items()}
 
 
-def _spelled_out(axes: Any) -> Any:
+def _spelled_out(axes: Any, info: ValidationInfo) -> Any:
     return (
-        {axis: spelled_out(axis, written) for axis, written in axes.items()}
+        {axis: spelled_out(axis, written, info.context) for axis, written in axes.items()}
         if isinstance(axes, Mapping)
         else axes
     )
@@ -277,6 +287,7 @@ class Paper(Settings):
         citation: authors, venue and year.
         assumptions: entries of ``config/register.yaml`` that concern all items.
         settings: settings of a run that all items share.
+        exceptions: patches for the cells of all items whose settings match, before those of an item.
         seeds: number of seeds of each cell.
         items: tables and figures, by name.
         untrained: tables and figures of the paper that need no training, each with the reason.
@@ -288,6 +299,7 @@ class Paper(Settings):
     citation: str
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     settings: Patch = {}
+    exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: int = Field(default=3, ge=1)
     items: dict[Annotated[FileName, _none_of("claims")], Item]
     untrained: dict[str, str] = {}
@@ -421,17 +433,70 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Patch:
     return merged
 
 
-def read_yaml(path: Path, kind: type[AnySettings], what: str) -> AnySettings:
-    """Read and validate a YAML file.
+class DisplayLabels(Settings):
+    """Names of datasets, methods and models on pages, by their names in settings.
+
+    An axis that is a list of values has these labels; a value without one is its own label.
+    """
+
+    labels: dict[str, str] = {}
+
+
+def read_labels(config: Path) -> dict[str, str]:
+    """Return the labels in ``labels.yaml``; empty without the file."""
+    path = config / "labels.yaml"
+    return read_settings(path, DisplayLabels).labels if path.exists() else {}
+
+
+def tree_of(config: Path, what: str, name: str) -> yaml.Node:
+    """Return the tree of a declaration, for ``validated`` and ``place_of``.
+
+    A paper is a file, ``papers/<name>.yaml``, or a folder: ``paper.yaml``, a file for each item, and
+    ``claims.yaml``. ``use: name`` merges one of the paper's ``blocks``, or another item's file.
+
+    Args:
+        config: folder of the configuration.
+        what: ``paper`` or ``scale``.
+        name: name of the file or folder.
 
     Raises:
-        FltrainError: if it is missing, not YAML, or not valid; for a missing file it names the others.
+        FltrainError: if it is missing or not YAML; for a missing file it names the others.
     """
-    if not path.parent.is_dir():
+    files = config / f"{what}s"
+    path, folder = files / f"{file_name(name, what)}.yaml", files / name
+    if not files.is_dir():
         raise FltrainError(
-            f"{path.parent}: there is no such folder; run fltrain in the project's folder, or use --config"
+            f"{files}: there is no such folder; run fltrain in the project's folder, or use --config"
         )
-    if not path.exists():
-        known = sorted(other.stem for other in path.parent.glob("*.yaml"))
-        check_known(f"unknown {what}", [path.stem], known, f"known in {path.parent}")
-    return read_settings(path, kind)
+    if what == "paper" and (folder / "paper.yaml").exists():
+        if path.exists():
+            raise FltrainError(f"{path}: the paper is in the folder {folder}, too; delete one of them")
+        tree, parts = compose(folder / "paper.yaml"), sorted(folder.glob("*.yaml"), key=_naturally)
+    elif path.exists():
+        tree, parts = compose(path), []
+    else:
+        known = sorted({other.stem for other in (*files.glob("*.yaml"), *files.glob("*/"))})
+        check_known(f"unknown {what}", [name], known, f"known in {files}")
+    if what == "paper" and isinstance(tree, yaml.MappingNode):
+        trees = {part.stem: compose(part) for part in parts if part.stem != "paper"}
+        claims = trees.pop("claims", None)
+        items = [_pair(stem, item) for stem, item in trees.items()]
+        if items:
+            tree.value.append(_pair("items", yaml.MappingNode(tree.tag, items, items[0][1].start_mark)))
+        if claims:
+            tree.value.append(_pair("claims", claims))
+        pairs = {key.value: value for key, value in tree.value}
+        tree.value = [pair for pair in tree.value if pair[0].value != "blocks"]
+        declared = pairs.get("blocks")
+        blocks = declared.value if isinstance(declared, yaml.MappingNode) else []
+        link(tree, {**trees, **{key.value: value for key, value in blocks}})
+    return tree
+
+
+def _naturally(path: Path) -> list[tuple[str, int]]:
+    """Return a sort key: the file of table 2 comes before that of table 10."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path.stem)]
+
+
+def _pair(key: str, value: yaml.Node) -> tuple[yaml.Node, yaml.Node]:
+    return yaml.ScalarNode("tag:yaml.org,2002:str", key, value.start_mark), value

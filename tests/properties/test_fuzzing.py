@@ -19,10 +19,11 @@ from typer.main import get_command
 from fltrain.cli import app, main
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import parse_plain, read_plain
+from fltrain.core.strict_yaml import construct, parse_plain, read_plain
 from fltrain.data.partition import SCHEMES
 from fltrain.data.registry import load
 from fltrain.experiments.plan import plan
+from fltrain.experiments.schema import tree_of
 from fltrain.models.networks import MODELS
 from fltrain.runs.spec import RunSpec
 
@@ -198,7 +199,7 @@ def demonstration() -> dict[str, Any]:
     scale = files["scales/demo"]
     scale["items"] = [entry for entry in scale["items"] if name_of(entry) in names]
     for name, items in wanted.items():
-        paper = files[f"papers/{name}"] = read_plain(CONFIG / "papers" / f"{name}.yaml")
+        paper = files[f"papers/{name}"] = construct(tree_of(CONFIG, "paper", name))
         paper["items"] = {item: paper["items"][item] for item in items}
         paper["claims"] = []
     return files

@@ -67,7 +67,7 @@ def test_the_example_of_a_method_works(tmp_path: Path) -> None:
     exec(code, namespace)
     example = namespace["FedCalm"]
     name = example.model_fields["name"].default
-    assert run["method"]["name"] == name and name in line["method"].values()
+    assert run["method"]["name"] == name and name in line["axes"]["method"]
     data = prepare(tiny().dataset, tmp_path / "digits.safetensors", tmp_path)
     weights = []
     for method in (example(), example(**example.neutral), METHODS["fedavg"]()):
@@ -121,7 +121,7 @@ def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     """Grid, exception, shared runs, published values, claim and assumption agree with the guide."""
-    paper, scale, quick, register = examples("add-an-experiment", "yaml")
+    paper, _, scale, quick, register = examples("add-an-experiment", "yaml")
     (tuned,) = examples("tune-settings", "yaml")
     values, claims = examples("add-an-experiment", "csv")
     files = {"papers/skew.yaml": paper, "scales/skew.yaml": scale, "scales/skew_quick.yaml": quick}

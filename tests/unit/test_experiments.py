@@ -13,24 +13,18 @@ import yaml
 from typer.testing import CliRunner
 
 from fltrain.cli import app
-from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
+from fltrain.core.strict_yaml import read_plain
 from fltrain.experiments.layout import Restriction, Sheet
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.schema import Paper, Scale, merge, read_yaml, spelled_out
+from fltrain.experiments.schema import merge, spelled_out
 from fltrain.experiments.selection import Demand, Selection
 from fltrain.runs.measures import CURVES
-from fltrain.runs.spec import RunSpec, Statistic
+from fltrain.runs.spec import Statistic
 
 from .helpers import tiny, trained
 
 CONFIG = Path(__file__).parents[2] / "config"
-KINDS: dict[str, tuple[str, type[Settings]]] = {
-    "papers": ("paper", Paper),
-    "scales": ("scale", Scale),
-    "examples": ("run", RunSpec),
-}
-"""By folder: the schema, and a description of its files."""
 
 Yaml = dict[str, Any]
 Edit = Callable[[Yaml], object]
@@ -275,6 +269,54 @@ def test_assumptions_come_from_the_paper_and_the_items(config: Config) -> None:
     assert "register.yaml" in message and "assumed" in message
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A paper of which two items are files that share blocks and labels."""
+    common = {"gain": {"measures": [GAIN]}, "plugins": PLUGINS}
+    table = {"rows": "method", "columns": "plugin", "use": "gain"}
+    axes = {"method": ["fedavg", {"name": "fedprox", "mu": 0.1}], "plugin": {"use": "plugins"}}
+    files: Yaml = {
+        "papers/toy/paper": {key: PAPER[key] for key in PAPER if key != "items"} | {"blocks": common},
+        "papers/toy/table2": {"title": "Two", "axes": axes, "table": table},
+        "papers/toy/table10": {"use": "table2", "title": "Ten", "settings": {"rounds": 2}},
+        "scales/tiny": {**SCALE, "items": ["toy"]},
+        "labels": {"labels": {"fedprox": "FedProx"}},
+    }
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(data))
+    return tmp_path
+
+
+def test_a_paper_is_a_folder_of_items_that_share_blocks(folder: Path) -> None:
+    two, ten = plan(folder, "tiny").items
+    assert (two.name, ten.name) == ("table2", "table10")
+    assert two.axes == ten.axes == {"method": ["fedavg", "FedProx"], "plugin": ["BP", "FLFA"]}
+    assert [entry.spec.rounds for entry in ten.entries] == [2] * 8
+    assert [entry.spec.plugins[0].name for entry in two.entries[2:4]] == ["flfa", "flfa"]
+
+
+def test_all_problems_of_a_folder_are_shown_with_file_and_line(folder: Path) -> None:
+    papers = folder / "papers" / "toy"
+    (papers / "table2.yaml").write_text(
+        "titel: Two\naxes: {plugin: {use: plugins}}\ntable: {rows: plugin, use: gain}"
+    )
+    (papers / "claims.yaml").write_text("- {where: here, claim: it works, test: {kind: tested}}")
+    with pytest.raises(FltrainError) as raised:
+        plan(folder, "tiny")
+    first, *others = str(raised.value).splitlines()
+    assert first.endswith("problems:"), others
+    assert any("claims.yaml: line 1: claims.0.test.by: field required" in other for other in others)
+    assert any(
+        "table2.yaml: line 1: items.table2.titel: unknown key 'titel'; did you" in other for other in others
+    )
+    (papers / "table2.yaml").write_text("title: Two\naxes:\n  plugin: {use: plugin}")
+    with pytest.raises(
+        FltrainError, match=r"table2.yaml: line 3: .*unknown block 'plugin'; did you mean 'plugins'"
+    ):
+        plan(folder, "tiny")
+
+
 def point(value: Any) -> Yaml:
     return {"set": {"alpha": value}, "reported": {"alpha": str(value)}}
 
@@ -286,11 +328,12 @@ def point(value: Any) -> Yaml:
         ({"low": 0.1}, {"low": point(0.1)}),
         ({1: 0.1}, {"1": point(0.1)}),
         ({"own": {"set": {"rounds": 1}}}, {"own": {"set": {"rounds": 1}}}),
-        ({"other": {"name": "iid"}}, {"other": point({"name": "iid"})}),
+        ({"other": {"name": "iid"}}, {"other": {**point({"name": "iid"}), "reported": {"alpha": "iid"}}}),
+        ([{"name": "a", "b": 1}], {"A": {**point({"name": "a", "b": 1}), "reported": {"alpha": "a"}}}),
     ],
 )
 def test_short_forms_of_an_axis(written: Any, expected: Yaml) -> None:
-    assert spelled_out("alpha", written) == expected
+    assert spelled_out("alpha", written, {"a": "A"}) == expected
 
 
 def test_a_grid_is_the_ordered_product_of_its_axes_and_seeds(config: Config) -> None:
@@ -551,18 +594,14 @@ def with_values(data: Yaml) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", KINDS)
-def test_committed_files_are_valid_and_fit_the_schema_of_editors(folder: str) -> None:
-    name, kind = KINDS[folder]
-    schema = json.loads((CONFIG / "schemas" / f"{name}.json").read_text())
-    validator = jsonschema.Draft202012Validator(schema)
-    for path in CONFIG.glob(f"{folder}/*.yaml"):
-        read = read_yaml(path, kind, name)
-        if not isinstance(read, RunSpec):
-            assert getattr(read, name) == path.stem, "a file is found by its name"
-        text = path.read_text()
-        assert text.startswith(f"# yaml-language-server: $schema=../schemas/{name}.json\n")
-        assert [fault.json_path for fault in validator.iter_errors(yaml.safe_load(text))] == [], path
+@pytest.mark.parametrize("path", sorted(set(CONFIG.rglob("*.yaml")) - {CONFIG / "config.yaml"}))
+def test_committed_files_fit_the_schema_of_editors(path: Path) -> None:
+    if (text := path.read_text()).startswith("# yaml-language-server: $schema="):
+        file = path.parent / text.splitlines()[0].partition("=")[2]
+        validator = jsonschema.Draft202012Validator(json.loads(file.read_text()))
+        assert [fault.json_path for fault in validator.iter_errors(read_plain(path))] == []
+    else:
+        assert path.name == "datasets.yaml"
 
 
 @pytest.mark.parametrize("scale", sorted({path.stem for path in CONFIG.glob("scales/*.yaml")} - {"paper"}))
