@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
@@ -181,7 +182,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(ABC):
     """One local step: a batch, and the engine's computations on it.
 
     Attributes:
@@ -234,18 +235,18 @@ class Step:
         """
         return self._gradient(None, None, self.part, True, True, True)
 
+    @abstractmethod
     def _gradient(
         self, loss: Loss | None, at: Tensor | None, part: Part, track: bool, route: bool, observe: bool
     ) -> tuple[Tensor, Tensor]:
         """Return gradient and value, see ``differentiate``; each executor has its own way."""
-        raise NotImplementedError
 
+    @abstractmethod
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
         """Return the outputs of the network with other weights and buffers on the batch, without gradient.
 
         It runs in evaluation mode, or with ``training`` on batch statistics; it never changes buffers.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,9 +77,9 @@ class Scheme(Component):
         self.check(len(labels))
         return self.divide(TrainingLabels(labels, classes, writers), stream(seed, Purpose.PARTITION))
 
+    @abstractmethod
     def divide(self, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:
         """Return the partition; the number of clients is already checked."""
-        raise NotImplementedError
 
 
 class LabelSkew(Scheme):
@@ -102,9 +103,9 @@ class LabelSkew(Scheme):
     def divide(self, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:
         return deal(self.counts(data.class_sizes, random), data, random)
 
+    @abstractmethod
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
         """Return the number of images by client and class, ``[M, C]``, for class sizes ``[C]``."""
-        raise NotImplementedError
 
 
 def deal(counts: Indices, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -101,9 +102,9 @@ class FixedClasses(LabelSkew):
             )
         return self.shared_out(class_sizes, held, random)
 
+    @abstractmethod
     def shared_out(self, class_sizes: Indices, held: Held, random: np.random.Generator) -> Indices:
         """Return images by client and class; with equal shares every client would reach ``min_size``."""
-        raise NotImplementedError
 
 
 class Pathological(FixedClasses):

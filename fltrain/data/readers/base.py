@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -95,9 +96,9 @@ class Reader(Component):
             LOG.warning("%s: %s", source, warning)
         return replace(splits, notes=(*splits.notes, *warnings))
 
+    @abstractmethod
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         """Read the format; ``read`` checks the splits as a whole."""
-        raise NotImplementedError
 
     def side_read(self, facts: Facts) -> int | None:
         """Return height and width of the images without a target; None if they depend on the files."""

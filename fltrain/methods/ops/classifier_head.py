@@ -36,6 +36,8 @@ def train(
 ) -> State:
     """Return the server's state after plain SGD on the cross entropy of features ``[m, d]``, labels ``[m]``.
 
+    The one training loop of servers; the local training of clients belongs to the engine.
+
     A step takes ``batch`` of these pairs, shuffled anew in every epoch, or all pairs if ``batch`` is None.
     """
     head = state["head"].clone().requires_grad_()
