@@ -2,7 +2,7 @@
 #
 #   snakemake                                   all items of the scale
 #   snakemake flfa_table1                       one table or figure
-#   snakemake --config methods=flfa seeds=1     restricted, see config/config.yaml
+#   snakemake --config items=flfa seeds=1     restricted, see config/config.yaml
 #   snakemake --config train=false              from the records that exist
 #   snakemake all_data                          datasets and partitions only
 #   snakemake -n                                what would be done, and why

@@ -15,33 +15,19 @@ ConfigOption = Annotated[Path, typer.Option(help="Folder that contains papers/ a
 ItemsArgument = Annotated[
     list[str] | None, typer.Argument(help="Papers (flfa) or items (flfa/table1) (default: all).")
 ]
-DatasetsOption = Annotated[
-    str | None, typer.Option(help="Only runs on these datasets, for example cifar10,mnist.")
-]
-MethodsOption = Annotated[
-    str | None,
-    typer.Option(help="Only these methods or plug-ins and their baselines, for example fedavg,flfa."),
-]
 SeedsOption = Annotated[int | None, typer.Option(help="Maximum number of seeds (default: the item's own).")]
 WhereOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Only runs that meet conditions: 'dataset=cifar10 method=fedavg,fedprox training.lr!=0.1'; "
-        "repeatable."
+        "repeatable. With method or plugins, their baselines, too."
     ),
 ]
 
 
-def selection_of(
-    items: list[str] | None,
-    datasets: str | None,
-    methods: str | None,
-    seeds: int | None,
-    where: list[str] | None,
-) -> Selection:
+def selection_of(items: list[str] | None, seeds: int | None, where: list[str] | None) -> Selection:
     """Return the part of a scale that the options select; refuse wrong values."""
-    wanted = {"items": items, "datasets": datasets, "methods": methods, "seeds": seeds, "where": where}
-    return Selection.parse(wanted, "command line")
+    return Selection.parse({"items": items, "seeds": seeds, "where": where}, "command line")
 
 
 def comma_separated(text: str) -> list[str]:

@@ -23,8 +23,6 @@ from fltrain.runtime.devices import pick_device
 def show_plan(
     items: options.ItemsArgument = None,
     scale: options.ScaleOption = "demo",
-    datasets: options.DatasetsOption = None,
-    methods: options.MethodsOption = None,
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     hours: Annotated[
@@ -48,12 +46,10 @@ def show_plan(
     config: options.ConfigOption = Path("config"),
 ) -> None:
     """Show the runs behind each table and figure, with hours, traffic and disk space."""
-    wanted, folder = options.selection_of(items, datasets, methods, seeds, where), Results(results)
+    wanted, folder = options.selection_of(items, seeds, where), Results(results)
     planned = plan(config, scale).restricted(wanted)
-    if new_scale and (datasets or methods):
-        raise FltrainError(
-            "--write-scale: a scale file restricts items and seeds only; leave out --datasets and --methods"
-        )
+    if new_scale and where:
+        raise FltrainError("--write-scale: a scale file restricts items and seeds only; leave out --where")
     new_file = scale_file(config, new_scale) if new_scale else None
     if calibrate:
         from fltrain.experiments.calibrate import calibrate as measure
@@ -61,7 +57,7 @@ def show_plan(
         # On a GPU that other runs use, measurements would be too slow.
         measure(planned, folder, pick_device(device, runs=1), typer.echo)
     costs = PlanCosts.of(planned, folder)
-    given = {"--datasets": datasets, "--methods": methods, "--seeds": seeds}
+    given = {"--seeds": seeds, "--where": " ".join(where or ()) or None}
     hint = _calibration(items or [], scale, {**given, "--results": results, "--config": config})
     if hours is not None:
         _check_estimates(costs, hint)
@@ -135,6 +131,6 @@ def _check_estimates(costs: PlanCosts, hint: str) -> None:
         if Workload.of(spec) is None:
             raise FltrainError(
                 f"--hours: no estimate for {run}: config/datasets.yaml lacks the size of "
-                f"{spec.dataset.name!r}; exclude the dataset with --datasets"
+                f"{spec.dataset.name!r}; exclude it with --where dataset!={spec.dataset.name}"
             )
         raise FltrainError(f"--hours: {len(costs.unknown)} runs have no estimate yet; run `{hint}`")

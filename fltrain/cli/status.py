@@ -17,8 +17,6 @@ from fltrain.runs.status import State, stale_runs
 def status(
     items: options.ItemsArgument = None,
     scale: options.ScaleOption = "demo",
-    datasets: options.DatasetsOption = None,
-    methods: options.MethodsOption = None,
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     results: options.ResultsOption = Path("results"),
@@ -29,7 +27,7 @@ def status(
     A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
     has to be retrained. A damaged record was changed after training; tables leave it out.
     """
-    wanted, folder = options.selection_of(items, datasets, methods, seeds, where), Results(results)
+    wanted, folder = options.selection_of(items, seeds, where), Results(results)
     planned = plan(config, scale).restricted(wanted)
     stale = stale_runs(planned.runs, folder)
     states = {run: State.of(run, folder, stale.get(run), spec) for run, spec in planned.runs.items()}

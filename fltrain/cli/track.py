@@ -17,8 +17,6 @@ from fltrain.runtime.signals import Stopping
 def track(
     items: options.ItemsArgument = None,
     scale: options.ScaleOption = "demo",
-    datasets: options.DatasetsOption = None,
-    methods: options.MethodsOption = None,
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     results: options.ResultsOption = Path("results"),
@@ -45,7 +43,7 @@ def track(
 
     folder = Results(results)
     whole = plan(config, scale)
-    planned = whole.restricted(options.selection_of(items, datasets, methods, seeds, where))
+    planned = whole.restricted(options.selection_of(items, seeds, where))
     runs = dict.fromkeys(planned.runs)
     if every:
         runs |= dict.fromkeys(record.run_id for record in folder.records())

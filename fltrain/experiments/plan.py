@@ -245,7 +245,14 @@ class Plan:
         Raises:
             FltrainError: if a name is unknown or nothing is left.
         """
-        self._check_names(selection)
+        # Items have further names, which messages do not list.
+        understood = {name for item in self.items for name in item.names}
+        check_known(
+            f"scale {self.scale.scale!r} has no item",
+            [name for name in selection.items if name not in understood],
+            sorted(item.id for item in self.items),
+            "other scales may have more; it has",
+        )
         choose(list(self.runs.values()), parse_where(selection.where), settings_text)  # refuses unknown keys
         named = [item for item in self.items if selection.wants(item.names)]
         rest = self._reduced_to(named, *selection.named)
@@ -261,28 +268,6 @@ class Plan:
                 f"scale {self.scale.scale!r}: no run is left with {conditions}; drop one of these conditions"
             )
         return rest
-
-    def _check_names(self, selection: Selection) -> None:
-        """Refuse names that the plan does not have."""
-        known = {
-            "paper": (selection.papers, {item.paper.paper for item in self.items}),
-            "item": (selection.items, {item.id for item in self.items}),
-            "dataset": (selection.datasets, {spec.dataset.name for spec in self.specs}),
-            "method": (
-                selection.methods,
-                {method.name for spec in self.specs for method in spec.composition.methods},
-            ),
-        }
-        # Items have further names, which messages do not list.
-        understood = {name for item in self.items for name in item.names}
-        for what, (wanted, present) in known.items():
-            words = [name for name in wanted if what != "item" or name not in understood]
-            check_known(
-                f"scale {self.scale.scale!r} has no {what}",
-                words,
-                sorted(present),
-                "other scales may have more; it has",
-            )
 
     def _reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
         """Return the plan with the items that have cells; note ``why`` if a cell or item is removed."""

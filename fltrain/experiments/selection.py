@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -46,49 +46,31 @@ class Demand:
 class Selection(Settings):
     """Conditions on the cells of a scale, all of which must hold. An empty condition restricts nothing.
 
-    ``methods`` also keeps the cells with which the layout compares the named ones (``gain_over``,
-    ``relative_to``, ``target_of``, ``reduction_from``), for example the base methods behind a plug-in's gain.
-
     Attributes:
-        papers: for example ``flfa``.
-        items: ``flfa/table1``, ``flfa_table1``, or a paper.
-        datasets: names of datasets.
-        methods: names of base methods or plug-ins; a run needs one of them.
+        items: ``flfa/table1``, ``flfa_table1``, or a paper (``flfa``).
         seeds: maximum number of seeds.
-        where: conditions on settings, see ``fltrain.runs.where``; conditions on ``method`` or ``plugins``
-            also keep the cells of comparisons.
+        where: conditions on settings, see ``fltrain.runs.where``. Conditions on ``method`` or ``plugins``
+            also keep the cells with which the layout compares those that meet them (``gain_over``,
+            ``relative_to``, ``target_of``, ``reduction_from``), for example the base methods behind a
+            plug-in's gain.
     """
 
-    papers: Names = ()
     items: Names = ()
-    datasets: Names = ()
-    methods: Names = ()
     seeds: int | None = Field(default=None, ge=1)
     where: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_texts)] = ()
 
     def wants(self, names: Set[str]) -> bool:
         """Return True if an item with these names is selected."""
-        return all(not named or names & set(named) for named in (self.papers, self.items))
+        return not self.items or bool(names & set(self.items))
 
     @property
     def named(self) -> list[str]:
-        """The selected papers and items in words."""
-        named = {"paper": self.papers, "item": self.items}
-        return [_listed(what, names) for what, names in named.items() if names]
+        """The selected items in words."""
+        return [f"item{'s' if len(self.items) > 1 else ''} {', '.join(self.items)}"] if self.items else []
 
     @property
     def demands(self) -> Iterator[Demand]:
         """The conditions on runs."""
-        if self.datasets:
-            yield Demand(
-                _listed("dataset", self.datasets), lambda spec, _: spec.dataset.name in self.datasets
-            )
-        if self.methods:
-            yield Demand(
-                _listed("method", self.methods),
-                lambda spec, _: any(method.name in self.methods for method in spec.composition.methods),
-                references=True,
-            )
         if (seeds := self.seeds) is not None:
             yield Demand(f"{seeds} seed{'s' if seeds > 1 else ''}", lambda _, number: number < seeds)
         for condition in parse_where(self.where):
@@ -99,10 +81,6 @@ class Selection(Settings):
 def _meets(condition: Condition, spec: RunSpec, _: int) -> bool:
     names = short_names(spec)
     return condition.meets(names if condition.key in names else settings_text(spec))
-
-
-def _listed(what: str, names: Sequence[str]) -> str:
-    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _truth(value: Any) -> Any:

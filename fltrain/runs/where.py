@@ -122,7 +122,7 @@ def choose(
     every = [(run, settings_of(run)) for run in runs] if conditions else [(run, {}) for run in runs]
     left = every
     for condition in conditions:
-        _check_key(condition, [settings for _, settings in every])
+        _check(condition, [settings for _, settings in every])
         before, left = left, [(run, settings) for run, settings in left if condition.meets(settings)]
         if not left:
             values = {name for _, settings in before for name in value_of(settings, condition.key).split()}
@@ -139,7 +139,8 @@ def value_of(settings: Mapping[str, str], key: str) -> str:
     return value
 
 
-def _check_key(condition: Condition, settings: Sequence[Mapping[str, str]]) -> None:
+def _check(condition: Condition, settings: Sequence[Mapping[str, str]]) -> None:
+    """Refuse a key that no run has, and a wanted value that no run has, even if others match."""
     keys = {key for mapping in settings for key in mapping}
     below = [key for key in keys if begins(key, [condition.key])]
     if not below:
@@ -149,6 +150,11 @@ def _check_key(condition: Condition, settings: Sequence[Mapping[str, str]]) -> N
         raise FltrainError(
             f"where: {condition.key!r} stands for several settings; name one of {listed(below)}"
         )
+    present = {name for mapping in settings for name in value_of(mapping, condition.key).split() or [""]}
+    for wanted in condition.values:
+        if not condition.excluded and not any(_same(name, wanted) for name in present):
+            there = f"{suggest(wanted, present)} (there are: {listed(present)})"
+            raise FltrainError(f"no run is left with {condition.key}={wanted}{there}")
 
 
 def _same(value: str, wanted: str) -> bool:

@@ -32,7 +32,7 @@ from .slurm import GPUS, Slurm, command, in_jobs, wait_until
 HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2")
 # The runs of two methods in one paper of the demonstration: three runs, two of them of one method.
 PAPER = "fedfcd"
-SELECTION = {"papers": PAPER, "methods": "fedavg,local"}
+SELECTION = {"items": PAPER, "where": "method=fedavg,local"}
 SHORT = 45
 """Minutes that a job in the partition ``short`` may take."""
 

@@ -317,8 +317,8 @@ def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
 ) -> None:
     monkeypatch.setattr(calibration, "PATIENCE", 0.0)
     monkeypatch.setattr(calibration, "_start_up", lambda: 3600.0)
-    asked = ("plan", "toy", "--scale", "one", "--methods", "fedavg,fedprox")
-    assert "fltrain plan toy --scale one --methods fedavg,fedprox --calibrate" in invoke(*asked).stdout
+    asked = ("plan", "toy", "--scale", "one", "--where", "method=fedavg,fedprox")
+    assert "fltrain plan toy --scale one --where method=fedavg,fedprox --calibrate" in invoke(*asked).stdout
     written = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
     assert written == [tmp_path / "results" / "one" / "plan.csv"], "only the run table"
     output = invoke(*asked, "--calibrate", "--device", "cpu", "--out", "runs.csv").stdout
@@ -343,11 +343,11 @@ def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
         ("status --scale two", ["unknown scale 'two'", "one"]),
         ("status toy/tabel --scale one", ["'toy/tabel'", "'toy/table'"]),
         ("plan --config nowhere", ["nowhere/scales: there is no such folder", "--config"]),
-        ("plan --methods fedavgg --scale one", ["has no method 'fedavgg'", "'fedavg'"]),
+        ("plan --where method=fedavgg --scale one", ["no run is left with method=fedavgg", "'fedavg'"]),
         ("plan --seeds 0 --scale one", ["seeds", "1", "0"]),
         ("plan --scale one --hours 3", ["--hours: 2 runs have no estimate yet", "--calibrate"]),
         ("plan --scale one --write-scale one", ["config/scales/one.yaml exists; delete it"]),
-        ("plan --scale one --write-scale mine --methods fedavg", ["leave out --datasets and --methods"]),
+        ("plan --scale one --write-scale mine --where method=fedavg", ["leave out --where"]),
     ],
 )
 def test_wrong_selections_give_one_line(config: Path, fail: Fail, arguments: str, words: list[str]) -> None:

@@ -194,7 +194,7 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         "plugins=flfa": ["flfa"],
         "plugins!=none": ["flfa", "flfa+ecgr"],
         "plugins=flfa+ecgr": ["flfa+ecgr"],
-        "evaluation.targets=[0.5,0.6],[0.7] model=mobilenet_tiny": ["flfa", "flfa+ecgr", "none"],
+        "evaluation.targets=[0.5,0.6],[] model=mobilenet_tiny": ["flfa", "flfa+ecgr", "none"],
         "model=mlp": ["none"],
         "local_test!=none": ["none"],
     }.items():

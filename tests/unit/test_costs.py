@@ -114,7 +114,7 @@ def test_traffic_and_disk_are_those_of_the_records(tmp_path: Path, quick: None) 
 def test_only_missing_measurements_are_made(tmp_path: Path, quick: None) -> None:
     planned, results = toy(tmp_path), Results(tmp_path / "out")
     lines: list[str] = []
-    some = planned.restricted(Selection(methods=("fedavg",)))
+    some = planned.restricted(Selection(where=("method=fedavg",)))
     calibrate(some, results, CPU, lines.append)
     assert len(lines) == 1 + 2 + 2, "one network and batch, two compositions"
     first = Calibration.read(calibration_file(results))

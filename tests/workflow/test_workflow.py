@@ -357,9 +357,9 @@ def test_a_restriction_selects_the_named_methods_and_their_baselines(fresh: Chec
     average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
     divided = f"partitioning data: {prox.partition_id}"
     common = {DATA, divided, TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
-    needed = {"fedprox": (average.run_id, prox.run_id), "[fedavg]": (average.run_id,)}
+    needed = {"fedprox": (average.run_id, prox.run_id), "fedavg": (average.run_id,)}
     for method, runs in needed.items():
-        settings = (f"methods={method}", "items=toy/accuracy", "papers=[toy]", "seeds=1")
+        settings = (f"where=method={method}", "items=toy/accuracy", "seeds=1")
         assert set(fresh.jobs(settings=settings)) == {*common, *training(*runs)}
 
 
@@ -368,8 +368,8 @@ def test_a_restriction_selects_the_named_methods_and_their_baselines(fresh: Chec
     ("setting", "message"),
     [
         ("scale=tinny", "unknown scale 'tinny'; did you mean 'tiny'?"),
-        ("methods=fedprx", "has no method 'fedprx'; did you mean 'fedprox'?"),
-        ("method=fedprox", "unknown key 'method'; did you mean 'methods'?"),
+        ("where=method=fedprx", "no run is left with method=fedprx; did you mean 'fedprox'?"),
+        ("seed=1", "unknown key 'seed'; did you mean 'seeds'?"),
         ("train=false", "none of its runs has a record"),
     ],
 )
@@ -384,14 +384,14 @@ def test_a_restriction_that_cannot_be_met_is_one_clear_error(
 
 @pytest.mark.slow
 def test_a_restricted_table_names_its_restriction(changed: Checkout) -> None:
-    settings = ("methods=fedavg", "items=toy/accuracy")
+    settings = ("where=method=fedavg", "items=toy/accuracy")
     code, output = changed.snakemake(settings=settings)
     assert code == 0, output
     assert set(jobs_in(output)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
     folder = changed.results.root / "tiny"
     table = (folder / "toy" / "accuracy.md").read_text()
     assert "FedAvg" in table and "| FedProx" not in table
-    assert "Reduced scale: a round on a few clients, restricted to method fedavg." in table
+    assert "Reduced scale: a round on a few clients, restricted to method=fedavg." in table
     for page in ("index.html", "runs.html"):
         assert "restricted to item toy/accuracy, method fedavg." in (folder / page).read_text()
 
