@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli import bench, compare, data, plan, records, schema, status, track, train, verify
+from fltrain.cli import bench, compare, data, explain, plan, records, schema, status, track, train, verify
 from fltrain.core.errors import FltrainError, Stopped, as_mistake
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 app.command("train")(train.train)
 app.command("plan")(plan.show_plan)
+app.command("explain")(explain.explain)
 app.command("status")(status.status)
 app.command("verify")(verify.verify)
 app.command("track")(track.track)

@@ -24,13 +24,10 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, problems
 
 LARGEST = 3e38
 """Largest number that single precision holds, rounded down."""
-
-MOST_FAULTS = 20
-"""Number of faults of one file that are shown."""
 
 Place = tuple[str, int]
 """A file and a line in it."""
@@ -188,14 +185,6 @@ class Settings(BaseModel):
                 for file, number, what in placed
             ]
         raise problems(where, lines)
-
-
-def problems(where: str, lines: Sequence[str]) -> FltrainError:
-    """Return one error for all problems of a file, one on each line."""
-    if len(lines) == 1:
-        return FltrainError(f"{where}: {lines[0]}")
-    more = [f"and {len(lines) - MOST_FAULTS} more"] if len(lines) > MOST_FAULTS else []
-    return FltrainError(f"{where}: {len(lines)} problems:", [*lines[:MOST_FAULTS], *more])
 
 
 def nested(annotation: Any) -> Iterator[type[Settings]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -57,6 +57,38 @@ def _one_line(message: str) -> str:
     line = " ".join(map(str.strip, message.splitlines()))
     printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     return printable if len(printable) <= _LONGEST else f"{printable[:700]} ... {printable[-250:]}"
+
+
+MOST_PROBLEMS = 20
+"""Number of problems that one message shows."""
+
+
+def problems(where: str, lines: Sequence[str]) -> FltrainError:
+    """Return one error for all problems of a file, one on each line."""
+    if len(lines) == 1:
+        return FltrainError(f"{where}: {lines[0]}")
+    more = [f"and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
+    return FltrainError(f"{where}: {len(lines)} problems:", [*lines[:MOST_PROBLEMS], *more])
+
+
+class Problems(list[FltrainError]):
+    """Mistakes that are reported together."""
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Add a mistake in the enclosed block instead of raising it."""
+        try:
+            yield
+        except FltrainError as error:
+            self.append(error)
+
+    def refuse(self, where: str) -> None:
+        """Raise all mistakes as one error, if there are any."""
+        if len(self) == 1:
+            raise self[0]
+        if self:
+            parts = [str(error).split("\n  ") for error in self]
+            raise problems(where, [line for lines in parts for line in lines[len(lines) > 1 :]])
 
 
 @contextmanager

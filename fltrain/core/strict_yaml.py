@@ -163,14 +163,19 @@ def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
 
 
 def place_of(tree: yaml.Node, keys: Sequence[str]) -> Place:
-    """Return file and line of the value at a path of keys, as far as the path exists."""
+    """Return file and line of the value at a path of keys, as far as the path exists.
+
+    A list is entered by position, or by the key of a mapping in it.
+    """
     node = tree
     for key in keys:
         inside: dict[str, yaml.Node] = {}
         if isinstance(node, yaml.MappingNode):
             inside = {name.value: value for name, value in node.value}
         elif isinstance(node, yaml.SequenceNode):
-            inside = {str(place): value for place, value in enumerate(node.value)}
+            pairs = [pair for item in node.value if isinstance(item, yaml.MappingNode) for pair in item.value]
+            inside = {name.value: value for name, value in pairs}
+            inside |= {str(place): value for place, value in enumerate(node.value)}
         if key not in inside:
             break
         node = inside[key]

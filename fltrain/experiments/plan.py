@@ -1,8 +1,8 @@
 """Experiments: papers x scale -> the runs behind every table and figure. Does not import torch.
 
-Grids are declared (``fltrain.experiments.schema``) and expanded here. Settings are merged in this order;
-later ones win: the paper's, the item's, the scale's, the scale's for this item, the points' of the axes,
-exceptions, the seed.
+Grids are declared (``fltrain.experiments.schema``) and expanded here. Settings are merged in four layers,
+later ones win: paper, item, scale (its own settings, then those of its entry for the item), cell (points of
+the axes, then the matching exceptions).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-from fltrain.core.config import check_known, suggest
-from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import place_of, read_settings, validated
+from fltrain.core.config import Place, check_known, suggest
+from fltrain.core.errors import FltrainError, Problems
+from fltrain.core.strict_yaml import construct, place_of, read_settings, validated
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.layout import (
     Bubbles,
@@ -39,6 +39,7 @@ from fltrain.experiments.schema import (
     Axis,
     Item,
     Paper,
+    Patch,
     Reduction,
     Register,
     Scale,
@@ -330,28 +331,37 @@ def plan(config: Path, scale: str) -> Plan:
     register_file = config / "register.yaml"
     register = read_settings(register_file, Register) if register_file.exists() else Register()
     papers: dict[str, Paper] = {}
+    found = Problems()
+    for name in dict.fromkeys(item_id.partition("/")[0] for item_id in chosen.items):
+        with found.collected():
+            papers[name] = declared(config, name, Paper, labels)
+            check_reported(config / "reported", papers[name])
+    found.refuse(f"scale {scale!r}")
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():
         name, _, item = item_id.partition("/")
-        if name not in papers:
-            papers[name] = declared(config, name, Paper, labels)
-            check_reported(config / "reported", papers[name])
-        paper = papers[name]
         if item:
-            known = [f"{name}/{known}" for known in paper.items]
-            check_known(f"scale {scale!r}: unknown item", [item_id], known)
-        for one in [item] if item else paper.items:
-            reductions[name, one] = reduction
-    planned = [
-        _expand(papers[name], item, chosen, reduction, register)
-        for (name, item), reduction in reductions.items()
-    ]
+            known = [f"{name}/{known}" for known in papers[name].items]
+            with found.collected():
+                check_known(f"scale {scale!r}: unknown item", [item_id], known)
+                reductions[name, item] = reduction
+        else:
+            reductions |= dict.fromkeys(((name, one) for one in papers[name].items), reduction)
+    planned: list[PlannedItem] = []
+    for (name, item), reduction in reductions.items():
+        with found.collected():
+            planned.append(_expand(papers[name], item, chosen, reduction, register, config))
+    found.refuse(f"scale {scale!r}")
     _check_axes(f"scale {scale!r}: none of its items", chosen, planned)
     _check_exceptions(f"scale {scale!r}", chosen.exceptions, planned)
     for item_id, reduction in chosen.items.items():
         concerned = [one for one in planned if one.reduction is reduction]
         _check_axes(f"scale {scale!r}: nothing in {item_id!r}", reduction, concerned)
         _check_exceptions(f"scale {scale!r}: {item_id}", reduction.exceptions, concerned)
+    if not (chosen.settings or chosen.axes):
+        for name, paper in papers.items():
+            if chosen.items.get(name) == Reduction():
+                _check_exceptions(name, paper.exceptions, [one for one in planned if one.paper is paper])
     return Plan(chosen, planned)
 
 
@@ -394,13 +404,99 @@ def _check_exceptions(who: str, exceptions: Iterable[Special], items: Sequence[P
         raise FltrainError(f"{who}: exceptions: no cell has all of {special.when}; change 'when'")
 
 
-def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Register) -> PlannedItem:
+class Layer(NamedTuple):
+    """A patch of a cell's settings: its layer, the kind of its file, its path of keys in it."""
+
+    name: str
+    what: str
+    keys: tuple[str, ...]
+    patch: Patch
+    reported: Mapping[str, str] = {}
+
+
+class Layers:
+    """The patches of an item at a scale, from which ``cell`` selects those of one cell.
+
+    Attributes:
+        axes: patches by axis and label; a scale's axis replaces the item's of the same name.
+    """
+
+    def __init__(self, paper: Paper, name: str, scale: Scale, own: Reduction) -> None:
+        item, entry = paper.items[name], f"{paper.paper}/{name}"
+        in_scale = "items", entry if entry in scale.items else paper.paper
+        sources: list[tuple[str, str, tuple[str, ...], Paper | Item | Reduction]] = [
+            ("paper", "paper", (), paper),
+            ("item", "paper", ("items", name), item),
+            ("scale", "scale", (), scale),
+            ("scale", "scale", in_scale, own),
+        ]
+        self._common = [
+            Layer(layer, what, (*keys, "settings"), source.settings) for layer, what, keys, source in sources
+        ]
+        self.axes: dict[str, dict[str, Layer]] = {axis: {} for axis in item.axes}
+        for _, what, keys, source in sources[1:]:
+            assert not isinstance(source, Paper)
+            for axis in source.axes.keys() & self.axes.keys():
+                self.axes[axis] = {
+                    label: Layer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point.reported)
+                    for label, point in source.axes[axis].items()
+                }
+        self._exceptions = [
+            (
+                special,
+                Layer("cell", what, (*keys, "exceptions", str(place), "set"), special.set, special.reported),
+            )
+            for _, what, keys, source in sources
+            for place, special in enumerate(source.exceptions)
+        ]
+
+    def cell(self, labels: Labels) -> tuple[list[Layer], list[Special]]:
+        """Return the patches of a cell, later ones win, and the exceptions that match it."""
+        layers = self._common + [self.axes[axis][label] for axis, label in labels.items()]
+        settings = merged(layers)
+        matching = [(special, layer) for special, layer in self._exceptions if special.matches(settings)]
+        return layers + [layer for _, layer in matching], [special for special, _ in matching]
+
+
+def merged(layers: Iterable[Layer]) -> Patch:
+    """Return the settings of patches; later ones win."""
+    return reduce(merge, (layer.patch for layer in layers), {})
+
+
+def origins(layers: Iterable[Layer]) -> dict[tuple[str, ...], Layer]:
+    """Return the patch that each setting comes from, by its path of keys, without a last ``name``."""
+    settings: Patch = {}
+    found: dict[tuple[str, ...], Layer] = {}
+    for layer in layers:
+        settings = merge(settings, layer.patch)
+        own = {path for path, _ in leaves(layer.patch)}
+        found = {path: layer if path in own else found[path] for path, _ in leaves(settings)}
+    return found
+
+
+def leaves(settings: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield path and value of each setting; a component's name has the path of the component."""
+    for key, value in settings.items():
+        path = above if key in ("name", "fraction") and above else (*above, key)
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, path)
+        else:
+            yield path, value
+
+
+def place_in(config: Path, paper: Paper, scale: Scale, layer: Layer, keys: Sequence[str] = ()) -> Place:
+    """Return file and line of a patch, or of a setting in it."""
+    tree = tree_of(config, layer.what, paper.paper if layer.what == "paper" else scale.scale)
+    construct(tree)  # resolves merge keys
+    return place_of(tree, (*layer.keys, *keys))
+
+
+def _expand(
+    paper: Paper, name: str, scale: Scale, own: Reduction, register: Register, config: Path
+) -> PlannedItem:
     item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
-    replaced = {**scale.axes, **own.axes}
-    axes = {axis: replaced.get(axis, declared) for axis, declared in item.axes.items()}
-    common = paper.settings
-    for patch in (item.settings, scale.settings, own.settings):
-        common = merge(common, patch)
+    declared = Layers(paper, name, scale, own)
+    axes = declared.axes
     limits = [item.seeds or paper.seeds, *filter(None, (scale.seeds, own.seeds))]
     seeds = min(limits)
     if isinstance(item.figure, Bubbles):
@@ -412,27 +508,34 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
             "shorten axes or lower seeds"
         )
     entries: list[Entry] = []
-    exceptions = *paper.exceptions, *item.exceptions, *scale.exceptions, *own.exceptions
-    applied = list[Special]()
-    for combination in itertools.product(*(points.items() for points in axes.values())):
-        labels = dict(zip(axes, (label for label, _ in combination), strict=True))
-        settings, reported = common, dict[str, str]()
-        for _, point in combination:
-            settings = merge(settings, point.set)
-            reported.update(point.reported)
-        matching = [special for special in exceptions if special.matches(settings)]
+    applied: list[Special] = []
+    faulty: dict[str, FltrainError] = {}
+    for combination in itertools.product(*axes.values()):
+        labels = dict(zip(axes, combination, strict=True))
+        layers, matching = declared.cell(labels)
         applied += [special for special in matching if special not in applied]
         if any(special.leave_out for special in matching):
             continue
-        for special in matching:
-            settings = merge(settings, special.set)
-            reported.update(special.reported)
+        reported = {key: value for layer in layers for key, value in layer.reported.items()}
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
+
+        def place(keys: Sequence[str], layers: list[Layer] = layers) -> Place:
+            found = origins(layers)
+            ends = [tuple(keys[:length]) for length in range(len(keys), 0, -1)]
+            path = next((end for end in ends if end in found), None)
+            path = path or next((path for path in found if path[0] == keys[0]), None)
+            return place_in(config, paper, scale, found[path] if path else layers[0], keys)
+
         # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that
         # depends on it been computed of the first.
-        first = RunSpec.parse({**settings, "seed": 0}, where)
+        try:
+            first = RunSpec.parse({**merged(layers), "seed": 0}, where, place)
+        except FltrainError as error:
+            faulty.setdefault(str(error).removeprefix(where), error)
+            continue
         specs = [first.model_copy(update={"seed": item.first_seed + number}) for number in range(seeds)]
         entries += [Entry(labels, reported, number, spec) for number, spec in enumerate(specs)]
+    Problems(faulty.values()).refuse(f"{paper.paper}/{name}")
     planned = PlannedItem(
         paper=paper,
         name=name,
@@ -445,10 +548,15 @@ def _expand(paper: Paper, name: str, scale: Scale, own: Reduction, register: Reg
         applied=tuple(applied),
         restricted=() if scale.reduced else _shortened(item.axes, axes),
     )
-    if not (replaced.keys() & item.axes.keys() or scale.settings or own.settings):
-        _check_exceptions(planned.id, item.exceptions, [planned])
-    planned.layout.check(planned.id, planned.axes)
-    _check_needs(planned)
+    found = Problems()
+    if not (scale.axes.keys() | own.axes.keys()) & item.axes.keys() and not (scale.settings or own.settings):
+        with found.collected():
+            _check_exceptions(planned.id, item.exceptions, [planned])
+    with found.collected():
+        planned.layout.check(planned.id, planned.axes)
+    with found.collected():
+        _check_needs(planned)
+    found.refuse(planned.id)
     return planned
 
 

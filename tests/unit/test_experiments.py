@@ -10,6 +10,7 @@ from typing import Any, get_args
 import jsonschema
 import pytest
 import yaml
+from click.testing import Result
 from typer.testing import CliRunner
 
 from fltrain.cli import app
@@ -83,11 +84,11 @@ class Config:
         (self.folder / "reported" / "toy_claims.csv").write_text(claims)
 
     def error(self, paper: Edit | None = None, scale: Edit | None = None, name: str = "tiny") -> str:
-        """The error message of a faulty configuration: one line."""
+        """The error message of a faulty configuration: a line for each problem."""
         with pytest.raises(FltrainError) as raised:
             self.plan(paper, scale, name)
         message = str(raised.value)
-        assert message and "\n" not in message
+        assert message and "\n\n" not in message
         return message
 
 
@@ -265,7 +266,7 @@ def test_assumptions_come_from_the_paper_and_the_items(config: Config) -> None:
     assert (table.sheet.assumptions, figure.sheet.assumptions) == ((first, second), (first,))
     for keys in (("assumptions",), (*TABLE, "assumptions")):
         message = config.error(put(["T-11"], *keys))
-        assert message.startswith("toy/table: assumptions: no entry 'T-11'") and "'T-1'" in message
+        assert "toy/table: assumptions: no entry 'T-11'" in message and "'T-1'" in message
     (config.folder / "register.yaml").write_text("entries: {T-1: {question: Rounds}}")
     message = config.error()
     assert "register.yaml" in message and "assumed" in message
@@ -317,6 +318,44 @@ def test_all_problems_of_a_folder_are_shown_with_file_and_line(folder: Path) -> 
         FltrainError, match=r"table2.yaml: line 3: .*unknown block 'plugin'; did you mean 'plugins'"
     ):
         plan(folder, "tiny")
+
+
+def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None:
+    (folder / "papers" / "toy" / "table2.yaml").write_text(
+        "title: Two\nsettings:\n  rounds: 3\naxes: {method: [fedavg, fedprox], plugin: {use: plugins}}\n"
+        "table: {rows: method, columns: plugin, use: gain}\n"
+        "exceptions:\n- when: {method: fedprox}\n  set: {method: {mu: 0.1}}\n"
+    )
+
+    def explained(*words: str) -> Result:
+        return CliRunner().invoke(
+            app, ["explain", "toy/table2", "--scale", "tiny", *words, "--config", str(folder)]
+        )
+
+    lines = explained("--cell", "fedprox,flfa").output.splitlines()
+    for setting, value, layer, place in (
+        ("rounds", "3", "item", "table2.yaml:3"),
+        ("method", "fedprox", "cell", "table2.yaml:4"),
+        ("method.mu", "0.1", "cell", "table2.yaml:8"),
+        ("dataset", "digits", "paper", "paper.yaml:"),
+        ("training.lr", "0.01", "default", ""),
+    ):
+        line = next(line for line in lines if f" {setting} " in line)
+        assert all(f" {text} " in line for text in (value, layer)) and place in line
+    assert "2 cells" in str(explained("--cell", "fedprox").exception)
+    assert "no such cell with 'fedpro'" in str(explained("--cell", "fedpro").exception)
+
+
+def test_a_faulty_setting_of_a_run_has_the_line_that_declares_it(folder: Path) -> None:
+    file = folder / "papers" / "toy" / "table2.yaml"
+    file.write_text(file.read_text() + "settings:\n  rouns: 3\n  training:\n    lr: fast\n")
+    with pytest.raises(FltrainError) as raised:
+        plan(folder, "tiny")
+    line = file.read_text().count("\n")
+    message = str(raised.value)
+    assert f"table2.yaml: line {line - 2}: rouns: unknown key 'rouns'; did you mean 'rounds'?" in message
+    assert f"table2.yaml: line {line}: training.lr: input should be a valid number" in message
+    assert message.count("rouns") == 2, "once for all cells and both items"
 
 
 def point(value: Any) -> Yaml:

@@ -1,0 +1,78 @@
+"""The command `fltrain explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fltrain.cli import options
+from fltrain.cli.output import print_table
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.plan import Entry, Layers, PlannedItem, leaves, merged, origins, place_in, plan
+from fltrain.experiments.selection import Selection
+from fltrain.runs.where import short_names
+
+
+def explain(
+    item: Annotated[str, typer.Argument(help="Item, for example flfa/table1.")],
+    cell: Annotated[
+        str, typer.Option(help="Labels or names of the cell's components, for example fedprox,flfa,cifar10.")
+    ] = "",
+    scale: options.ScaleOption = "paper",
+    config: options.ConfigOption = Path("config"),
+) -> None:
+    """Show layer, file and line of each setting of a cell."""
+    planned = plan(config, scale).restricted(Selection(items=(item,))).items
+    if len(planned) > 1:
+        raise FltrainError(f"{item!r} is a paper; name one of its items, for example {planned[0].id}")
+    entry = _chosen(planned[0], options.comma_separated(cell))
+    layers, _ = Layers(planned[0].paper, planned[0].name, planned[0].scale, planned[0].reduction).cell(
+        entry.labels
+    )
+    settings, found = merged(layers), origins(layers)
+    rows = []
+    for path, value in leaves(settings):
+        layer = found[path]
+        file, line = place_in(config, planned[0].paper, planned[0].scale, layer, path)
+        rows.append((".".join(path), _text(value), layer.name, f"{file}:{line}"))
+    defaults = [
+        (".".join(path), _text(value), "default", "")
+        for path, value in leaves(entry.spec.model_dump(mode="json"))
+        if path not in found and path != ("seed",)
+    ]
+    typer.echo(
+        f"{planned[0].id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}"
+    )
+    print_table(("setting", "value", "layer", "place"), [*rows, (), *sorted(defaults)])
+
+
+def _chosen(item: PlannedItem, words: list[str]) -> Entry:
+    """Return the first seed of the only cell that all words name."""
+    entries = [entry for entry in item.entries if entry.number == 0]
+    for word in words:
+        entries = [entry for entry in entries if word.casefold() in _names(entry)]
+        if not entries:
+            raise FltrainError(f"--cell: {item.id} has no such cell with {word!r}; {_axes(item)}")
+    if len(entries) > 1:
+        raise FltrainError(
+            f"--cell: {len(entries)} cells of {item.id} match; add one of each axis: {_axes(item)}"
+        )
+    return entries[0]
+
+
+def _names(entry: Entry) -> set[str]:
+    """Return the words for a cell: its labels, and the names of its components."""
+    names = (*entry.labels.values(), *short_names(entry.spec).values())
+    plugins = [plugin.name for plugin in entry.spec.plugins]
+    return {name.casefold() for name in (*names, *plugins)}
+
+
+def _axes(item: PlannedItem) -> str:
+    return "; ".join(f"{axis}: {', '.join(labels)}" for axis, labels in item.axes.items())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
