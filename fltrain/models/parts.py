@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock as BasicBlock
-from torchvision.models.resnet import Bottleneck as Bottleneck
 
 from fltrain.models.network import Network
 

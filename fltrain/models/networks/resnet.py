@@ -55,7 +55,10 @@ class ResNet(NormedModel):
 
         The first has the stride, and a 1x1 shortcut if it changes the shape.
         """
-        norm, block = self.norm_layer, models.parts.Bottleneck if self.bottleneck else models.parts.BasicBlock
+        # In the function, because this import takes almost as long as that of PyTorch.
+        from torchvision.models.resnet import BasicBlock, Bottleneck
+
+        norm, block = self.norm_layer, Bottleneck if self.bottleneck else BasicBlock
         outputs = width * block.expansion
         shortcut = None
         if stride > 1 or inputs != outputs:
