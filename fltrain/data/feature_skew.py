@@ -18,8 +18,8 @@ from fltrain.data.readers import Images
 class FeatureSkew(Settings):
     """Turn the images of each client and add noise, once before training.
 
-    This changes the clients' training images and local test images. The dataset's own test images, without
-    ``local_test``, stay as they are.
+    This changes all images of the clients. Without ``local_test``, test and validation images belong to no
+    client and stay as they are.
 
     Attributes:
         noise: sigma; client i of N, counted from 1, gets Gaussian noise of level sigma i / N, for pixels from

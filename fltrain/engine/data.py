@@ -112,9 +112,9 @@ class FederatedData:
         pool = data.merged() if partition.tests is not None else data
         images = pool.train_images
         if feature_skew is not None:
-            tests = partition.tests or [np.empty(0, np.int64)] * len(partition.clients)
-            owned = map(np.concatenate, zip(partition.clients, tests, strict=True))
-            images = feature_skew.changed(images, list(owned), seed)
+            tests = (partition.tests, partition.validation) if partition.tests else ()
+            parts = zip(partition.clients, *filter(None, tests), strict=True)
+            images = feature_skew.changed(images, [np.concatenate(own) for own in parts], seed)
         counts = [np.bincount(pool.train_labels[own], minlength=data.classes) for own in partition.clients]
         return cls(
             train=split(images, pool.train_labels),

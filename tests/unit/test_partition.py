@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -211,14 +212,16 @@ def test_clients_have_turned_images() -> None:
     assert np.array_equal(halves[::2], images[::2])
 
 
-def test_feature_skew_changes_local_tests_but_not_the_common_ones() -> None:
+def test_feature_skew_changes_all_images_of_clients_but_not_the_common_ones() -> None:
     data = digits()
     divided = with_tests(skewed(data))
+    divided = replace(divided, validation=[own[:2] for own in divided.clients])
+    divided = replace(divided, clients=[own[2:] for own in divided.clients])
     skew = FeatureSkew(rotations=2)
     pool = np.concatenate([data.train_images, data.test_images])
     plain = FederatedData.of(data, divided, torch.device("cpu"))
     turned = FederatedData.of(data, divided, torch.device("cpu"), feature_skew=skew)
-    for client, own in enumerate(zip(divided.clients, divided.tests, strict=True)):
+    for client, own in enumerate(zip(divided.clients, divided.tests, divided.validation, strict=True)):
         chosen = np.concatenate(own)
         expected = pool[chosen][:, :, ::-1, ::-1] if client % 2 else pool[chosen]
         assert np.array_equal(turned.train.images[chosen], expected)
