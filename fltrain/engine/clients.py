@@ -23,7 +23,7 @@ from fltrain.models.network import in_mode
 from fltrain.models.part import Private
 from fltrain.runtime.determinism import tf32_products
 
-OWN, TRAINED = "own model", "trained model"
+OWN, SECOND, TRAINED = "own model", "second model", "trained model"
 """Names of the entries of a client's model in its client state, next to those of the methods."""
 
 Kept = Mapping[str, State]
@@ -54,11 +54,13 @@ class Ownership:
         private: parameters that never leave their client.
         buffers: BatchNorm statistics never leave their client.
         trained: clients also keep their whole trained model, to be tested with it.
+        name: entry of the private parts in the client state.
     """
 
     private: Private | None = None
     buffers: bool = False
     trained: bool = False
+    name: str = OWN
 
     def sent(self, update: Update, layout: Layout) -> Update:
         """Return the update without private parts: their weights are those at the start."""
@@ -76,7 +78,7 @@ class Ownership:
         own: State = dict(statistics) if self.buffers else {}
         if self.private is not None:
             own["weights"] = update.trained[layout.private(self.private)].clone()
-        kept = {OWN: own} if own else {}
+        kept = {self.name: own} if own else {}
         if self.trained:
             kept[TRAINED] = {"weights": update.trained, **statistics}
         return kept
@@ -110,7 +112,7 @@ class Clients:
         """
         server, layout, indices = round.server, self.model.layout, self.data.clients[client]
         start, kept = server.weights, kept or {}
-        own, private = kept.get(OWN, {}), layout.private(self.ownership.private)
+        own, private = kept.get(self.ownership.name, {}), layout.private(self.ownership.private)
         if "weights" in own:
             start = start.clone()
             start[private] = own["weights"]

@@ -88,7 +88,7 @@ def test_clients(
 
     def tested(client: int) -> TestResult:
         local, state = clients.arrive(round, client, kept.get(client), to_train=False)
-        if TRAINED in state:
+        if clients.ownership.trained and TRAINED in state:
             model.load(**state[TRAINED])
         views = composition.views(local, round.payloads, state)
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +20,13 @@ from fltrain.core.errors import FltrainError, noting
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.client_store import ClientStore
-from fltrain.engine.clients import Clients, Ownership, Round, initial_updates
+from fltrain.engine.clients import SECOND, Clients, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
 from fltrain.engine.executors.sequential import SequentialExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, measure
 from fltrain.engine.workers import ALONE, Workers
+from fltrain.methods.composition import Composition
 from fltrain.methods.types import Server, State, Task
 from fltrain.metrics.separability import separability
 from fltrain.models.build import build
@@ -142,9 +144,14 @@ class Simulation:
             self.clients = ClientStore() if store is None else store
             self.last_models: State = {}
             self.executor = executor(self.everyone)
-            self.executor.workers = self.workers = workers
-        if poll is not None:
-            self.executor.poll = poll
+            self.second: SequentialExecutor | None = None
+            if (method := self.composition.needs.second) is not None:
+                ownership = Ownership("all", buffers=True, name=SECOND)
+                self.second = executor(Clients(self.model, self.data, Composition((method,)), ownership))
+        self.workers = workers
+        for one in filter(None, (self.executor, self.second)):
+            one.workers = workers
+            one.poll = poll or one.poll
         self.finished = self.bytes_down = self.bytes_up = 0
 
     def _network(self, client: int | None = None) -> Network:
@@ -194,6 +201,7 @@ class Simulation:
         spent = self.costs.of_rounds
         with self.costs.phase("train", self.device):
             trained = self.executor.train(task, sampled, self.clients)
+            second = self.second.train(self._second(task), sampled, self.clients) if self.second else []
         updates = [result.update for result in trained]
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
@@ -210,9 +218,9 @@ class Simulation:
                 buffers, counters = before.buffers, before.counters
             # A last step can overflow although every loss was finite; such weights are not measured.
             _finite(weights.abs().max(), "a global weight")
-            if not self.composition.needs.global_model:
-                own = torch.stack([update.trained.abs().max() for update in updates])
-                _finite(own.max(), "a client's weight")
+            if second or not self.composition.needs.global_model:
+                own = [result.update.trained.abs().max() for result in second or trained]
+                _finite(torch.stack(own).max(), "a client's weight")
             self.server = Server(weights, buffers, counters, states)
         if self.spec.evaluation.keep == "clients":
             self.last_models = {
@@ -220,8 +228,9 @@ class Simulation:
                 "client_weights": torch.stack([update.trained for update in updates]),
                 "client_buffers": torch.stack([update.buffers for update in updates]),
             }
-        sizes = [self.everyone.step_sizes(self.spec.training, update.samples) for update in updates]
-        self.costs.samples += sum(map(sum, sizes))
+        for one in filter(None, (self.executor, self.second)):
+            sizes = [one.clients.step_sizes(self.spec.training, update.samples) for update in updates]
+            self.costs.samples += sum(map(sum, sizes))
         self._count_traffic(task, trained)
 
         rows: list[Row] = [{"kind": "train", "clients": sampled, "loss": train_loss}]
@@ -241,8 +250,8 @@ class Simulation:
             ]
         # Store client states last: statistics use those at the beginning of the round.
         with self.costs.phase("aggregate", self.device):
-            for result in trained:
-                self.clients[result.update.client] = result.kept
+            for result, other in itertools.zip_longest(trained, second):
+                self.clients[result.update.client] = {**result.kept, **(other.kept if other else {})}
         self.costs.round_seconds.append(self.costs.of_rounds - spent)
         if self.spec.evaluates(number + 1):
             with noting("testing"), self.costs.phase("evaluate", self.device):
@@ -254,6 +263,12 @@ class Simulation:
         """Return a round (counted from 0) that begins with the current server."""
         payloads = self.composition.payload(self.server.states)
         return Round(number, self.task, self.spec.training, self.server, payloads)
+
+    def _second(self, round: Round) -> Round:
+        """Return the round as the training of second models sees it."""
+        assert self.second is not None
+        name = self.second.composition.name
+        return replace(round, payloads={name: {"global": round.server.weights}})
 
     def _initial_upload(self) -> None:
         """Collect the initial uploads of all clients, before the first round."""
@@ -271,8 +286,10 @@ class Simulation:
         personal = data.tests is not None and self.spec.personal
         if personal:
             for split, parts in own.items():
-                round = self._at(finished)
-                result = test_clients(self.everyone, round, self.clients, parts, self.workers)
+                owners, round = self.everyone, self._at(finished)
+                if self.second is not None:
+                    owners, round = self.second.clients, self._second(round)
+                result = test_clients(owners, round, self.clients, parts, self.workers)
                 rows.append(_tested(split, result, "personal", parts))
         self.model.load(self.server.weights, self.server.buffers, self.server.counters)
         if data.tests is None:

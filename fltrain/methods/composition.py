@@ -29,7 +29,7 @@ from fltrain.methods.types import (
 EXCLUSIVE_HOOKS = ("aggregate", "criterion", "forward", "gradient", "predict")
 """Hooks that only one method of a combination may define; all others are chained in order."""
 
-EXCLUSIVE_NEEDS = ("private", "recording", "schedule")
+EXCLUSIVE_NEEDS = ("private", "recording", "schedule", "second")
 """Needs that only one method of a combination may set."""
 
 
@@ -140,7 +140,8 @@ class Composition:
     @property
     def personal(self) -> bool:
         """True if clients have custom models or predictions, to be tested on their own images."""
-        return bool(self._with("test_weights") or self._with("predict")) or self.needs.private is not None
+        own = self.needs.private is not None or self.needs.second is not None
+        return own or bool(self._with("test_weights") or self._with("predict"))
 
     # ---------------------------------------------------------------- server
     def adapt(self, network: Network, classes: int) -> Network:

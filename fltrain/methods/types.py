@@ -16,6 +16,7 @@ from fltrain.methods.training import Training
 from fltrain.models.part import Part, Private
 
 if TYPE_CHECKING:
+    from fltrain.methods.base import Method
     from fltrain.models.flat import Layout as Layout
     from fltrain.models.network import Network as Network
 else:
@@ -301,12 +302,15 @@ class Recording:
 class Needs:
     """Requirements of a method on the engine, in addition to its hooks.
 
-    ``private``, ``schedule`` and ``recording`` are exclusive: only one method of a combination may set each.
+    ``private``, ``schedule``, ``second`` and ``recording`` are exclusive: only one method may set each.
 
     Attributes:
         private: parameters that never leave their client: they start from the client's previous values and
             are not averaged. With ``all`` and ``batchnorm``, BatchNorm statistics also stay with the client.
         schedule: the passes of local training over a client's images; one ordinary pass per epoch if None.
+        second: method that trains a second model of each client, after the ordinary training and on the same
+            batches. Clients keep this model and are tested with it. It begins with the global model of the
+            client's first round; the payload ``global`` holds the global weights ``[P]``.
         recording: a record of the local steps, for ``update.trajectory`` in ``client_final``.
         all_clients: all clients must take part in every round.
         initial_upload: before the first round, all clients run ``client_final`` without a local step, and
@@ -318,6 +322,7 @@ class Needs:
 
     private: Private | None = None
     schedule: Schedule | None = None
+    second: Method | None = None
     recording: Recording | None = None
     all_clients: bool = False
     initial_upload: bool = False

@@ -134,7 +134,7 @@ class RunSpec(Settings):
         participation: share of the clients in a round.
         evaluation: tests and further measurements.
         batchnorm: running statistics of BatchNorm: ``average`` averages them by data size; ``local`` leaves
-            them with the client, as SiloBN does. Scales and shifts are averaged in both cases.
+            them with the client, as SiloBN does. Scales and shifts are averaged, except by ``fedbn``.
         precision: precision of products in layers: ``fp32``; ``tf32``, ten bits of each factor, on CUDA
             devices that have it; ``bf16``, eight bits. Weights, sums over clients and statistics are in
             single precision.

@@ -268,7 +268,7 @@ def test_settings_that_need_a_global_model_are_refused_without_one(
     RunSpec.parse({**RUN, **settings, "evaluation": {"statistics": allowed}}, "run")
 
 
-@pytest.mark.parametrize("method", ["local", "fedamp", "gpfl"])
+@pytest.mark.parametrize("method", ["local", "fedamp", "gpfl", "ditto"])
 def test_private_weights_that_overflow_in_the_last_step_end_the_run(method: str) -> None:
     class Overflowing(Tracing):
         """The losses are finite; the weights after the last step are not."""

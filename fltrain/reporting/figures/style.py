@@ -106,6 +106,7 @@ PLACES = {
     "perfedavg": Look(ROSE, DASH_DOTTED, "D"),
     "fedamp": Look(GREEN, DOTTED, "d"),
     "fedbn": Look(SKY, DOTTED, "p"),
+    "ditto": Look(INDIGO, DOTTED, "o"),
     "fedproto": Look(INDIGO, DASH_DOTTED, "s"),
     "gpfl": Look(PINK, DASH_DOTTED, "p"),
     "fedgh": Look(VIOLET, DASH_DOTTED, "h"),
