@@ -126,13 +126,6 @@ def test_published_algorithm(alpha: float, momentum: float, monkeypatch: pytest.
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_two_clients_reach_the_common_optimum(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_reaches_the_optimum(FedDyn(alpha=1.0), monkeypatch, momentum)
-    federation = TWO_CLIENTS.federation(FedAvg(), monkeypatch, steps=10, momentum=momentum)
-    assert np.abs(weights_after(federation, 20) - TWO_CLIENTS.optimum).max() > 0.05
-
-
 def test_sampled_clients_reach_the_common_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the clients per round; federated averaging oscillates, and without alpha even more so."""
     spread = []

@@ -3,23 +3,18 @@
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fltrain.data.prepared import Partition
-from fltrain.engine.clients import OWN
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.local import LocalOnly
 from fltrain.models.network import Network
 
-from .helpers import Tracing, digits, rows_of, simulation, skewed, trained, with_tests
+from .helpers import Tracing, digits, rows_of, simulation, skewed, with_tests
 from .ordinary import check_client_tests, check_steps, replica
-from .quadratics import TWO_CLIENTS
 
 Models = dict[int, tuple[Tensor, Tensor]]
 """Weights and running statistics by client."""
@@ -75,31 +70,6 @@ def test_every_client_trains_alone_as_in_an_ordinary_loop() -> None:
         check_own_round(federation, number, models, cross_entropy)
 
 
-def test_on_quadratics_every_client_approaches_its_own_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On quadratics, T rounds of K steps go 1 - (1 - lr h)^(KT) of the way to the client's own minimum."""
-    method = LocalOnly()
-    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=3, executor=Tracing)
-    for rounds in range(1, 6):
-        federation.round(rounds - 1)
-        share = 1 - (1 - 0.1 * TWO_CLIENTS.curvatures) ** (3 * rounds)
-        for client in range(2):
-            expected = share[client] * TWO_CLIENTS.minima[client]
-            own = federation.executor.updates[client].trained
-            np.testing.assert_allclose(own.numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_only_client_trains_as_in_federated_averaging_bit_for_bit() -> None:
-    """There is nothing to average; momentum starts afresh in every round of both."""
-    data = digits()
-    everything = Partition([np.arange(48)], digest="", tests=[np.arange(48, 64)])
-    settings = {"data": data, "partition": everything, "rounds": 3, "fraction": 1.0, "batchnorm": "local"}
-    alone, averaged = trained(LocalOnly(), **settings), trained(FedAvg(), **settings)
-    assert torch.equal(alone.clients[0][OWN]["weights"], averaged.server.weights)
-    for part in ("buffers", "counters"):
-        assert torch.equal(alone.clients[0][OWN][part], averaged.clients[0][OWN][part])
-    assert alone.rows == averaged.rows
-
-
 def test_a_clients_training_does_not_depend_on_the_others() -> None:
     """Client 3 learns the same, bit for bit, if the other clients have other images."""
     method, settings = LocalOnly(), {"epochs": 3, "batch_size": 4, "seed": 5}
@@ -120,30 +90,3 @@ def test_a_clients_training_does_not_depend_on_the_others() -> None:
         ends += [update for update in federation.executor.updates if update.client == 3]
     for part in ("start", "trained", "buffers", "counters"):
         assert torch.equal(*(getattr(end, part) for end in ends)), part
-
-
-def test_all_clients_are_tested_with_their_own_models() -> None:
-    """All clients are tested with their own last models, those that never took part with the initial one."""
-    method = LocalOnly()
-    federation = taking_part(method)
-    models = initial_models(federation)
-    federation.rows = []
-
-    def logits(client: int, images: Tensor) -> Tensor:
-        return replica(federation, *models[client]).eval()(images)
-
-    for number in range(len(ROUNDS)):
-        federation.rows += federation.round(number)
-        for update in federation.executor.updates:
-            models[update.client] = update.trained, update.buffers
-        check_tests(federation, logits)
-
-
-@pytest.mark.parametrize("batchnorm", ["average", "local"])
-def test_nothing_is_exchanged(batchnorm: str) -> None:
-    alone = simulation(LocalOnly(), batchnorm=batchnorm, rounds=2)
-    initial = alone.server
-    list(alone.run())
-    assert (alone.bytes_down, alone.bytes_up) == (0, 0)
-    for part in ("weights", "buffers", "counters"):
-        assert torch.equal(getattr(alone.server, part), getattr(initial, part))

@@ -94,35 +94,6 @@ def test_trajectory_is_nesterovs(lam: float, beta: float, monkeypatch: pytest.Mo
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
-def test_without_pull_it_is_fedavgm_from_the_lookahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first rounds agree; in the second, Dbar is smaller by the lookahead's share of the way."""
-    accelerated, heavy = (
-        TWO_CLIENTS.federation(method, monkeypatch, steps=5)
-        for method in (FedACG(lam=0.7, beta=0.0), FedAvgM(beta=0.7))
-    )
-    first = weights_after(accelerated, 1)
-    np.testing.assert_allclose(first, weights_after(heavy, 1), atol=1e-6)
-    for federation in (accelerated, heavy):
-        federation.round(1)
-    share = (1 - (1 - 0.1 * TWO_CLIENTS.curvatures) ** 5).mean(0)
-    difference = (accelerated.server.weights - heavy.server.weights).numpy()
-    np.testing.assert_allclose(difference, -share * 0.7 * first, atol=1e-6)
-    assert np.abs(difference).max() > 0.01
-
-
-@pytest.mark.parametrize("beta", [0.0, STRONG])
-def test_the_lookahead_changes_the_path_but_not_the_fixed_point(
-    beta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the fixed point, the lookahead is w itself, and the mean displacement from there is zero."""
-    stiff = TWO_CLIENTS.curvatures + 2 * beta
-    share = (1 - (1 - 0.1 * stiff) ** 5) * TWO_CLIENTS.curvatures / stiff
-    limit = (share * TWO_CLIENTS.minima).sum(0) / share.sum(0)
-    federation = TWO_CLIENTS.federation(FedACG(lam=0.5, beta=beta), monkeypatch, steps=5)
-    np.testing.assert_allclose(weights_after(federation, 30), limit, atol=1e-4)
-    assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.02
-
-
 @pytest.mark.parametrize(("method", "weight"), [(FedProx(mu=0.3), 0.15), (FedACG(beta=0.5), 0.5)], ids=str)
 def test_gradient_of_the_penalty(method: FedProx | FedACG, weight: float) -> None:
     """The correction of the gradient is the derivative of (mu/2) ||w - r||^2, or of beta ||w - r||^2."""
@@ -132,13 +103,6 @@ def test_gradient_of_the_penalty(method: FedProx | FedACG, weight: float) -> Non
     local = local_of(received)
     corrected = method.correct(gradient, weights, local, method.client_init(local))
     torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_first_step_has_no_pull_for_any_lookahead() -> None:
-    """The centre is the start of local training, so that one local step does not depend on beta."""
-    weak, strong = (trained(FedACG(beta=beta), rounds=3, batch_size=FULL_BATCH) for beta in (0.0, 10.0))
-    assert torch.equal(weak.server.weights, strong.server.weights)
-    assert weak.server.states["fedacg"]["momentum"].norm() > 0.01
 
 
 def test_the_weights_are_tested_not_the_lookahead() -> None:
@@ -304,17 +268,6 @@ def test_trajectory_with_changing_clients(
         velocity = method.beta * velocity + displacement
         weights = weights + method.server_lr * velocity
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_momentum_changes_the_path_but_not_the_fixed_point(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server stops at a mean displacement of zero: at the same biased point as FedAvg."""
-    limit = TWO_CLIENTS.fedavg_limit(lr=0.1, steps=10)
-    federation = TWO_CLIENTS.federation(FedAvgM(beta=0.5, form=form), monkeypatch, steps=10)
-    np.testing.assert_allclose(weights_after(federation, 40), limit, atol=1e-4)
-    assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.05
 
 
 def test_larger_mu_ends_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.ops.vectors import accumulated_steps, clip_norm
+from fltrain.methods.ops.vectors import clip_norm
 from fltrain.methods.scaffold import Scaffold
 from fltrain.models.base import Model
 from fltrain.models.build import build
@@ -42,20 +42,6 @@ def accumulated(steps: int, momentum: float) -> float:
         velocity = momentum * velocity + 1
         displacement += velocity
     return displacement
-
-
-def test_accumulated_steps_have_known_values() -> None:
-    assert accumulated_steps(5, 0.9) == pytest.approx(13.1441, abs=1e-9)
-    assert accumulated_steps(2, 0.5) == pytest.approx(2.5, abs=1e-12)
-    # Ratio of accumulated steps to the plain count, by number of steps, at momentum 0.9.
-    for steps, ratio in ((4, 2.26), (10, 4.1), (40, 7.8)):
-        assert accumulated_steps(steps, 0.9) / steps == pytest.approx(ratio, abs=0.05)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.99])
-@pytest.mark.parametrize("steps", [1, 2, 7, 60])
-def test_accumulated_steps_equal_the_displacement_with_momentum(steps: int, momentum: float) -> None:
-    assert accumulated_steps(steps, momentum) == pytest.approx(accumulated(steps, momentum), rel=1e-9)
 
 
 def test_displacement_under_a_constant_gradient_gives_that_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,15 +77,6 @@ def test_normalisers_agree_without_momentum_bit_for_bit() -> None:
     assert torch.equal(*controls)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_two_clients_reach_the_common_optimum(monkeypatch: pytest.MonkeyPatch, momentum: float) -> None:
-    """Although their minima differ and they take many local steps."""
-    federation = TWO_CLIENTS.federation(Scaffold(), monkeypatch, steps=10, momentum=momentum)
-    np.testing.assert_allclose(weights_after(federation, 40), TWO_CLIENTS.optimum, atol=1e-4)
-    federation = TWO_CLIENTS.federation(FedAvg(), monkeypatch, steps=10, momentum=momentum)
-    assert np.abs(weights_after(federation, 20) - TWO_CLIENTS.optimum).max() > 0.05
-
-
 def test_plain_normaliser_diverges_with_momentum_and_the_effective_one_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -112,15 +89,6 @@ def test_plain_normaliser_diverges_with_momentum_and_the_effective_one_does_not(
             plain.round(number)
             if plain.server.weights.norm() > 1e9:
                 raise Diverged
-
-
-def test_identical_clients_need_no_correction(monkeypatch: pytest.MonkeyPatch) -> None:
-    alike = Quadratics(TWO_CLIENTS.curvatures[[0, 0, 0]], TWO_CLIENTS.minima[[0, 0, 0]])
-    controlled, plain = (
-        weights_after(alike.federation(method, monkeypatch, steps=5, momentum=0.5), 6)
-        for method in (Scaffold(), FedAvg())
-    )
-    np.testing.assert_allclose(controlled, plain, rtol=1e-5)
 
 
 AFTER_STEP = {"correction": "after_step", "normaliser": "plain"}
