@@ -35,6 +35,8 @@ from fltrain.engine.executors.choose import EXECUTORS
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".venvs"
 PEERS = ("flower", "pfl")
+DIVIDED = "two workers"
+"""Use of the cores by one divided run of this engine; ratios are to its other entries."""
 WARM_UP = 2
 """Rounds at the start that do not count."""
 COLUMNS = {
@@ -115,6 +117,7 @@ def entries(executor: str) -> list[Entry]:
         Entry("pfl", "one process", 1),
         Entry("ours", "two runs at once", 2, runs=2, arguments=(executor,)),
         Entry("bare", "two runs at once", 2, runs=2, arguments=("channels_first",)),
+        Entry("ours", DIVIDED, 2, workers=2, arguments=("sequential",)),
         Entry("flower", "two actors", 2, workers=2),
         Entry("pfl", "two processes", 2, workers=2, launcher=torchrun),
     ]
@@ -205,7 +208,7 @@ def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turn
 
 def table(rows: pd.DataFrame) -> Iterable[str]:
     """Yield a table of medians over all turns, and ratios to our time in the same turn, with quartiles."""
-    ours = rows[rows["who"] == "ours"].set_index(["cores", "turn"])
+    ours = rows[(rows["who"] == "ours") & (rows["how"] != DIVIDED)].set_index(["cores", "turn"])
     lines = []
     for (who, how), own in rows.sort_values("cores", kind="stable").groupby(["who", "how"], sort=False):
         own = own.set_index(["cores", "turn"])

@@ -1,4 +1,4 @@
-"""This project's engine: the simulation that ``fltrain train`` runs, in one process on one thread."""
+"""This project's engine: the simulation that ``fltrain train`` runs; each process has one thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from task import Report, Task, arguments
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.engine.simulation import ExecutorFactory, Simulation
+from fltrain.engine.workers import Workers
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.process import compute_as_runs
 
 
-def run(task: Task, executor: ExecutorFactory) -> tuple[Simulation, Report]:
+def run(task: Task, executor: ExecutorFactory, workers: int = 1) -> tuple[Simulation, Report]:
     arrays = task.arrays
     data = PreparedData(
         train_images=arrays["train_images"],
@@ -29,9 +30,9 @@ def run(task: Task, executor: ExecutorFactory) -> tuple[Simulation, Report]:
         digest="",
     )
     spec = RunSpec.parse(json.loads(Path(task.folder, "spec.json").read_text()), "spec.json")
-    simulation = Simulation(
-        spec, data, Partition(list(arrays["shards"]), ""), torch.device("cpu"), executor=executor
-    )
+    divided = Partition(list(arrays["shards"]), "")
+    cpu = torch.device("cpu")
+    simulation = Simulation(spec, data, divided, cpu, executor=executor, workers=Workers(workers))
     report = Report()
     for round in range(task.rounds):
         simulation.round(round)
@@ -40,7 +41,7 @@ def run(task: Task, executor: ExecutorFactory) -> tuple[Simulation, Report]:
 
 
 if __name__ == "__main__":
-    task, _ = arguments()
+    task, workers = arguments()
     compute_as_runs()
-    simulation, report = run(task, EXECUTORS[sys.argv[3]])
+    simulation, report = run(task, EXECUTORS[sys.argv[3]], workers)
     report.finish([simulation.server.weights, simulation.server.buffers])

@@ -15,13 +15,16 @@ SAMPLE_SECONDS, MEMORY_SECONDS = 0.5, 1.0
 
 
 class Watch:
-    """Samples running processes and their children: CPU time over wall time, and peak memory."""
+    """Samples running processes and their children: CPU time over wall time, and peak memory.
+
+    The CPU time of a process includes that of its ended children, as the system counts it.
+    """
 
     def __init__(self, roots: Iterable[int]) -> None:
         self.roots = [psutil.Process(root) for root in roots]
         self.times: list[tuple[float, float]] = []
         self.memory = 0
-        self._seconds: dict[psutil.Process, float] = {}
+        self._seconds = dict.fromkeys(self.roots, 0.0)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -40,12 +43,11 @@ class Watch:
         next_memory = 0.0
         while not self._over.wait(SAMPLE_SECONDS):
             alive = self._alive()
-            for process in alive:
-                seen = _unless_gone(process.cpu_times)
-                if seen:
-                    self._seconds[process] = seen.user + seen.system
+            for root in self.roots:
+                self._seconds[root] = _cpu_seconds(root) or self._seconds[root]
+            running = sum(map(_cpu_seconds, alive[len(self.roots) :]))
             now = time.time()
-            self.times.append((now, sum(self._seconds.values())))
+            self.times.append((now, sum(self._seconds.values()) + running))
             if now >= next_memory:
                 next_memory = now + MEMORY_SECONDS
                 seen = [_unless_gone(process.memory_full_info) for process in alive]
@@ -55,6 +57,12 @@ class Watch:
     def _alive(self) -> list[psutil.Process]:
         children = [_unless_gone(partial(root.children, recursive=True)) or [] for root in self.roots]
         return [*self.roots, *(child for some in children for child in some)]
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time of a process and of its ended children; 0 if it has ended."""
+    times = _unless_gone(process.cpu_times)
+    return sum(times[:4]) if times else 0.0
 
 
 def _unless_gone(look: Callable[[], Any]) -> Any:
