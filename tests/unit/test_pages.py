@@ -19,7 +19,7 @@ from fltrain.reporting.overview import page as overview
 from fltrain.reporting.overview.listing import Listing
 from fltrain.reporting.overview.page import write
 from fltrain.reporting.pictures import Bar, forest
-from fltrain.reporting.tables.cells import TableCell
+from fltrain.reporting.tables.cells import TableCell, read_csv
 from fltrain.reporting.tables.html import verdict_sentence
 
 from ..toy import DOUBT, GPU, METHODS, PLUGINS, SEEDS, Toy
@@ -228,6 +228,19 @@ def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
         jsonschema.validate(row, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**rows[0], "verdict": "fine"}, schema)
+
+
+def test_macros_hold_the_numbers_of_all_cells(toy: Toy) -> None:
+    """TeX looks a key up by its characters, so none of them may be special."""
+    text = (toy.folder / "values.tex").read_text()
+    macros = dict(re.findall(r"^\\fltrainvalue\{([^{}]+)\}\{(.*)\}$", text, re.M))
+    assert not any(re.search(r"[\\%#&$^~]|[^ -~]", key) for key in macros)
+    cells = read_csv(toy.table.with_suffix(".csv"))
+    for cell in cells:
+        start = f"paper/table1 / {cell.place} / {cell.measure}"
+        assert macros[f"{start} / n"] == str(cell.n)
+        for name, value in (("mean", cell.mean), ("published", cell.published)):
+            assert macros.get(f"{start} / {name}") == (None if value is None else f"{value:.2f}")
 
 
 def test_missing_files_are_not_linked(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ rule index:
         index=f"{OUT}/index.html",
         runs=f"{OUT}/runs.html",
         verdicts=f"{OUT}/verdicts.csv",
+        values=f"{OUT}/values.tex",
     log:
         f"results/logs/{SCALE}/index.log",
     benchmark:

@@ -19,6 +19,7 @@ from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.cells import TableCell, read_csv, to_csv
 from fltrain.reporting.tables.html import Run, mixtures
+from fltrain.reporting.tables.render import to_macros
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
 
@@ -123,12 +124,12 @@ class PaperEntry:
         return dict(Counter(claim["verdict"] for claim in self.claims))
 
 
-VERDICT_FILE = "verdicts.csv"
-"""Cells of all tables of a scale, in its folder."""
+VERDICT_FILE, MACRO_FILE = "verdicts.csv", "values.tex"
+"""Cells of all tables of a scale, in its folder, and their numbers as LaTeX macros."""
 
 
-def write_verdicts(listing: Listing, folder: Path) -> None:
-    """Write one tidy file with the cells of all tables of a scale that there are."""
+def write_cells(listing: Listing, folder: Path) -> None:
+    """Write the cells of all tables of a scale that there are, as a tidy file and as LaTeX macros."""
     names = [
         f"{paper.name}/{item.name}"
         for paper in listing.papers
@@ -138,10 +139,11 @@ def write_verdicts(listing: Listing, folder: Path) -> None:
     tables = [path for path in (folder / f"{name}.csv" for name in names) if path.exists()]
     cells: list[TableCell] = [cell for path in tables for cell in read_csv(path)]
     write_text(folder / VERDICT_FILE, to_csv(cells))
+    write_text(folder / MACRO_FILE, to_macros(cells))
 
 
 def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
-    """Write the overview, the list of runs and the file of verdicts, next to the folders of the papers.
+    """Write the overview, the list of runs and the files of cells, next to the folders of the papers.
 
     Args:
         listing: what the scale consists of.
@@ -149,7 +151,7 @@ def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
         index: page of papers, items, claims and figures.
         runs: page of runs.
     """
-    write_verdicts(listing, index.parent)
+    write_cells(listing, index.parent)
     write_text(index, index_page(listing, results, index.parent, runs.name))
     write_text(runs, runs_page(listing, results, runs.parent, index.name))
 

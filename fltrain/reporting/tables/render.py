@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -445,3 +446,32 @@ def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+MACROS = r"""% Numbers of all tables. \input{values.tex}, then for example:
+% \fltrain{KEY}
+\newcommand{\fltrain}[1]{\ifcsname fltrain:#1\endcsname\csname fltrain:#1\endcsname\else
+  \PackageError{fltrain}{values.tex has no number '#1'}{}\fi}
+\newcommand{\fltrainvalue}[2]{\expandafter\def\csname fltrain:#1\endcsname{#2}}
+"""
+NUMBERS = ("mean", "std", "low", "high", "gain", "gain_low", "gain_high", "published")
+"""Columns of cells that become macros, next to ``n`` and the verdict."""
+
+
+def to_macros(cells: Iterable[TableCell]) -> str:
+    r"""Return LaTeX macros of the cells' numbers, ``\fltrain{TABLE / PLACE / MEASURE / COLUMN}``.
+
+    A key lacks characters that are special in LaTeX. Numbers have the decimals of their table.
+    """
+    macros: dict[str, str] = {}
+    for cell in cells:
+        texts = {"n": str(cell.n), "verdict": cell.full_verdict}
+        for name in NUMBERS:
+            value = getattr(cell, name)
+            texts[name] = "" if value is None else number_text(value, cell.decimals, "")
+        for name, text in texts.items():
+            key = f"{cell.paper}/{cell.item} / {cell.place} / {cell.measure} / {name}"
+            if text:
+                macros.setdefault(re.sub(r"[^ -~]|[\\{}%#&$^~]", "", key), latex(text))
+    lines = [rf"\fltrainvalue{{{key}}}{{{text}}}" for key, text in macros.items()]
+    return MACROS.replace("KEY", next(iter(macros), "KEY")) + "\n".join([*lines, ""])
