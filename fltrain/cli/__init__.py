@@ -12,7 +12,20 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli import bench, compare, data, explain, plan, records, schema, status, track, train, verify
+from fltrain.cli import (
+    bench,
+    compare,
+    data,
+    explain,
+    plan,
+    records,
+    schema,
+    select,
+    status,
+    track,
+    train,
+    verify,
+)
 from fltrain.core.errors import FltrainError, Stopped, as_mistake
 
 app = typer.Typer(
@@ -35,6 +48,7 @@ app.command("train")(train.train)
 app.command("plan")(plan.show_plan)
 app.command("explain")(explain.explain)
 app.command("status")(status.status)
+app.command("select")(select.select)
 app.command("verify")(verify.verify)
 app.command("track")(track.track)
 app.command("compare")(compare.compare)

@@ -11,7 +11,17 @@ import typer
 from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.plan import Entry, Layers, PlannedItem, leaves, merged, origins, place_in, plan
+from fltrain.experiments.plan import (
+    Entry,
+    Layer,
+    Layers,
+    PlannedItem,
+    leaves,
+    merged,
+    origins,
+    place_in,
+    plan,
+)
 from fltrain.experiments.selection import Selection
 from fltrain.runs.where import short_names
 
@@ -32,6 +42,7 @@ def explain(
     layers, _ = Layers(planned[0].paper, planned[0].name, planned[0].scale, planned[0].reduction).cell(
         entry.labels
     )
+    layers.append(Layer("trial", "search", (), entry.drawn))
     settings, found = merged(layers), origins(layers)
     rows = []
     for path, value in leaves(settings):

@@ -11,10 +11,11 @@ from fltrain.cli.options import ConfigOption
 from fltrain.core.files import write_json
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.schema import DisplayLabels, Item, Paper, Register, Scale
+from fltrain.experiments.tuning import Search
 from fltrain.runs.spec import RunSpec
 
 SCHEMAS: dict[str, Any] = {
-    **{"run": RunSpec, "scale": Scale, "register": Register, "labels": DisplayLabels},
+    **{"run": RunSpec, "scale": Scale, "register": Register, "labels": DisplayLabels, "search": Search},
     **{"paper": Paper, "item": Item, "claims": tuple[Claim, ...]},
 }
 """Kinds of files by the name of their schema."""

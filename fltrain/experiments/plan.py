@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -40,6 +40,7 @@ from fltrain.experiments.schema import (
     Item,
     Paper,
     Patch,
+    Point,
     Reduction,
     Register,
     Scale,
@@ -51,6 +52,7 @@ from fltrain.experiments.schema import (
     tree_of,
 )
 from fltrain.experiments.selection import Demand, Selection
+from fltrain.experiments.tuning import Search, Selected, read_selection
 from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import choose, parse_where, settings_text
@@ -63,12 +65,16 @@ AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
 @dataclass(frozen=True)
 class Entry:
-    """The run of a cell with one seed: its position in the item's grid and among its seeds, and its spec."""
+    """The run of a cell with one seed: its position in the item's grid and among its seeds, and its spec.
+
+    ``drawn`` holds the settings of a trial.
+    """
 
     labels: Labels
     reported: dict[str, str]
     number: int
     spec: RunSpec
+    drawn: Patch = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -84,6 +90,7 @@ class PlannedItem:
         applied: the exceptions that match a cell.
         restricted: restrictions of the item, by a full scale's axes or by the user's selection.
         stale: for runs (by ID) with a stale record only, what has changed since.
+        refused: reason why an item that needs a selection has no entries yet.
     """
 
     paper: Paper
@@ -97,6 +104,7 @@ class PlannedItem:
     applied: tuple[Special, ...] = ()
     restricted: tuple[Restriction, ...] = ()
     stale: Mapping[str, str] = field(default_factory=dict)
+    refused: str = ""
 
     @property
     def id(self) -> str:
@@ -256,6 +264,9 @@ class Plan:
         )
         choose(list(self.runs.values()), parse_where(selection.where), settings_text)  # refuses unknown keys
         named = [item for item in self.items if selection.wants(item.names)]
+        for item in named:
+            if item.refused:
+                raise FltrainError(item.refused)
         rest = self._reduced_to(named, *selection.named)
         for demand in selection.demands:
             rest = rest._reduced_to([item.keeping(demand) for item in rest.items], demand.why)
@@ -347,11 +358,25 @@ def plan(config: Path, scale: str) -> Plan:
                 reductions[name, item] = reduction
         else:
             reductions |= dict.fromkeys(((name, one) for one in papers[name].items), reduction)
-    planned: list[PlannedItem] = []
-    for (name, item), reduction in reductions.items():
+    search_file, expanded = config / "search.yaml", dict[tuple[str, str], PlannedItem]()
+    search = read_settings(search_file, Search) if search_file.exists() else Search()
+    # Items that select from trials come after these.
+    for name, item in sorted(reductions, key=lambda key: bool(papers[key[0]].items[key[1]].selects)):
+        expand = partial(_expand, papers[name], item, chosen, reductions[name, item], register, config)
         with found.collected():
-            planned.append(_expand(papers[name], item, chosen, reduction, register, config))
+            expanded[name, item] = one = expand(search)
+            if source := one.item.selects:
+                check_known(
+                    f"{one.id}: the scale lacks the trials",
+                    [source],
+                    [key[1] for key in expanded if key[0] == name],
+                )
+                try:
+                    expanded[name, item] = expand(read_selection(config, expanded[name, source]))
+                except FltrainError as error:
+                    expanded[name, item] = replace(one, entries=[], refused=f"{one.id}: {error}")
     found.refuse(f"scale {scale!r}")
+    planned = [expanded[key] for key in reductions]
     _check_axes(f"scale {scale!r}: none of its items", chosen, planned)
     _check_exceptions(f"scale {scale!r}", chosen.exceptions, planned)
     for item_id, reduction in chosen.items.items():
@@ -405,13 +430,14 @@ def _check_exceptions(who: str, exceptions: Iterable[Special], items: Sequence[P
 
 
 class Layer(NamedTuple):
-    """A patch of a cell's settings: its layer, the kind of its file, its path of keys in it."""
+    """A patch of a cell's settings: its layer, the kind of its file, its path of keys in it, its point."""
 
     name: str
     what: str
     keys: tuple[str, ...]
     patch: Patch
     reported: Mapping[str, str] = {}
+    point: Point | None = None
 
 
 class Layers:
@@ -438,7 +464,9 @@ class Layers:
             assert not isinstance(source, Paper)
             for axis in source.axes.keys() & self.axes.keys():
                 self.axes[axis] = {
-                    label: Layer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point.reported)
+                    label: Layer(
+                        *("cell", what, (*keys, "axes", axis, label, "set"), point.set, point.reported, point)
+                    )
                     for label, point in source.axes[axis].items()
                 }
         self._exceptions = [
@@ -486,13 +514,21 @@ def leaves(settings: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator
 
 def place_in(config: Path, paper: Paper, scale: Scale, layer: Layer, keys: Sequence[str] = ()) -> Place:
     """Return file and line of a patch, or of a setting in it."""
+    if layer.what == "search":
+        return str(config / "search.yaml"), 1
     tree = tree_of(config, layer.what, paper.paper if layer.what == "paper" else scale.scale)
     construct(tree)  # resolves merge keys
     return place_of(tree, (*layer.keys, *keys))
 
 
 def _expand(
-    paper: Paper, name: str, scale: Scale, own: Reduction, register: Register, config: Path
+    paper: Paper,
+    name: str,
+    scale: Scale,
+    own: Reduction,
+    register: Register,
+    config: Path,
+    tuning: Search | Selected,
 ) -> PlannedItem:
     item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
     declared = Layers(paper, name, scale, own)
@@ -529,12 +565,16 @@ def _expand(
         # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that
         # depends on it been computed of the first.
         try:
-            first = RunSpec.parse({**merged(layers), "seed": 0}, where, place)
+            first, drawn = RunSpec.parse({**merged(layers), "seed": 0}, where, place), Patch()
+            for layer in layers:
+                drawn |= tuning.patch(layer.point, first, labels) if layer.point else {}
+            if drawn:
+                first = RunSpec.parse({**merge(merged(layers), drawn), "seed": 0}, where)
         except FltrainError as error:
             faulty.setdefault(str(error).removeprefix(where), error)
             continue
         specs = [first.model_copy(update={"seed": item.first_seed + number}) for number in range(seeds)]
-        entries += [Entry(labels, reported, number, spec) for number, spec in enumerate(specs)]
+        entries += [Entry(labels, reported, number, spec, drawn) for number, spec in enumerate(specs)]
     Problems(faulty.values()).refuse(f"{paper.paper}/{name}")
     planned = PlannedItem(
         paper=paper,

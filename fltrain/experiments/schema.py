@@ -48,6 +48,9 @@ def _none_of(*names: str, by: str = "in the results folder") -> AfterValidator:
     return AfterValidator(check)
 
 
+TRIAL = "trial"
+"""Name of the axis of trials: its points are numbers of trials, see ``fltrain.experiments.tuning``."""
+
 AxisName = Annotated[str, _none_of(*NO_AXES, by="by a column of the tables")]
 
 
@@ -57,10 +60,15 @@ class Point(Settings):
     Attributes:
         set: settings to merge into those of the cell.
         reported: names of the value in the published table.
+        trial: number of a trial, whose settings are drawn from ``config/search.yaml``; 0 draws none.
+        selected: an item of the paper with an axis of trials. The settings are those of the trial that
+            ``fltrain select`` has chosen for the cell with the same labels.
     """
 
-    set: Patch
+    set: Patch = {}
     reported: dict[str, str] = {}
+    trial: int | None = Field(default=None, ge=0)
+    selected: str | None = None
 
 
 def spelled_out(axis: str, written: Any, labels: Mapping[str, str] | None = None) -> Patch:
@@ -72,6 +80,8 @@ def spelled_out(axis: str, written: Any, labels: Mapping[str, str] | None = None
     def point(value: Any) -> Any:
         if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
             return value
+        if axis == TRIAL:
+            return {"trial": value}
         return {"set": {axis: value}, "reported": {axis: name(value)}}
 
     if isinstance(written, Sequence) and not isinstance(written, str):
@@ -261,6 +271,12 @@ class Item(Settings):
         if (self.table is None) == (self.figure is None):
             raise ValueError("an item needs either a 'table' or a 'figure'")
         return self
+
+    @property
+    def selects(self) -> str | None:
+        """The item from whose trials points of this one are selected; None without such points."""
+        points = (point for axis in self.axes.values() for point in axis.values())
+        return next((point.selected for point in points if point.selected), None)
 
     def redrawn(self, patch: Patch, where: str) -> Self:
         """Return the item with a figure whose layout is patched.

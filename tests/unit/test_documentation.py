@@ -122,7 +122,7 @@ def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     """Grid, exception, shared runs, published values, claim and assumption agree with the guide."""
     paper, _, scale, quick, register = examples("add-an-experiment", "yaml")
-    (tuned,) = examples("tune-settings", "yaml")
+    tuned, searched = examples("tune-settings", "yaml")
     values, claims = examples("add-an-experiment", "csv")
     files = {"papers/skew.yaml": paper, "scales/skew.yaml": scale, "scales/skew_quick.yaml": quick}
     files |= {"reported/skew_table1.csv": values, "reported/skew_claims.csv": claims}
@@ -146,6 +146,9 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     (tmp_path / "papers/skew.yaml").write_text(paper.replace("items:\n", f"items:\n{tuned}"))
     rounds = plan(tmp_path, "skew").items[0]
     assert (rounds.layout.best_of, len(rounds.run_ids)) == ("rate", 16)
+    (tmp_path / "papers/skew.yaml").write_text(paper.replace("items:\n", f"items:\n{searched}"))
+    trials, final = plan(tmp_path, "skew").items[:2]
+    assert len(trials.entries) == 10 and "nothing is selected yet" in final.refused
 
 
 @pytest.mark.parametrize(

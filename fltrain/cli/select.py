@@ -1,0 +1,44 @@
+"""The command `fltrain select`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fltrain.cli.options import ConfigOption, ResultsOption, ScaleOption
+from fltrain.cli.output import print_table
+from fltrain.core.config import check_known
+from fltrain.experiments.plan import plan
+from fltrain.runs.record import Results
+
+
+def select(
+    item: Annotated[str, typer.Argument(help="Item with the trials, for example fair/trials.")],
+    scale: ScaleOption = "fair_mnist",
+    results: ResultsOption = Path("results"),
+    config: ConfigOption = Path("config"),
+) -> None:
+    """Choose the best trial of each cell on validation images, and write the choice to config/selected.
+
+    Other items of the scale use it. Commit the file before you train them.
+    """
+    from fltrain.experiments.tuning import select as choose
+    from fltrain.experiments.tuning import selected_file, write_selection
+
+    items = {one.id: one for one in plan(config, scale).items}
+    check_known(f"scale {scale!r} has no item", [item], items, "it has")
+    selected, path = choose(items[item], Results(results)), selected_file(config, items[item])
+    write_selection(path, selected)
+    rows = []
+    for cell in selected.cells:
+        best = cell.trials[cell.chosen]
+        rows.append((", ".join(cell.labels.values()), cell.chosen, _shown(best.value), str(best.settings)))
+    numbers = ("trial", selected.measure)
+    print_table(("cell", *numbers, "settings"), rows, right=numbers)
+    typer.echo(f"selection: {path}; commit it, then train the other items of {scale!r}")
+
+
+def _shown(value: float | None) -> str:
+    return "diverged" if value is None else f"{value:.4g}"

@@ -1,0 +1,294 @@
+"""Tuning: search spaces, trials drawn from them, and the selection of a trial for each cell. No torch.
+
+``config/search.yaml`` declares the spaces. An item with an axis ``trial`` declares the trials, which are
+ordinary runs. ``select`` chooses a trial for each cell by a validation measure and writes its evidence to
+``config/selected``. Points of other items then refer to it (``selected``). Run IDs are therefore known when a
+workflow is planned.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import yaml
+from pydantic import AfterValidator, Field, Strict, model_validator
+
+from fltrain.core.config import Settings, check_known
+from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_text
+from fltrain.core.rng import Purpose, stream
+from fltrain.core.strict_yaml import read_settings
+from fltrain.experiments.layout import Labels
+from fltrain.experiments.schema import TRIAL, Patch, Point
+from fltrain.methods import METHODS
+from fltrain.methods.training import Training
+from fltrain.runs.measures import measure
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from fltrain.experiments.plan import Entry, PlannedItem
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+"""Base of each dimension of the sequence."""
+
+MOST_SETTINGS = 3
+"""Maximum number of settings in a space; few trials cannot search more."""
+
+TRAINING = "training"
+"""Name of the space of local training, which all methods share."""
+
+
+class Range(Settings):
+    """Values of a setting, in one of three forms.
+
+    Attributes:
+        log_uniform: lower and upper end; the logarithm is uniform.
+        uniform: lower and upper end.
+        choice: values with equal chances.
+        source: origin of the range.
+    """
+
+    log_uniform: Annotated[tuple[float, float], Strict(False)] | None = None
+    uniform: Annotated[tuple[float, float], Strict(False)] | None = None
+    choice: Annotated[tuple[Any, ...], Strict(False), Field(min_length=1)] | None = None
+    source: str
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        forms = ("log_uniform", "uniform", "choice")
+        if sum(getattr(self, form) is not None for form in forms) != 1:
+            raise ValueError(f"a range has one of {', '.join(forms)}")
+        low, high = self.log_uniform or self.uniform or (1, 2)
+        if low >= high or (self.log_uniform and low <= 0):
+            raise ValueError(f"the ends must ascend, and be positive if log_uniform, got [{low:g}, {high:g}]")
+        return self
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """All choices, or the two ends."""
+        return self.choice or self.log_uniform or self.uniform or ()
+
+    def at(self, share: float) -> Any:
+        """Return the value below which this share of the range lies, numbers with three digits."""
+        if self.choice:
+            return self.choice[int(share * len(self.choice))]
+        low, high = self.ends
+        value = low * (high / low) ** share if self.log_uniform else low + (high - low) * share
+        return float(f"{value:.3g}")
+
+
+def _checked(spaces: Mapping[str, Mapping[str, Range]]) -> Mapping[str, Mapping[str, Range]]:
+    """Refuse unknown methods and settings, ends that a setting cannot have, and too many settings."""
+    check_known("no method or plug-in is called", spaces, (TRAINING, *METHODS))
+    for name, space in spaces.items():
+        if len(space) > MOST_SETTINGS:
+            raise ValueError(f"{name}: {len(space)} settings; a small space has at most {MOST_SETTINGS}")
+        kind: type[Settings] = Training if name == TRAINING else METHODS[name]
+        for setting, values in space.items():
+            for value in values.ends:
+                named = {} if name == TRAINING else {"name": name}
+                kind.parse({**named, setting: value}, f"space of {name!r}")
+    return spaces
+
+
+class Search(Settings):
+    """Search spaces: ranges by method (or ``training``) and setting.
+
+    The space of a run is that of its training, its method and its plug-ins, in this order.
+    """
+
+    spaces: Annotated[Mapping[str, Mapping[str, Range]], AfterValidator(_checked)] = {}
+
+    def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
+        """Return the settings of a point's trial; none for trial 0, which has those of the spec.
+
+        A trial does not depend on the number of trials.
+        """
+        if not point.trial:
+            return {}
+        shares = halton(point.trial)
+
+        def drawn(name: str) -> Patch:
+            return {setting: values.at(next(shares)) for setting, values in self.spaces.get(name, {}).items()}
+
+        patch: dict[str, Any] = {TRAINING: drawn(TRAINING), "method": drawn(spec.method.name)}
+        plugins = [(plugin, drawn(plugin.name)) for plugin in spec.plugins]
+        if any(new for _, new in plugins):
+            patch["plugins"] = [
+                {"name": plugin.name, **plugin.model_dump(mode="json", exclude_defaults=True), **new}
+                for plugin, new in plugins
+            ]
+        return {name: new for name, new in patch.items() if new}
+
+
+def halton(trial: int) -> Iterator[float]:
+    """Yield the coordinates of a trial (from 1) in the unit cube: a shifted Halton sequence.
+
+    Dimension d is the radical inverse in the d-th prime, shifted by a random number that all spaces share
+    (Cranley and Patterson 1976). So all methods have the same learning rates, and any number of trials covers
+    a range evenly.
+    """
+    for dimension, base in enumerate(PRIMES):
+        shift = float(stream(0, Purpose.SEARCH, client=dimension).random())
+        number, weight, inverse = trial - 1, 1.0, 0.0
+        while number:
+            weight /= base
+            number, digit = divmod(number, base)
+            inverse += weight * digit
+        yield (inverse + shift) % 1.0
+
+
+# ---------------------------------------------------------------- selection
+class Trial(Settings):
+    """Evidence of a trial: its runs and the mean of their validation measure over seeds, if they have one."""
+
+    settings: Patch
+    runs: Annotated[tuple[str, ...], Strict(False)]
+    value: float | None
+
+
+class Choice(Settings):
+    """The chosen trial of a cell, and all its trials, by label."""
+
+    labels: Labels
+    chosen: str
+    trials: dict[str, Trial]
+
+
+class Selected(Settings):
+    """A file in ``config/selected``: the choices of an item with an axis of trials, at a scale.
+
+    ``measure`` is the validation measure that decided.
+    """
+
+    scale: str
+    item: str
+    measure: str
+    cells: Annotated[tuple[Choice, ...], Strict(False)]
+
+    @model_validator(mode="after")
+    def _chosen_are_best(self) -> Self:
+        for cell in self.cells:
+            if cell.chosen != _best(cell.trials, self.measure):
+                raise ValueError(f"{', '.join(cell.labels.values())}: trial {cell.chosen!r} is not the best")
+        return self
+
+    def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
+        """Return the settings that are selected for a cell, if the point wants them.
+
+        Raises:
+            FltrainError: if there are no trials of the cell.
+        """
+        if not point.selected:
+            return {}
+        for cell in self.cells:
+            if cell.labels.items() <= labels.items():
+                return cell.trials[cell.chosen].settings
+        raise FltrainError(f"no trials of {', '.join(labels.values())}; {self.item} needs the same labels")
+
+
+def selected_file(config: Path, item: PlannedItem) -> Path:
+    """Return the file of an item's selection."""
+    return config / "selected" / item.scale.scale / f"{item.target}.yaml"
+
+
+def read_selection(config: Path, item: PlannedItem) -> Selected:
+    """Return the selection among the trials of an item.
+
+    Raises:
+        FltrainError: if it is missing or was made from other trials; the message has the commands to make it.
+    """
+    path, scale = selected_file(config, item), item.scale.scale
+    make = (
+        f"train the trials (`snakemake --config scale={scale} items={item.id}`), then run "
+        f"`fltrain select {item.id} --scale {scale}`"
+    )
+    if not path.exists():
+        raise FltrainError(f"{path}: nothing is selected yet; {make}")
+    selected = read_settings(path, Selected)
+    evidence = {
+        (_text(cell.labels), label): (trial.runs, trial.settings)
+        for cell in selected.cells
+        for label, trial in cell.trials.items()
+    }
+    planned = {
+        (_text(labels), label): (tuple(entry.spec.run_id for entry in entries), entries[0].drawn)
+        for labels, label, entries in _trials(item)
+    }
+    if evidence != planned:
+        raise FltrainError(f"{path}: selected from other trials than those declared now; {make}")
+    return selected
+
+
+def _trials(item: PlannedItem) -> Iterator[tuple[Labels, str, list[Entry]]]:
+    """Yield each trial of each cell: labels of the cell, label of the trial, and its entries, one a seed."""
+    for labels, entries in itertools.groupby(item.entries, lambda entry: entry.labels):
+        yield {axis: label for axis, label in labels.items() if axis != TRIAL}, labels[TRIAL], list(entries)
+
+
+def _text(labels: Labels) -> str:
+    return ", ".join(f"{axis} {label}" for axis, label in sorted(labels.items()))
+
+
+def select(item: PlannedItem, results: Results) -> Selected:
+    """Choose the best trial of each cell by the first measure of the item's table; ties: the first trial.
+
+    Raises:
+        FltrainError: if the item has no trials, its measure is not of validation images, or a run is missing.
+    """
+    if TRIAL not in item.axes or item.item.table is None:
+        raise FltrainError(f"{item.id}: has no trials; name an item that is a table with an axis {TRIAL!r}")
+    name = item.item.table.measures[0].measure
+    if not name.startswith("validation_"):
+        raise FltrainError(
+            f"{item.id}: its first measure is {name!r}; nothing may be selected on test images, so name a "
+            "measure 'validation_...' first"
+        )
+    records = {run: results.record(run) for run in item.run_ids}
+    missing = [run for run, record in records.items() if not record.usable]
+    if missing:
+        raise FltrainError(
+            f"{item.id}: {len(missing)} of {len(records)} trials have no record, for example {missing[0]}; "
+            f"all count, so train them: `snakemake --config scale={item.scale.scale} items={item.id}`"
+        )
+    what, cells = measure(name), dict[str, tuple[Labels, dict[str, Trial]]]()
+    for labels, label, entries in _trials(item):
+        runs = tuple(entry.spec.run_id for entry in entries)
+        values = [(what.of(records[run]) or {"": what.of_diverged(records[run])})[""] for run in runs]
+        mean = sum(values) / len(values)
+        trial = Trial(
+            settings=entries[0].drawn, runs=runs, value=round(mean, 10) if math.isfinite(mean) else None
+        )
+        cells.setdefault(_text(labels), (labels, {}))[1][label] = trial
+    return Selected(
+        scale=item.scale.scale,
+        item=item.id,
+        measure=name,
+        cells=tuple(
+            Choice(labels=labels, chosen=_best(trials, name), trials=trials)
+            for labels, trials in cells.values()
+        ),
+    )
+
+
+def _best(trials: Mapping[str, Trial], name: str) -> str:
+    """Return the label of the trial with the largest value (of losses the least); ties: the first."""
+    sign = 1 if measure(name).margin.relative else -1
+
+    def rank(label: str) -> float:
+        value = trials[label].value
+        return math.inf if value is None else sign * value
+
+    return min(trials, key=rank)
+
+
+def write_selection(path: Path, selected: Selected) -> None:
+    """Write a selection with its evidence."""
+    command = f"fltrain select {selected.item} --scale {selected.scale}"
+    text = yaml.safe_dump(selected.model_dump(mode="json"), sort_keys=False, width=110)
+    write_text(path, f"# Written by `{command}`; do not edit. Plans refuse it if the trials change.\n{text}")
