@@ -59,8 +59,8 @@ def no_host_sync() -> Iterator[None]:
     before = _host_generators()
     with ExitStack() as stack:
         for (owner, name), reason in _REFUSED.items():
-            stack.enter_context(_replaced(owner, name, _refusing(f"{owner.__name__}.{name}", reason)))
-        stack.enter_context(_replaced(Tensor, "to", _to))
+            stack.enter_context(replaced(owner, name, _refusing(f"{owner.__name__}.{name}", reason)))
+        stack.enter_context(replaced(Tensor, "to", _to))
         stack.enter_context(_Watch())  # type: ignore[no-untyped-call]
         yield
     for name, state in _host_generators().items():
@@ -90,7 +90,7 @@ def _to(tensor: Tensor, *args: Any, _original: Any = Tensor.to, **kwargs: Any) -
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+def replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Replace a method of tensors or a function of torch."""
     inherited = name not in vars(owner)  # from a C class, which cannot be changed
     original = getattr(owner, name)

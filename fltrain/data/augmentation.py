@@ -72,10 +72,8 @@ class Augmentation(Settings):
         """Return parameters for ``samples`` images of ``side`` x ``side`` pixels, ``[samples, 5]``.
 
         Every image takes five numbers from the stream, so that crops and flips are the same with and without
-        cutout. Inactive settings draw nothing.
+        cutout.
         """
-        if not self.active:
-            return np.zeros((samples, 5), np.int16)
         crops = 2 * self.crop_padding + 1
         centres = side if self.cutout else 1
         choices = [crops, crops, 2 if self.flip else 1, centres, centres]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fltrain.core.rng import Purpose, stream
 from fltrain.data.augmentation import Augmentation
-from fltrain.engine.data import Split
+from fltrain.engine.data import Split, uploaded
 
 
 class Augmented:
@@ -41,9 +41,11 @@ class Augmented:
 
         Row i of an epoch belongs to the i-th image visited. Batch size and other clients have no influence.
         """
+        if not self.augmentation.active:
+            return torch.zeros(epochs, samples, 5, dtype=torch.int16, device=self.line.device)
         random = partial(stream, seed, Purpose.AUGMENTATION, round=round, client=client)
         drawn = [self.augmentation.draw(samples, self.side, random(epoch=epoch)) for epoch in range(epochs)]
-        return torch.from_numpy(np.stack(drawn)).to(self.split.images.device)
+        return uploaded(np.stack(drawn), self.line.device)
 
     def batch(self, indices: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Gather images ``[b]``, augmented by their parameters ``[b, 5]`` and normalised, and labels."""

@@ -79,7 +79,9 @@ class Fed2(Method):
         class_groups = getattr(local.task.network, "class_groups", ())
         if self.pair == "off" or not class_groups:
             return update, local.state
-        members = torch.nn.functional.one_hot(torch.tensor(class_groups, device=update.weights.device))
+        # Without the number of groups, it would be read from the device.
+        of_class = torch.tensor(class_groups, device=update.weights.device)
+        members = torch.nn.functional.one_hot(of_class, max(class_groups) + 1)
         present = (local.class_counts > 0).float() @ members.float()
         held = present > 0 if self.pair == "any" else present == members.sum(0)
         return replace(update, extras={**update.extras, self.name: {"held": held}}), local.state

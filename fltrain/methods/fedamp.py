@@ -52,15 +52,19 @@ class FedAmp(Method):
             return local.state.get("weights", weights)
         return state.get(str(local.client), weights)
 
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
+    def client_init(self, local: Local) -> State:
+        """Return the weight of the pull towards the cloud model."""
         if self.variant == "pfllib":
-            return gradient
+            return {}
         if self.variant == "kernel":
             alpha = self.alpha or 1.0
         else:
             alpha = (self.alpha or 1e4) * self.alpha_decay ** (local.round // self.decay_every)
         # A pull of more than one over the learning rate would overshoot.
-        return gradient + pull(weights, local.start, min(self.weight / alpha, 1 / local.lr))
+        return {"pull": local.start.new_full((), min(self.weight / alpha, 1 / local.lr))}
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        return gradient + pull(weights, local.start, step_state["pull"]) if step_state else gradient
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         return update, {"weights": update.trained}
@@ -75,9 +79,9 @@ class FedAmp(Method):
         if self.variant == "pfllib":
             return Aggregate(before.weights, state)
         weights = [update.weights for update in updates]
-        shares = self.shares(weights)
+        shares = self.shares(weights).tolist()
         clients = [str(update.client) for update in updates]
-        clouds = {client: mean(weights, row.tolist()) for client, row in zip(clients, shares, strict=True)}
+        clouds = {client: mean(weights, row) for client, row in zip(clients, shares, strict=True)}
         return Aggregate(before.weights, {**state, **clouds})
 
     def shares(self, weights: Sequence[Tensor]) -> Tensor:

@@ -105,6 +105,8 @@ class FedImpro(Method):
             step_state["key"] = step_state["step"] + int(random.integers(2**63))
             drawn = self._draw_labels(seen, local, random)
             step_state["labels"] = torch.from_numpy(drawn).to(local.start.device)
+            for name, weight in zip(("real", "sampled"), self._weights(local), strict=True):
+                step_state[name] = local.start.new_full((), weight)
         return step_state
 
     def _draw_labels(
@@ -115,12 +117,10 @@ class FedImpro(Method):
         if self.labels == "tiled":
             return np.tile(seen, (local.steps, batch // classes + 1))
         count = batch if self.n_hat is None else self.n_hat
-        rows = np.empty((local.steps, count), np.int64)
-        for row in rows:
-            # Class after class in a new order each time: incomplete batches are balanced, too.
-            turns = [random.permutation(seen) for _ in range(-(-count // len(seen)))]
-            row[:] = np.concatenate(turns)[:count]
-        return rows
+        # Class after class in a new order each time: incomplete batches are balanced, too.
+        turns = -(-count // len(seen))
+        drawn = random.permuted(np.tile(seen, (local.steps * turns, 1)), axis=1)
+        return drawn.reshape(local.steps, -1)[:, :count].copy()
 
     # ---------------------------------------------------------------- local steps
     def forward(self, network: Network, step: Step, local: Local, step_state: State) -> Outputs:
@@ -157,17 +157,18 @@ class FedImpro(Method):
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         if "logits" not in outputs.extras:
             return loss
-        real, sampled = self._weights(local, len(step.labels), len(outputs.extras["labels"]))
-        return real * loss + sampled * functional.cross_entropy(
-            outputs.extras["logits"], outputs.extras["labels"]
-        )
-
-    def _weights(self, local: Local, images: int, samples: int) -> tuple[float, float]:
-        """Return the weights of the losses on images and on samples."""
-        if self.weight == "constant":
-            return 1.0, 1.0
+        logits, labels = outputs.extras["logits"], outputs.extras["labels"]
+        real: float | Tensor = step_state["real"]
+        sampled: float | Tensor = step_state["sampled"]
         if self.weight == "mean_concat":
-            return images / (images + samples), samples / (images + samples)
+            total = len(step.labels) + len(labels)
+            real, sampled = len(step.labels) / total, len(labels) / total
+        return real * loss + sampled * functional.cross_entropy(logits, labels)
+
+    def _weights(self, local: Local) -> tuple[float, float]:
+        """Return the weights of the mean losses on images and on samples."""
+        if self.weight in ("constant", "mean_concat"):
+            return 1.0, 1.0
         ramp = local.round / (self.ramp_rounds or max(1, local.task.rounds / 2))
         if self.weight == "ramp_unclipped":
             return 1.0, ramp * local.task.training.epochs

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.core.lazy import Tensor
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean, pull
 from fltrain.methods.types import Aggregate, Local, Server, State, Task, Update
@@ -55,7 +55,7 @@ class FedNova(Method):
     def _shares(self, updates: Sequence[Update]) -> list[float]:
         """Return p_k tau_eff / a_k, the factor of each displacement; their sum is at least one."""
         shares = data_shares(updates)
-        normalisers = [float(update.extras[self.name]["normaliser"]) for update in updates]
+        normalisers = torch.stack([update.extras[self.name]["normaliser"] for update in updates]).tolist()
         counted = normalisers if self.tau_eff == "normalisers" else [update.steps for update in updates]
         effective = sum(share * steps for share, steps in zip(shares, counted, strict=True))
         return [share * effective / steps for share, steps in zip(shares, normalisers, strict=True)]

@@ -196,13 +196,13 @@ class Flfa(Method):
             row["skewness"] = float(state["skewness"])
         for kind in ("scale", "cosine"):
             values = [
-                float(value)
+                value
                 for update in updates
                 for key, value in update.statistics[self.name].items()
                 if key.startswith(kind)
             ]
             if values:
-                row[kind] = sum(values) / len(values)
+                row[kind] = sum(torch.stack(values).tolist()) / len(values)
         return row
 
     def _drawn(self, local: Local, index: int) -> Tensor:

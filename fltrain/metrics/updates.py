@@ -10,11 +10,15 @@ from fltrain.core.lazy import Tensor, torch
 if TYPE_CHECKING:
     from fltrain.models.flat import Slot
 
+COLUMNS = 1 << 18
+"""Parameters at once in double precision."""
+
 
 def local_drift(displacements: Tensor) -> float:
     """Return the mean distance of the clients' displacements ``[m, P]`` from their mean (FLFA, eq. 59)."""
-    rows = displacements.double()
-    return float((rows - rows.mean(0)).norm(dim=1).mean())
+    # Some columns, then one row at a time: a copy of all in double precision would need twice their memory.
+    mean = torch.cat([part.double().mean(0) for part in displacements.split(COLUMNS, 1)])
+    return float(torch.stack([(row.double() - mean).norm() for row in displacements]).mean())
 
 
 def weight_divergence(weights: Tensor, mean: Tensor, slots: Iterable[Slot]) -> float:

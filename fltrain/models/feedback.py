@@ -21,9 +21,6 @@ from torch.nn import functional
 from fltrain.models.decoupled import GroupedClassifier
 from fltrain.models.network import Network
 
-Transport = Callable[[Tensor, Tensor], Tensor]
-"""Maps a module's input (for its shape) and output error to the error of its input."""
-
 
 def _padded(module: nn.Module, input: Tensor) -> Tensor:
     """Apply padding that a convolution cannot express, with ordinary gradients."""
@@ -64,47 +61,78 @@ def _input_error(module: nn.Module, weight: Tensor, input: Tensor, error: Tensor
 
 
 class _Rerouted(torch.autograd.Function):
-    """Joins an input to an output that was computed without it: its error comes from ``transport``."""
+    """Joins an input to an output that was computed without it: its error passes through ``weight``."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, output: Tensor, transport: Transport) -> Tensor:
-        ctx.save_for_backward(input)
-        ctx.transport = transport
+    def forward(input: Tensor, output: Tensor, weight: Tensor, module: nn.Module) -> Tensor:
         return output.view_as(output)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        input, _, weight, ctx.module = inputs
+        ctx.save_for_backward(input, weight)
+
+    @staticmethod
     def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor | None, ...]:
-        (input,), (error,) = ctx.saved_tensors, errors
-        return ctx.transport(input, error) if ctx.needs_input_grad[0] else None, error, None
+        (input, weight), (error,) = ctx.saved_tensors, errors
+        found = _input_error(ctx.module, weight, input, error) if ctx.needs_input_grad[0] else None
+        return found, error, None, None
+
+
+class _Shortcut(torch.autograd.Function):
+    """Zeros ``[n, classes]``, to be added to the logits: their error e reaches the input as R e.
+
+    Sample n, channel c of the input gets ``(R e_n)_c``, spread evenly over the pixels.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input: Tensor, projection: Tensor) -> Tensor:
+        return projection.new_zeros(len(input), projection.shape[1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor, None]:
+        (input, projection), (error,) = ctx.saved_tensors, errors
+        projected = (error @ projection.T).to(input)
+        if input.dim() == 2:
+            return projected, None
+        return (projected / (input.shape[2] * input.shape[3]))[:, :, None, None].expand_as(input), None
 
 
 @contextmanager
-def _rerouted(transports: Mapping[nn.Module, Transport]) -> Iterator[None]:
-    """Reroute the modules' errors within the context; afterwards the modules are as before."""
-
-    def forward(module: nn.Module, transport: Transport, input: Tensor) -> Tensor:
-        input = _padded(module, input)
-        output: Tensor = _Rerouted.apply(input, _output(module, input.detach()), transport)  # type: ignore[no-untyped-call]
-        return output
-
-    for module in transports:
+def _replaced(forwards: Mapping[nn.Module, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """Replace the forward pass of modules within the context; afterwards the modules are as before."""
+    for module in forwards:
         if not isinstance(module, nn.Conv2d | nn.Linear | GroupedClassifier):
             kind = type(module).__name__
             raise TypeError(f"errors can be rerouted in Conv2d and Linear modules, not in {kind}")
     try:
-        for module, transport in transports.items():
+        for module, forward in forwards.items():
             # An instance attribute hides the class's method; deleting it restores the method.
-            module.__dict__["forward"] = partial(forward, module, transport)
+            module.__dict__["forward"] = forward
         yield
     finally:
-        for module in transports:
+        for module in forwards:
             module.__dict__.pop("forward", None)
 
 
 @contextmanager
 def feedback(modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
     """Send errors of the given Conv2d and Linear modules back through the given tensors (weight-shaped)."""
-    with _rerouted({module: partial(_input_error, module, tensor) for module, tensor in modules.items()}):
+
+    def forward(module: nn.Module, weight: Tensor, input: Tensor) -> Tensor:
+        input = _padded(module, input)
+        output: Tensor = _Rerouted.apply(input, _output(module, input.detach()), weight, module)  # type: ignore[no-untyped-call]
+        return output
+
+    with _replaced({module: partial(forward, module, weight) for module, weight in modules.items()}):
         yield
 
 
@@ -115,22 +143,24 @@ def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> It
     Sample n, channel c of the input gets ``(R e_n)_c``, spread evenly over the pixels; ``e`` is the error of
     the logits ``[n, classes]`` and R the module's tensor ``[input channels, classes]``.
     """
-    output_error: list[Tensor] = []  # the backward pass fills it before it reaches the modules
+    shortcuts: list[Tensor] = []
 
-    def watch(_classifier: nn.Module, _args: tuple[Any, ...], logits: Tensor) -> None:
-        if logits.requires_grad:
-            logits.register_hook(lambda error: output_error.__setitem__(slice(None), [error]))
+    def forward(module: nn.Module, projection: Tensor, input: Tensor) -> Tensor:
+        input = _padded(module, input)
+        shortcuts.append(_Shortcut.apply(input, projection))  # type: ignore[no-untyped-call]
+        return _output(module, input.detach())
 
-    def transport(projection: Tensor, input: Tensor, error: Tensor) -> Tensor:
-        # A method can add samples to the batch above a cut; they come last.
-        projected = (output_error[0][: len(input)] @ projection.T).to(error)
-        if input.dim() == 2:
-            return projected
-        return (projected / (input.shape[2] * input.shape[3]))[:, :, None, None].expand_as(input)
+    def joined(_classifier: nn.Module, _args: tuple[Any, ...], logits: Tensor) -> Tensor:
+        for shortcut in shortcuts:
+            # A method can add samples to the batch above a cut; they come last.
+            missing = len(logits) - len(shortcut)
+            logits = logits + functional.pad(shortcut, (0, 0, 0, missing)) if missing else logits + shortcut
+        shortcuts.clear()
+        return logits
 
-    handle = network.classifier.register_forward_hook(watch)
+    handle = network.classifier.register_forward_hook(joined)
     try:
-        with _rerouted({module: partial(transport, tensor) for module, tensor in modules.items()}):
+        with _replaced({module: partial(forward, module, tensor) for module, tensor in modules.items()}):
             yield
     finally:
         handle.remove()

@@ -139,6 +139,7 @@ def simulation(
     point: str = "after_download",
     precision: str = "fp32",
     workers: int = 1,
+    device: torch.device = CPU,
     **training: object,
 ) -> Simulation:
     """A federation that trains with a base method (default: federated averaging) and plug-ins.
@@ -165,7 +166,7 @@ def simulation(
     )
     if partition is None:
         partition = with_tests(skewed(data)) if spec.personal else skewed(data)
-    return Simulation(spec, data, partition, CPU, executor, workers=Workers(workers))
+    return Simulation(spec, data, partition, device, executor, workers=Workers(workers))
 
 
 def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation:

@@ -113,9 +113,10 @@ def test_a_step_state_keeps_its_names() -> None:
 
 @pytest.mark.parametrize(
     "methods",
-    slow_unless_daily(
-        methods for methods in REPRESENTATIVES if all(method.name != "flfa" for method in methods)
-    ),
+    [
+        *slow_unless_daily(REPRESENTATIVES),
+        *((FedAvg(), Flfa(strategy="fixed", layers="all", feedback=kind)) for kind in ("random", "direct")),
+    ],
     ids=by_name,
 )
 def test_stacked_clients_agree_with_the_reference(methods: tuple[AnyMethod, ...]) -> None:
@@ -148,7 +149,6 @@ class Branching(FedAvg):
     [
         ({"model": DroppingModel()}, (), "random numbers"),
         ({}, (Branching(),), "data-dependent control flow"),
-        ({}, (FedAvg(), Flfa(strategy="fixed", layers="all")), "autograd.Function"),
     ],
 )
 def test_a_step_that_cannot_be_stacked_is_refused(

@@ -116,7 +116,7 @@ def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
     """The method's addition to a gradient, per unit of distance from the cloud model."""
     cloud, weights, gradient = drawn(3, seed=1)
     local = replace(local_of(cloud, lr=lr), round=round)
-    added = method.correct(gradient, weights, local, {}) - gradient
+    added = method.correct(gradient, weights, local, method.client_init(local)) - gradient
     factor = float(added @ (weights - cloud) / (weights - cloud).square().sum())
     torch.testing.assert_close(added, factor * (weights - cloud), rtol=1e-3, atol=1e-6)
     return factor

@@ -57,6 +57,7 @@ def test_frozen_models_depend_on_their_weights_only(count: int) -> None:
     for seed in range(6):  # new tensors, possibly at the addresses of earlier ones
         check(*elsewhere(federation, seed))
     check(others[0][0].clone(), others[0][1])
+    check(others[0][0], others[1][1])  # another client's statistics, with the same weights
 
 
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)

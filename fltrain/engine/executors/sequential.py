@@ -16,6 +16,7 @@ from fltrain.core.errors import noting
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, Kept, Round
+from fltrain.engine.data import uploaded
 from fltrain.engine.trajectory import Trajectory
 from fltrain.engine.workers import ALONE
 from fltrain.methods.composition import LocalHooks
@@ -289,7 +290,7 @@ def batch_orders(round: Round, client: int, epochs: int, samples: int, device: t
     """Return the order in which the client visits its images, ``[epochs, samples]``."""
     where = partial(stream, round.task.seed, Purpose.BATCH_ORDER, round=round.number, client=client)
     orders = [where(epoch=epoch).permutation(samples) for epoch in range(epochs)]
-    return torch.from_numpy(np.stack(orders)).to(device)
+    return uploaded(np.stack(orders), device)
 
 
 class Sgd:

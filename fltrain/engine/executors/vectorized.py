@@ -194,6 +194,7 @@ class _Stack:
                 known[ids] = column[0] if dim(*column) is None else torch.stack(column)
             return known[ids]
 
+        self.indices: dict[tuple[int, ...], Tensor] = {}
         self.dims = tree_map(dim, *held)
         self.held: dict[str, Any] = tree_map(stacked, *held)
 
@@ -201,7 +202,7 @@ class _Stack:
         """Return the tensors of some clients, and the dimension of the read-only ones."""
         if len(places) == len(self.members):
             return self.moving, self.held, self.dims
-        index = torch.tensor(places, device=self.moving["weights"].device)
+        index = self._index(places)
 
         def chosen(tensor: Tensor, dim: int | None = 0) -> Tensor:
             return tensor if dim is None else tensor.index_select(0, index)
@@ -213,8 +214,15 @@ class _Stack:
         if len(places) == len(self.members):
             self.moving = moved
             return
-        index = torch.tensor(places, device=self.moving["weights"].device)
+        index = self._index(places)
         tree_map(lambda tensor, rows: tensor.index_copy_(0, index, rows), self.moving, moved)
+
+    def _index(self, places: Sequence[int]) -> Tensor:
+        """Return the clients as a tensor, copied to the device once."""
+        key = tuple(places)
+        if key not in self.indices:
+            self.indices[key] = torch.tensor(key, device=self.moving["weights"].device)
+        return self.indices[key]
 
     def hand_out(self) -> None:
         """Copy the rows of the stacked tensors to their clients."""

@@ -24,9 +24,9 @@ def tensors_of(local: Local, numbers: Numbers) -> dict[str, Any]:
     ``replace(local, **tensors)`` is the view with other tensors.
     """
     fields = ("start", "buffers", "class_counts", "payload", "state")
-    scalars = {name: torch.tensor(getattr(local, name), dtype=dtype) for name, dtype in numbers.items()}
     return {name: getattr(local, name) for name in fields} | {
-        name: scalar.to(local.start.device) for name, scalar in scalars.items()
+        name: torch.full((), getattr(local, name), dtype=dtype, device=local.start.device)
+        for name, dtype in numbers.items()
     }
 
 

@@ -39,7 +39,7 @@ def clip_norm(vector: Tensor, limit: float) -> Tensor:
     return vector * factor
 
 
-def pull(weights: Tensor, towards: Tensor, weight: float) -> Tensor:
+def pull(weights: Tensor, towards: Tensor, weight: float | Tensor) -> Tensor:
     """Return the gradient of the proximal term (mu/2) ||w - r||^2, for mu the ``weight``: mu (w - r)."""
     return weight * (weights - towards)
 

@@ -1,0 +1,136 @@
+"""Every method and plug-in stays on its device, with every executor; local steps transfer nothing.
+
+A stub device checks it, see ``stub``: the tests need no GPU.
+"""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fltrain.core.errors import FltrainError
+from fltrain.data.prepared import Partition
+from fltrain.engine.executors.sequential import SequentialExecutor
+from fltrain.engine.executors.vectorized import VectorizedExecutor
+from fltrain.methods.base import Method
+from fltrain.methods.composition import Composition
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.types import Local, State
+from fltrain.models.base import Model
+
+from ..properties.helpers import DAILY, MODEL_FOR, by_name, simulation, with_tests
+from ..properties.test_executors import Repeating
+from .stub import Transfers, on_stub_device, stub_device
+
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+
+EXECUTORS = {executor.name: executor for executor in (SequentialExecutor, VectorizedExecutor, Repeating)}
+
+
+METHODS = [
+    *(methods for methods in DAILY if len(methods) < 3),
+    next(methods for methods in DAILY if len(methods) > 2),
+]
+"""Every base method and every plug-in, and all plug-ins together."""
+
+
+class Tiny(Model):
+    """Two convolutions with BatchNorm: every operation costs time."""
+
+    name: Literal["tiny"] = "tiny"
+    min_side: ClassVar[int] = 1
+
+    def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
+        return {
+            "stem": nn.Sequential(nn.Conv2d(channels, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU()),
+            "last": nn.Sequential(nn.Conv2d(4, 20, 1), nn.BatchNorm2d(20), nn.ReLU()),
+            "flatten": nn.Flatten(),
+            "classifier": nn.Linear(80, classes),
+        }
+
+
+READING = {
+    *("engine.evaluation.accuracy", "engine.evaluation.loss", "engine.simulation._tested"),
+    "engine.simulation._tested_locally",
+    *("engine.simulation._finite", "metrics.updates.layer_similarity"),
+    *("methods.fedamp.aggregate", "methods.fedfcd.server_step", "methods.fedimpro.report"),
+    *("methods.fednova._shares", "methods.flfa.report"),
+}
+"""Functions that read values of the device outside of local steps, a few times per round."""
+
+READING_OFTEN = {
+    *("methods.ecgr._select", "methods.fedimpro.client_init", "methods.ops.prototypes.describe"),
+    *("methods.ops.neuron_matching._nearest", "methods.ops.neuron_matching.match"),
+}
+"""Functions that do so for every client."""
+
+
+def run(executor: str, *methods: Method) -> Transfers:
+    """Train on the stub device: a client in a full and a smaller batch, another one in a full batch.
+
+    In a second round, clients have states. Only ``cuda_graph`` trains it, whose steps read all numbers of
+    clients and rounds from tensors.
+    """
+    personal = Composition(methods).personal
+    first, second = (24, 13) if personal else (18, 10)
+    clients = Partition([np.arange(first), np.arange(first, first + second)], digest="")
+    rounds = 2 if executor == "cuda_graph" else 1
+    with on_stub_device() as transfers:
+        federation = simulation(
+            *methods,
+            model=MODEL_FOR.get(methods[0].name, Tiny()),
+            partition=with_tests(clients) if personal else clients,
+            executor=EXECUTORS[executor],
+            device=stub_device(),
+            fraction=1.0,
+            batch_size=10,
+            clip_norm=1.0,
+            evaluate_every=rounds,
+        )
+        for number in range(rounds):
+            federation.round(number)
+    server = federation.server
+    assert {tensor.device for tensor in (server.weights, server.buffers, server.counters)} == {stub_device()}
+    return transfers
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("methods", METHODS, ids=by_name)
+def test_training_mixes_no_devices_and_steps_transfer_nothing(
+    methods: tuple[Method, ...], executor: str
+) -> None:
+    transfers = run(executor, *methods)
+    assert transfers.in_steps == set()
+    assert transfers.elsewhere <= READING | READING_OFTEN
+
+
+class Faulty(FedAvg):
+    """Adds a tensor of the host in a local step, or reads the norm of the gradient."""
+
+    name: Literal["faulty"] = "faulty"
+    fault: Literal["mixes", "reads", "copies"]
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        if self.fault == "mixes":
+            return gradient + torch.ones(len(gradient))
+        if self.fault == "copies":
+            return gradient + gradient.new_tensor([1.0] * len(gradient))
+        return gradient * float(gradient.norm())
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_mix_of_devices_is_found(executor: str) -> None:
+    with pytest.raises(RuntimeError, match=r"device.*fgpu"):
+        run(executor, Faulty(fault="mixes"))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("fault", ["reads", "copies"])
+def test_a_transfer_in_a_local_step_is_found(fault: str, executor: str) -> None:
+    if (fault, executor) == ("reads", "vectorized"):
+        with pytest.raises(FltrainError, match="PyTorch cannot map the step over clients"):
+            run(executor, Faulty(fault=fault))
+    else:
+        assert run(executor, Faulty(fault=fault)).in_steps == {"methods.composition._guarded"}
