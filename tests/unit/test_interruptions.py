@@ -108,6 +108,7 @@ def fltrain(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -141,10 +142,10 @@ def test_a_signal_writes_a_checkpoint_and_ends_the_program(
 ) -> None:
     spec, root = long.spec, prepared(tmp_path / "results", long.root)
     (tmp_path / "run.json").write_text(spec.to_json())
-    command = ("train", "run.json", "--results", str(root))
+    command = ("train", "run.json", "--results", str(root), "--workers", "2")
     process = fltrain(*command, cwd=tmp_path, FLTRAIN_CHECKPOINT_ROUNDS="1")
     wait_for(Results(root).checkpoints(spec.run_id) / "round-*2.safetensors", process)
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal and SLURM do
     output, _ = process.communicate()
     assert process.returncode == code
     last = output.splitlines()[-1]
