@@ -1,7 +1,7 @@
 """Division of the work of one run among processes (``--workers``).
 
 Each call forks the training process. The children see its data, weights and client states without a copy, and
-need no protocol between rounds: only results travel, through memory that both sides map. To start and end a
+need no protocol between rounds: only results travel, through a file in memory. To start and end a
 child takes about 35 ms of CPU time (LeNet-5, MNIST), half of it in the parent.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -180,25 +180,25 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def _tree_digest(tree: ast.Module) -> str:
-    digest = hashlib.sha256()
-    for text in _texts(tree):
-        digest.update(f"{text}\0".encode())
-    return digest.hexdigest()
+    texts: list[str] = []
+    _add_texts(tree, texts.append)
+    return hashlib.sha256("".join(f"{text}\0" for text in texts).encode()).hexdigest()
 
 
-def _texts(node: Any) -> Iterator[str]:
-    """Yield a syntax tree as texts that do not depend on the version of Python, without docstrings."""
+def _add_texts(node: Any, add: Callable[[str], None]) -> None:
+    """Add a syntax tree as texts that do not depend on the version of Python, without docstrings."""
     if isinstance(node, list):
         for item in node:
             if not (isinstance(item, ast.Expr) and isinstance(getattr(item.value, "value", None), str)):
-                yield from _texts(item)
-        yield "]"
+                _add_texts(item, add)
+        add("]")
     elif isinstance(node, ast.AST):
-        yield type(node).__name__
-        for field, value in ast.iter_fields(node):
+        add(type(node).__name__)
+        for field in node._fields:
+            value = getattr(node, field, None)
             if value not in (None, []) and field not in ("ctx", "kind", "type_comment"):
-                yield field
-                yield from _texts(value)
-        yield ")"
+                add(field)
+                _add_texts(value, add)
+        add(")")
     else:
-        yield repr(node)
+        add(repr(node))
