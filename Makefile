@@ -110,7 +110,7 @@ lint: env ## check style, wording, types and the workflow
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/snakefmt --check Snakefile workflow/rules
+	@$(BIN)/snakefmt --check Snakefile workflow/Snakefile workflow/rules
 	@$(BIN)/lint-imports
 	@$(BIN)/python docs/prose.py
 	@$(BIN)/snakemake --lint
@@ -118,7 +118,7 @@ lint: env ## check style, wording, types and the workflow
 format: env ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
-	@$(BIN)/snakefmt Snakefile workflow/rules
+	@$(BIN)/snakefmt Snakefile workflow/Snakefile workflow/rules
 
 docs: env ## make the documentation's site in site/; open site/index.html
 	@rm -rf site

@@ -41,12 +41,14 @@ class Jobs:
         whole: plan of the scale.
         plan: the requested part, as far as it can be made.
         results: the results folder.
+        config: folder of the declarations.
     """
 
     request: Request
     whole: Plan
     plan: Plan
     results: Results
+    config: Path
 
     @classmethod
     def of(
@@ -61,7 +63,8 @@ class Jobs:
         whole = plan(config, request.scale)
         part = whole.restricted(request.selection)
         folder = Results(results)
-        return cls(request, whole, part if request.train else _from_records(part, folder), folder)
+        part = part if request.train else _from_records(part, folder)
+        return cls(request, whole, part, folder, config)
 
     @property
     def scale(self) -> str:
@@ -198,14 +201,25 @@ class Jobs:
         ]
         return rf"(?=(?:{'|'.join(wanted)})\.)[^/]+" if wanted else NOTHING
 
-    def sheet(self, name: str, field: str) -> Any:
+    def report_labels(self, name: str) -> dict[str, str]:
+        """Return the label of an item in the report."""
+        title = f"{self.items[name].name}: {self.items[name].item.title}"
+        # Snakemake takes {word} for a wildcard; an invisible word joiner keeps it from that.
+        return {"item": title.replace("{", "{\u2060")}
+
+    def sheet(self, field: str, name: str) -> Any:
         """Return a field of an item's sheet."""
         return self.items[name].sheet.model_dump(mode="json", include={field})[field]
 
     def published(self, name: str) -> list[str]:
         """Return the file of an item's published values, if it has one."""
         reported = self.items[name].item.reported
-        return [f"config/reported/{reported.file}"] if reported else []
+        return [f"{self.config}/reported/{reported.file}"] if reported else []
+
+    @property
+    def anomalies(self) -> str:
+        """File of anomalies in published values."""
+        return f"{self.config}/reported/anomalies.csv"
 
     def calibration(self) -> list[str]:
         """Return the file of measured costs, if it exists."""
@@ -232,7 +246,7 @@ class Jobs:
 
     def paper_statements(self, paper: str) -> list[str]:
         """Return the file of a paper's claims, if there are any."""
-        return [f"config/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
+        return [f"{self.config}/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
 
     def paper_heading(self, paper: str) -> str:
         """Return name, title and scale of a paper as JSON."""
@@ -254,6 +268,12 @@ class Jobs:
     def paper_claims(self, paper: str) -> str:
         """Return the claims of a paper as JSON."""
         return json.dumps([claim.model_dump(mode="json") for claim in self.papers[paper].claims])
+
+
+def declarations() -> Path:
+    """Return the folder of declarations: ``config``, or this checkout's if another workflow imports ours."""
+    here = Path("config")
+    return here if (here / "scales").is_dir() else Path(__file__).parents[2] / "config"
 
 
 def database_file(results: Results) -> Path:

@@ -31,7 +31,9 @@ class Progress:
     def planned(self, jobs: Mapping[str, int]) -> str:
         """Return the size of the workflow in words, from the number of jobs of each rule."""
         self.total = jobs.get("train", 0)
-        others = sum(number for rule, number in jobs.items() if rule not in ("train", "all", "total"))
+        others = sum(
+            number for rule, number in jobs.items() if rule not in ("train", "all", "default", "total")
+        )
         return f"{self.total} run{'s' * (self.total != 1)} to train, {others} other jobs"
 
     def started(self) -> None:

@@ -274,6 +274,7 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
         assert item.item.title in plain and item.item.caption in plain
     for text in ("Reduced scale", '"toy"', '"tables"', '"figures"'):
         assert text in report
+    assert len(report.encode()) < 5e6, "two figures, one table and the pages of Snakemake"
 
 
 def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
@@ -524,6 +525,39 @@ def test_a_new_method_needs_one_file_and_one_line(changed: Checkout) -> None:
 
 
 @pytest.mark.slow
+def test_another_workflow_imports_this_one_and_adds_a_rule(fresh: Checkout, tmp_path: Path) -> None:
+    """The rules have a prefix, declarations come from the imported workflow, results go to the new one."""
+    other = replace(fresh, root=tmp_path / "other")
+    other.root.mkdir()
+    (other.root / "Snakefile").write_text(f"""
+module imported:
+    snakefile: "{fresh.root}/workflow/Snakefile"
+    config: config
+
+use rule * from imported as fltrain_*
+
+rule ranking:
+    default_target: True
+    input: "results/single/toy/accuracy.csv"
+    output: "ranking.txt"
+    shell: "cut -d , -f 1 {{input}} > {{output}}"
+""")
+    code, output = other.snakemake("--cores", "2", scale="single")
+    assert code == 0, output
+    assert (other.root / "ranking.txt").read_text().splitlines()[0] == "method"
+    assert len(list(other.results.root.glob("runs/*/summary.json"))) == 2
+    code, output = other.snakemake("fltrain_toy_accuracy", "--dry-run", "--cores", "2", scale="single")
+    assert code == 0 and "fltrain_toy_accuracy" in output, output
+
+
+def test_parsing_has_no_side_effects(changed: Checkout) -> None:
+    before = dates(changed.root / "results")
+    for mode in ("--dry-run", "--lint", "--list-rules"):
+        code, output = changed.snakemake(mode)
+        assert code == 0, output
+    assert dates(changed.root / "results") == before
+
+
 def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Checkout) -> None:
     """The table's run can be trained again; the figure's cannot, because its partition is damaged.
 

@@ -3,7 +3,7 @@ rule claims:
     input:
         made=by(JOBS.paper_outputs, "paper"),
         published=by(JOBS.paper_published, "paper"),
-        anomalies="config/reported/anomalies.csv",
+        anomalies=JOBS.anomalies,
         claims=by(JOBS.paper_statements, "paper"),
     output:
         csv=f"{OUT}/{{paper}}/claims.csv",

@@ -1,13 +1,14 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
+from functools import partial
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.jobs import Jobs, put_python_on_path
+from fltrain.experiments.jobs import Jobs, declarations, put_python_on_path
 from fltrain.experiments.layout import Sheet
 
 try:
-    JOBS = Jobs.of(config)
+    JOBS = Jobs.of(config, declarations())
 except FltrainError as error:
     raise WorkflowError(str(error)) from None
 
@@ -38,27 +39,11 @@ def by(lookup, *wildcard_names):
     )
 
 
-def item_published(wildcards):
-    return JOBS.published(f"{wildcards.paper}/{wildcards.item}")
-
-
-def item_records(wildcards):
-    return JOBS.item_inputs(f"{wildcards.paper}/{wildcards.item}")
-
-
-def item_labels(wildcards):
-    """Label of an item in the report."""
-    item = JOBS.items[f"{wildcards.paper}/{wildcards.item}"].item
-    # Snakemake takes {word} for a wildcard; an invisible word joiner keeps it from that.
-    return {"item": f"{wildcards.item}: {item.title}".replace("{", "{\u2060")}
-
-
-def sheet_field(field):
-    return lambda wildcards: JOBS.sheet(f"{wildcards.paper}/{wildcards.item}", field)
-
-
 # One parameter for each field, so that a dry run names what has changed.
-SHEET = {field: sheet_field(field) for field in Sheet.model_fields}
+SHEET = {
+    field: by(partial(JOBS.sheet, field), "paper", "item")
+    for field in Sheet.model_fields
+}
 
 
 def train_resource(name):

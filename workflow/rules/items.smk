@@ -1,9 +1,9 @@
 rule table:
     """Assemble a table from run records and published values."""
     input:
-        records=item_records,
-        published=item_published,
-        anomalies="config/reported/anomalies.csv",
+        records=by(JOBS.item_inputs, "paper", "item"),
+        published=by(JOBS.published, "paper", "item"),
+        anomalies=JOBS.anomalies,
     output:
         csv=f"{OUT}/{{paper}}/{{item}}.csv",
         md=f"{OUT}/{{paper}}/{{item}}.md",
@@ -13,7 +13,7 @@ rule table:
             caption="../report/item.rst",
             category="{paper}",
             subcategory="tables",
-            labels=item_labels,
+            labels=by(JOBS.report_labels, "paper", "item"),
         ),
     log:
         f"results/logs/{SCALE}/table/{{paper}}_{{item}}.log",
@@ -35,7 +35,7 @@ rule table:
 rule figure:
     """Draw a figure from run records."""
     input:
-        records=item_records,
+        records=by(JOBS.item_inputs, "paper", "item"),
     output:
         pdf=f"{OUT}/{{paper}}/{{item}}.pdf",
         svg=f"{OUT}/{{paper}}/{{item}}.svg",
@@ -45,7 +45,7 @@ rule figure:
             caption="../report/item.rst",
             category="{paper}",
             subcategory="figures",
-            labels=item_labels,
+            labels=by(JOBS.report_labels, "paper", "item"),
         ),
     log:
         f"results/logs/{SCALE}/figure/{{paper}}_{{item}}.log",
@@ -91,6 +91,7 @@ rule run_table:
     conda:
         "../../environment.yml"
     params:
+        config=str(JOBS.config),
         scale=SCALE,
         memberships=JOBS.plan.memberships,
     message:

@@ -10,9 +10,6 @@ rule train:
         "results/runs/{run}/train.log",
     # Start with the longest jobs.
     priority: lambda wildcards: JOBS.resource("runtime", wildcards.run, 1)
-    # A run that was killed resumes from its last checkpoint. The main process retries; the processes inside a job, which
-    # read the same rules, must not.
-    retries: 2 if workflow.is_main_process else 0
     conda:
         "../../environment.yml"
     # Several cores divide the clients of one run, on the CPU: see docs/performance.md.

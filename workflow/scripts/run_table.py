@@ -10,7 +10,8 @@ from fltrain.experiments.plan import PlannedItem, plan
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821
-    whole, memberships = plan(Path("config"), snakemake.params.scale), snakemake.params.memberships  # noqa: F821
+    whole = plan(Path(snakemake.params.config), snakemake.params.scale)  # noqa: F821
+    memberships = snakemake.params.memberships  # noqa: F821
 
     def requested(item: PlannedItem) -> PlannedItem:
         entries = [entry for entry in item.entries if item.id in memberships.get(entry.spec.run_id, ())]
