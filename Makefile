@@ -32,7 +32,7 @@ $(shell test -x $(BIN)/python || rm -f $(STAMP))
 # Bytecode is compiled once here, not at every first start.
 UV_OPTIONS := --compile-bytecode --python $(BIN)/python --no-build-isolation
 
-.PHONY: help env reproduce tables results test test-slow coverage golden lint format docs ui schema lock clean
+.PHONY: help env reproduce tables results test test-slow test-gpu coverage golden lint format docs ui schema lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
@@ -94,10 +94,15 @@ results: env ## the same from the published records
 PYTEST := $(BIN)/pytest -n $(CORES) --dist worksteal $(if $(DURATIONS),--durations $(DURATIONS))
 
 test: env ## run the tests
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not gpu"
 
 test-slow: env ## run the slow tests, which `make test` leaves out
-	@$(PYTEST) -m slow
+	@$(PYTEST) -m "slow and not gpu"
+
+test-gpu: env ## run tests of training on a GPU
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	  then $(BIN)/pytest -m "gpu and not slow" tests/properties tests/unit; \
+	  else echo "skipped: this machine has no GPU that PyTorch can use"; fi
 
 coverage: env ## run all tests and show their coverage (a fifth slower)
 	@$(PYTEST) --cov --cov-report=term

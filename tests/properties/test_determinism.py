@@ -31,6 +31,7 @@ from fltrain.runs.spec import RunSpec
 from fltrain.runtime.determinism import Profile, determined
 
 from .helpers import (
+    CPU,
     REPRESENTATIVES,
     Tracing,
     by_name,
@@ -61,10 +62,10 @@ def settings_of(methods: tuple[Method, ...]) -> dict[str, object]:
     return {"rounds": 3, "statistics": STATISTICS, "point": point}
 
 
-def traced_run(methods: tuple[Method, ...]) -> Simulation:
+def traced_run(methods: tuple[Method, ...], device: torch.device = CPU) -> Simulation:
     """A traced run, trained once."""
     seed_everywhere(1)
-    return reference(*methods, executor=Tracing, **settings_of(methods))
+    return reference(*methods, executor=Tracing, device=device, **settings_of(methods))
 
 
 @combinations
@@ -140,7 +141,7 @@ def test_clients_are_sampled_without_replacement_anew_in_every_round() -> None:
     assert [federation.sample(number) for number in range(40)] == samples
 
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CUDA = torch.device("cuda")
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -227,7 +228,9 @@ def test_operations_without_a_deterministic_algorithm_are_recorded() -> None:
     assert determinism.facts["nondeterministic_operations"] == ["CuBLAS", "put_"]
 
 
-def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_write_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
     settings = {
         "dataset": "digits",
         "partition": {"name": "dirichlet", "clients": 10},
@@ -241,7 +244,15 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
     }
     spec = RunSpec.parse(settings, "test")
     (tmp_path / "spec.json").write_text(spec.to_json())
-    command = ["fltrain", "train", str(tmp_path / "spec.json"), "--quiet", "--device", "cpu", "--results"]
+    command = [
+        "fltrain",
+        "train",
+        str(tmp_path / "spec.json"),
+        "--quiet",
+        "--device",
+        str(device),
+        "--results",
+    ]
     monkeypatch.setattr(sys, "argv", [*command, str(tmp_path / "here")])
     with pytest.raises(SystemExit) as left:
         main()
@@ -280,10 +291,12 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 @combinations
-def test_resuming_from_a_checkpoint_changes_no_result(tmp_path: Path, methods: tuple[Method, ...]) -> None:
-    expected, rows, seen = traced_run(methods), [], []
+def test_resuming_from_a_checkpoint_changes_no_result(
+    tmp_path: Path, methods: tuple[Method, ...], device: torch.device
+) -> None:
+    expected, rows, seen = traced_run(methods, device), [], []
     for stop in (1, 2, 3):  # each part in a separate simulation
-        part = simulation(*methods, **settings_of(methods))
+        part = simulation(*methods, device=device, **settings_of(methods))
         if stop == 2:  # client states are restored into a file and into memory
             part.clients = ClientStore(tmp_path, 0)
         checkpoints = Checkpoints(tmp_path / "run", {"spec": 1}, Interval())

@@ -1,5 +1,7 @@
 """Executors run local steps in different ways, with equal results."""
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,9 +13,11 @@ from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.executors.vectorized import VectorizedExecutor
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method as AnyMethod
+from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.feddyn import FedDyn
 from fltrain.methods.flfa import Flfa
+from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.training import Exponential
 from fltrain.methods.types import Local, Outputs, State, Step
 from fltrain.models.networks.lenet5 import LeNet5
@@ -32,28 +36,43 @@ from .test_statistics import DroppingModel
 SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
 
 
-class Repeating(CudaGraphExecutor):
-    """The CUDA graph executor on the CPU: it repeats a step instead of replaying a recording.
-
-    The rest is unchanged: fixed memory, one step for all clients and rounds, times and contents of copies.
-    """
+class Counting(CudaGraphExecutor):
+    """The CUDA graph executor; it counts captures and replays."""
 
     def __init__(self, clients: Clients, recordings: str = "auto") -> None:
         super().__init__(clients, recordings)
         self.captures = self.replays = 0
 
-    @classmethod
-    def check(cls, device: torch.device) -> None:
-        """Accept the CPU."""
+    def recorded(self, work: Work) -> Work:
+        return super().capture(work)
 
     def capture(self, work: Work) -> Work:
+        recorded = self.recorded(work)
         self.captures += 1
 
         def replay() -> tuple[Tensor, Tensor]:
             self.replays += 1
-            return work()
+            return recorded()
 
         return replay
+
+
+class Repeating(Counting):
+    """The same on the CPU: it repeats a step instead of replaying a recording.
+
+    The rest is unchanged: fixed memory, one step for all clients and rounds, times and contents of copies.
+    """
+
+    @classmethod
+    def check(cls, device: torch.device) -> None:
+        """Accept the CPU."""
+
+    def recorded(self, work: Work) -> Work:
+        return work
+
+
+def graphs(device: torch.device) -> type[Counting]:
+    return Counting if device.type == "cuda" else Repeating
 
 
 def compared(
@@ -70,28 +89,31 @@ def test_cuda_graphs_are_refused_on_other_devices() -> None:
 
 
 @pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATIVES), ids=by_name)
-def test_a_step_in_fixed_memory_equals_the_reference(methods: tuple[AnyMethod, ...]) -> None:
+def test_a_step_in_fixed_memory_equals_the_reference(
+    methods: tuple[AnyMethod, ...], device: torch.device
+) -> None:
     """Up to rounding of numbers that are stored in tensors by this executor."""
-    plain, fixed = compared(Repeating, *methods, epochs=1, fraction=0.67)
+    plain, fixed = compared(graphs(device), *methods, epochs=1, fraction=0.67, device=device)
     assert fixed.executor.replays >= fixed.executor.captures > 0
     for name in ("weights", "buffers", "counters"):
         one, other = getattr(plain.server, name), getattr(fixed.server, name)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_one_recording_serves_all_clients_rounds_and_learning_rates() -> None:
+def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torch.device) -> None:
     """FedDyn's pull depends on a client's number of images; the learning rate changes every round."""
     schedule = Exponential(decay=0.5)
     plain, fixed = compared(
-        Repeating, FedDyn(alpha_mode="data"), rounds=4, fraction=1.0, lr_schedule=schedule
+        *(graphs(device), FedDyn(alpha_mode="data")),
+        **{"rounds": 4, "fraction": 1.0, "lr_schedule": schedule, "device": device},
     )
     sizes = {len(images) % 8 for images in fixed.data.clients} - {0}
     assert fixed.executor.captures <= 2 * (1 + len(sizes)), "clients with a dual state, and without one"
     torch.testing.assert_close(plain.server.weights, fixed.server.weights, rtol=1e-5, atol=1e-6)
 
 
-def test_every_step_draws_a_new_dropout_mask() -> None:
-    plain, fixed = compared(Repeating, FedAvg(), model=DroppingModel(), rounds=3)
+def test_every_step_draws_a_new_dropout_mask(device: torch.device) -> None:
+    plain, fixed = compared(graphs(device), FedAvg(), model=DroppingModel(), rounds=3, device=device)
     assert_same_model(plain, fixed)
 
 
@@ -119,22 +141,43 @@ def test_a_step_state_keeps_its_names() -> None:
     ],
     ids=by_name,
 )
-def test_stacked_clients_agree_with_the_reference(methods: tuple[AnyMethod, ...]) -> None:
+def test_stacked_clients_agree_with_the_reference(
+    methods: tuple[AnyMethod, ...], device: torch.device
+) -> None:
     """Up to rounding, which BatchNorm magnifies; counters agree exactly."""
-    plain, stacked = compared(VectorizedExecutor, *methods, epochs=1, fraction=0.67)
+    plain, stacked = compared(VectorizedExecutor, *methods, epochs=1, fraction=0.67, device=device)
     assert torch.allclose(plain.server.weights, stacked.server.weights, atol=1e-3)
     assert torch.allclose(plain.server.buffers, stacked.server.buffers, atol=1e-3)
     assert torch.equal(plain.server.counters, stacked.server.counters)
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedDyn(alpha_mode="data")], ids=by_name)
-def test_one_round_of_stacked_clients_differs_by_rounding_only(method: AnyMethod) -> None:
-    """Unequal clients, momentum, weight decay, clipping; a pull that depends on the number of images."""
-    plain, stacked = compared(
-        VectorizedExecutor, method, rounds=1, weight_decay=0.01, fraction=1.0, model=LeNet5()
-    )
-    difference = (plain.server.weights - stacked.server.weights).abs().max()
-    assert 0 < difference < 1e-6
+def test_one_round_of_stacked_clients_differs_by_rounding_only(
+    method: AnyMethod, device: torch.device
+) -> None:
+    """Unequal clients, momentum, weight decay, clipping; a pull that depends on the number of images.
+
+    On another device, the reference is that on the CPU.
+    """
+    settings = {**SETTINGS, "rounds": 1, "weight_decay": 0.01, "fraction": 1.0, "model": LeNet5()}
+    plain = reference(method, **settings)
+    on_gpu = device.type == "cuda"
+    for executor in (VectorizedExecutor, *([SequentialExecutor] * on_gpu)):
+        other = trained(method, executor=executor, device=device, **settings)
+        difference = (plain.server.weights - other.server.weights.cpu()).abs().max()
+        assert 0 < difference < (1e-5 if on_gpu else 1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda:0"], indirect=True)
+@pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor, CudaGraphExecutor])
+def test_rounds_keep_no_memory_of_a_gpu(executor: type[SequentialExecutor], device: torch.device) -> None:
+    run, used = simulation(Scaffold(), Ecgr(), executor=executor, device=device, fraction=1.0), []
+    for number in range(4):
+        run.round(number)
+        gc.collect()
+        used.append(torch.cuda.memory_allocated())
+    assert used[2] == used[3] > 0
 
 
 class Branching(FedAvg):
@@ -169,9 +212,11 @@ PASSING = {"fedavg", "moon", "fedsol", "gpfl"}
     slow_unless_daily(methods for methods in REPRESENTATIVES if methods[0].name in PASSING),
     ids=by_name,
 )
-def test_methods_train_in_bfloat16(methods: tuple[AnyMethod, ...]) -> None:
+def test_methods_train_in_bfloat16(methods: tuple[AnyMethod, ...], device: torch.device) -> None:
     """Losses are near those in single precision; weights stay in single precision."""
-    exact, rounded = (simulation(*methods, precision=kind, **SETTINGS) for kind in ("fp32", "bf16"))
+    exact, rounded = (
+        simulation(*methods, precision=kind, device=device, **SETTINGS) for kind in ("fp32", "bf16")
+    )
     expected, *_ = exact.round(0)
     row, *_ = rounded.round(0)
     assert row["loss"] == pytest.approx(expected["loss"], rel=0.05) and row["loss"] != expected["loss"]
@@ -209,10 +254,10 @@ NOTED: dict[str, list[bool]] = {}
 
 
 @pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor])
-def test_tf32_is_used_in_layers_only(executor: type[SequentialExecutor]) -> None:
+def test_tf32_is_used_in_layers_only(executor: type[SequentialExecutor], device: torch.device) -> None:
     """PyTorch's flag is global: it is off outside the passes of the network."""
     NOTED.update(forward=[], backward=[], hook=[])
-    run = simulation(Noting(), executor=executor, model=LeNet5(), **SETTINGS)
+    run = simulation(Noting(), executor=executor, model=LeNet5(), device=device, **SETTINGS)
     run.network.tf32 = True
 
     class Layer(torch.autograd.Function):

@@ -14,7 +14,7 @@ from fltrain.engine.client_store import ClientStore
 from fltrain.engine.train import Execution, train
 from fltrain.runs.record import Results
 
-from .helpers import CPU, tiny, trained
+from .helpers import tiny
 
 P = 5000
 """Numbers of a large tensor."""
@@ -85,11 +85,14 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("method", ["local", "fedamp", "gpfl"])
-def test_a_run_does_not_depend_on_the_place_of_states(tmp_path: Path, method: str) -> None:
+def test_a_run_does_not_depend_on_the_place_of_states(
+    tmp_path: Path, method: str, device: torch.device
+) -> None:
     spec = tiny(method=method, local_test={"fraction": 0.25}, batchnorm="local", model="mlp")
-    runs = [trained(spec, tmp_path / "default")]
-    for memory in (0, math.inf):
-        runs.append(train(spec, Results(tmp_path / str(memory)), Execution(CPU, client_memory=memory)))
+    runs = [
+        train(spec, Results(tmp_path / str(memory)), Execution(device, client_memory=memory))
+        for memory in (4, 0, math.inf)
+    ]
     files = [{path.name: path for path in run.folder.iterdir()} for run in runs]
     assert files[0].keys() == files[1].keys() == files[2].keys()
     for name in ("metrics.jsonl", "summary.json"):

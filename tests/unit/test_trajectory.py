@@ -34,13 +34,11 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def recorded(
-    what: str, storage: str = "float32", place: Place = "auto", kind: type[Trajectory] = Trajectory
-) -> tuple[Trajectory, Tensor, Tensor]:
-    """A recording, and the recorded gradients and weights (including the initial weights)."""
-    gradients, weights = drawn(STEPS, SIZE), drawn(STEPS + 1, SIZE).cumsum(0)
-    live, gradient = weights[0].clone(), torch.empty(SIZE)
-    trajectory = kind(Recording(what, storage), STEPS, live, place)
+def recorded(what: str, device: torch.device, storage: str = "float32", place: Place = "auto") -> Tensor:
+    """A recording of gradients and weights."""
+    gradients, weights = drawn(STEPS, SIZE).to(device), drawn(STEPS + 1, SIZE).cumsum(0).to(device)
+    live, gradient = weights[0].clone(), torch.empty(SIZE, device=device)
+    trajectory = Trajectory(Recording(what, storage), STEPS, live, place)
     for step in range(STEPS):
         # As in training, the same two vectors in every step.
         gradient.copy_(gradients[step])
@@ -48,14 +46,15 @@ def recorded(
         trajectory.record(gradient, live)
     live.zero_()
     gradient.zero_()
-    return trajectory, gradients, weights
+    return trajectory.finished()
 
 
 @pytest.mark.parametrize("what", ["displacement", "gradient"])
-def test_half_precision_is_the_rounded_row(what: str) -> None:
-    """A row is computed in single precision and rounded once."""
-    half, full = recorded(what, "bfloat16")[0].rows, recorded(what)[0].rows
-    assert half.dtype == torch.bfloat16
+def test_half_precision_is_the_rounded_row(what: str, device: torch.device) -> None:
+    """A row is computed in single precision and rounded once, also if it is stored on the host."""
+    half, full = recorded(what, device, "bfloat16", "host"), recorded(what, device, place="device")
+    assert half.dtype == torch.bfloat16 and half.device.type == "cpu" and full.device == device
+    full = full.cpu()
     assert torch.equal(half, full.to(torch.bfloat16))
     assert not torch.equal(half.float(), full)
 
@@ -193,12 +192,14 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
     return chosen
 
 
-def test_the_place_is_chosen_on_the_command_line(tmp_path: Path, places: list[Place]) -> None:
+def test_the_place_is_chosen_on_the_command_line(
+    tmp_path: Path, places: list[Place], device: torch.device
+) -> None:
     """It does not affect results: the records agree."""
     files: list[dict[str, bytes]] = []
     for number, chosen in enumerate(([], ["--recordings", "host"], ["--recordings", "device"])):
         root = tmp_path / str(number)
-        arguments = ["train", "-", "--results", str(root), "--device", "cpu", "--quiet", *chosen]
+        arguments = ["train", "-", "--results", str(root), "--device", str(device), "--quiet", *chosen]
         result = CliRunner().invoke(app, arguments, input=yaml.safe_dump(ECGR), catch_exceptions=False)
         assert result.exit_code == 0, result.output
         folder = Results(root).record(RunSpec.parse(ECGR, "test").run_id).folder
