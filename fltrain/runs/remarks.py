@@ -11,15 +11,14 @@ from fltrain.runs.sources import differing, named, source_digests
 
 
 def remarks(records: Iterable[Record]) -> list[str]:
-    """Return a line each for damaged records, mixed conditions and changed code; omit those that are fine.
+    """Return a line each for damaged records and mixed conditions, as far as there are any.
 
     Args:
         records: the records behind a table, complete or not, repeated or not.
     """
     complete = [record for record in {one.run_id: one for one in records}.values() if record.complete]
-    usable = [record for record in complete if not record.damage]
-    lines = [_damaged(complete), mixed([record.provenance for record in usable]), _changed(usable)]
-    return [line for line in lines if line]
+    usable = [record.provenance for record in complete if not record.damage]
+    return [line for line in (_damaged(complete), mixed(usable)) if line]
 
 
 def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
@@ -54,21 +53,24 @@ def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
     return f"These runs mix {', '.join(found)}." if found else ""
 
 
-def _damaged(records: Sequence[Record]) -> str:
-    problems = [record.damage for record in records if record.damage]
-    more = f" ({len(problems) - 1} more: `fltrain verify` lists them)" if len(problems) > 1 else ""
-    return f"Damaged and left out: {problems[0]}{more}." if problems else ""
-
-
-def _changed(records: Sequence[Record]) -> str:
+def code_changes(records: Iterable[Record]) -> list[str]:
+    """Return a line if the code of usable records differs from today's; it names the modules."""
     modules: set[str] = set()
     runs = 0
-    for record in records:
+    for record in {one.run_id: one for one in records}.values():
+        if not record.usable:
+            continue
         sources, spec = record.provenance.get("sources"), record.run_spec
         if sources and spec and (changed := differing(sources, source_digests(spec))):
             modules.update(changed)
             runs += 1
-    return f"The code of {named(sorted(modules))} changed since {runs} of these runs." if runs else ""
+    return [f"The code of {named(sorted(modules))} changed since {runs} of these runs."] if runs else []
+
+
+def _damaged(records: Sequence[Record]) -> str:
+    problems = [record.damage for record in records if record.damage]
+    more = f" ({len(problems) - 1} more: `fltrain verify` lists them)" if len(problems) > 1 else ""
+    return f"Damaged and left out: {problems[0]}{more}." if problems else ""
 
 
 def _instructions(provenance: Mapping[str, Any]) -> str:

@@ -351,5 +351,5 @@ def test_the_listing_of_a_plan_is_unchanged_by_the_workflow() -> None:
     assert sorted(listed) == sorted(item.id for item in planned.items)
     assert {run for paper in listing.papers for item in paper.items for run in item.runs} == set(planned.runs)
     assert listing.restrictions == ()
-    part = planned.restricted(Selection(papers=("fed2",), seeds=1))
+    part = planned.restricted(Selection(items=("fed2",), seeds=1))
     assert Listing.of(part).restrictions == part.restrictions != ()

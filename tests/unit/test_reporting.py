@@ -249,7 +249,12 @@ def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: 
         runs.shown(runs.table({**best, "average": {"of": "value"}}, columns="plugin"))
 
 
-@pytest.mark.parametrize("measure", [name for name, measure in MEASURES.items() if not measure.targeted])
+ON_THE_TEST_SET = [
+    name for name, measure in MEASURES.items() if not (measure.targeted or name.startswith("validation_"))
+]
+
+
+@pytest.mark.parametrize("measure", ON_THE_TEST_SET)
 def test_a_diverged_run_comes_first_and_counts_as_chance(runs: Runs, measure: str) -> None:
     for accuracy, rows, seconds in (
         (0.8, selections("stem.0", "classifier"), 1.0),
@@ -828,7 +833,7 @@ def test_areas_are_proportional_to_images_in_all_panels(
 def test_records_of_real_runs_have_all_measures(tmp_path: Path) -> None:
     """Measures can read the records that training writes."""
     statistics = {"statistics": ["drift", "similarity", "separability"]}
-    evaluation = {**statistics, "extra": ["digits"]}
+    evaluation = {**statistics, "extra": ["digits"], "validation": 0.1}
     record: Record = trained(tiny(plugins=["flfa"], evaluation=evaluation), tmp_path)
     assert MEASURES["extra_accuracy"].of(record) == {"digits": 100 * record.summary["accuracy"]["final"]}
     weights = 4 * record.summary["parameters"] / 1e6

@@ -17,7 +17,7 @@ from fltrain.cli import app
 from fltrain.core.files import read_json, write_json
 from fltrain.runs import sources
 from fltrain.runs.record import Record, Results, with_digest
-from fltrain.runs.remarks import mixed, remarks
+from fltrain.runs.remarks import code_changes, mixed, remarks
 from fltrain.runs.sources import changed_code, components, source_digests
 from fltrain.runs.status import State
 from fltrain.runtime import provenance
@@ -156,7 +156,7 @@ def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch,
     spec, results = tiny(method="fedprox", model="mlp", rounds=1), Results(prox.folder.parents[1])
     assert prox.provenance["sources"] == source_digests(spec)
     assert State.of(prox.run_id, results, None, spec).detail == ""
-    assert remarks([prox, prox]) == []
+    assert remarks([prox, prox]) == code_changes([prox, prox]) == []
     (tmp_path / "run.json").write_text(spec.to_json())
     arguments = ["train", str(tmp_path / "run.json"), "--results", str(results.root)]
     try:
@@ -173,7 +173,7 @@ def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch,
             assert (state.name, state.detail) == ("completed", expected)
             assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
             changed = ["The code of methods.fedprox changed since 1 of these runs."]
-            assert remarks([record]) == (changed if "fedprox" in expected else [])
+            assert code_changes([record]) == (changed if "fedprox" in expected else [])
             (prox.folder / "provenance.json").write_text(original)
     finally:
         (prox.folder / "provenance.json").write_text(original)

@@ -233,7 +233,7 @@ class Notes:
         stale: meaning of stale runs, if there are any.
         absent: number of published values without a cell, if there are any.
         assumptions: settings that the paper's text leaves open.
-        remarks: damaged records, mixed conditions and changed code, see ``fltrain.runs.remarks``.
+        remarks: damaged records and mixed conditions, see ``fltrain.runs.remarks``.
     """
 
     marks: dict[str, str]

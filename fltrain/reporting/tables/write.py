@@ -14,7 +14,7 @@ from fltrain.reporting.numbers import Runs
 from fltrain.reporting.tables.cells import absent, cells, to_csv
 from fltrain.reporting.tables.html import table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown
-from fltrain.runs.remarks import remarks
+from fltrain.runs.remarks import code_changes, remarks
 
 
 def write(
@@ -37,15 +37,18 @@ def write(
     runs = cache(runs)  # all measures look into the same records
     shown = cells(sheet, runs, printed)
     missing = absent(sheet, printed, shown)
-    notes = Notes.of(sheet, shown, missing, remarks(runs(cell.run) for cell in sheet.cells))
+    records = [runs(cell.run) for cell in sheet.cells]
+    notes = Notes.of(sheet, shown, missing, remarks(records))
     grid = Grid.of(sheet, shown, notes.marks)
     if grid.quantity:
         notes = replace(notes, seeds=f"Numbers: {grid.quantity}. {notes.seeds}")
+    # The page also says what has changed since; the other files depend on the records alone.
+    on_page = replace(notes, remarks=(*notes.remarks, *code_changes(records)))
     render: dict[str, Callable[[], str]] = {
         "csv": lambda: to_csv([*shown, *missing]),
         "md": lambda: to_markdown(sheet, grid, notes),
         "tex": lambda: to_latex(sheet, grid, notes),
-        "html": lambda: table_page(sheet, grid, shown, notes, runs, outputs["html"].parent),
+        "html": lambda: table_page(sheet, grid, shown, on_page, runs, outputs["html"].parent),
     }
     for form, path in outputs.items():
         write_text(path, render[form]())
