@@ -39,6 +39,7 @@ NAVIGATION = {
             "docs/python",
             "docs/papers/*",
             "docs/inversion",
+            "docs/fair-table",
         ],
         "Extend": [
             "docs/add-a-method",

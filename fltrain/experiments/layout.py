@@ -89,6 +89,8 @@ class Measured(Settings):
         label: heading of its columns (default: the measure's own).
         reported: value of the column ``metric`` in the file of published values.
         gain_over: adds the difference to the cell with these labels, paired over seeds.
+        gain_margin: margin in points around no difference to ``gain_over``. Adds a verdict on the difference:
+            better, equivalent, worse or inconclusive, at a false discovery rate of 5 % over the table.
         relative_to: shows multiples of the cell with these labels.
         target_of: for rounds to a target: the target is the best accuracy of the cell with these labels, the
             least over seeds, rounded down to whole per cent.
@@ -98,18 +100,21 @@ class Measured(Settings):
             measure, or as a share for measures of time, rounds and traffic (default: the measure's own).
         average: adds a row of averages.
         interval: shows the 90 % intervals of means and gains instead of their deviations.
+        place: with ``best_of``, the label whose number is shown, the best one or the median one.
     """
 
     measure: str
     label: str | None = None
     reported: str | None = None
     gain_over: Labels = {}
+    gain_margin: float | None = Field(default=None, gt=0)
     relative_to: Labels = {}
     target_of: Labels = {}
     printed_target: float | None = Field(default=None, gt=0, le=100)
     margin: float | None = Field(default=None, gt=0)
     average: Average | None = None
     interval: bool = False
+    place: Literal["best", "median"] = "best"
 
 
 class Table(Layout):
@@ -151,6 +156,11 @@ class Table(Layout):
                 )
             if measured.average and measured.average.of == "gain" and not measured.gain_over:
                 raise FltrainError(f"{item}: an average 'of: gain' needs 'gain_over'")
+            if measured.gain_margin and (not measured.gain_over or what.margin.relative or measured.average):
+                raise FltrainError(
+                    f"{item}: 'gain_margin' needs 'gain_over', a measure in points and no 'average'; "
+                    f"{measured.measure!r} has not all of these"
+                )
             if measured.average and what.over_seeds != "mean":
                 raise FltrainError(
                     f"{item}: {measured.measure!r} is not a mean over seeds; remove its 'average'"
@@ -254,6 +264,34 @@ class Points(Layout):
             raise FltrainError(
                 f"{item}: the measure {self.measure!r} is not one number for each run; choose another"
             )
+
+
+class Ranking(Layout):
+    """Differences of a measure, best first, each with its 90 % interval, paired by seed.
+
+    Attributes:
+        rows: axis whose points are ranked by their mean over ``series``.
+        series: axis with a colour for each point.
+        measure: name of a measure in points (see ``fltrain.runs.measures``).
+        difference_from: label on the axis ``rows`` from which the others differ.
+        margin: half the width of the grey band around zero, in points.
+    """
+
+    PLACES = ("rows", "series")
+
+    kind: Literal["ranking"]
+    rows: str
+    series: str
+    measure: str
+    difference_from: str
+    margin: float = Field(gt=0)
+
+    def check(self, item: str, axes: Axes) -> None:
+        self._check_places(item, axes)
+        _check_labels(item, "difference_from", {self.rows: self.difference_from}, axes)
+        what = _measure(item, self.measure)
+        if what.targeted or what.dimension or what.margin.relative or what.over_seeds != "mean":
+            raise FltrainError(f"{item}: the measure {self.measure!r} is not one in points; choose another")
 
 
 class Histogram(Layout):
@@ -442,7 +480,7 @@ class Inversion(Layout):
 
 
 Figure = Annotated[
-    Curves | Points | Histogram | SelectedSteps | Bubbles | Preference | Variance | Inversion,
+    Curves | Points | Ranking | Histogram | SelectedSteps | Bubbles | Preference | Variance | Inversion,
     Field(discriminator="kind"),
 ]
 
@@ -460,7 +498,7 @@ def measures_of(layout: Table | Figure) -> list[str]:
     """Return the measures that a table or figure shows; at least one run must have each of them."""
     if isinstance(layout, Table):
         return [measured.measure for measured in layout.measures]
-    return [layout.measure] if isinstance(layout, Points) else []
+    return [layout.measure] if isinstance(layout, Points | Ranking) else []
 
 
 class Cell(Settings):

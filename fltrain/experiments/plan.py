@@ -27,6 +27,7 @@ from fltrain.experiments.layout import (
     Inversion,
     Labels,
     Preference,
+    Ranking,
     Restriction,
     Sheet,
     Table,
@@ -318,6 +319,8 @@ def _references(layout: Table | Figure) -> Iterator[Labels]:
     if isinstance(layout, Table):
         for measured in layout.measures:
             yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
+    if isinstance(layout, Ranking):
+        yield {layout.rows: layout.difference_from}
     if isinstance(layout, Curves):
         for panel in layout.panels:
             yield from filter(None, (panel.reduction_from, panel.difference_from))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet
 from fltrain.experiments.published import Names, Published
+from fltrain.experiments.schema import TRIAL
 from fltrain.runs.measures import best_accuracy, measure
 from fltrain.runs.record import Record
 
@@ -147,7 +148,7 @@ def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Pub
 
     frame = values_of(sheet, runs, read, what.dimension, what.of_diverged)
     if sheet.table and sheet.table.best_of:
-        frame = at_best(frame, sheet.table.best_of, least=what.margin.relative)
+        frame = at_best(frame, sheet.table.best_of, what.margin.relative, measured.place)
     if measured.relative_to:
         frame["value"] = frame["value"] / at_labels(frame, measured.relative_to)
     frame["gain"] = math.nan
@@ -156,11 +157,14 @@ def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Pub
     return frame
 
 
-def at_best(frame: pd.DataFrame, axis: str, least: bool) -> pd.DataFrame:
-    """Return the lines with the best label of an axis, which becomes the column ``best``.
+def at_best(
+    frame: pd.DataFrame, axis: str, least: bool, place_of: Literal["best", "median"] = "best"
+) -> pd.DataFrame:
+    """Return the lines with the best (or median) label of an axis, which becomes the column ``best``.
 
     The best label of a place is that of its largest (or ``least``) number with the first seed; without any,
-    its first one. Lines of the first seed are left out if a place has others.
+    its first one. Lines of the first seed are left out if a place has others. Trials have no order, so that
+    none is at the end of a grid.
     """
     kept: list[pd.DataFrame] = []
     others = [name for name in places(frame) if name != axis]
@@ -169,9 +173,11 @@ def at_best(frame: pd.DataFrame, axis: str, least: bool) -> pd.DataFrame:
         labels = list(place.loc[tuning, axis])
         numbers = place[tuning].set_index(axis)["value"]
         ranked = numbers.dropna().sort_values(ascending=least, kind="stable")
-        chosen = ranked.index[0] if len(ranked) else place[axis].iloc[0]
+        rank = len(ranked) // 2 if place_of == "median" else 0
+        chosen = ranked.index[rank] if len(ranked) else place[axis].iloc[0]
+        at_end = chosen in (labels[0], labels[-1]) and axis != TRIAL
         lines = place[(place[axis] == chosen) & (~tuning | tuning.all())]
-        kept.append(lines.assign(best=chosen, best_at_end=chosen in (labels[0], labels[-1])))
+        kept.append(lines.assign(best=chosen, best_at_end=at_end))
     return pd.concat(kept).drop(columns=axis)
 
 

@@ -28,6 +28,9 @@ COLOURS = {
     "direction reproduced": "#0b62a4",
     "not reproduced": "#b3261e",
     "opposite": "#b3261e",
+    "better": "#2a7d4f",
+    "equivalent": "#0b62a4",
+    "worse": "#b3261e",
 }
 GREY = "#777777"
 WIDTH, ROW, TOP, BOTTOM = 360, 16, 8, 34
@@ -74,14 +77,15 @@ def difference_bar(cell: TableCell, in_margins: bool = False, label: str = "") -
 
 
 def gain_bar(cell: TableCell, label: str = "") -> Bar | None:
-    """Return our gain with its interval, against the published gain and its margin, if there is one."""
+    """Return our gain with its interval, against its margin (around the published gain), if there is one."""
     if cell.gain is None or not cell.gain_interval:
         return None
     bar = Bar(label, cell.gain, *cell.gain_interval, verdict=cell.gain_verdict or "")
     published, margin = cell.published_gain, cell.gain_margin
-    if published is None or margin is None:
+    if margin is None:
         return bar
-    return replace(bar, margin=(published - margin, published + margin), mark=published)
+    center = published or 0.0
+    return replace(bar, margin=(center - margin, center + margin), mark=published)
 
 
 def forest(bars: Sequence[Bar], axis: str, limit: float = math.inf) -> str:

@@ -38,7 +38,9 @@ Interval = tuple[float, float]
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
 Side = Literal["better", "worse", "more", "less", ""]
-GainVerdict = Literal["size reproduced", "direction reproduced", "opposite", "inconclusive"]
+GainVerdict = Literal[
+    "size reproduced", "direction reproduced", "opposite", "better", "equivalent", "worse", "inconclusive"
+]
 
 VERDICTS: dict[Verdict, str] = {
     "reproduced": (
@@ -55,7 +57,10 @@ GAIN_VERDICTS: dict[GainVerdict, str] = {
     "size reproduced": "the 90 % interval of our gain minus the published one lies inside the gain's margin",
     "direction reproduced": "the one-sided 95 % bound of our gain has the published sign",
     "opposite": "the one-sided 95 % bound of our gain has the other sign",
-    "inconclusive": "neither sign is shown, or there are too few seeds for an interval",
+    "better": "among our own runs: the paired difference is above the declared margin",
+    "equivalent": "among our own runs: the paired difference is inside the declared margin",
+    "worse": "among our own runs: the paired difference is below the declared margin",
+    "inconclusive": "nothing of this is shown, or there are too few seeds for an interval",
 }
 """Meaning of each verdict on a gain."""
 
@@ -88,6 +93,7 @@ class CellNumbers:
         margin: around the published value.
         gains: differences to the base method, paired by seed.
         published_gain: published value minus that of the base method, with the deviations of both.
+        own_margin: margin of the gain for a comparison among our own runs, without published values.
         averaged: number of rows that gains are averages over.
         points: values are percentages or their differences, so that gains have margins in points. Others
             (rounds, seconds) share their spread as a share of each cell's mean.
@@ -108,6 +114,7 @@ class CellNumbers:
     gains: tuple[float, ...] = ()
     published_gain: float | None = None
     published_gain_stds: tuple[float | None, float | None] = (None, None)
+    own_margin: float | None = None
     averaged: int = 1
     points: bool = True
 
@@ -126,7 +133,10 @@ class CellNumbers:
 
 @dataclass(frozen=True)
 class GainJudgement:
-    """Our gain and the published one: ``interval`` of our gain, ``differences`` of ours minus theirs."""
+    """Our gain and the published one: ``interval`` of our gain, ``differences`` of ours minus theirs.
+
+    For a comparison among our own runs, ``p`` is the one-sided p value against the other side of the margin.
+    """
 
     spread: Spread
     interval: Interval | None
@@ -134,6 +144,7 @@ class GainJudgement:
     margin: float | None = None
     verdict: GainVerdict | None = None
     expected: Mapping[str, float] | None = None
+    p: float | None = None
 
 
 @dataclass(frozen=True)
@@ -195,9 +206,16 @@ def compare(cells: Sequence[CellNumbers]) -> list[Judgement]:
         for cell, spread, gain_spread in zip(cells, spreads, gain_spreads, strict=True)
     ]
     listed = discoveries([one.p for one in judged])
+    shown = discoveries([one.gain.p if one.gain else None for one in judged])
     return [
-        replace(one, listed=one.verdict != "not reproduced" or one.p is None or found)
-        for one, found in zip(judged, listed, strict=True)
+        replace(
+            one,
+            listed=one.verdict != "not reproduced" or one.p is None or found,
+            gain=replace(one.gain, verdict="inconclusive")
+            if one.gain and cell.own_margin and not decided
+            else one.gain,
+        )
+        for cell, one, found, decided in zip(cells, judged, listed, shown, strict=True)
     ]
 
 
@@ -352,6 +370,12 @@ def _judge_gain(cell: CellNumbers, spread: Spread, of_values: Spread) -> GainJud
     n, mean = len(cell.gains), float(np.mean(cell.gains))
     testable = spread.df >= 2 and spread.std > 0 and math.isfinite(mean)
     judged = GainJudgement(spread, _around(mean, spread.error(n), spread.df) if testable else None)
+    if cell.own_margin:
+        return (
+            _judge_own(judged, mean, cell.own_margin, n)
+            if testable
+            else replace(judged, margin=cell.own_margin)
+        )
     published = cell.published_gain
     if published is None or not cell.points:
         return judged
@@ -373,6 +397,18 @@ def _judge_gain(cell: CellNumbers, spread: Spread, of_values: Spread) -> GainJud
     if (low > 0 > published) or (high < 0 < published):
         return replace(judged, verdict="opposite")
     return judged
+
+
+def _judge_own(judged: GainJudgement, mean: float, margin: float, n: int) -> GainJudgement:
+    """Judge a gain among our own runs against a margin around zero.
+
+    True gains lie inside or outside the margin. The p value is that of the side on which the mean does not
+    lie, so that a verdict at 5 % agrees with the 90 % interval; ``compare`` controls false discoveries.
+    """
+    spread = judged.spread
+    verdict: GainVerdict = "equivalent" if abs(mean) < margin else "better" if mean > 0 else "worse"
+    p = t_above(abs(abs(mean) - margin) / spread.error(n), spread.df)
+    return replace(judged, margin=margin, verdict=verdict, p=p)
 
 
 def _expected_gains(

@@ -131,6 +131,29 @@ def _interpolated_rounds(record: Record, target: float) -> Mapping[str, float]:
     return {"": math.inf}
 
 
+def _to_target(total: Callable[[Record], Mapping[str, float] | None]) -> Callable[..., Mapping[str, float]]:
+    """Return a measure of the cost up to a target: the rounds to it times the mean cost of a round."""
+
+    def of(record: Record, target: float) -> Mapping[str, float]:
+        spent = (total(record) or {})[""] / len(record.costs["round_seconds"])
+        return {"": _interpolated_rounds(record, target)[""] * spent}
+
+    return of
+
+
+def _at_equal_traffic(record: Record) -> Mapping[str, float] | None:
+    """Return the accuracy of the last test within the traffic of the parameters alone, in all rounds.
+
+    This is FedAvg's traffic, apart from buffers of BatchNorm. One per cent more counts as equal.
+    """
+    rounds = [len(row["clients"]) for row in record.rows("train")]
+    plain = 2 * 4 * record.summary["parameters"] * sum(rounds)
+    last = 1.01 * len(rounds) * plain / sum(record.summary["bytes"].values())
+    split = "local_test" if record.spec["local_test"] else "test"
+    tested = [row for row in record.rows("evaluation") if row["split"] == split and row["round"] <= last]
+    return {"": 100 * tested[-1]["accuracy"]} if tested else None
+
+
 def _rounds_to_settle(record: Record) -> Mapping[str, float] | None:
     """Return the first round (from 1) within a point of the best accuracy, where a curve becomes flat."""
     best = _percent("best")(record)
@@ -198,6 +221,25 @@ MEASURES = {
     ),
     "interpolated_rounds_to_target": Measure(
         *("rounds to target", 0, _interpolated_rounds, FIFTH), targeted=True, diverged="never"
+    ),
+    "traffic_to_target": Measure(
+        "traffic to target, MB",
+        1,
+        _to_target(_traffic),
+        FIFTH,
+        targeted=True,
+        diverged="never",
+    ),
+    "seconds_to_target": Measure(
+        "seconds to target",
+        1,
+        _to_target(_training_seconds),
+        FIFTH,
+        targeted=True,
+        diverged="never",
+    ),
+    "accuracy_at_equal_traffic": Measure(
+        "accuracy at equal traffic, %", 2, _at_equal_traffic, POINT, diverged="chance"
     ),
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),

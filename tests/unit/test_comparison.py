@@ -188,6 +188,52 @@ def test_verdicts_on_gains(gains: Sequence[float], published: float, verdict: st
     assert found.gain is not None and found.gain.verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [
+        ((0.9, 1.0, 1.1), "better"),
+        ((-0.9, -1.0, -1.1), "worse"),
+        ((0.2, 0.1, 0.0), "equivalent"),
+        ((0.3, 0.5, 0.9), "inconclusive"),
+        ((2.0,), "inconclusive"),
+        ((2.0, math.inf), "inconclusive"),
+    ],
+)
+def test_verdicts_on_differences_among_our_own_runs(gains: Sequence[float], verdict: str) -> None:
+    values = [60 + gain for gain in gains]
+    found = compare([numbers(values, None, gains=gains, own_margin=0.5)])[0].gain
+    assert found is not None and (found.verdict, found.margin) == (verdict, 0.5)
+    if found.interval:  # alone, the verdict is that of the 90 % interval
+        low, high = found.interval
+        beyond, inside = low > 0.5 or high < -0.5, low > -0.5 and high < 0.5
+        assert (beyond, inside) == (verdict in ("better", "worse"), verdict == "equivalent")
+
+
+def test_false_discoveries_among_our_own_differences_are_rare() -> None:
+    """Of 20 methods, half differ by exactly the margin, where every verdict but inconclusive is false."""
+    random, shares, powers = np.random.default_rng(0), [], []
+    true = np.repeat([0.5, 1.5], 10)
+    for _ in range(400):
+        drawn = random.normal(true[:, None], 0.3, (20, 5))
+        cells = [numbers(gains, None, gains=tuple(gains), own_margin=0.5, floor=0.0) for gains in drawn]
+        verdicts = [one.gain.verdict for one in compare(cells) if one.gain]
+        false = sum(verdict != "inconclusive" for verdict in verdicts[:10])
+        found = sum(verdict == "better" for verdict in verdicts[10:])
+        shares.append(false / max(1, false + found))
+        powers.append(found / 10)
+    # At the margin both sides are false, at 5 % of the list each; half of the list is true.
+    assert np.mean(shares) < 0.05 + 0.01 and np.mean(powers) > 0.95
+    error = 0.3 / math.sqrt(5)
+    alone = [
+        compare([numbers(gains, None, gains=tuple(gains), own_margin=0.5, floor=0.0)])[0].gain.verdict
+        for gains in random.normal(0.5, 0.3, (2000, 5))
+    ]
+    # Both one-sided tests have a level of 5 % if the interval is narrower than the margin.
+    assert stats.t.isf(0.05, 4) * error < 0.5
+    assert alone.count("better") / 2000 == pytest.approx(0.05, abs=0.015)
+    assert alone.count("equivalent") / 2000 == pytest.approx(0.05, abs=0.015) and "worse" not in alone
+
+
 def test_the_size_of_a_gain_allows_for_both_published_means() -> None:
     cell = numbers((61, 62, 63), gains=(1.0, 2.0, 3.0), published_gain=2.5, published_gain_stds=(0.3, None))
     found = compare([cell])[0].gain

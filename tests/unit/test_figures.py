@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.text import Text
+from scipy import stats
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import Cell, Sheet
@@ -155,6 +156,7 @@ def test_missing_and_diverged_runs_are_named(runs: Runs) -> None:
     assert "Not run: A (seed 1); C. Diverged: B." in note(canvas)
 
 
+RANKING = {"rows": "method", "series": "data", "difference_from": "A", "margin": 0.5}
 FIGURES = {
     "curves": {"series": "method", "panels": [ACCURACY]},
     "points": {"along": "method", "label": "method", "measure": "best_accuracy"},
@@ -182,6 +184,23 @@ def test_figures_without_runs_are_refused_and_diverged_runs_give_empty_ones(
     canvas, numbers = figures.draw(runs.figure(kind=kind, **FIGURES[kind]), runs.results)
     assert numbers.empty
     assert "Diverged: A; B." in note(canvas)
+
+
+def test_a_ranking_shows_paired_differences_with_their_intervals(runs: Runs) -> None:
+    accuracies = {"A": (0.60, 0.70, 0.80), "B": (0.62, 0.72, 0.85), "C": (0.61, DIVERGED, 0.82)}
+    for method, values in accuracies.items():
+        runs.add({"method": method, "data": "one"}, *values)
+    sheet = runs.figure(kind="ranking", measure="final_accuracy", **RANKING)
+    canvas, numbers = figures.draw(sheet, runs.results)
+    rows = {row.method: (row.difference, row.low, row.high) for row in numbers.itertuples()}
+    assert list(rows) == ["B", "A", "C"], "best first"
+    assert [label.get_text() for label in canvas.axes[0].get_yticklabels()] == ["B", "A", "C"]
+    half = stats.t.isf(0.05, 2) * math.sqrt(3) / math.sqrt(3)
+    assert rows["B"] == pytest.approx((3, 3 - half, 3 + half)), "of the differences 2, 2 and 5"
+    assert rows["A"][0] == 0 and rows["C"][0] == pytest.approx((1 + 2 + 10 - 70) / 3), (
+        "digits have ten classes"
+    )
+    assert "Differences from A, paired by seed (3 seeds), with 90 % intervals" in note(canvas)
 
 
 def test_centred_means() -> None:

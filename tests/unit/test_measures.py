@@ -1,5 +1,6 @@
 """Measures of whole curves, on hand-made curves."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Results, write_record
 
-from .helpers import accuracies, tiny
+from .helpers import Row, accuracies, seal, tiny, trained
 
 
 def measured(
@@ -67,3 +68,26 @@ def test_rounds_are_interpolated_as_in_the_fedavg_paper(
 ) -> None:
     found = measured("interpolated_rounds_to_target", accuracies, tmp_path, target=0.7)
     assert found == pytest.approx(crossing)
+
+
+@pytest.mark.parametrize(
+    ("method", "at_equal_traffic"), [("fedavg", 0.8), ("scaffold", 0.6), ("fednova", 0.8)]
+)
+def test_costs_to_a_target_and_accuracy_at_equal_traffic(
+    tmp_path: Path, method: str, at_equal_traffic: float
+) -> None:
+    record = trained(tiny(method=method, model="mlp", rounds=4), tmp_path)
+    spent, seconds = sum(record.summary["bytes"].values()), sum(record.costs["round_seconds"])
+    # By hand: the same run with other accuracies. SCAFFOLD sends twice as much, so it has half of the rounds.
+    rows = [row for row in record.metrics if row["kind"] == "train"]
+    seal_rows(record.folder, rows + accuracies(0.5, 0.6, 0.7, 0.8))
+    again = Results(tmp_path).record(record.run_id)
+    assert measure("accuracy_at_equal_traffic").of(again) == {"": pytest.approx(100 * at_equal_traffic)}
+    assert measure("traffic_to_target").of(again, 0.65) == {"": pytest.approx(2.5 / 4 * spent / 1e6)}
+    assert measure("seconds_to_target").of(again, 0.65) == {"": pytest.approx(2.5 / 4 * seconds)}
+    assert measure("traffic_to_target").of(again, 0.9) == {"": math.inf}
+
+
+def seal_rows(folder: Path, rows: list[Row]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    seal(folder)

@@ -146,20 +146,24 @@ class Checkout:
         self, *arguments: str, scale: str = "tiny", settings: tuple[str, ...] = ()
     ) -> tuple[int, str]:
         """Run Snakemake with the default profile; return exit code, and output with the log that it names."""
+        done = self.python("snakemake", *arguments, "--config", f"scale={scale}", *settings)
+        logs = re.findall(r"^Complete log\(s\): (.+)$", done.stdout, re.MULTILINE)
+        return done.returncode, "\n".join([done.stdout, *(Path(log).read_text() for log in logs)])
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a module with Python in this checkout."""
         foreign = ("SNAKEMAKE", "FLTRAIN", "PYTHONDONTWRITEBYTECODE")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         environment["PYTHONPATH"] = str(self.root)
-        done = subprocess.run(
-            [sys.executable, "-m", "snakemake", *arguments, "--config", f"scale={scale}", *settings],
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
             cwd=self.root,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        logs = re.findall(r"^Complete log\(s\): (.+)$", done.stdout, re.MULTILINE)
-        return done.returncode, "\n".join([done.stdout, *(Path(log).read_text() for log in logs)])
 
     def jobs(self, *arguments: str, settings: tuple[str, ...] = ()) -> dict[str, str]:
         """Messages of the jobs that a dry run lists, with the reasons."""
@@ -592,3 +596,48 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     (line,) = (changed.results.root / "logs" / "tiny" / "table" / "toy_accuracy.log").read_text().splitlines()
     assert "error: config/reported/anomalies.csv: there is no column 'match'; did you mean 'mtach'?" in line
     assert line.partition("error: ")[2] in output
+
+
+@pytest.mark.slow
+def test_the_fair_table_is_made_in_three_steps(fresh: Checkout, tmp_path: Path) -> None:
+    """Trials, selection, final runs and tables of the scale ``fair_digits``."""
+    checkout, select = fresh.copy(tmp_path / "checkout"), ("select", "fair/trials", "--scale", "fair_digits")
+    code, output = checkout.snakemake(scale="fair_digits")
+    assert code != 0 and f"run `fltrain {' '.join(select)}`" in output
+    code, output = checkout.snakemake(scale="fair_digits", settings=("items=fair/trials,fair/robustness",))
+    assert code == 0, output
+    done = checkout.python("fltrain", *select)
+    assert done.returncode == 0, done.stdout
+    code, output = checkout.snakemake(scale="fair_digits")
+    assert code == 0, output
+
+    trials, robustness, accuracy, *_ = plan(checkout.root / "config", "fair_digits").items
+    assert {entry.seed for entry in trials.entries} == {0}
+    assert {entry.seed for entry in accuracy.entries} == {1, 2}
+    values = {
+        (entry.labels["method"], entry.labels["settings"], entry.seed): checkout.results.record(
+            entry.spec.run_id
+        ).summary["accuracy"]["final"]
+        for entry in accuracy.entries
+    }
+    folder = checkout.results.root / "fair_digits" / "fair"
+    for row in rows_of(folder / "accuracy.csv"):
+        own, base = (
+            [100 * values[*place, seed] for seed in (1, 2)]
+            for place in ((row["row"], row["column"]), ("FedAvg", "tuned"))
+        )
+        assert [float(value) for value in row["values"].split()] == pytest.approx(own)
+        if (row["row"], row["column"]) == ("FedAvg", "tuned"):
+            assert row["gains"] == row["gain_verdict"] == ""
+            continue
+        gains = [one - other for one, other in zip(own, base, strict=True)]
+        assert [float(gain) for gain in row["gains"].split()] == pytest.approx(gains, abs=1e-6)
+        assert row["gain_verdict"] in ("better", "equivalent", "worse", "inconclusive")
+    shown = {(row["row"], row["label"]): float(row["mean"]) for row in rows_of(folder / "robustness.csv")}
+    for method in robustness.axes["method"]:
+        of_method = [entry for entry in trials.entries if entry.labels["method"] == method]
+        records = [checkout.results.record(entry.spec.run_id) for entry in of_method]
+        ordered = sorted(100 * record.summary["validation"]["final"] for record in records)
+        assert shown[method, "best trial, %"] == pytest.approx(ordered[-1])
+        assert shown[method, "median trial, %"] == pytest.approx(ordered[1])
+    assert (folder / "ranking.png").stat().st_size > 10_000 and len(rows_of(folder / "costs.csv")) == 12

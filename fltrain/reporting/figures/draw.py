@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays, replacing
-from fltrain.core.statistics import t_quantile
+from fltrain.core.statistics import mean_interval, t_quantile
 from fltrain.experiments.layout import (
     Bubbles,
     Curves,
@@ -30,6 +30,7 @@ from fltrain.experiments.layout import (
     Panel,
     Points,
     Preference,
+    Ranking,
     SelectedSteps,
     Sheet,
     Variance,
@@ -37,7 +38,7 @@ from fltrain.experiments.layout import (
 )
 from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures.style import Look
-from fltrain.reporting.numbers import NothingToShow, Runs, curve, diverged, finished
+from fltrain.reporting.numbers import NothingToShow, Runs, at_labels, curve, diverged, finished, values_of
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Results
 
@@ -76,6 +77,8 @@ def _drawn(sheet: Sheet, figure: Figure, results: Results) -> tuple[Canvas, pd.D
             return _draw_curves(sheet, figure, results)
         case Points():
             return _draw_points(sheet, figure, results)
+        case Ranking():
+            return _draw_ranking(sheet, figure, results)
         case Histogram():
             return distributions.draw_histogram(sheet, figure, results)
         case SelectedSteps():
@@ -131,6 +134,11 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
         notes += [f"Mean and range over {seeds} seeds."] if seeds > 1 else []
     if isinstance(sheet.figure, Curves) and any(panel.difference_from for panel in sheet.figure.panels):
         notes.append("Differences are paired by seed; bands are 90 % intervals of their means.")
+    if isinstance(sheet.figure, Ranking):
+        notes.append(
+            f"Differences from {sheet.figure.difference_from}, paired by seed ({seeds} seeds), with 90 % "
+            f"intervals; grey: {sheet.figure.margin:g} points. Diverged runs count as chance."
+        )
     if isinstance(sheet.figure, Histogram):
         notes += [f"Layers of {seeds} seeds together."] if seeds > 1 else []
     if isinstance(sheet.figure, Curves) and sheet.figure.smoothing > 1:
@@ -375,6 +383,55 @@ def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas
     axes.margins(x=0.08 if figure.kind == "points" else 0.02, y=0.12)
     if figure.series:
         style.legend(canvas, [axes], figure.series)
+    return canvas, numbers
+
+
+# ---------------------------------------------------------------- ranking
+def ranking(sheet: Sheet, figure: Ranking, runs: Runs) -> pd.DataFrame:
+    """Return mean, ``low`` and ``high`` end of the differences by row (best first) and series.
+
+    The ends are missing (NaN) if there is no interval.
+    """
+    what = measure(figure.measure)
+    frame = values_of(sheet, runs, lambda record, _: what.of(record), None, what.of_diverged)
+    frame["value"] -= at_labels(frame, {figure.rows: figure.difference_from})
+    lines = []
+    for (row, series), group in frame.dropna(subset="value").groupby([figure.rows, figure.series]):
+        low, high = mean_interval(list(group["value"])) or (math.nan, math.nan)
+        lines.append((row, series, group["value"].mean(), low, high, len(group)))
+    numbers = pd.DataFrame(lines, columns=[figure.rows, figure.series, "difference", "low", "high", "seeds"])
+    order = numbers.groupby(figure.rows)["difference"].mean()
+    return numbers.sort_values(
+        figure.rows, key=lambda rows: -rows.map(order), kind="stable", ignore_index=True
+    )
+
+
+def _draw_ranking(sheet: Sheet, figure: Ranking, results: Results) -> tuple[Canvas, pd.DataFrame]:
+    numbers = ranking(sheet, figure, results.record)
+    canvas, ((axes,),) = style.canvas(1)
+    rows = list(dict.fromkeys(numbers[figure.rows]))
+    canvas.set_figheight(1.2 + 0.24 * len(rows))
+    axes.axvspan(-figure.margin, figure.margin, color=style.GREY, alpha=0.15, linewidth=0)
+    axes.axvline(0, color=style.GREY, linewidth=0.8)
+    looks = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
+    for index, (label, look) in enumerate(looks.items()):
+        shown = numbers[numbers[figure.series] == label]
+        heights = [rows.index(row) + (index - (len(looks) - 1) / 2) * 0.3 for row in shown[figure.rows]]
+        ends = [shown["difference"] - shown["low"], shown["high"] - shown["difference"]]
+        axes.errorbar(
+            shown["difference"],
+            heights,
+            xerr=[end.fillna(0.0) for end in ends],
+            color=look.colour,
+            marker=look.marker,
+            linestyle="none",
+            capsize=2,
+            label=label,
+        )
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"difference from {figure.difference_from}: {measure(figure.measure).label}")
+    style.legend(canvas, [axes], figure.series)
     return canvas, numbers
 
 

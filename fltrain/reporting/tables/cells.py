@@ -146,7 +146,7 @@ class TableCell(BaseModel):
     detectable: Number = _column("difference that is called not reproduced with a probability of 80 %")
     expected_reproduced: Number = _column("probability of 'reproduced' if the published value were true")
     expected_not_reproduced: Number = _column("the same of 'not reproduced'")
-    gain_margin: Number = _column("margin around the published gain")
+    gain_margin: Number = _column("margin around the published gain, or around no gain")
     gain_difference_low: Number = _column("lower end of the interval of our gain minus the published one")
     gain_difference_high: Number = _column("upper end of that interval")
     gain_verdict: GainVerdict | None = _column("verdict on the gain; empty at a reduced scale")
@@ -235,6 +235,8 @@ def _with_judgement(cell: TableCell, judged: Judgement, reduced: bool, explorato
         changes |= {"spread": spread.std, "spread_df": spread.df, "spread_cells": spread.cells}
     if gain:
         changes |= _ends("gain_", gain.interval)
+    if gain and cell.gain_margin:
+        changes["gain_verdict"] = gain.verdict or "inconclusive"
     if reduced:
         return cell.model_copy(update={**changes, "margin": None})
     if judged.verdict:
@@ -243,7 +245,7 @@ def _with_judgement(cell: TableCell, judged: Judgement, reduced: bool, explorato
         expected = judged.expected or {}
         changes["expected_reproduced"] = expected.get("reproduced")
         changes["expected_not_reproduced"] = expected.get("not reproduced")
-    if gain and gain.verdict:
+    if gain and gain.verdict and not cell.gain_margin:
         changes |= {"gain_verdict": gain.verdict, "gain_margin": gain.margin}
         changes |= _ends("gain_difference_", gain.differences)
         for verdict in ("size reproduced", "direction reproduced", "opposite"):
@@ -388,6 +390,7 @@ class _Assembly:
             published_seeds=sheet.reported_seeds if printed else None,
             published_failed=printed is not None and printed.failed,
             published_gain=published_gain,
+            gain_margin=measured.gain_margin if over is not None else None,
             published_notes=printed.notes if printed else (),
             anomalies=printed.anomalies if printed else (),
             margin=around,
@@ -396,7 +399,13 @@ class _Assembly:
         numbers = CellNumbers(
             values=values,
             # An average has another spread than its rows.
-            group=(measured.measure, measured.label, average is None, dataset),
+            group=(
+                measured.measure,
+                measured.label,
+                average is None,
+                dataset,
+                measured.gain_margin and cell.panel,
+            ),
             floor=floor,
             over_seeds=what.over_seeds,
             runs=len(group) - sum(states[state] for state in ABSENT),
@@ -409,6 +418,7 @@ class _Assembly:
             margin=around or 0.0,
             gains=gains,
             published_gain=published_gain if comparable else None,
+            own_margin=cell.gain_margin,
             published_gain_stds=(printed.std if printed else None, theirs.std if theirs else None),
             averaged=int(first["averaged"]),
             points=points,

@@ -206,6 +206,10 @@ RULE = (
     "interval lies inside the margin ({margins}). Not reproduced: it lies wholly outside. Inconclusive: "
     "neither."
 )
+COMPARED = (
+    "Better, equivalent or worse: the mean difference, paired by seed, lies outside or inside the margin of "
+    "{margin:g} points, at a false discovery rate of 5 % over this table; inconclusive: neither is shown."
+)
 STALE_RUNS = (
     "Stale: the run was trained before one of its components was revised, so its numbers are not shown. "
     "Train it again."
@@ -278,9 +282,15 @@ class Notes:
 
 
 def _comparison(shown: Sequence[TableCell]) -> str:
-    judged = [cell for cell in shown if cell.verdict not in (None, "not run") or cell.gain_verdict]
+    own = [cell for cell in shown if cell.gain_margin and cell.published_gain is None]
+    compared = [COMPARED.format(margin=cell.gain_margin) for cell in own]
+    judged = [
+        cell
+        for cell in shown
+        if cell not in own and (cell.verdict not in (None, "not run") or cell.gain_verdict)
+    ]
     if not judged:
-        return ""
+        return " ".join(dict.fromkeys(compared))
     parts = [RULE.format(margins=_ranges(judged, "margin") or "none declared"), by_chance(judged)]
     if detectable := _ranges(judged, "detectable"):
         parts.append(f"Difference that would be found with a probability of 80 %: {detectable}.")
