@@ -135,8 +135,8 @@ def _to_target(total: Callable[[Record], Mapping[str, float] | None]) -> Callabl
     """Return a measure of the cost up to a target: the rounds to it times the mean cost of a round."""
 
     def of(record: Record, target: float) -> Mapping[str, float]:
-        spent = (total(record) or {})[""] / len(record.costs["round_seconds"])
-        return {"": _interpolated_rounds(record, target)[""] * spent}
+        rounds, trained = _interpolated_rounds(record, target)[""], len(record.costs["round_seconds"])
+        return {"": rounds / trained * (total(record) or {})[""] if trained else math.inf}
 
     return of
 
@@ -147,6 +147,8 @@ def _at_equal_traffic(record: Record) -> Mapping[str, float] | None:
     This is FedAvg's traffic, apart from buffers of BatchNorm. One per cent more counts as equal.
     """
     rounds = [len(row["clients"]) for row in record.rows("train")]
+    if not rounds:  # it diverged at once
+        return None
     plain = 2 * 4 * record.summary["parameters"] * sum(rounds)
     last = 1.01 * len(rounds) * plain / sum(record.summary["bytes"].values())
     split = "local_test" if record.spec["local_test"] else "test"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fltrain.runs.measures import measure
+from fltrain.runs.measures import MEASURES, measure
 from fltrain.runs.record import Results, write_record
 
-from .helpers import Row, accuracies, seal, tiny, trained
+from .helpers import TINY, Row, accuracies, seal, tiny, trained
 
 
 def measured(
@@ -86,6 +86,15 @@ def test_costs_to_a_target_and_accuracy_at_equal_traffic(
     assert measure("traffic_to_target").of(again, 0.65) == {"": pytest.approx(2.5 / 4 * spent / 1e6)}
     assert measure("seconds_to_target").of(again, 0.65) == {"": pytest.approx(2.5 / 4 * seconds)}
     assert measure("traffic_to_target").of(again, 0.9) == {"": math.inf}
+
+
+@pytest.mark.parametrize("name", ["traffic_to_target", "seconds_to_target", "accuracy_at_equal_traffic"])
+def test_costs_of_a_run_that_diverged_at_once(tmp_path: Path, name: str) -> None:
+    record = trained(tiny(model="mlp", training={**TINY["training"], "lr": 1e30}), tmp_path)
+    assert record.summary["diverged"]["round"] == 1
+    targeted = MEASURES[name].targeted
+    found = measure(name).of(record, 0.5) if targeted else measure(name).of(record)
+    assert found == ({"": math.inf} if targeted else None)
 
 
 def seal_rows(folder: Path, rows: list[Row]) -> None:

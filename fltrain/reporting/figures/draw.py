@@ -429,8 +429,8 @@ def _draw_ranking(sheet: Sheet, figure: Ranking, results: Results) -> tuple[Canv
             label=label,
         )
     axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"difference from {figure.difference_from}: {measure(figure.measure).label}")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(f"{measure(figure.measure).label}: difference from {figure.difference_from}, points")
     style.legend(canvas, [axes], figure.series)
     return canvas, numbers
 

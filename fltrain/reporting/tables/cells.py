@@ -404,7 +404,7 @@ class _Assembly:
                 measured.label,
                 average is None,
                 dataset,
-                measured.gain_margin and cell.panel,
+                (cell.panel, cell.column) if measured.gain_margin else None,
             ),
             floor=floor,
             over_seeds=what.over_seeds,
