@@ -27,6 +27,12 @@ from .killing import contents, finished
 SPEC = tiny(method="scaffold", model="mlp", rounds=4)
 
 
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make GPUs, which workers hide, visible again afterwards."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 def test_results_come_in_the_order_of_the_items() -> None:
     items = list(range(2 * MOST_BUNDLES + 1))
     results = Workers(3).map(lambda item: (item, os.getpid()), items, size=lambda item: item % 7)
