@@ -4,6 +4,9 @@ Clients with random images train for some rounds: with each executor, and in a h
 averaging. All take turns within each repeat; ratios are of times of the same repeat. All must end the first
 round of federated averaging at the same weights, otherwise the command stops. On one CPU thread times are CPU
 times, which other work on the machine disturbs less than wall time.
+
+The table also compares with the device's peak: the faster of a large matrix product and a large convolution,
+in the same precision.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, MethodError
@@ -30,7 +34,7 @@ from fltrain.methods import METHODS
 from fltrain.models.build import build
 from fltrain.models.networks import MODELS
 from fltrain.runs.spec import Precision, RunSpec
-from fltrain.runtime.determinism import Profile, determined
+from fltrain.runtime.determinism import Profile, determined, tf32_products
 from fltrain.runtime.devices import synchronize
 from fltrain.runtime.process import keep_freed_memory
 
@@ -40,6 +44,8 @@ TOLERANCE = 1e-6
 ALIKE = 0.25
 """Maximum length of the difference otherwise, relative to the update: deep networks magnify rounding."""
 NEVER = 10**6
+PRODUCTS = {"cpu": (1024, 32), "cuda": (8192, 256)}
+"""By device: rows of the matrices whose product is timed; images, and channels, of the convolution."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,30 @@ class Bench:
         work()
         synchronize(self.device)
         return clock() - started
+
+    def peak(self) -> float:
+        """Return the operations per second of the faster of a matrix product and a convolution."""
+        size, width = PRODUCTS[self.device.type]
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        matrix = torch.ones(size, size, dtype=dtype, device=self.device)
+        maps = torch.ones(width, width, 32, 32, dtype=dtype, device=self.device)
+        filters = torch.ones(width, width, 3, 3, dtype=dtype, device=self.device)
+        if self.precision != "fp32":
+            maps, filters = (one.to(memory_format=torch.channels_last) for one in (maps, filters))
+        works: list[Callable[[], Tensor]] = [
+            lambda: matrix @ matrix,
+            lambda: functional.conv2d(maps, filters, padding=1),
+        ]
+        with tf32_products(self.precision == "tf32"):
+            return max(operations(work) / min(self.seconds(work) for _ in range(10)) for work in works)
+
+
+def operations(work: Callable[[], object]) -> int:
+    """Return the number of floating-point operations in matrix products and convolutions."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    total: int = counter.get_total_flops()
+    return total
 
 
 def _check_names(option: str, names: Collection[str], known: Collection[str]) -> None:
@@ -189,12 +219,14 @@ class Timing:
     Attributes:
         name: its executor, or that of the bare loop.
         images: images of local steps in a round.
+        operations: of a round's matrix products and convolutions, in the reference executor.
         seconds: of each timed round.
     """
 
     name: str
     contender: Simulation | Bare
     images: int = 0
+    operations: int = 0
     seconds: list[float] = field(default_factory=list)
 
 
@@ -206,6 +238,7 @@ class Row:
         samples_per_second: images of local steps, over the time of whole rounds.
         step_ms: milliseconds of a round per batch.
         ratio, ratio_low, ratio_high: time relative to the bare loop's in the same repeat, with quartiles.
+        share: operations per second, relative to the device's peak.
     """
 
     executor: str
@@ -214,6 +247,7 @@ class Row:
     ratio: float
     ratio_low: float
     ratio_high: float
+    share: float
 
     @property
     def cells(self) -> dict[str, str]:
@@ -223,6 +257,7 @@ class Row:
             "samples/s": f"{self.samples_per_second:,.0f}",
             "ms/step": f"{self.step_ms:.2f}",
             "of bare (quartiles)": f"{self.ratio:.3f} ({self.ratio_low:.3f} to {self.ratio_high:.3f})",
+            "of peak": f"{self.share:.1%}",
         }
 
 
@@ -243,9 +278,10 @@ def measure(bench: Bench) -> list[Row]:
                 first = repeat % len(timings)
                 for timing in (*timings[first:], *timings[:first]):
                     timing.seconds.append(bench.seconds(partial(timing.contender.round, repeat + 2)))
+            peak = bench.peak()
     finally:
         torch.set_num_threads(threads)
-    return [_row(bench, timing, timings[0]) for timing in timings]
+    return [_row(bench, timing, timings[0], peak) for timing in timings]
 
 
 def _contenders(bench: Bench) -> list[Timing]:
@@ -257,13 +293,17 @@ def _contenders(bench: Bench) -> list[Timing]:
     start = model_of(reference)
     for timing in timings:
         timing.contender.round(0)
-    reference.round(0)
+    of_averaging = operations(partial(reference.round, 0))
+    of_method = of_averaging
+    if bench.method != "fedavg":
+        of_method = operations(partial(bench.simulation(bench.method).round, 0))
     for timing in timings:
         if timing.name == BARE or bench.method == "fedavg":
             exact = timing.name == BARE or EXECUTORS[timing.name].exact
             _check(timing, start, model_of(reference), exact and bench.device.type == "cpu")
         timing.contender.round(1)
         run = timing.contender if isinstance(timing.contender, Simulation) else reference
+        timing.operations = of_averaging if timing.name == BARE else of_method
         timing.images = run.costs.samples // len(run.costs.round_seconds)
     return timings
 
@@ -279,7 +319,7 @@ def _check(timing: Timing, start: Tensor, expected: Tensor, exact: bool) -> None
         )
 
 
-def _row(bench: Bench, timing: Timing, bare: Timing) -> Row:
+def _row(bench: Bench, timing: Timing, bare: Timing, peak: float) -> Row:
     ratios = [mine / theirs for mine, theirs in zip(timing.seconds, bare.seconds, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if ratios[1:] else ratios * 3
     seconds = statistics.median(timing.seconds)
@@ -290,4 +330,5 @@ def _row(bench: Bench, timing: Timing, bare: Timing) -> Row:
         ratio=middle,
         ratio_low=low,
         ratio_high=high,
+        share=timing.operations / seconds / peak,
     )

@@ -191,6 +191,7 @@ class Branching(FedAvg):
     ("settings", "methods", "reason"),
     [
         ({"model": DroppingModel()}, (), "random numbers"),
+        ({"precision": "bf16"}, (), "BatchNorm in bfloat16"),
         ({}, (Branching(),), "data-dependent control flow"),
     ],
 )

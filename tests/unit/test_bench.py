@@ -65,6 +65,7 @@ def test_an_executor_with_different_results_is_not_measured(monkeypatch: pytest.
 def test_rows_are_consistent() -> None:
     bare, loop = measure(small(method="perfedavg"))
     assert (bare.executor, loop.executor, bare.ratio) == (BARE, "sequential", 1.0)
+    assert 1.5 < loop.share * loop.step_ms / (bare.share * bare.step_ms) < 3, "two gradients per step"
     for row in (bare, loop):
         assert row.ratio_low <= row.ratio <= row.ratio_high
         batches = 2 if row is loop else 1  # Per-FedAvg uses two batches per step

@@ -62,9 +62,11 @@ class VectorizedExecutor(SequentialExecutor):
 
     def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
         super().__init__(clients, recordings)
-        drawing = (nn.modules.dropout._DropoutNd, nn.RReLU)
-        if any(isinstance(module, drawing) for module in self.model.network.modules()):
+        network, drawing = self.model.network, (nn.modules.dropout._DropoutNd, nn.RReLU)
+        if any(isinstance(module, drawing) for module in network.modules()):
             raise _refusal("the network draws random numbers in its forward pass (dropout)")
+        if network.products and self.model.buffers.is_cpu and len(self.model.buffers):
+            raise _refusal("PyTorch cannot map BatchNorm in bfloat16 over clients on a CPU")
 
     def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
         cohort = [self._client(round, client, kept.get(client)) for client in clients]
