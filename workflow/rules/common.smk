@@ -7,6 +7,14 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.jobs import Jobs, declarations, put_python_on_path
 from fltrain.experiments.layout import Sheet
 
+# A storage provider transfers declared outputs only, and a record has more files than the summary that stands for it.
+# Without a provider, Snakemake itself refuses executors that share no file system.
+if workflow.storage_settings.default_storage_provider:
+    raise WorkflowError(
+        "records need a file system that all jobs share; leave out --default-storage-provider, and choose an "
+        "executor with a shared file system (docs/cluster.md)"
+    )
+
 try:
     JOBS = Jobs.of(config, declarations())
 except FltrainError as error:
