@@ -429,6 +429,28 @@ def test_a_run_needs_no_network_and_no_environment_variables(
     assert record(checkout, run) == record(local, run)
 
 
+def test_a_job_without_memory_gets_more_and_resumes_at_a_site_with_gres_only(
+    slurm: Slurm, prepared: Checkout, tmp_path: Path
+) -> None:
+    """The kernel ends a process without memory by SIGKILL; SLURM then sees a failed job."""
+    checkout = prepared.copy(tmp_path / "checkout")
+    run = next(iter(runs_of(checkout)))
+    site = ("--set-resources", "train:gpu=0", "train:gres=gpu:1")
+    with ThreadPoolExecutor(1) as thread:
+        wanted = records_of({run: runs_of(checkout)[run]})
+        running = thread.submit(ran, slurm, checkout, *wanted, *on("slurm", *site))
+        wait_until(lambda: running.done() or slurm.jobs_of(checkout.root), 120)
+        (job,) = slurm.jobs_of(checkout.root)
+        os.kill(paused_after_a_checkpoint(checkout, run, job).process, signal.SIGKILL)
+        killed, again = running.result().jobs
+    memory = amount(checkout, "mem_mb")
+    assert (killed["JobState"], killed["MinMemoryNode"]) == ("FAILED", f"{memory}M")
+    assert again["MinMemoryNode"] == f"{2 * memory}M"
+    for one in (killed, again):
+        assert one["TresPerNode"] == "gres:gpu:1" and "TresPerJob" not in one
+    assert resumed(checkout, run)
+
+
 def test_jobs_of_a_dead_node_resume_and_a_cancelled_job_fails(
     slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
