@@ -579,6 +579,9 @@ def _expand(
         specs = [first.model_copy(update={"seed": item.first_seed + number}) for number in range(seeds)]
         entries += [Entry(labels, reported, number, spec, drawn) for number, spec in enumerate(specs)]
     Problems(faulty.values()).refuse(f"{paper.paper}/{name}")
+    # Labels without a cell are not part of the item: exceptions have left all of their cells out.
+    left = {place for entry in entries for place in entry.labels.items()}
+    shown = {axis: [label for label in points if (axis, label) in left] for axis, points in axes.items()}
     planned = PlannedItem(
         paper=paper,
         name=name,
@@ -586,10 +589,10 @@ def _expand(
         reduction=own,
         item=item,
         assumptions=register.texts((*paper.assumptions, *item.assumptions), f"{paper.paper}/{name}"),
-        axes={axis: list(points) for axis, points in axes.items()},
+        axes=shown,
         entries=entries,
         applied=tuple(applied),
-        restricted=() if scale.reduced else _shortened(item.axes, axes),
+        restricted=() if scale.reduced else _shortened(item.axes, shown),
     )
     found = Problems()
     if not (scale.axes.keys() | own.axes.keys()) & item.axes.keys() and not (scale.settings or own.settings):

@@ -219,6 +219,11 @@ def test_cells_excluded_by_an_exception_are_not_run(config: Config) -> None:
     table = config.plan(put([special], *TABLE, "exceptions")).items[0]
     left = dict.fromkeys(tuple(entry.labels.values()) for entry in table.entries)
     assert list(left) == [cell for cell in ALL_CELLS if cell != ("fedprox", "FLFA")]
+    every = {"when": {"method": "fedprox"}, "leave_out": True}
+    table = config.plan(
+        put([every], *TABLE, "exceptions"), scale=lambda data: data.update(reduced=False)
+    ).items[0]
+    assert [str(part) for part in table.restricted] == ["method fedavg; scaffold"], "claims must know"
 
 
 def test_seeds_start_at_the_first_seed_of_the_item(config: Config) -> None:

@@ -258,8 +258,8 @@ def _within(sheet: Sheet, test: Quantity, finding: Finding) -> Finding:
     missed = [str(one) for one in sheet.restricted if not _names_its_labels(test, sheet, one.axis)]
     if not missed:
         return finding
-    note = f"undecided, as the runs are restricted to {', '.join(missed)}"
-    decision = ". ".join(filter(None, (finding.decision, note.capitalize() if finding.decision else note)))
+    note = f"ndecided, as the runs are restricted to {', '.join(missed)}"
+    decision = f"{finding.decision}. U{note}" if finding.decision else f"u{note}"
     return replace(finding, verdict="undecided", decision=decision, p_contradicted=None)
 
 
