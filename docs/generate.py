@@ -40,6 +40,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.experiments.plan import PlannedItem, plan
 from fltrain.experiments.published import read_anomalies
 from fltrain.experiments.schema import Paper, Register, Scale
+from fltrain.experiments.tuning import Search
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
@@ -426,7 +427,10 @@ def paper_page(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------ configuration
-CONFIGURED = {"Run": RunSpec, "Paper": Paper, "Scale": Scale, "Register of assumptions": Register}
+CONFIGURED = {
+    **{"Run": RunSpec, "Paper": Paper, "Scale": Scale},
+    **{"Register of assumptions": Register, "Search spaces": Search},
+}
 KINDS: dict[str, type[Settings]] = {}
 """Class name -> class of all mappings."""
 CONFIGURATION = """\
@@ -441,6 +445,7 @@ value out of range is refused with the path of the key. Editors check the files 
 * A [scale](#scale-1) in `config/scales` selects items and changes their settings.
 * The [register](#register-of-assumptions) in `config/register.yaml` lists the settings that the papers
   lack.
+* The [search spaces](#search-spaces) in `config/search.yaml` have the ranges from which trials are drawn.
 * The [workflow](#workflow) reads `config/config.yaml`.
 
 [Methods](methods/README.md) have pages of their own with their settings.

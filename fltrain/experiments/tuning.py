@@ -97,9 +97,10 @@ def _checked(spaces: Mapping[str, Mapping[str, Range]]) -> Mapping[str, Mapping[
 
 
 class Search(Settings):
-    """Search spaces: ranges by method (or ``training``) and setting.
+    """Search spaces. The space of a run is that of its training, its method and its plug-ins, in this order.
 
-    The space of a run is that of its training, its method and its plug-ins, in this order.
+    Attributes:
+        spaces: ranges by method or plug-in (or ``training``) and setting.
     """
 
     spaces: Annotated[Mapping[str, Mapping[str, Range]], AfterValidator(_checked)] = {}
