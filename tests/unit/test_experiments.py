@@ -351,6 +351,20 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
     assert "no such cell with 'fedpro'" in str(explained("--cell", "fedpro").exception)
 
 
+def test_exceptions_of_a_paper_hold_for_all_items_and_must_match_a_cell(folder: Path) -> None:
+    file = folder / "papers" / "toy" / "paper.yaml"
+    text = file.read_text()
+    file.write_text(text + "exceptions: [{when: {method: fedprox}, set: {rounds: 7}}]\n")
+    for item in plan(folder, "tiny").items:
+        rounds = {entry.spec.method.name: entry.spec.rounds for entry in item.entries}
+        assert rounds == {"fedprox": 7, "fedavg": 2 if item.name == "table10" else rounds["fedavg"]}
+    file.write_text(text + "exceptions: [{when: {method: fedprx}, set: {rounds: 7}}]\n")
+    with pytest.raises(
+        FltrainError, match="toy: exceptions: no cell has method 'fedprx'; did you mean 'fedprox'"
+    ):
+        plan(folder, "tiny")
+
+
 def test_a_faulty_setting_of_a_run_has_the_line_that_declares_it(folder: Path) -> None:
     file = folder / "papers" / "toy" / "table2.yaml"
     file.write_text(file.read_text() + "settings:\n  rouns: 3\n  training:\n    lr: fast\n")
