@@ -3,12 +3,14 @@
 import itertools
 import json
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from fltrain.experiments.layout import Sheet
+from fltrain.reporting import curves
 from fltrain.reporting.overview import page as overview
 from fltrain.reporting.overview.listing import Listing
 from fltrain.reporting.pictures import Bar, forest
@@ -27,6 +29,7 @@ METHODS = {
 }
 PLUGINS = ("BP", "+ FLFA")
 SEEDS = (0, 1, 2)
+ROUNDS = 12
 PUBLISHED = """\
 method,plugin,metric,value,std,note
 fedavg,BP,acc,50.00,,mean of 3 seeds
@@ -56,8 +59,11 @@ RUN = {
     "model": "mlp",
     "method": "fedavg",
     "training": {"epochs": 1, "batch_size": 32, "lr": 0.1},
-    "rounds": 1,
+    "rounds": ROUNDS,
 }
+
+
+chart_library = cache(curves.library)
 
 
 @dataclass
@@ -82,6 +88,10 @@ class Toy:
     @property
     def table(self) -> Path:
         return self.folder / "paper" / "table1.html"
+
+    @property
+    def curves(self) -> Path:
+        return self.table.with_name("table1.curves.html")
 
     @staticmethod
     def run(method: str, plugin: str, seed: int) -> str:
@@ -155,6 +165,9 @@ class Toy:
         forms = ("csv", "md", "tex", "html")
         outputs = {form: self.table.with_suffix(f".{form}") for form in forms}
         tables.write(self.sheet, self.results.record, published, outputs, anomalies)
+        script = self.root / "vega.js"
+        script.write_text(chart_library())
+        curves.write(self.sheet, self.results.record, script, self.curves)
         for form in ("png", "pdf"):
             Image.new("RGB", (600, 400), "#0b62a4").save(self.folder / "paper" / f"figure1.{form}")
         (self.folder / "paper" / "summary.json").write_text(json.dumps(SUMMARY))
@@ -173,7 +186,10 @@ class Toy:
         costs = {"seconds": {"total": 100.0}, "round_seconds": [1.0]}
         provenance = {**PROVENANCE, **self.provenance.get(run, {})}
         spec = RunSpec.parse({**RUN, "seed": seed}, "toy")
-        write_record(self.results.run(run), spec, [], summary, costs, provenance)
+        rounds = range(1, 8 if diverged else ROUNDS + 1)
+        of_tests = {"kind": "evaluation", "split": "test", "view": "global"}
+        rows = [{**of_tests, "round": n, "accuracy": accuracy * n / ROUNDS, "loss": 1 / n} for n in rounds]
+        write_record(self.results.run(run), spec, rows, summary, costs, provenance)
         (self.results.run(run) / "train.log").write_text("trained\n")
 
 

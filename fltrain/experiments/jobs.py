@@ -18,7 +18,7 @@ from typing import Any, Self
 from fltrain.core.files import backdate
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.costs import calibration_file
-from fltrain.experiments.layout import scale_sentence
+from fltrain.experiments.layout import CURVES_FORM, scale_sentence
 from fltrain.experiments.plan import Plan, PlannedItem, plan
 from fltrain.experiments.schema import Paper
 from fltrain.experiments.selection import Request, Resource
@@ -26,8 +26,8 @@ from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import stale_runs
 
-TABLE_FORMS = ("csv", "md", "tex", "html")
-FIGURE_FORMS = ("csv", "pdf", "svg", "png")
+TABLE_FORMS = (".csv", ".md", ".tex", ".html", CURVES_FORM)
+FIGURE_FORMS = (".csv", ".pdf", ".svg", ".png", CURVES_FORM)
 NOTHING = "(?!)"
 """Regular expression that matches no text."""
 
@@ -175,7 +175,7 @@ class Jobs:
     def item_outputs(self, item: PlannedItem) -> list[str]:
         """Return the files of a table or figure."""
         forms = TABLE_FORMS if item.item.table else FIGURE_FORMS
-        return [f"{self.folder}/{item.id}.{form}" for form in forms]
+        return [f"{self.folder}/{item.id}{form}" for form in forms]
 
     def outputs(self) -> list[str]:
         """Return the files of all tables and figures."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet
+from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet, named
 from fltrain.experiments.published import Names, Published
 from fltrain.experiments.schema import TRIAL
 from fltrain.runs.measures import best_accuracy, measure
@@ -77,6 +77,15 @@ def curve(record: Record, name: str) -> pd.DataFrame:
             f"(kinds of rows: {', '.join(sorted({row['kind'] for row in record.metrics}))})"
         )
     return pd.DataFrame.from_dict(points, orient="index", dtype=float)
+
+
+def curve_place(sheet: Sheet, cell: Cell) -> tuple[str, str]:
+    """Return the panel and the line of a cell's curve: a table has a line for each row."""
+    shown = sheet.table.rows if sheet.table else getattr(sheet.figure, "series", None)
+    varied = [axis for axis, labels in sheet.axes.items() if len(labels) > 1]
+    line = shown if shown in sheet.axes else next(iter([*varied, *sheet.axes]), "")
+    others = [named(axis, cell.labels[axis]) for axis in varied if axis != line]
+    return ", ".join(others), named(line, cell.labels.get(line, ""))
 
 
 # ---------------------------------------------------------------- tables and claims

@@ -22,8 +22,9 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
 from fltrain.core.statistics import Statistic, interval_text, known
 from fltrain.reporting.numbers import DIVERGED
+from fltrain.runs.curves import CURVES
 from fltrain.runs.where import NONE, begins
-from fltrain.tracking.run_view import CURVES, FINALS, STALE, RunView
+from fltrain.tracking.run_view import FINALS, STALE, RunView
 
 TABLES, PICTURES = (".csv", ".md"), (".png", ".pdf", ".svg")
 """File endings of tables and of pictures."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
+from fltrain.runs.curves import Curve, curves_of, is_number
 from fltrain.runs.record import BROKEN, Record, Results, reason
 from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
@@ -43,24 +43,12 @@ FIELDS = (
 ``folder`` is that of the record, relative to the results folder.
 """
 
-CURVES = {
-    "test_accuracy": ("evaluation", "accuracy"),
-    "test_loss": ("evaluation", "loss"),
-    "train_loss": ("train", "loss"),
-    "drift": ("updates", "drift"),
-    "similarity_skewness": ("updates", "skewness"),
-    "separability_ratio": ("separability", "ratio"),
-}
-"""Metrics with a value per round: kind of row and name of its value."""
-
 FINALS = ("final_accuracy", "best_accuracy", "seconds", "traffic_bytes", "peak_memory_bytes")
 """Metrics with one value, in addition to ``final_accuracy.<dataset>`` of further datasets."""
 
 EXTRA = 2
 """Number of further datasets whose final accuracy is a metric: many slow MLflow's interface down."""
 
-Curve = list[tuple[int, float]]
-"""Rounds (from 1) and values."""
 Memberships = Mapping[str, Mapping[str, Sequence[str]]]
 """Items, such as ``flfa/table1``, by scale and run ID."""
 
@@ -179,25 +167,12 @@ def _finals(record: Record) -> dict[str, float]:
         "peak_memory_bytes": costs.get("peak_device_memory_bytes") or costs.get("peak_memory_bytes"),
         **{f"final_accuracy.{name}": extra[name] for name in sorted(extra)[:EXTRA]},
     }
-    return {name: float(value) for name, value in values.items() if _is_number(value)}
+    return {name: float(value) for name, value in values.items() if is_number(value)}
 
 
 def _curves(record: Record, spec: RunSpec) -> dict[str, Curve]:
-    """Return curves of the tests that count, not of those on further datasets or with another model."""
-    counts = {"split": spec.test_split, "view": spec.view}.items()
-    curves: dict[str, Curve] = {name: [] for name in CURVES}
     with _damage_named(record):
-        for row in record.metrics:
-            if row["kind"] == "evaluation" and not counts <= row.items():
-                continue
-            for name, (kind, value) in CURVES.items():
-                if kind == row["kind"] and _is_number(row.get(value)):
-                    curves[name].append((row["round"], float(row[value])))
-    return {name: curve for name, curve in curves.items() if curve}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+        return curves_of(record, spec)
 
 
 def stale_records(runs: Collection[str], current: Collection[str], results: Results) -> list[Record]:

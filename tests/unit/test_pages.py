@@ -1,6 +1,7 @@
 """Pages of hand-made records: contents, links, and no external resources."""
 
 import base64
+import io
 import itertools
 import json
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from fltrain.experiments.plan import plan
 from fltrain.experiments.selection import Selection
+from fltrain.reporting import curves
 from fltrain.reporting.overview import page as overview
 from fltrain.reporting.overview.listing import Listing
 from fltrain.reporting.overview.page import write
@@ -22,10 +24,10 @@ from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables.cells import TableCell, read_csv
 from fltrain.reporting.tables.html import verdict_sentence
 
-from ..toy import DOUBT, GPU, METHODS, PLUGINS, SEEDS, Toy
+from ..toy import DOUBT, GPU, METHODS, PLUGINS, ROUNDS, SEEDS, Toy, chart_library
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("index.html", "runs.html", "paper/table1.html")
+PAGES = ("index.html", "runs.html", "paper/table1.html", "paper/table1.curves.html")
 
 
 class Page(HTMLParser):
@@ -83,7 +85,8 @@ def read(toy: Toy, name: str) -> Page:
 def test_pages_load_no_external_resources(toy: Toy, name: str) -> None:
     page = read(toy, name)
     assert page.text.startswith("<!doctype html>")
-    text = page.text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    # The library could load data; tests/browser check that it loads nothing.
+    text = page.text.replace('xmlns="http://www.w3.org/2000/svg"', "").replace(chart_library(), "")
     assert not re.search(r"https?:|//cdn|@import|url\(|<script [^>]*src|fetch\(|import\(", text)
     assert [address for address in page.loaded if not address.startswith("data:")] == []
 
@@ -159,7 +162,10 @@ def test_every_cell_leads_to_its_runs_and_their_files(toy: Toy) -> None:
     for (method, plugin), anchor in zip(cells, anchors, strict=True):
         runs = [Toy.run(method, plugin, seed) for seed in SEEDS]
         links = re.findall(r'data-file href="([^"]+)"', sections(page)[anchor])
-        assert list(map(unquote, links)) == [f"../../runs/{run}/{file}" for run in runs for file in files]
+        expected = [f"table1.curves.html?panel={plugin}"]
+        for run in runs:
+            expected += [f'../runs.html?filter="{run}"', *(f"../../runs/{run}/{file}" for file in files)]
+        assert list(map(unquote, links)) == expected
 
 
 def test_a_cell_shows_values_per_seed_interval_verdict_and_runs(toy: Toy) -> None:
@@ -251,7 +257,7 @@ def test_missing_files_are_not_linked(tmp_path: Path) -> None:
     toy.write_pages()
     page = read(toy, "paper/table1.html")
     assert not any("train.log" in link for link in page.links)
-    assert not any("moon" in link for link in page.links)
+    assert not any("runs/digits-moon" in link for link in page.links)
     row = page.text[page.text.index(f"<code>{Toy.run('MOON', 'BP', 0)}") :].partition("</tr>")[0]
     assert re.findall(r'<td class="text">([^<]*)', row) == ["not run", "", "", ""]
     assert Page((toy.folder / "index.html").read_text()).of("small")[0] == "of 30"
@@ -353,3 +359,30 @@ def test_the_listing_of_a_plan_is_unchanged_by_the_workflow() -> None:
     assert listing.restrictions == ()
     part = planned.restricted(Selection(items=("fed2",), seeds=1))
     assert Listing.of(part).restrictions == part.restrictions != ()
+
+
+def test_the_page_of_curves_has_the_numbers_of_the_records(toy: Toy) -> None:
+    text = toy.curves.read_text(encoding="utf-8")
+    found = re.search(r'<script type="text/csv" id="numbers">(.*?)</script>', text, re.DOTALL)
+    assert found
+    shown = pd.read_csv(io.StringIO(found[1].replace("\\u003c", "<")), keep_default_na=False)
+    expected = [
+        (cell.labels["plugin"], cell.labels["method"], cell.seed, cell.run, *row)
+        for cell in toy.sheet.cells
+        for row in metrics_of(toy, cell.run)
+    ]
+    assert len(expected) == 2 * (len(METHODS) * len(SEEDS) * ROUNDS - 2 * 5)
+    assert list(shown.itertuples(index=False, name=None)) == expected
+
+
+def metrics_of(toy: Toy, run: str) -> list[tuple[float, ...]]:
+    lines = (toy.results.run(run) / "metrics.jsonl").read_text().splitlines()
+    return [(row["round"], row["accuracy"], row["loss"]) for row in map(json.loads, lines)]
+
+
+def test_a_page_of_many_curves_keeps_every_nth_round(monkeypatch: pytest.MonkeyPatch, toy: Toy) -> None:
+    numbers = curves.points(toy.sheet, toy.results.record)
+    assert curves.thinned(numbers)[1] == 1
+    monkeypatch.setattr(curves, "ROWS", len(numbers) // 3)
+    kept, step = curves.thinned(numbers)
+    assert step == 3 and set(kept["round"]) == {3, 6, 9, 12}

@@ -36,7 +36,7 @@ onstart:
 
 wildcard_constraints:
     paper="[^/]+",
-    item="[^/]+",
+    item=r"[^/]+(?<!\.curves)",
     run="[^/]+",
 
 

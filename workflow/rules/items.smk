@@ -1,13 +1,32 @@
+rule chart_library:
+    """Bundle the JavaScript of Vega-Lite, which each page of curves includes."""
+    output:
+        "results/vega.js",
+    log:
+        "results/logs/chart_library.log",
+    benchmark:
+        "results/benchmarks/chart_library.tsv"
+    localrule: True
+    conda:
+        "../../environment.yml"
+    message:
+        "bundling Vega-Lite"
+    script:
+        "../scripts/chart_library.py"
+
+
 rule table:
     """Assemble a table from run records and published values."""
     input:
         records=by(JOBS.item_inputs, "paper", "item"),
         published=by(JOBS.published, "paper", "item"),
         anomalies=JOBS.anomalies,
+        library=rules.chart_library.output,
     output:
         csv=f"{OUT}/{{paper}}/{{item}}.csv",
         md=f"{OUT}/{{paper}}/{{item}}.md",
         tex=f"{OUT}/{{paper}}/{{item}}.tex",
+        curves=f"{OUT}/{{paper}}/{{item}}.curves.html",
         html=report(
             f"{OUT}/{{paper}}/{{item}}.html",
             caption="../report/item.rst",
@@ -36,10 +55,12 @@ rule figure:
     """Draw a figure from run records."""
     input:
         records=by(JOBS.item_inputs, "paper", "item"),
+        library=rules.chart_library.output,
     output:
         pdf=f"{OUT}/{{paper}}/{{item}}.pdf",
         svg=f"{OUT}/{{paper}}/{{item}}.svg",
         csv=f"{OUT}/{{paper}}/{{item}}.csv",
+        curves=f"{OUT}/{{paper}}/{{item}}.curves.html",
         png=report(
             f"{OUT}/{{paper}}/{{item}}.png",
             caption="../report/item.rst",

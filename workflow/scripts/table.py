@@ -4,6 +4,7 @@ from pathlib import Path
 
 from fltrain.core.job_log import job
 from fltrain.experiments.layout import Sheet
+from fltrain.reporting import curves
 from fltrain.reporting.tables import write as tables
 from fltrain.runs.record import Results
 
@@ -12,4 +13,6 @@ with job(snakemake.log[0]):  # noqa: F821
     published = next(map(Path, snakemake.input.published), None)  # noqa: F821
     outputs = {form: Path(path) for form, path in snakemake.output.items()}  # noqa: F821
     anomalies = Path(snakemake.input.anomalies)  # noqa: F821
-    tables.write(sheet, Results(Path("results")).record, published, outputs, anomalies)
+    page, runs = outputs.pop("curves"), Results(Path("results")).record
+    tables.write(sheet, runs, published, outputs, anomalies)
+    curves.write(sheet, runs, Path(snakemake.input.library[0]), page)  # noqa: F821

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from markupsafe import Markup
 
 from fltrain.core.files import read_json, write_text
+from fltrain.experiments.layout import CURVES_FORM
 from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.cells import TableCell, read_csv, to_csv
@@ -23,8 +24,9 @@ from fltrain.reporting.tables.render import to_macros
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
 
-FORMS = ("html", "pdf", "svg", "png", "csv", "md", "tex")
-"""Forms of tables and figures that the overview links to, as far as they are there."""
+FORMS = {form: f".{form}" for form in ("html", "pdf", "svg", "png", "csv", "md", "tex")}
+FORMS["curves"] = CURVES_FORM
+"""Endings, by form, of the files of tables and figures that the overview links to, if they exist."""
 
 REPORT = "report.html"
 """Snakemake's report. It is made after the overview, so the overview cannot check that it exists."""
@@ -190,11 +192,13 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
 def runs_page(listing: Listing, results: Results, folder: Path, index: str) -> str:
     """Render the list of all runs of a scale, with links to their records and to the overview."""
     records = _records(listing, results)
-    members: dict[str, list[str]] = {run: [] for run in records}
+    members: dict[str, list[tuple[str, str]]] = {run: [] for run in records}
     for paper in listing.papers:
         for item in paper.items:
+            name = f"{paper.name}/{item.name}"
+            pages = [page for ending in (".html", CURVES_FORM) if (folder / (page := name + ending)).exists()]
             for run in dict.fromkeys(item.runs):
-                members[run].append(f"{paper.name}/{item.name}")
+                members[run].append((name, next(iter(pages), "")))
     rows = [
         (Run.of(record, record.spec["seed"] if record.usable else None, folder), record, members[run])
         for run, record in records.items()
@@ -219,9 +223,9 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
 
     def entry(item: ListedItem) -> ItemEntry:
         files = {
-            form: f"{listed.name}/{item.name}.{form}"
-            for form in FORMS
-            if (folder / listed.name / f"{item.name}.{form}").exists()
+            form: f"{listed.name}/{item.name}{ending}"
+            for form, ending in FORMS.items()
+            if (folder / listed.name / f"{item.name}{ending}").exists()
         }
         found = judged.get(item.name, {})
         return ItemEntry(

@@ -19,7 +19,8 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from fltrain.core.statistics import interval_text
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import CURVES_FORM, Sheet
+from fltrain.reporting.numbers import curve_place
 from fltrain.reporting.pictures import TEMPLATES, difference_bar, forest, gain_bar
 from fltrain.reporting.tables.cells import TableCell
 from fltrain.reporting.tables.render import Entry, Grid, Notes, number_text, value_text
@@ -168,10 +169,14 @@ def gain_sentence(cell: TableCell) -> str:
 
 @dataclass(frozen=True)
 class CellSection:
-    """Section of a page for one cell: all measures that are shown of it, and the runs behind it."""
+    """Section of a page for one cell: all measures that are shown of it, and the runs behind it.
+
+    ``panel`` is the one that shows its curves.
+    """
 
     anchor: str
     name: str
+    panel: str
     measurements: list[Measurement]
     runs: list[Run]
 
@@ -200,11 +205,22 @@ def cell_sections(
         CellSection(
             anchor=f"cell-{number}",
             name=cells[0].place,
+            panel=_panel(sheet, cells[0]),
             measurements=[Measurement.of(cell) for cell in cells],
             runs=[listed[run] for run in dict.fromkeys(run for cell in cells for run in cell.runs)],
         )
         for number, cells in enumerate(places.values(), start=1)
     ]
+
+
+def _panel(sheet: Sheet, shown: TableCell) -> str:
+    """Return the panel with the curves of a table's cell: a run can be in several places."""
+    here = {shown.row, shown.column, shown.panel}
+    cells = sorted(
+        (cell for cell in sheet.cells if cell.run in shown.runs),
+        key=lambda cell: len(here & set(cell.labels.values())),
+    )
+    return curve_place(sheet, cells[-1])[0] if cells else ""
 
 
 # ---------------------------------------------------------------- pages
@@ -237,6 +253,7 @@ def table_page(
         notes=notes,
         published=PublishedNotes.on(shown),
         sections=sections,
+        curves=Path(sheet.id).name + CURVES_FORM,
         mixtures=mixtures(run for section in sections for run in section.runs),
         exploratory=any(cell.exploratory for cell in shown),
     )
