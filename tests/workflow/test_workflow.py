@@ -533,6 +533,8 @@ def test_another_workflow_imports_this_one_and_adds_a_rule(fresh: Checkout, tmp_
     """The rules have a prefix, declarations come from the imported workflow, results go to the new one."""
     other = replace(fresh, root=tmp_path / "other")
     other.root.mkdir()
+    # The installed package is that of the imported checkout.
+    (other.root / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, '{fresh.root}')")
     (other.root / "Snakefile").write_text(f"""
 module imported:
     snakefile: "{fresh.root}/workflow/Snakefile"
@@ -548,7 +550,7 @@ rule ranking:
 """)
     code, output = other.snakemake("--cores", "2", scale="single")
     assert code == 0, output
-    assert (other.root / "ranking.txt").read_text().splitlines()[0] == "method"
+    assert (other.root / "ranking.txt").read_text().splitlines()[0] == "paper"
     assert len(list(other.results.root.glob("runs/*/summary.json"))) == 2
     code, output = other.snakemake("fltrain_toy_accuracy", "--dry-run", "--cores", "2", scale="single")
     assert code == 0 and "fltrain_toy_accuracy" in output, output
