@@ -67,8 +67,8 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
 def points(sheet: Sheet, runs: Runs) -> pd.DataFrame:
     """Return the curves of all finished runs of an item, one row per cell, seed and round."""
     layout = sheet.table or sheet.figure
-    further = curves_of(layout) if isinstance(layout, Curves) else []
-    further = [name for name in further if tuple(name.split(".")) not in records.CURVES.values()]
+    drawn = curves_of(layout) if isinstance(layout, Curves) else []
+    further = [name for name in drawn if tuple(name.split(".")) not in records.CURVES.values()]
     frames: dict[str, pd.DataFrame] = {}
     parts: list[pd.DataFrame] = []
     for cell, record in finished(sheet, runs):
@@ -77,7 +77,10 @@ def points(sheet: Sheet, runs: Runs) -> pd.DataFrame:
         panel, series = curve_place(sheet, cell)
         parts.append(frames[cell.run].assign(panel=panel, series=series, seed=cell.seed, run=cell.run))
     frame = pd.concat(parts) if parts else pd.DataFrame(columns=PLACE)
-    return frame[[*PLACE, *(name for name in frame.columns if name not in PLACE)]].reset_index(drop=True)
+    metrics = [name for name in frame.columns if name not in PLACE]
+    # The page opens with the metric that the figure draws.
+    metrics.sort(key=lambda name: ".".join(records.CURVES.get(name, (name.split()[0],))) not in drawn)
+    return frame[[*PLACE, *metrics]].reset_index(drop=True)
 
 
 def _curves(record: Record, further: list[str]) -> pd.DataFrame:
