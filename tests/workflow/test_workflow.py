@@ -98,8 +98,9 @@ fedprox,acc,92.00,as printed
 TABLE, FIGURE, BUBBLES = "assembling toy/accuracy", "drawing toy/drift", "drawing toy/shares"
 RUN_TABLE, TRACK = "writing the run table", "exporting runs to MLflow"
 CLAIMS, OVERVIEW = "judging the claims of toy", "writing the overview"
-DATA = "preparing dataset digits"
+DATA, LIBRARY = "preparing dataset digits", "bundling Vega-Lite"
 REPORT = "results/report.html"
+FIGURE = ("csv", "pdf", "svg", "png", "curves.html")
 OUTPUTS = [
     "runs.csv",
     "tracked.json",
@@ -108,8 +109,8 @@ OUTPUTS = [
     "verdicts.csv",
     "values.tex",
     *(f"toy/{name}" for name in ("claims.csv", "claims.md", "summary.json")),
-    *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html")),
-    *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in ("csv", "pdf", "svg", "png")),
+    *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html", "curves.html")),
+    *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in FIGURE),
 ]
 
 
@@ -283,7 +284,7 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
 
 def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
     terminal, _, log = done.output.partition("Complete log(s): ")
-    assert "3 runs to train, 10 other jobs\n" in terminal
+    assert "3 runs to train, 11 other jobs\n" in terminal
     lines = re.findall(r"^\[(\d)/3\] (\S+): ([\d.]+) %, [\d.]+ s; ", terminal, re.MULTILINE)
     assert [number for number, _, _ in lines] == ["1", "2", "3"]
     assert {run: accuracy for _, run, accuracy in lines} == {
@@ -352,7 +353,7 @@ def test_a_target_needs_only_its_data_and_partitions(fresh: Checkout) -> None:
     by_item = [
         {f"partitioning data: {partition}" for partition in item.partition_ids} for item in fresh.plan.items
     ]
-    assert set(fresh.jobs("toy_shares")) == {DATA, *by_item[2], BUBBLES}
+    assert set(fresh.jobs("toy_shares")) == {DATA, LIBRARY, *by_item[2], BUBBLES}
     jobs = fresh.jobs("all_data", "results/data/mnist.png")
     assert set(jobs) == {DATA, "preparing dataset mnist", *set().union(*by_item)}
 
@@ -362,7 +363,7 @@ def test_a_restriction_selects_the_named_methods_and_their_baselines(fresh: Chec
     """FedProx needs FedAvg, over which the table shows its gain; FedAvg needs no other."""
     average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
     divided = f"partitioning data: {prox.partition_id}"
-    common = {DATA, divided, TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    common = {LIBRARY, DATA, divided, TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
     needed = {"fedprox": (average.run_id, prox.run_id), "fedavg": (average.run_id,)}
     for method, runs in needed.items():
         settings = (f"where=method={method}", "items=toy/accuracy", "seeds=1")
