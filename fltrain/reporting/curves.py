@@ -34,7 +34,8 @@ def library() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script of 0.9 MB."""
     import vl_convert
 
-    return str(vl_convert.javascript_bundle())
+    names = ("vegaEmbed", "vega", "vegaLite")
+    return vl_convert.javascript_bundle("".join(f"window.{name} = {name};" for name in names))
 
 
 def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
