@@ -557,6 +557,7 @@ rule ranking:
     assert code == 0 and "fltrain_toy_accuracy" in output, output
 
 
+@pytest.mark.slow
 def test_parsing_has_no_side_effects(changed: Checkout) -> None:
     before = dates(changed.root / "results")
     for mode in ("--dry-run", "--lint", "--list-rules"):
@@ -565,6 +566,7 @@ def test_parsing_has_no_side_effects(changed: Checkout) -> None:
     assert dates(changed.root / "results") == before
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Checkout) -> None:
     """The table's run can be trained again; the figure's cannot, because its partition is damaged.
 
