@@ -81,7 +81,7 @@ class Jobs:
 
         Snakemake deletes the output of a job if it is older than the job's input.
         """
-        patterns = ("data/*", "partitions/*", "runs/*/summary.json", f"{self.scale}/**/*")
+        patterns = ("vega.js", "data/*", "partitions/*", "runs/*/summary.json", f"{self.scale}/**/*")
         backdate(path for pattern in patterns for path in self.results.root.glob(pattern))
 
     @cached_property
