@@ -80,7 +80,7 @@ def points(sheet: Sheet, runs: Runs) -> pd.DataFrame:
     frame = pd.concat(parts) if parts else pd.DataFrame(columns=PLACE)
     metrics = [name for name in frame.columns if name not in PLACE]
     # The page opens with the metric that the figure draws.
-    metrics.sort(key=lambda name: ".".join(records.CURVES.get(name, (name.split()[0],))) not in drawn)
+    metrics.sort(key=lambda name: name in records.CURVES and ".".join(records.CURVES[name]) not in drawn)
     return frame[[*PLACE, *metrics]].reset_index(drop=True)
 
 
@@ -91,7 +91,8 @@ def _curves(record: Record, further: list[str]) -> pd.DataFrame:
     columns = {name: pd.Series(dict(values), dtype=float) for name, values in named_curves.items()}
     for name in further:
         found = curve(record, name)
-        columns |= {f"{name} {part}".strip(): found[part] for part in found}
+        # Vega-Lite would read a dot in the name of a column as a path.
+        columns |= {f"{name.replace('.', ' ')} {part}".strip(): found[part] for part in found}
     return pd.DataFrame(columns).rename_axis("round").reset_index()
 
 
