@@ -64,6 +64,13 @@ def train(
             "FLTRAIN_EXECUTOR", "NAME", "auto, sequential, vectorized (clients side by side) or cuda_graph."
         ),
     ] = "auto",
+    stack_seeds: Annotated[
+        bool,
+        typer.Option(
+            "--stack-seeds",
+            help="Train the runs together in vectorized steps; they may differ only in the seed.",
+        ),
+    ] = False,
     again: Annotated[bool, typer.Option("--again", help="Train runs even if they have a record.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
 ) -> None:
@@ -74,7 +81,7 @@ def train(
     parsed, stopping = [_read_spec(name) for name in specs], Stopping()
     where = Results(results)
     recover_records(where)
-    chosen = None
+    due = []
     with stopping.heeded():
         for spec in parsed:
             record = where.record(spec.run_id)
@@ -82,19 +89,24 @@ def train(
             if record.complete and not again and not where.saved_rounds(spec.run_id):
                 remark = record.damage or changed_code(record.provenance, spec)
                 typer.echo(f"{spec.run_id}: already trained (--again retrains it){remark and f'; {remark}'}")
-                continue
+            else:
+                due.append(spec)
+        if due:
             with stopping.interruptible():  # all GPUs may be taken for long
                 from fltrain.engine import train as training
                 from fltrain.engine.checkpoint import Interval
 
-                if chosen is None:
-                    chosen = pick_device(device, runs_per_device)
+                chosen = pick_device(device, runs_per_device)
             interval = Interval(checkpoint_seconds, checkpoint_rounds)
             execution = training.Execution(
                 chosen, threads, recordings, client_memory, interval, determinism, executor, workers
             )
-            record = training.train(spec, where, execution, again=again, quiet=quiet, stopping=stopping)
-            typer.echo(f"{spec.run_id}: {record.summary['status']}, see {record.folder}")
+            for together in [due] if stack_seeds else [[spec] for spec in due]:
+                stopping.poll()
+                for record in training.train_all(
+                    together, where, execution, again=again, quiet=quiet, stopping=stopping
+                ):
+                    typer.echo(f"{record.run_id}: {record.summary['status']}, see {record.folder}")
 
 
 def _read_spec(name: str) -> RunSpec:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from fltrain.engine.client_store import ClientStore
 from fltrain.engine.clients import SECOND, Clients, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData
 from fltrain.engine.evaluation import TestResult, test, test_clients
-from fltrain.engine.executors.sequential import SequentialExecutor, Trained
+from fltrain.engine.executors.sequential import Cohort, SequentialExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, measure
 from fltrain.engine.workers import ALONE, Workers
 from fltrain.methods.composition import Composition
@@ -34,6 +34,8 @@ from fltrain.models.flat import FlatModel, pack
 from fltrain.models.network import Network, map_shape
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.devices import synchronize
+
+Result = TypeVar("Result")
 
 ExecutorFactory = Callable[[Clients], SequentialExecutor]
 
@@ -56,12 +58,12 @@ class Costs:
         return self.seconds["train"] + self.seconds["aggregate"]
 
     @contextmanager
-    def phase(self, name: str, device: torch.device) -> Iterator[None]:
-        """Add the time of the enclosed work to a phase."""
+    def phase(self, name: str, device: torch.device, runs: int = 1) -> Iterator[None]:
+        """Add the time of the enclosed work to a phase, divided by the number of runs that it is for."""
         started = time.perf_counter()
         yield
         synchronize(device)
-        self.seconds[name] += time.perf_counter() - started
+        self.seconds[name] += (time.perf_counter() - started) / runs
 
 
 class Simulation:
@@ -182,9 +184,7 @@ class Simulation:
             Diverged: if a loss or a weight is not finite; the rows of earlier rounds have been yielded.
         """
         for number in range(self.finished, self.spec.rounds):
-            with noting(f"in round {number + 1}"):
-                rows = self.round(number)
-            yield rows
+            yield self.round(number)
 
     def sample(self, number: int) -> list[int]:
         """Return the cohort of a round, ascending: uniform without replacement, equal for every method."""
@@ -194,14 +194,23 @@ class Simulation:
 
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
+        return lockstep([self.steps(number)])[0]
+
+    def steps(self, number: int) -> Generator[Cohort, list[Trained], list[Row]]:
+        """Run one round in steps, see ``lockstep``."""
+        with noting(f"in round {number + 1}"):
+            return (yield from self._steps(number))
+
+    def _steps(self, number: int) -> Generator[Cohort, list[Trained], list[Row]]:
         if number == 0 and self.composition.needs.initial_upload:
             with self.costs.phase("setup", self.device):
                 self._initial_upload()
         before, task, sampled = self.server, self._at(number), self.sample(number)
         spent = self.costs.of_rounds
-        with self.costs.phase("train", self.device):
-            trained = self.executor.train(task, sampled, self.clients)
-            second = self.second.train(self._second(task), sampled, self.clients) if self.second else []
+        timed = partial(self.costs.phase, "train", self.device)
+        trained, second = (yield Cohort(self.executor, task, sampled, self.clients, timed)), []
+        if self.second:
+            second = yield Cohort(self.second, self._second(task), sampled, self.clients, timed)
         updates = [result.update for result in trained]
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
@@ -314,6 +323,45 @@ class Simulation:
         model -= _bytes(weights[self.model.layout.private(self.ownership.private)])
         self.bytes_down += (model + _bytes(round.payloads)) * len(trained)
         self.bytes_up += sum(model + _bytes(result.update.extras) for result in trained)
+
+
+def lockstep(runs: Sequence[Generator[Cohort, list[Trained], Result]]) -> list[Result]:
+    """Advance runs together and return their results; cohorts of the same round are trained in shared steps.
+
+    Each run yields the cohorts that it needs trained. The runs that are furthest behind come first, so that
+    runs that resume after different rounds meet. An exception is raised in all runs before it leaves.
+    """
+    results: dict[int, Result] = {}
+    waiting: dict[int, Cohort] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(runs)))  # None starts a generator
+    try:
+        while True:
+            for place, answer in answers.items():
+                try:
+                    waiting[place] = runs[place].send(answer)
+                except StopIteration as end:
+                    results[place] = end.value
+            if not waiting:
+                return [results[place] for place in range(len(runs))]
+            number = min(cohort.round.number for cohort in waiting.values())
+            turn = [place for place, cohort in waiting.items() if cohort.round.number == number]
+            cohorts = [waiting.pop(place) for place in turn]
+            with ExitStack() as stack:
+                for cohort in cohorts:
+                    stack.enter_context(cohort.timed(len(cohorts)))
+                answers = dict(zip(turn, cohorts[0].executor.train_all(cohorts), strict=True))
+    except BaseException as error:
+        raised = [_raised(run, error) for run in runs]
+        raise raised[0] from raised[0].__cause__
+
+
+def _raised(run: Generator[Any, Any, Any], error: BaseException) -> BaseException:
+    """Raise an error in a run; return the one that leaves it, the same if the run has ended."""
+    try:
+        run.throw(error)
+    except BaseException as raised:
+        return raised
+    raise AssertionError("the run goes on after an error") from error
 
 
 def _tested(split: str, result: TestResult, view: str = "global", clients: Sequence[Tensor] = ()) -> Row:

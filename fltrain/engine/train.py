@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from fltrain.engine import ExecutorName, memory
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.executors.choose import EXECUTORS, executor_for
-from fltrain.engine.simulation import Diverged, Simulation
+from fltrain.engine.executors.sequential import Cohort, Trained
+from fltrain.engine.simulation import Diverged, Simulation, lockstep
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import Workers
 from fltrain.methods.types import Place
@@ -110,12 +111,79 @@ def train(
         MethodError: if the code of a method fails.
         Stopped: after a signal; the state is saved.
     """
+    return train_all([spec], results, execution, again=again, quiet=quiet, stopping=stopping)[0]
+
+
+def train_all(
+    specs: Sequence[RunSpec],
+    results: Results,
+    execution: Execution,
+    *,
+    again: bool = False,
+    quiet: bool = False,
+    stopping: Stopping | None = None,
+) -> list[Record]:
+    """Train runs that differ only in their seed, in one process; see ``train``.
+
+    With several runs, the executor is ``vectorized``, and their clients share its steps.
+
+    Raises:
+        FltrainError: also if the runs differ in more than the seed, or the executor is another one.
+    """
+    if len(specs) > 1:
+        _check_seeds(specs, execution)
+        execution = replace(execution, executor="vectorized")
     compute_as_runs(execution.threads)
     Workers(execution.workers).prepare(execution.device, execution.threads, execution.executor)
     memory.start_anew()
-    stopping, record = stopping or Stopping(), results.record(spec.run_id)
-    log = record.folder / "train.log"
-    _log_to(log, quiet)
+    stopping = stopping or Stopping()
+    # In the same order in all processes, so that two of them cannot wait for each other's runs.
+    specs = sorted(specs, key=lambda spec: spec.seed)
+    _log_to([results.record(spec.run_id).folder / "train.log" for spec in specs], quiet)
+    tf32 = specs[0].precision == "tf32"
+    with determined(execution.determinism, execution.device, tf32) as determinism:
+        process = Process(execution, determinism, stopping, [spec.seed for spec in specs], quiet)
+        return lockstep([_trained(spec, results, process, again) for spec in specs])
+
+
+def _check_seeds(specs: Sequence[RunSpec], execution: Execution) -> None:
+    """Refuse runs that cannot share their steps.
+
+    Raises:
+        FltrainError: with the reason.
+    """
+    if execution.executor not in ("auto", "vectorized"):
+        raise FltrainError(
+            f"--stack-seeds: executor {execution.executor!r} trains clients one by one; use 'vectorized'"
+        )
+    first = specs[0]
+    for spec in specs[1:]:
+        same = {key for key, value in spec.canonical.items() if value == first.canonical[key]}
+        if different := sorted({*spec.canonical} - same - {"seed"}):
+            raise FltrainError(
+                f"--stack-seeds: {first.run_id} and {spec.run_id} differ in {', '.join(different)}; train "
+                "runs together only if they differ in nothing but the seed"
+            )
+    if len({spec.seed for spec in specs}) < len(specs):
+        raise FltrainError("--stack-seeds: two runs have the same seed; leave out one of them")
+
+
+@dataclass(frozen=True)
+class Process:
+    """The process that trains runs: the execution's settings, its determinism, signals, seeds of the runs."""
+
+    execution: Execution
+    determinism: Determinism
+    stopping: Stopping
+    seeds: Sequence[int]
+    quiet: bool
+
+
+def _trained(
+    spec: RunSpec, results: Results, process: Process, again: bool
+) -> Generator[Cohort, list[Trained], Record]:
+    """Train a run and write its record, in steps, see ``lockstep``."""
+    record, stopping = results.record(spec.run_id), process.stopping
     try:
         with _lease(results.lease(spec.run_id), spec.run_id, stopping):
             if record.complete:
@@ -130,11 +198,9 @@ def train(
                     return record
             clear_leftovers(record.folder)
             if not results.saved_rounds(spec.run_id):
-                log.write_text("")
-            forget_peaks(execution.device)
-            tf32 = spec.precision == "tf32"
-            with determined(execution.determinism, execution.device, tf32) as determinism:
-                _train(spec, results, execution, determinism, stopping, quiet)
+                (record.folder / "train.log").write_text("")
+            forget_peaks(process.execution.device)
+            yield from _train(spec, results, process)
     except MethodError:
         LOG.exception("%s failed", spec.run_id)
         raise
@@ -153,18 +219,11 @@ def _clear_checkpoints(results: Results, record: Record, again: bool) -> bool:
     return bool(left)
 
 
-def _train(
-    spec: RunSpec,
-    results: Results,
-    execution: Execution,
-    determinism: Determinism,
-    stopping: Stopping,
-    quiet: bool,
-) -> None:
+def _train(spec: RunSpec, results: Results, process: Process) -> Generator[Cohort, list[Trained], None]:
     """Train the remaining rounds and write the record."""
-    started = time.perf_counter()
-    with stopping.interruptible():
-        simulation, digests, identity = _prepare(spec, results, execution, stopping, quiet)
+    started, execution, determinism = time.perf_counter(), process.execution, process.determinism
+    with process.stopping.interruptible():
+        simulation, digests, identity = _prepare(spec, results, process)
     layout, folder = simulation.model.layout, results.run(spec.run_id)
     checkpoints = Checkpoints(results.checkpoints(spec.run_id), identity, execution.checkpoints)
     LOG.info(
@@ -189,10 +248,14 @@ def _train(
         if not EXECUTORS[simulation.executor.name].exact:
             determinism.operations.add("clients side by side")
         facts.update(determinism.facts, executor=simulation.executor.name, workers=execution.workers)
+        if len(process.seeds) > 1:
+            facts["stacked_seeds"] = process.seeds
         return progress
 
-    with _progress(spec, quiet) as report:
-        diverged = _rounds(simulation, checkpoints, progress.rows, account, report, folder / "train.log")
+    with _progress(spec, bar=not process.quiet and len(process.seeds) == 1) as report:
+        diverged = yield from _rounds(
+            simulation, checkpoints, progress.rows, account, report, folder / "train.log"
+        )
     about = {
         "parameters": layout.size,
         "layers": [layer.name for layer in layout.layers],
@@ -214,11 +277,12 @@ def _rounds(
     account: Callable[[], Progress],
     report: Callable[[int, list[Row]], None],
     log: Path,
-) -> Row | None:
+) -> Generator[Cohort, list[Trained], Row | None]:
     """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
     spec = simulation.spec
     try:
-        for finished in simulation.run():
+        for number in range(simulation.finished, spec.rounds):
+            finished = yield from simulation.steps(number)
             rows += finished
             report(simulation.finished, rows)
             if _reached(spec, finished):
@@ -249,9 +313,10 @@ def _reached(spec: RunSpec, rows: list[Row]) -> bool:
 
 
 def _prepare(
-    spec: RunSpec, results: Results, execution: Execution, stopping: Stopping, quiet: bool
+    spec: RunSpec, results: Results, process: Process
 ) -> tuple[Simulation, dict[str, str], dict[str, Any]]:
     """Return the run before its first round, digests of data and partition, and the checkpoint's identity."""
+    execution, quiet = process.execution, process.quiet
     data = ensure_data(spec.dataset, results, quiet)
     if data.side < spec.model.min_side:  # the size of some datasets is only known now
         raise FltrainError(
@@ -268,7 +333,7 @@ def _prepare(
         partial(executor_for(execution.executor, execution.device), recordings=execution.recordings),
         extra,
         ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
-        stopping.poll,
+        process.stopping.poll,
         Workers(execution.workers),
     )
     digests = {"data": data.digest, "partition": divided.digest}
@@ -347,8 +412,8 @@ def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
-    """Show progress: a bar on a terminal, otherwise a line every 15 seconds.
+def _progress(spec: RunSpec, bar: bool) -> Iterator[Any]:
+    """Show progress: a bar on a terminal if ``bar`` is true, otherwise a line every 15 seconds.
 
     Yields a function of the number of finished rounds and all rows so far.
     """
@@ -359,11 +424,11 @@ def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
         accuracy = next((row["accuracy"] for row in tests), None)
         return "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
 
-    if console.is_terminal and not quiet:
+    if console.is_terminal and bar:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Bar(*columns, TextColumn("{task.fields[accuracy]}"), console=console) as bar:
-            task = bar.add_task(spec.run_id, total=spec.rounds, accuracy="")
-            yield lambda done, rows: bar.update(task, completed=done, accuracy=latest(rows))
+        with Bar(*columns, TextColumn("{task.fields[accuracy]}"), console=console) as shown:
+            task = shown.add_task(spec.run_id, total=spec.rounds, accuracy="")
+            yield lambda done, rows: shown.update(task, completed=done, accuracy=latest(rows))
         return
 
     last = time.monotonic()
@@ -377,12 +442,13 @@ def _progress(spec: RunSpec, quiet: bool) -> Iterator[Any]:
     yield line
 
 
-def _log_to(path: Path, quiet: bool) -> None:
-    """Write messages to a file, and to the terminal unless ``quiet``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _log_to(paths: Sequence[Path], quiet: bool) -> None:
+    """Write messages to files, and to the terminal unless ``quiet``."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
     logging.raiseExceptions = False  # no tracebacks when the disk is full
     # Append: the shell and another process that trains the run may write to the same file.
-    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
+    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8") for path in paths]
     if not quiet:
         handlers.append(logging.StreamHandler())
     logging.basicConfig(

@@ -199,7 +199,7 @@ def test_a_step_that_cannot_be_stacked_is_refused(
     settings: dict[str, object], methods: tuple[AnyMethod, ...], reason: str
 ) -> None:
     """The executor does not fall back to another way of training."""
-    message = rf"^executor 'vectorized': .*{reason}.*; use --executor sequential$"
+    message = rf"(?m)^executor 'vectorized': .*{reason}.*; use --executor sequential$"
     with pytest.raises(FltrainError, match=message):
         simulation(*methods, executor=VectorizedExecutor, **settings, **SETTINGS).round(0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -33,6 +33,25 @@ class Trained:
 
     update: Update
     kept: Kept
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Clients of a run that are due for local training.
+
+    Attributes:
+        executor: the run's executor; cohorts of several runs can share their steps.
+        round: the round that begins.
+        clients: numbers of the clients.
+        kept: state of those that have taken part before.
+        timed: returns a context that adds its time, divided by a number of runs, to the costs of the run.
+    """
+
+    executor: SequentialExecutor
+    round: Round
+    clients: Sequence[int]
+    kept: Mapping[int, Kept]
+    timed: Callable[[int], AbstractContextManager[None]] = lambda runs: nullcontext()
 
 
 class SequentialExecutor:
@@ -95,6 +114,11 @@ class SequentialExecutor:
                 return self._train(round, client, kept.get(client))
 
         return self.workers.map(trained, clients, self.clients.images, self.poll)
+
+    @staticmethod
+    def train_all(cohorts: Sequence[Cohort]) -> list[list[Trained]]:
+        """Train cohorts of the same round, whose runs differ only in their seed."""
+        return [cohort.executor.train(cohort.round, cohort.clients, cohort.kept) for cohort in cohorts]
 
     def _inputs(self, round: Round, client: int) -> str:
         data = self.clients.data

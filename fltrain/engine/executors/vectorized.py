@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_map
 
 from fltrain.core.errors import FltrainError
+from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, Kept, Round
-from fltrain.engine.executors.sequential import LocalStep, SequentialExecutor, Sgd, Trained
+from fltrain.engine.executors.sequential import Cohort, LocalStep, SequentialExecutor, Sgd, Trained
 from fltrain.engine.executors.views import PER_CLIENT, signature, tensors_of
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.composition import LocalHooks
@@ -44,6 +46,7 @@ class _Client:
 
     local: Local
     hooks: LocalHooks
+    images: Augmented
     visits: Iterator[tuple[int, Tensor, Tensor]]
     trajectory: Trajectory | None
     moving: Moving
@@ -55,7 +58,7 @@ class _Client:
 
 
 class VectorizedExecutor(SequentialExecutor):
-    """All clients of a round side by side."""
+    """All clients of a round side by side, also those of several seeds."""
 
     name = "vectorized"
     exact = False
@@ -69,12 +72,40 @@ class VectorizedExecutor(SequentialExecutor):
             raise _refusal("PyTorch cannot map BatchNorm in bfloat16 over clients on a CPU")
 
     def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
-        cohort = [self._client(round, client, kept.get(client)) for client in clients]
-        alike: dict[Any, list[_Client]] = defaultdict(list)
-        for client in cohort:
-            alike[signature(client.hooks)].append(client)
-        for members in alike.values():
-            self._steps(round, members)
+        return self.train_all([Cohort(self, round, clients, kept)])[0]
+
+    @staticmethod
+    def train_all(cohorts: Sequence[Cohort]) -> list[list[Trained]]:
+        alike: dict[Any, tuple[VectorizedExecutor, list[_Client]]] = {}
+        arrived: list[tuple[VectorizedExecutor, list[_Client]]] = []
+        for cohort in cohorts:
+            executor = cohort.executor
+            assert isinstance(executor, VectorizedExecutor)
+            function = executor._function() if len(cohorts) > 1 else b""
+            members = [executor._client(cohort.round, one, cohort.kept.get(one)) for one in cohort.clients]
+            arrived.append((executor, members))
+            for client in members:
+                key = function, client.local.task.samples, signature(client.hooks)
+                alike.setdefault(key, (executor, []))[1].append(client)
+        for executor, members in alike.values():
+            executor._steps(members)
+        return [executor._finish(members) for executor, members in arrived]
+
+    def _function(self) -> bytes:
+        """Return the logits of an image at fixed weights; runs share steps if these agree.
+
+        A method may draw other parts of the network than its weights (the classes of Fed2's groups).
+        """
+        model, shape = self.model, self.clients.data.train.images.shape[1:]
+        random = torch.Generator().manual_seed(0)
+        weights, image = (torch.randn(size, generator=random) for size in (len(model.weights), shape.numel()))
+        model.load(0.1 * weights, torch.ones_like(model.buffers), model.counters)
+        with torch.no_grad(), in_mode(model.network, training=False):
+            logits = model.network(image.view(1, *shape).to(model.weights.device))
+        return bytes(logits.cpu().numpy())
+
+    def _finish(self, cohort: Sequence[_Client]) -> list[Trained]:
+        """Return the results of clients after their last step."""
         trained: list[Trained] = []
         for client in cohort:
             self.model.load(*(client.moving[part] for part in ("weights", "buffers", "counters")))
@@ -93,11 +124,11 @@ class VectorizedExecutor(SequentialExecutor):
             "velocities": [torch.zeros_like(optimiser.velocity) for optimiser in self.optimisers],
             "step_states": hooks.step_states,
         }
-        visits = self._visits(round, self.images(round), client)
-        losses = model.weights.new_zeros(())
-        return _Client(local, hooks, visits, self._trajectory(local), moving, losses)
+        images, losses = self.images(round), model.weights.new_zeros(())
+        visits = self._visits(round, images, client)
+        return _Client(local, hooks, images, visits, self._trajectory(local), moving, losses)
 
-    def _steps(self, round: Round, members: Sequence[_Client]) -> None:
+    def _steps(self, members: Sequence[_Client]) -> None:
         """Take all steps of clients that hold tensors of the same names and shapes."""
         stack = _Stack(members)
         while True:
@@ -110,11 +141,11 @@ class VectorizedExecutor(SequentialExecutor):
             if not groups:
                 break
             for (phase, _), batches in groups.items():
-                self._step_together(round, stack, phase, batches)
+                self._step_together(stack, phase, batches)
         stack.hand_out()
 
     def _step_together(
-        self, round: Round, stack: _Stack, phase: int, batches: Sequence[tuple[int, Tensor, Tensor]]
+        self, stack: _Stack, phase: int, batches: Sequence[tuple[int, Tensor, Tensor]]
     ) -> None:
         """Take a step of some clients, whose batches have the same number of images.
 
@@ -122,10 +153,13 @@ class VectorizedExecutor(SequentialExecutor):
             FltrainError: if PyTorch cannot map the step over clients.
         """
         places = [place for place, _, _ in batches]
-        chosen = torch.cat([batch[1] for batch in batches])
-        changes = torch.cat([batch[2] for batch in batches])
-        images = self.images(round).batch(chosen, changes)
-        inputs, labels = (tensor.unflatten(0, (len(batches), -1)) for tensor in images)
+        parts = []
+        for images, batch in groupby(batches, lambda batch: stack.members[batch[0]].images):
+            _, chosen, changes = zip(*batch, strict=True)
+            parts.append(images.batch(torch.cat(chosen), torch.cat(changes)))
+        inputs, labels = (
+            torch.cat(part).unflatten(0, (len(batches), -1)) for part in zip(*parts, strict=True)
+        )
         moving, held, dims = stack.rows(places)
         hooks, optimiser = stack.members[places[0]].hooks, self.optimisers[phase]
 
