@@ -237,20 +237,20 @@ REFUSED: dict[str, None] = {}
 
 
 def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -> Simulation:
-    """Four clients with 40 random images each after two rounds of local training."""
+    """Two clients with 40 random images each after two rounds of local training."""
     model, side, first = MODELS.get(base, USUAL)
     plugins = [dict(one) if isinstance(one, dict) else {"name": one} for one in plugins]
     for plugin in plugins:
         if plugin.get("layers") == [FIRST]:
             plugin["layers"] = [first]
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (200, 1, side, side), np.uint8)
-    labels = random.integers(0, 10, 200)
-    data = PreparedData(images[:160], labels[:160], images[160:], labels[160:], 10, (0.5,), (0.3,), digest="")
+    images = random.integers(0, 256, (100, 1, side, side), np.uint8)
+    labels = random.integers(0, 10, 100)
+    data = PreparedData(images[:80], labels[:80], images[80:], labels[80:], 10, (0.5,), (0.3,), digest="")
     spec = RunSpec.parse(
         {
             "dataset": {"name": "digits", "image_size": side},
-            "partition": {"name": "iid", "clients": 4},
+            "partition": {"name": "iid", "clients": 2},
             "model": model,
             "method": base,
             "plugins": plugins,
@@ -261,7 +261,7 @@ def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -
         },
         base,
     )
-    own = np.split(np.arange(160), 4)
+    own = np.split(np.arange(80), 2)
     tests = [images[:10] for images in own] if base in PERSONAL else None
     trained = Simulation(spec, data, Partition(own, "", tests), torch.device("cpu"))
     for _ in trained.run():
@@ -386,9 +386,15 @@ def where(match: Mapping[str, Sequence[str]]) -> str:
     return f" ({', '.join(columns)})" if columns else ""
 
 
+@cache
+def paper_items() -> list[PlannedItem]:
+    """All items of the papers, planned once for all pages."""
+    return plan(CONFIG, "paper").items
+
+
 def paper_page(name: str) -> str:
     """The page of a paper: the part that is written by hand, then coverage, items and assumptions."""
-    planned = [item for item in plan(CONFIG, "paper").items if item.paper.paper == name]
+    planned = [item for item in paper_items() if item.paper.paper == name]
     paper = planned[0].paper
     runs = {run for item in planned for run in item.run_ids}
     total = totals(CONFIG / "reported" / "distinct_runs.csv").get(name)
