@@ -208,7 +208,7 @@ SMALL = ("lenet5", "mlp", "mobilenet_tiny")
 FEW = ("fedavg", "fedma", "fed2", "fedproto", "gpfl", "flfa", "fedimpro")
 """Methods that depend on the network's structure, and federated averaging, for the large networks."""
 
-DEEPER = {"resnet50": ("fedavg", "flfa"), "vgg16": ("fedavg", "flfa")}
+DEEPER = dict.fromkeys(("resnet50", "vgg11", "vgg16"), ("fedavg", "flfa"))
 """Methods for networks that differ from a tested one in depth or width."""
 
 

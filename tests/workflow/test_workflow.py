@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,12 +207,16 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 
 @pytest.fixture(scope="module")
-def done(fresh: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def done(fresh: Checkout, once: Callable[[str, Callable[[Path], None]], Path]) -> Checkout:
     """A checkout after a complete workflow run; tests must not change it."""
-    checkout = fresh.copy(tmp_path_factory.mktemp("done") / "checkout")
-    code, output = checkout.snakemake("--report-after-run", "--report", REPORT)
-    assert code == 0, output
-    return replace(checkout, output=output)
+
+    def make(root: Path) -> None:
+        code, output = fresh.copy(root).snakemake("--report-after-run", "--report", REPORT)
+        assert code == 0, output
+        (root / "output.txt").write_text(output)
+
+    root = once("workflow", make)
+    return Checkout(root, (root / "output.txt").read_text())
 
 
 @pytest.fixture
@@ -316,10 +321,7 @@ def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> No
 
 
 @pytest.mark.slow
-def test_a_second_run_does_nothing_unless_the_database_was_deleted(changed: Checkout) -> None:
-    code, output = changed.snakemake()
-    assert (code, len(output.strip().splitlines())) == (0, 2), output
-    assert "Nothing to be done" in output
+def test_a_second_run_only_exports_to_a_deleted_database(changed: Checkout) -> None:
     changed.results.tracking.unlink()
     assert changed.jobs().keys() == {TRACK}
 
@@ -353,37 +355,25 @@ def test_a_target_needs_only_its_data_and_partitions(fresh: Checkout) -> None:
     by_item = [
         {f"partitioning data: {partition}" for partition in item.partition_ids} for item in fresh.plan.items
     ]
-    assert set(fresh.jobs("toy_shares")) == {DATA, LIBRARY, *by_item[2], BUBBLES}
-    jobs = fresh.jobs("all_data", "results/data/mnist.png")
-    assert set(jobs) == {DATA, "preparing dataset mnist", *set().union(*by_item)}
+    jobs = fresh.jobs("toy_shares", "all_data", "results/data/mnist.png")
+    assert set(jobs) == {DATA, "preparing dataset mnist", LIBRARY, *set().union(*by_item), BUBBLES}
 
 
 @pytest.mark.slow
 def test_a_restriction_selects_the_named_methods_and_their_baselines(fresh: Checkout) -> None:
-    """FedProx needs FedAvg, over which the table shows its gain; FedAvg needs no other."""
+    """FedProx needs FedAvg, over which the table shows its gain."""
     average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
     divided = f"partitioning data: {prox.partition_id}"
     common = {LIBRARY, DATA, divided, TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
-    needed = {"fedprox": (average.run_id, prox.run_id), "fedavg": (average.run_id,)}
-    for method, runs in needed.items():
-        settings = (f"where=method={method}", "items=toy/accuracy", "seeds=1")
-        assert set(fresh.jobs(settings=settings)) == {*common, *training(*runs)}
+    settings = ("where=method=fedprox", "items=toy/accuracy", "seeds=1")
+    assert set(fresh.jobs(settings=settings)) == {*common, *training(average.run_id, prox.run_id)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("where=method=fedprx", "no run is left with method=fedprx; did you mean 'fedprox'?"),
-        ("train=false", "none of its runs has a record"),
-    ],
-)
-def test_a_restriction_that_cannot_be_met_is_one_clear_error(
-    fresh: Checkout, setting: str, message: str
-) -> None:
-    code, output = fresh.snakemake("--dry-run", settings=(setting,))
+def test_a_restriction_that_cannot_be_met_is_one_clear_error(fresh: Checkout) -> None:
+    code, output = fresh.snakemake("--dry-run", settings=("where=method=fedprx",))
     assert code != 0
-    assert output.count(message) == 1
+    assert output.count("no run is left with method=fedprx; did you mean 'fedprox'?") == 1
     assert "Traceback" not in output
 
 
@@ -436,9 +426,7 @@ def test_an_unwritable_mlflow_store_stops_no_other_job(changed: Checkout) -> Non
     assert set(jobs_in(output)) == {TRACK, OVERVIEW}
     assert [name for name in OUTPUTS if not (tiny / name).exists()] == ["tracked.json"]
     store.rmdir()
-    code, output = changed.snakemake()
-    assert code == 0, output
-    assert set(jobs_in(output)) == {TRACK}
+    assert changed.jobs().keys() == {TRACK}
 
 
 @pytest.mark.slow
@@ -474,7 +462,7 @@ def test_a_damaged_file_can_be_remade_without_retraining_complete_runs(changed: 
 @pytest.mark.slow
 def test_no_result_is_lost_when_processes_are_killed(fresh: Checkout, tmp_path: Path) -> None:
     """A short version of ``benchmarks/soak.py``, which kills processes a hundred times."""
-    command = (sys.executable, "benchmarks", "soak", "--scale", "single", "--kills", "3", "--every", "1")
+    command = (sys.executable, "benchmarks", "soak", "--scale", "single", "--kills", "2", "--every", "4")
     done = subprocess.run(
         [*command, "--folder", str(tmp_path / "soak")],
         cwd=fresh.root,
@@ -485,46 +473,8 @@ def test_no_result_is_lost_when_processes_are_killed(fresh: Checkout, tmp_path: 
         timeout=600,
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^[1-3] kills .*, \d+ starts", done.stdout, re.MULTILINE)
+    assert re.search(r"^[12] kills .*, \d+ starts", done.stdout, re.MULTILINE)
     assert re.search(r"^[1-9]\d* files compared, 0 differ$", done.stdout, re.MULTILINE)
-
-
-METHOD = '''
-"""Half of every gradient: what federated averaging does at half the rate."""
-
-from typing import Literal
-
-from fltrain.methods.base import Method
-
-
-class Halved(Method):
-    """Federated averaging with halved gradients."""
-
-    name: Literal["halved"] = "halved"
-
-    def correct(self, gradient, weights, local, carry):
-        return gradient / 2
-'''
-
-
-@pytest.mark.slow
-def test_a_new_method_needs_one_file_and_one_line(changed: Checkout) -> None:
-    (changed.root / "fltrain" / "methods" / "halved.py").write_text(METHOD)
-    changed.edit(
-        "config/papers/toy.yaml",
-        "        FedAvg: fedavg\n",
-        "        FedAvg: fedavg\n        Halved: halved\n",
-    )
-    code, output = changed.snakemake("toy_accuracy")
-    assert code == 0, output
-    trained = {job for job in jobs_in(output) if job.startswith("training ")}
-    assert len(trained) == 1 and next(iter(trained)).startswith("training digits-halved-")
-    rows = {row["row"]: row for row in rows_of(changed.results.root / "tiny" / "toy" / "accuracy.csv")}
-    assert list(rows) == ["FedAvg", "Halved", "FedProx"]
-    record = changed.results.record(rows["Halved"]["runs"])
-    assert float(rows["Halved"]["mean"]) == pytest.approx(100 * record.summary["accuracy"]["final"])
-    average = changed.results.record(rows["FedAvg"]["runs"])
-    assert record.summary["loss"] != average.summary["loss"], "the method has no effect"
 
 
 @pytest.mark.slow
@@ -553,15 +503,6 @@ rule ranking:
     assert len(list(other.results.root.glob("runs/*/summary.json"))) == 2
     code, output = other.snakemake("fltrain_toy_accuracy", "--dry-run", "--cores", "2", scale="single")
     assert code == 0 and "fltrain_toy_accuracy" in output, output
-
-
-@pytest.mark.slow
-def test_parsing_has_no_side_effects(changed: Checkout) -> None:
-    before = dates(changed.root / "results")
-    for mode in ("--dry-run", "--lint"):
-        code, output = changed.snakemake(mode)
-        assert code == 0, output
-    assert dates(changed.root / "results") == before
 
 
 @pytest.mark.slow
@@ -603,15 +544,17 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
 
 @pytest.mark.slow
 def test_the_fair_table_is_made_in_three_steps(fresh: Checkout, tmp_path: Path) -> None:
-    """Trials, selection, final runs and tables of the scale ``fair_digits``."""
+    """Trials, selection, final runs and tables of two methods of the scale ``fair_digits``."""
     checkout, select = fresh.copy(tmp_path / "checkout"), ("select", "fair/trials", "--scale", "fair_digits")
+    checkout.edit("config/scales/fair_digits.yaml", "    FedProx: {set: {method: fedprox}}\n", "")
     code, output = checkout.snakemake(scale="fair_digits")
     assert code != 0 and f"run `fltrain {' '.join(select)}`" in output
-    code, output = checkout.snakemake(scale="fair_digits", settings=("items=fair/trials,fair/robustness",))
+    trials = ("items=fair/trials,fair/robustness",)
+    code, output = checkout.snakemake("fair_trials", "fair_robustness", scale="fair_digits", settings=trials)
     assert code == 0, output
     done = checkout.python("fltrain", *select)
     assert done.returncode == 0, done.stdout
-    code, output = checkout.snakemake(scale="fair_digits")
+    code, output = checkout.snakemake("fair_accuracy", "fair_ranking", "fair_costs", scale="fair_digits")
     assert code == 0, output
 
     trials, robustness, accuracy, *_ = plan(checkout.root / "config", "fair_digits").items
@@ -643,4 +586,4 @@ def test_the_fair_table_is_made_in_three_steps(fresh: Checkout, tmp_path: Path) 
         ordered = sorted(100 * record.summary["validation"]["final"] for record in records)
         assert shown[method, "best trial, %"] == pytest.approx(ordered[-1])
         assert shown[method, "median trial, %"] == pytest.approx(ordered[1])
-    assert (folder / "ranking.png").stat().st_size > 10_000 and len(rows_of(folder / "costs.csv")) == 12
+    assert (folder / "ranking.png").stat().st_size > 10_000 and len(rows_of(folder / "costs.csv")) == 8
