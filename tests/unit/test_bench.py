@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fltrain import cli
-from fltrain.bench import BARE, Bare, Bench, measure, model_of
+from fltrain.bench import Bare, Bench, measure, model_of
 from fltrain.core.errors import MethodError
 from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.engine.executors.sequential import SequentialExecutor
@@ -59,17 +59,6 @@ def test_an_executor_with_different_results_is_not_measured(monkeypatch: pytest.
     monkeypatch.setitem(EXECUTORS, "careless", Careless)  # type: ignore[index]
     with pytest.raises(MethodError, match=r"^careless: after a round .* its weights differ by "):
         measure(small(executors=["careless"]))
-
-
-@pytest.mark.slow
-def test_rows_are_consistent() -> None:
-    bare, loop = measure(small(method="perfedavg"))
-    assert (bare.executor, loop.executor, bare.ratio) == (BARE, "sequential", 1.0)
-    assert 1.5 < loop.share * loop.step_ms / (bare.share * bare.step_ms) < 3, "two gradients per step"
-    for row in (bare, loop):
-        assert row.ratio_low <= row.ratio <= row.ratio_high
-        batches = 2 if row is loop else 1  # Per-FedAvg uses two batches per step
-        assert row.samples_per_second * row.step_ms / 1e3 == pytest.approx(4 * batches)
 
 
 ARGUMENTS = "bench --model mobilenet_tiny --dataset digits --batch-size 4 --steps 2 --repeats 1 --device cpu"

@@ -1,7 +1,6 @@
 """Images recovered from features: similarity measures, attacks, targets, and the figure."""
 
 import math
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +30,10 @@ from fltrain.data.partition import class_counts
 from fltrain.engine.data import FederatedData, Split
 from fltrain.experiments.layout import Attack, Inversion, Sheet
 from fltrain.reporting.figures import draw as figures
-from fltrain.reporting.figures.inversion import attack, draw, measurements
+from fltrain.reporting.figures.inversion import attack, draw
 from fltrain.runs.record import Record, Results
 
-from .conftest import Register
-from .helpers import CPU, Cells, seal, tiny, trained, write_npz
+from .helpers import CPU, Cells, seal, tiny, trained
 
 PIXELS = {"kind": "pixels", "steps": 200}
 PRIOR = {"kind": "prior", "steps": 150, "lr": 0.01, "ema": 0.9, "channels": 8}
@@ -401,49 +399,6 @@ def test_the_first_seed_is_attacked(record: Record, results: Results) -> None:
     assert torch.equal(found.recoveries[0].recovered.images, expected.recoveries[0].recovered.images)
     swapped = attack(sheet(other, record), figure, results, "cpu")
     assert not torch.equal(swapped.recoveries[0].recovered.images, found.recoveries[0].recovered.images)
-
-
-def test_the_figures_measurements_equal_those_of_the_recovered_images(recovered: Recovered) -> None:
-    frame = measurements(recovered)
-    assert len(frame) == 4 * 4
-    assert list(frame["target"].unique()) == ["raw", "class_mean", "mean"]
-    for (target, noise), one in zip(
-        [("raw", 0.0), ("class_mean", 0.0), ("class_mean", 0.5), ("mean", 0.0)],
-        recovered.recoveries,
-        strict=True,
-    ):
-        part = frame[(frame["target"] == target) & (frame["noise"] == noise)]
-        assert part["class"].tolist() == [0, 1, 2, 3]
-        assert part["client"].tolist() == [private.client for private in recovered.private]
-        assert part["psnr"].tolist() == pytest.approx(one.recovered.psnr.tolist())
-        assert part["ssim"].tolist() == pytest.approx(one.recovered.ssim.tolist())
-        assert part["loss"].tolist() == pytest.approx(one.loss.tolist())
-        assert part["loss_before"].tolist() == pytest.approx(one.before.tolist())
-        means = recovered.client_means if target == "mean" else recovered.class_means
-        assert part["mean_image_psnr"].tolist() == pytest.approx(means.psnr.tolist())
-        assert part["averaged"].tolist() == [private.averaged(target) for private in recovered.private]
-
-
-@pytest.mark.slow
-def test_colour_images_are_drawn(register: Register, tmp_path: Path) -> None:
-    source = write_npz(tmp_path / "colour.npz", train=40, test=8, shape=(8, 8, 3))
-    register({"colour": {"title": "Colour", "reader": "npz", "path": str(source)}})
-    spec = tiny(
-        dataset="colour", partition={"name": "iid", "clients": 2}, evaluation={"keep": "model"}, rounds=1
-    )
-    record, results = trained(spec, tmp_path), Results(tmp_path)
-    figure = layout(targets=["raw"], attack=PRIOR | {"steps": 3}, images=3)
-    canvas = draw(attack(sheet(record), figure, results))
-    assert len(canvas.axes) == 9
-    assert {panel.images[0].get_array().shape for panel in canvas.axes} == {(8, 8, 3)}
-
-
-def test_a_run_without_a_saved_model_cannot_be_attacked(results: Results, tmp_path: Path) -> None:
-    record = trained(tiny(rounds=1), tmp_path)
-    with pytest.raises(
-        FltrainError, match=rf"{re.escape(record.run_id)} keeps no model; set evaluation.keep"
-    ):
-        attack(sheet(record), layout(), Results(tmp_path), "cpu")
 
 
 def test_a_figure_of_a_run_that_diverged_is_empty(record: Record, tmp_path: Path) -> None:

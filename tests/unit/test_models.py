@@ -75,15 +75,6 @@ def test_an_incomplete_network_is_refused_in_one_line(members: dict[str, object]
     assert "\n" not in str(refusal.value)
 
 
-def parameters(seed: int) -> Tensor:
-    return pack(build(MobileNetTiny(), 1, 8, 10, seed).parameters(), torch.float32, torch.device("cpu"))
-
-
-def test_the_seed_decides_the_initial_weights() -> None:
-    assert torch.equal(parameters(0), parameters(0))
-    assert not torch.equal(parameters(0), parameters(1))
-
-
 def test_slots_are_contiguous() -> None:
     laid_out = slots([("a", torch.zeros(2, 3)), ("b", torch.zeros(())), ("c", torch.zeros(4))])
     assert [(slot.name, slot.start, slot.stop) for slot in laid_out] == [
@@ -96,32 +87,6 @@ def test_slots_are_contiguous() -> None:
     assert laid_out[1].of(vector).tolist() == 6
     stacked = torch.stack([vector, -vector])
     assert laid_out[0].of(stacked).shape == (2, 2, 3) and laid_out[1].of(stacked).tolist() == [6, -6]
-
-
-def test_binding_keeps_the_networks_values() -> None:
-    plain = build(MobileNetTiny(), 1, 8, 10, seed=3)
-    bound = flat(seed=3)
-    assert torch.equal(bound.network.eval()(images()), plain.eval()(images()))
-    for name, tensor in plain.state_dict().items():
-        assert torch.equal(bound.network.state_dict()[name], tensor)
-
-
-def test_writing_the_vector_changes_what_the_network_computes() -> None:
-    model = flat()
-    model.network.eval()
-    before = model.network(images())
-    model.weights.mul_(1.5)
-    assert not torch.equal(model.network(images()), before)
-    model.weights.zero_()
-    assert model.network(images()).eq(0).all()
-
-
-def test_training_writes_buffers_and_counters_through() -> None:
-    model = flat()
-    before = model.buffers.clone()
-    model.network.train()(images())
-    assert not torch.equal(model.buffers, before)
-    assert model.counters.tolist() == [1] * len(model.layout.counters)
 
 
 def test_gradients_add_up_in_the_flat_gradient() -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,51 +131,6 @@ BOMB = "- &a0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
 )
 def test_mistakes_are_refused_with_their_line(text: str, message: str) -> None:
     assert message in refused(text)
-
-
-ENTRIES = ("spec", "scale", "registry")
-
-
-def through(entry: str, text: bytes, folder: Path) -> str:
-    """The error message for a file in its usual place, without its path."""
-    places = {
-        "spec": folder / "spec.yaml",
-        "scale": folder / "scales" / "x.yaml",
-        "registry": folder / "sets.yaml",
-    }
-    path = places[entry]
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(text)
-
-    def train() -> None:
-        arguments = ["train", str(path), "--results", str(folder / "out")]
-        CliRunner().invoke(app, arguments, catch_exceptions=False)
-
-    ways: dict[str, Callable[[], object]] = {
-        "spec": train,
-        "scale": lambda: plan(folder, "x"),
-        "registry": lambda: load(path),
-    }
-    with pytest.raises(FltrainError) as raised:
-        ways[entry]()
-    message = str(raised.value)
-    assert message.isprintable() and message.startswith(f"{path}: ") and not (folder / "out").exists()
-    return message.removeprefix(f"{path}: ")
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"a: 1\na: 2", "line 2: not YAML: the key 'a' occurs twice"),
-        (b"a: \xff", "not YAML: not a text in UTF-8"),
-    ],
-    ids=["twice", "bytes"],
-)
-def test_all_files_of_users_are_read_by_this_reader(
-    tmp_path: Path, entry: str, text: bytes, message: str
-) -> None:
-    assert message in through(entry, text, tmp_path)
 
 
 def test_standard_input_is_read_like_a_file(tmp_path: Path) -> None:

@@ -223,36 +223,10 @@ def test_every_claim_of_the_text_is_judged_once(paper: str) -> None:
     assert not judged - stated, "not in the text, or judged twice"
 
 
-def named_labels(quantity: claims.Quantity) -> Iterator[tuple[str, str]]:
-    """Axes and labels that a claim's test names."""
-    sides: tuple[Mapping[str, claims.OneOrSeveral], ...] = quantity.over, quantity.at, *quantity.sides
-    for side in sides:
-        for axis, named in side.items():
-            yield from ((axis, label) for label in claims.several(named))
-
-
 @every_paper
-def test_names_in_tests_of_claims_exist(paper: str) -> None:
-    faults = []
+def test_tests_that_claims_refer_to_exist(paper: str) -> None:
     for claim in claims_of(paper):
-        if isinstance(claim.test, claims.Tested) and not (ROOT / claim.test.by).is_file():
-            faults.append(f"{claim.claim}: no file {claim.test.by}")
-        for quantity in claims.quantities(claim.test):
-            if quantity.item not in items(paper):
-                faults.append(f"{claim.claim}: no item {quantity.item}")
-                continue
-            axes = items(paper)[quantity.item].axes
-            faults += [
-                f"{claim.claim}: no {label!r} on the axis {axis!r} of {quantity.item}"
-                for axis, label in named_labels(quantity)
-                if label not in axes.get(axis, [])
-            ]
-            faults += [
-                f"{claim.claim}: no axis {axis!r} of {quantity.item}"
-                for axis in quantity.mean_over
-                if axis not in axes
-            ]
-    assert not faults, "\n".join(faults)
+        assert not isinstance(claim.test, claims.Tested) or (ROOT / claim.test.by).is_file()
 
 
 def test_every_entry_of_the_register_is_used() -> None:

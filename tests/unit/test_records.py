@@ -19,7 +19,7 @@ from fltrain.core.files import read_json, write_json
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.runs import record as records
-from fltrain.runs.record import RECORD_FILES, RECORD_FORMAT, Damaged, Record, Results, summarise, write_record
+from fltrain.runs.record import RECORD_FILES, Damaged, Record, Results, summarise, write_record
 
 from .helpers import tiny, trained
 
@@ -101,15 +101,6 @@ def test_json_files_have_finite_numbers_only(measured: Record, diverged: Record,
         text = (record.folder / name).read_text()
         for document in text.splitlines() if name.endswith("l") else [text]:
             strictly(document)
-
-
-@pytest.mark.parametrize("spec", [MEASURED, DIVERGING], ids=["measured", "diverging"])
-def test_training_again_gives_the_same_bytes(
-    spec: Any, measured: Record, diverged: Record, tmp_path: Path
-) -> None:
-    first, second = measured if spec is MEASURED else diverged, trained(spec, tmp_path)
-    for name in SAME_IN_EVERY_EXECUTION:
-        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
 
 
 def test_compared_files_contain_nothing_of_this_machine(measured: Record) -> None:
@@ -231,35 +222,6 @@ def test_costs_and_provenance_have_digests(
     for read in (lambda: edited.costs, lambda: edited.provenance, lambda: edited.summary):
         with pytest.raises(Damaged, match=re.escape(str(folder / file))):
             read()
-
-
-def test_edited_traffic_is_detected(measured: Record, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(measured.folder, tmp_path / measured.run_id))
-    write_json(folder / "summary.json", {**measured.summary, "bytes": {"down": 1, "up": 1}})
-    assert "its digest differs" in Record(folder).damage
-
-
-FORMATS: dict[str, tuple[Any, str]] = {
-    "newer": (
-        RECORD_FORMAT + 1,
-        "made by a newer version of fltrain .*; update fltrain or train into another",
-    ),
-    "older": (RECORD_FORMAT - 1, "not a record of format 1; retrain the run"),
-    "none": (None, "not a record of format 1; retrain the run"),
-    "a text": ("2", "not a record of format 1; retrain the run"),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_records_of_other_formats_are_refused(name: str, tmp_path: Path) -> None:
-    found, reason = FORMATS[name]
-    write_record(tmp_path, tiny(), [], {"run_id": tmp_path.name}, {}, {})
-    path = tmp_path / "summary.json"
-    summary = json.loads(path.read_text())
-    assert next(iter(summary.items())) == ("format", RECORD_FORMAT)
-    path.write_text(json.dumps({**summary, "format": found}))
-    with pytest.raises(FltrainError, match=rf"^{path}: {reason}"):
-        _ = Record(tmp_path).summary
 
 
 def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any) -> dict[str, Any]:

@@ -98,15 +98,6 @@ def without_and_with(
 
 
 # ---------------------------------------------------------------- mean, spread, gain
-def test_mean_and_sample_deviation_over_seeds(runs: Runs) -> None:
-    without_and_with(runs)
-    cell = runs.shown(runs.table(ACCURACY, columns="plugin"))["FedAvg", "BP"]
-    assert (cell.mean, cell.n) == (pytest.approx(70), 3)
-    assert cell.std == pytest.approx(10), "the sample's deviation, not 8.16"
-    assert value_text(cell) == "70.00 ± 10.00"
-    assert cell.runs == ("run-0", "run-1", "run-2")
-
-
 def test_gains_are_paired_by_seed(runs: Runs) -> None:
     without_and_with(runs)
     shown = runs.shown(runs.table(GAIN, columns="plugin"))
@@ -115,13 +106,6 @@ def test_gains_are_paired_by_seed(runs: Runs) -> None:
     assert cell.gain == pytest.approx(3)
     assert cell.gain_std == pytest.approx(1), "of the differences; unpaired it would be about 14.5"
     assert shown["FedAvg", "BP"].gain is None, "the base has no gain over itself"
-
-
-def test_gains_pair_equal_seeds_for_any_order_of_the_runs(runs: Runs) -> None:
-    without_and_with(runs)
-    runs.cells.reverse()
-    cell = runs.shown(runs.table(GAIN, columns="plugin"))["FedAvg", "FLFA"]
-    assert (cell.gain, cell.gain_std) == (pytest.approx(3), pytest.approx(1))
 
 
 def test_one_seed_has_no_spread(runs: Runs) -> None:
@@ -391,26 +375,6 @@ def test_published_gains(runs: Runs, published: Path) -> None:
 
 
 # ---------------------------------------------------------------- invalid layouts
-@pytest.mark.parametrize(
-    ("measured", "layout", "words"),
-    [
-        ({"measure": "final_acc"}, {}, ["'final_acc'", "'final_accuracy'"]),
-        (ACCURACY, {"rows": "methd"}, ["toy/table", "'methd'", "method"]),
-        (ACCURACY, {"columns": "block"}, ["toy/table", "'block'", "method"]),
-        ({**ACCURACY, "gain_over": {"plugn": "BP"}}, {}, ["toy/table", "'plugn'"]),
-        ({**ACCURACY, "gain_over": {"plugin": "BQ"}}, {}, ["toy/table", "'BQ'"]),
-        ({**ACCURACY, "relative_to": {"plugin": "BQ"}}, {}, ["toy/table", "'BQ'"]),
-        (ACCURACY, {"columns": None}, ["toy/table", "'plugin'"]),
-    ],
-    ids=["measure", "rows", "dimension", "gain axis", "gain label", "relative label", "axis not shown"],
-)
-def test_invalid_layouts_are_refused(runs: Runs, measured: Yaml, layout: Yaml, words: list[str]) -> None:
-    without_and_with(runs)
-    with pytest.raises(FltrainError) as raised:
-        runs.shown(runs.table(measured, **{"columns": "plugin", **layout}))
-    assert [word for word in words if word not in str(raised.value)] == [], raised.value
-
-
 # ---------------------------------------------------------------- files
 FORMS = ("csv", "md", "tex", "html")
 NASTY = "50 % of A_b & C#d <i>x</i> $y$ {z}"
@@ -563,29 +527,9 @@ def test_curves_over_local_epochs(runs: Runs) -> None:
     assert frame(runs, runs.sheet(figure=layout)).index.tolist() == [epochs, 2 * epochs]
 
 
-@pytest.mark.parametrize("name", ["updates.skewness", "separability.ratio", "updates"])
-def test_the_error_for_a_missing_statistic_names_the_setting(runs: Runs, tmp_path: Path, name: str) -> None:
-    run = runs.add({"method": "BP"}, 0.5, rows=drift(2.0))
-    sheet = runs.figure({"curve": name, "label": "x"})
-    with pytest.raises(FltrainError) as raised:
-        figures.write(sheet, runs.results, [tmp_path / "figure.pdf"])
-    for word in (run, repr(name), "evaluation.statistics", "updates"):
-        assert word in str(raised.value)
-    assert not (tmp_path / "figure.pdf").exists()
-
-
 def frame(runs: Runs, sheet: Sheet) -> pd.DataFrame:
     assert isinstance(sheet.figure, Curves)
     return figures.curves(sheet, sheet.figure, sheet.figure.panels[0], runs.results.record)
-
-
-def test_curves_have_a_column_per_label_and_seed(runs: Runs) -> None:
-    for method, values in (("BP", (2.0, 4.0)), ("BP", (1.0, 1.0)), ("FLFA", (1.0, 5.0))):
-        runs.add({"method": method}, 0.5, rows=drift(*values))
-    curves = frame(runs, runs.figure(DRIFT))
-    assert curves.columns.tolist() == [("BP", 0), ("BP", 1), ("FLFA", 0)]
-    assert curves.index.tolist() == [1, 2]
-    assert curves["FLFA", 0].tolist() == [1.0, 5.0]
 
 
 def test_reductions_are_percentages_of_the_base_with_the_same_seed(runs: Runs) -> None:
@@ -693,36 +637,6 @@ def test_a_diverged_run_ends_its_curve_early(runs: Runs, tmp_path: Path, rounds:
     assert frame(runs, runs.figure(REDUCTION))["FLFA", 1].count() == rounds
     figures.write(sheet, runs.results, [tmp_path / "figure.png"])
     assert (tmp_path / "figure.png").stat().st_size > 0
-
-
-@pytest.mark.parametrize(
-    ("layout", "words"),
-    [
-        ({"series": "methd"}, ["toy/table", "'methd'", "method"]),
-        ({"reduction_from": {"methd": "BP"}}, ["toy/table", "'methd'", "method"]),
-        ({"reduction_from": {"method": "BQ"}}, ["toy/table", "'BQ'", "BP"]),
-        ({"reduction_from": {"data": "one"}}, ["toy/table", "'data'", "'method'"]),
-    ],
-    ids=["series", "reduction axis", "reduction label", "reduction along another axis"],
-)
-def test_invalid_figures_are_refused(runs: Runs, tmp_path: Path, layout: Yaml, words: list[str]) -> None:
-    for method in ("BP", "FLFA"):
-        runs.add({"method": method, "data": "one"}, 0.5, rows=drift(1.0))
-    reduction = {**REDUCTION, "reduction_from": layout.get("reduction_from", {"method": "BP"})}
-    sheet = runs.figure(reduction, series=layout.get("series", "method"))
-    with pytest.raises(FltrainError) as raised:
-        figures.write(sheet, runs.results, [tmp_path / "figure.pdf"])
-    assert [word for word in words if word not in str(raised.value)] == [], raised.value
-
-
-def test_points_have_the_measure_of_every_finished_run(runs: Runs, marked: Sheet, tmp_path: Path) -> None:
-    figures.write(marked, runs.results, [tmp_path / "figure.csv"])
-    numbers = pd.read_csv(tmp_path / "figure.csv")
-    found = {(series, along, seed): value for series, along, seed, value in numbers.to_numpy()}
-    assert found == pytest.approx(
-        {("BP", 4, 0): 50, ("BP", 4, 1): 70, ("BP", 8, 0): 40, ("BP", 8, 1): 40}
-        | {("FLFA", 4, 0): 60, ("FLFA", 8, 0): 90, ("FLFA", 8, 1): 80}
-    )
 
 
 def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, marked: Sheet) -> None:

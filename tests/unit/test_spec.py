@@ -131,27 +131,11 @@ def test_a_plugin_cannot_be_named_twice() -> None:
     assert refusal(plugins=["flfa", "flfa"]) == "'flfa' is named twice"
 
 
-def test_more_clients_than_images_are_refused() -> None:
-    message = refusal(partition={"name": "iid", "clients": 5000})
-    assert message.startswith("partition.clients: 5000 clients cannot share 14")
-    message = refusal(partition={"name": "dirichlet", "clients": 200, "min_size": 10})
-    assert message.startswith("partition.min_size: 200 clients with at least 10 images each need 2000 images")
-
-
 def test_a_network_that_needs_larger_images_is_refused() -> None:
     assert refusal(model="lenet5") == (
         "model 'lenet5' needs images of at least 12 pixels, 'digits' has 8; set dataset.image_size"
     )
     assert tiny(model="lenet5", dataset={"name": "digits", "image_size": 12}).dataset.side == 12
-
-
-@pytest.mark.parametrize(("padding", "largest"), [({"crop_padding": 8}, 7), ({"cutout": 9}, 8)])
-def test_augmentation_that_needs_larger_images_is_refused(padding: dict[str, int], largest: int) -> None:
-    (key,) = padding
-    message = refusal(training={"augmentation": padding})
-    assert message.startswith(f"training.augmentation.{key}: ")
-    assert message.endswith(f"images of 8; use at most {largest}")
-    assert tiny(training={"augmentation": {key: largest}}).training.augmentation.active
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "svhn", "organcmnist", "organsmnist", "femnist"])

@@ -99,24 +99,6 @@ def test_settings_added_later_make_a_record_stale(results: Results) -> None:
     assert (stale.run, stale.revised) == (spec.run_id, "settings")
 
 
-def test_records_that_cannot_be_read_are_damaged(results: Results) -> None:
-    made = record(tiny(), results)
-    summary = json.loads((made.folder / "summary.json").read_text())
-    assert State.of(made.run_id, results, None) == State("completed", "", 0.5, 2.0)
-    for file, content in {
-        "summary.json": json.dumps({**summary, "accuracy": {"final": 0.9999}}),
-        "metrics.jsonl": '{"round": 1, "kind": "train"}',
-        "costs.json": "{}",
-    }.items():
-        path = made.folder / file
-        whole = path.read_text()
-        path.write_text(content)
-        state = State.of(made.run_id, results, None)
-        assert (state.name, state.final, state.seconds) == ("damaged", None, None)
-        assert str(made.folder if file == "costs.json" else path) in state.detail
-        path.write_text(whole)
-
-
 def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     made = record(tiny(), results)
     monkeypatch.setattr(FedAvg, "revision", 2)

@@ -10,10 +10,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -580,21 +578,6 @@ def test_records_and_tables_are_exported_as_they_appear(
     assert store.export(pages=[TABLE]) == Exported(unchanged=3)
 
 
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.slow
-def test_following_continues_after_a_lock(store: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = mlflow_store.FileLock(f"{store.path}.lock")
-
-    def take() -> None:
-        store.edit_summary(store.plain, parameters=1)
-        lock.acquire()
-
-    reports = followed(store, monkeypatch, [take, lock.release], store.wanted())
-    assert reports[0] == "3 unchanged; following, Ctrl-C ends it"
-    assert reports[1].startswith("another process is exporting to it; try again later; trying again in")
-    assert reports[2:] == ["1 replaced"]
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_following_cleanly(store: Exports) -> None:
     command = [sys.executable, "-m", "fltrain", "track", "--follow", "--every"]
@@ -716,17 +699,6 @@ def test_a_database_that_cannot_be_written_is_one_clear_line(
 
 
 @pytest.mark.slow
-def test_a_damaged_database_is_named(store: Exports) -> None:
-    os.truncate(store.path, store.path.stat().st_size // 2)
-
-    def be_refused() -> None:
-        with pytest.raises(FltrainError, match=r"disk image is malformed.*; delete it, then export again"):
-            store.export()
-
-    assert in_a_process(be_refused) == 0
-
-
-@pytest.mark.slow
 def test_a_full_disk_ends_an_export_and_the_next_one_completes_it(exported: Exports, store: Exports) -> None:
     def on_a_full_disk() -> None:
         size = store.path.stat().st_size if store.path.exists() else 100_000
@@ -755,27 +727,6 @@ def test_a_database_locked_by_another_program_is_reported(store: Exports) -> Non
             export(store.wanted(), store.uri)
     assert store.export() == Exported(unchanged=3)
     assert store.search() == expected
-
-
-@contextmanager
-def serving(front: int, behind: int) -> Iterator[str]:
-    """The address of a server that answers with these status codes: on its front page, and on other pages."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(front if self.path == "/" else behind)
-            self.end_headers()
-            self.wfile.write(b"<html>this is no MLflow</html>")
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 # MLflow's own server behind a proxy that requires a token.
@@ -850,27 +801,6 @@ def test_a_server_that_requires_a_token(store: Exports, server: str, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong")
     with pytest.raises(FltrainError, match=r"401.*; set MLFLOW_TRACKING_TOKEN"):
         export(store.wanted(), server)
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("server", "reason"),
-    [
-        (lambda: serving(500, 500), "Internal Server Error"),
-        (lambda: serving(200, 200), ""),
-    ],
-    ids=["broken", "no MLflow"],
-)
-def test_a_server_that_fails_is_reported(
-    store: Exports, monkeypatch: pytest.MonkeyPatch, server: Any, reason: str
-) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # pauses in between take seconds
-    with server() as uri, pytest.raises(FltrainError) as caught:
-        export(store.wanted(), uri)
-    message = str(caught.value)
-    assert message.startswith(f"{uri}: cannot write to this MLflow store (") and reason in message
-    assert message.endswith("; start the server or check its address, then export again")
 
 
 @pytest.mark.parametrize(

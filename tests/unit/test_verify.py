@@ -21,7 +21,7 @@ from fltrain.experiments.selection import Demand
 from fltrain.methods.fedprox import FedProx
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.verify import Finding, Verification
-from fltrain.runs.record import MODELS_FILE, RECORD_FORMAT, Record, Results, sha256, summary_digest
+from fltrain.runs.record import MODELS_FILE, RECORD_FORMAT, Record, Results, summary_digest
 from fltrain.runs.status import stale_runs
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
@@ -214,22 +214,6 @@ def test_a_damaged_record_is_named(name: str, place: Place) -> None:
     record = place.records[0]
     damage(record.folder / file)
     place.only(record.run_id, reason)
-
-
-def test_metrics_of_another_run_are_named(place: Place) -> None:
-    """Also if the summary has their digest."""
-    shutil.rmtree(place.results.root / "one")
-    one, other, _ = (record.folder for record in place.records)
-    swap(one / "metrics.jsonl", other / "metrics.jsonl")
-    assert [found.harmless for found in place.findings()] == [False, False]
-    for folder in (one, other):
-        digest = sha256((folder / "metrics.jsonl").read_bytes())
-        edit_json(
-            folder / "summary.json",
-            lambda summary, digest=digest: {**summary, "digests": {**summary["digests"], "metrics": digest}},
-        )
-    assert all("does not follow from" in found.text for found in place.findings())
-    assert len(place.findings()) == 2
 
 
 def test_files_that_do_not_belong_to_a_record_are_named(place: Place) -> None:
