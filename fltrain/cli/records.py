@@ -9,7 +9,7 @@ import typer
 
 from fltrain.cli.options import ConfigOption, ResultsOption
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
 
 app = typer.Typer(
@@ -26,6 +26,13 @@ def export_archive(
         list[str] | None, typer.Argument(help="Run IDs (default: all records that are not stale).")
     ] = None,
     scale: Annotated[str | None, typer.Option(help="Export all trained runs of a scale.")] = None,
+    crate: Annotated[
+        bool,
+        typer.Option(
+            "--crate",
+            help="Write a Workflow Run RO-Crate (a zip file) of --scale, with its tables and workflow.",
+        ),
+    ] = False,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
@@ -35,14 +42,24 @@ def export_archive(
     where = Results(results)
     if runs and scale:
         raise FltrainError(f"name either run IDs or --scale {scale}, not both")
+    if crate and not scale:
+        raise FltrainError(
+            "--crate: a crate contains the tables of a scale; add --scale, for example --scale demo"
+        )
     if scale:
         planned = plan(config, scale)
-        done = _complete(planned, where)
+        done = {run_id for run_id in planned.runs if where.record(run_id).complete}
         typer.echo(f"{scale}: {len(done)} of {len(planned.runs)} runs are trained")
         runs = sorted(done)
     records, stale = current_records(where) if runs is None else (named_records(where, runs), 0)
+    if crate:
+        from fltrain.reporting.crate import write_crate
+
+        exported = write_crate(archive, config.parent, planned.scale, records, where)
+    else:
+        exported = export_records(records, archive)
     left = f", {stale} stale ones left out" if stale else ""
-    typer.echo(f"{archive}: {export_records(records, archive)} records{left}")
+    typer.echo(f"{archive}: {exported} records{left}")
 
 
 @app.command("import")
@@ -59,7 +76,3 @@ def import_archive(
 
     done = import_records(archive, Results(results), replace)
     typer.echo(f"{archive}: {done.added} added, {done.replaced} replaced, {done.unchanged} unchanged")
-
-
-def _complete(planned: Plan, results: Results) -> set[str]:
-    return {run_id for run_id in planned.runs if results.record(run_id).complete}

@@ -1,5 +1,6 @@
-"""pyproject.toml, requirements.lock, constraints.txt and environment.yml must agree."""
+"""The files on packages, versions and citation must agree."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -77,3 +78,15 @@ def test_environment_yml_has_the_declared_packages_and_bounds() -> None:
     # The project itself is installed afterwards: a relative path in this file would mean another folder
     # when the workflow makes the environment.
     assert options == []
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """pyproject.toml is the source; the changelog has a dated section on it."""
+    version = PROJECT["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    codemeta = json.loads((ROOT / "codemeta.json").read_text())
+    assert (citation["version"], codemeta["version"]) == (version, version)
+    released = str(citation["date-released"])
+    assert codemeta["dateModified"] == released
+    assert f"\n## [{version}] - {released}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert " ".join(citation["abstract"].split()) == codemeta["description"]

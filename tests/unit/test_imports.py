@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "mlflow", "sklearn", "requests", "h5py")
+HEAVY = ("torch", "mlflow", "sklearn", "requests", "h5py", "rocrate")
 MODULES = (
     "fltrain.data.registry",
     "fltrain.data.datasets",
