@@ -32,7 +32,10 @@ def compare(
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Compare trained runs: means over seeds, and differences paired by seed with their 95 % intervals."""
+    """Compare trained runs, paired by seed.
+
+    The table shows means over seeds, and differences to the baseline with their 95 % intervals.
+    """
     from fltrain.tracking import compare as comparing
     from fltrain.tracking.dataframes import find_runs
 

@@ -20,7 +20,7 @@ SizeOption = Annotated[int | None, typer.Option(help="Resize images to this many
 
 @app.command("list")
 def list_data(results: ResultsOption = Path("results")) -> None:
-    """List the datasets with size, licence, and place or source."""
+    """List datasets with size, licence, and folder or source."""
     from fltrain.data.datasets import registry
     from fltrain.data.fetch import whereabouts
 
@@ -46,7 +46,10 @@ def fetch_data(
     image_size: SizeOption = None,
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Download datasets (or take them from the folder in FLTRAIN_DATA) and prepare them."""
+    """Download and prepare datasets.
+
+    Files in the folder FLTRAIN_DATA are not downloaded.
+    """
     from fltrain.data.datasets import Dataset
     from fltrain.data.prepared import load_or_prepare
 

@@ -45,7 +45,10 @@ def show_plan(
     results: options.ResultsOption = Path("results"),
     config: options.ConfigOption = Path("config"),
 ) -> None:
-    """Show the runs behind each table and figure, with hours, traffic and disk space."""
+    """Show the runs behind each table and figure, and their costs.
+
+    Costs are hours, traffic and disk space.
+    """
     wanted, folder = options.selection_of(items, seeds, where), Results(results)
     planned = plan(config, scale).restricted(wanted)
     if new_scale and where:

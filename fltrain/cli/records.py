@@ -13,7 +13,7 @@ from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
 
 app = typer.Typer(
-    help="Exchange records of runs: they are enough to make tables and figures.",
+    help="Export and import records of runs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -36,7 +36,10 @@ def export_archive(
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Write records to an archive: a few KB for each run, without logs and models."""
+    """Write records to an archive, without logs and models.
+
+    A record takes a few KB.
+    """
     from fltrain.runs.archive import current_records, export_records, named_records
 
     where = Results(results)
@@ -71,7 +74,10 @@ def import_archive(
         typer.Option("--replace", help="Replace records that differ from the archived ones."),
     ] = False,
 ) -> None:
-    """Import the records of an archive into RESULTS/runs; if one is invalid, import none."""
+    """Import the records of an archive into RESULTS/runs.
+
+    If one record is invalid, none is imported.
+    """
     from fltrain.runs.archive import import_records
 
     done = import_records(archive, Results(results), replace)

@@ -20,9 +20,10 @@ def select(
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Choose the best trial of each cell on validation images, and write the choice to config/selected.
+    """Choose the best trial of each cell on validation images.
 
-    Other items of the scale use it. Commit the file before you train them.
+    The choice is written to config/selected, and other items of the scale use it. Commit the file before you
+    train them.
     """
     from fltrain.experiments.tuning import select as choose
     from fltrain.experiments.tuning import selected_file, write_selection

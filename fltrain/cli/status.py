@@ -22,7 +22,7 @@ def status(
     results: options.ResultsOption = Path("results"),
     config: options.ConfigOption = Path("config"),
 ) -> None:
-    """Show the status of each run, with its final accuracy and wall time.
+    """Show status, final accuracy and wall time of each run.
 
     A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
     has to be retrained. A damaged record was changed after training; tables leave it out.

@@ -34,10 +34,10 @@ def track(
         bool, typer.Option("--follow", help="Keep exporting new records until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Export the trained runs, tables and figures of a scale to MLflow; exporting again changes nothing.
+    """Export trained runs, tables and figures of a scale to MLflow.
 
-    The tags of a run name all its tables and figures, even if options restrict the export. For a tracking
-    server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+    You can export again at any time. The tags of a run name all its tables and figures, even if options
+    restrict the export. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
     """
     from fltrain.tracking import export as tracking
 

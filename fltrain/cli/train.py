@@ -47,7 +47,7 @@ def train(
     ] = "auto",
     client_memory: Annotated[
         float,
-        _option("FLTRAIN_CLIENT_MEMORY", "GIB", "Client state in memory; the rest goes into a file.", min=0),
+        _option("FLTRAIN_CLIENT_MEMORY", "GIB", "Memory for client state; the rest goes into a file.", min=0),
     ] = 4.0,
     checkpoint_seconds: Annotated[
         float, _option("FLTRAIN_CHECKPOINT_SECONDS", "N", "Seconds between checkpoints of a run.", min=0)

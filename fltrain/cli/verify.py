@@ -19,9 +19,9 @@ def verify(
     ] = None,
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Check datasets, partitions and records in RESULTS, and tables against the records.
+    """Check datasets, partitions, records and tables in RESULTS.
 
-    The command prints a line for each problem and ends with exit code 2 if there is one. Stale records and
+    Tables are compared with the records. The command prints a line for each problem and ends with exit code 2 if there is one. Stale records and
     leftovers of interrupted processes are listed, but they are not problems.
     """
     from fltrain.reporting.verify import Verification
