@@ -32,7 +32,7 @@ def run_bench(
     determinism: Annotated[
         Profile, typer.Option(help="On CUDA: exact for the same bits every time, or fast.")
     ] = "exact",
-    precision: Annotated[Precision, typer.Option(help="Number format of layers: fp32, tf32 or bf16.")] = "fp32",
+    precision: Annotated[Precision, typer.Option(help="Number format: fp32, tf32 or bf16.")] = "fp32",
     out: Annotated[Path | None, typer.Option(help="Also write settings and table to this JSON file.")] = None,
 ) -> None:
     """Compare the training speed with a bare PyTorch loop.

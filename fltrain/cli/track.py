@@ -37,7 +37,8 @@ def track(
     """Export trained runs, tables and figures of a scale to MLflow.
 
     You can export again at any time. The tags of a run name all its tables and figures, even if options
-    restrict the export. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+    restrict the export. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
+    MLFLOW_TRACKING_PASSWORD.
     """
     from fltrain.tracking import export as tracking
 

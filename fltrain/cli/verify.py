@@ -21,8 +21,9 @@ def verify(
 ) -> None:
     """Check datasets, partitions, records and tables in RESULTS.
 
-    Tables are compared with the records. The command prints a line for each problem and ends with exit code 2 if there is one. Stale records and
-    leftovers of interrupted processes are listed, but they are not problems.
+    Tables are compared with the records. The command prints a line for each problem and ends with exit code 2
+    if there is one. Stale records and leftovers of interrupted processes are listed, but they are not
+    problems.
     """
     from fltrain.reporting.verify import Verification
 
