@@ -24,7 +24,6 @@ export DO_NOT_TRACK := 1
 # The CUDA packages of torch are large: wait longer on slow lines.
 export UV_HTTP_TIMEOUT ?= 300
 
-DB    := results/mlflow.db
 STAMP := $(VENV)/.installed
 # An upgrade of Python can remove the environment's interpreter; then install again.
 $(shell test -x $(BIN)/python || rm -f $(STAMP))
@@ -135,11 +134,7 @@ docs: env ## make the documentation's site in site/; open site/index.html
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --conf-dir docs . site
 
 ui: env ## browse the runs with MLflow on 127.0.0.1:PORT
-	@test -f $(DB) || { echo "error: $(DB) does not exist yet; run 'make reproduce' first" >&2; exit 1; }
-	@echo "Open http://127.0.0.1:$(PORT)/#/experiments, choose 'Model training' at the top left, then a paper"
-	@echo "(Ctrl-C ends it)"
-	@$(BIN)/mlflow ui --backend-store-uri sqlite:///$(DB) --artifacts-destination $(DB:.db=-artifacts) \
-	  --host 127.0.0.1 --port $(PORT)
+	@$(BIN)/fltrain ui --port $(PORT)
 
 schema: env ## write the JSON schema of the configuration
 	@$(BIN)/fltrain schema

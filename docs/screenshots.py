@@ -1,6 +1,6 @@
 """Pictures of MLflow's interface with the demonstration's runs, for docs/compare.md.
 
-    python docs/screenshots.py [--database results/mlflow.db] [--out docs/images]
+    python docs/screenshots.py [--results results] [--out docs/images]
 
 Starts MLflow on the database, walks through the tour of the guide in headless Chromium and takes a picture at
 each station. It fails if the interface does not show our runs, a comparison is empty, or a link leads
@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
@@ -29,13 +28,12 @@ from mlflow import MlflowClient
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from fltrain.tracking.mlflow_store import SQLITE, artifacts_of
+from fltrain.tracking.views import opened
 
 SIZE = {"width": 1280, "height": 720}
-SECONDS = 60
+SECONDS = 120
 PAPER, TABLE, FIGURE, ABLATION = "flfa", "flfa/table1", "flfa/figure2", "flfa/table4"
-COLUMNS = ("Dataset", "Source", "Models", "final_accuracy", "method", "plugins", "seed")
-CELLS, CELL_COLUMNS = "cells", ("Dataset", "Source", "Models", "mean", "gain", "item", "verdict")
+CELLS = "cells"
 # Hide the assistant, so that pictures show the page only.
 PREFERENCES = {
     "mlflow.workflowType_v1": '"machine_learning"',
@@ -46,16 +44,13 @@ PREFERENCES = {
 
 
 @contextmanager
-def interface(database: Path) -> Iterator[str]:
-    """The address of MLflow's interface to a database."""
+def interface(results: Path) -> Iterator[str]:
+    """The address of MLflow's interface to the runs of a results folder."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
-    command += ["--backend-store-uri", f"{SQLITE}{database}"]
-    command += ["--artifacts-destination", str(artifacts_of(database))]
-    quiet = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
+    command = [sys.executable, "-m", "fltrain", "ui", "--results", str(results), "--port", str(port)]
     process = subprocess.Popen(
-        command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
         address = f"http://127.0.0.1:{port}"
@@ -100,63 +95,48 @@ class Tour:
             raise SystemExit(f"error: the store holds no run with {condition}")
         return found
 
-    def listed(self, condition: str) -> str:
-        return f"experiments/{self.experiment}/runs?searchFilter={quote(condition)}"
-
-    def expect_count(self, condition: str) -> None:
-        """The interface must list all runs of the store."""
-        count = len(self.runs(condition))
+    def view(self, experiment: str, condition: str, column: str, charts: bool = False) -> None:
+        """Open the shared view of an experiment, and filter its runs."""
+        self.open(opened(self.experiments[experiment], charts).removeprefix("#/"))
+        field = self.page.get_by_placeholder("metrics.rmse")
+        if not charts:
+            expect(self.page.get_by_role("columnheader", name=column).first).to_be_visible()
+        if condition:
+            field.fill(condition)
+            field.press("Enter")
+        count = len(self.client.search_runs([self.experiments[experiment]], condition or "tags.kind = 'run'"))
         expect(self.page.get_by_text(f"{count} matching runs")).to_be_visible()
-        expect(self.page.get_by_role("link", name="digits-").first).to_be_visible()
 
     def find(self) -> None:
-        """All runs of a paper, tables and figures first."""
-        self.open(f"experiments/{self.experiment}/runs")
-        expect(self.page.get_by_role("link", name=f"{TABLE} (demo)")).to_be_visible()
-        self.expect_count("")
+        """All runs of a paper."""
+        self.view(PAPER, "", "final_accuracy")
 
     def filter(self) -> None:
         """The runs of one table."""
-        condition = f"tags.items LIKE '%{TABLE},%'"
-        self.open(self.listed(condition))
-        self.expect_count(condition)
-        self.toggle(COLUMNS)
-        expect(self.page.get_by_role("columnheader", name="final_accuracy").first).to_be_visible()
-
-    def toggle(self, columns: Sequence[str]) -> None:
-        """Show hidden columns of the list, and hide those that are shown."""
-        self.page.get_by_role("button", name="Columns").click()
-        search = self.page.get_by_placeholder("Search columns")
-        for column in columns:
-            search.fill(column)
-            named = self.page.locator("[class*=tree-treenode]", has_text=re.compile(f"^{column}$"))
-            named.last.locator("[class*=tree-checkbox]").first.click()
-        self.page.keyboard.press("Escape")
+        self.view(PAPER, f"tags.items LIKE '%{TABLE},%'", "plugins")
 
     def cells(self) -> None:
         """The cells of all tables with a plug-in, by gain."""
-        condition = quote("tags.plugins = 'flfa'")
-        order = f"orderByKey={quote('metrics.`gain`')}&orderByAsc=false"
-        self.open(f"experiments/{self.experiments[CELLS]}/runs?searchFilter={condition}&{order}")
+        self.view(CELLS, "tags.plugins = 'flfa'", "gain")
         expect(self.page.get_by_role("link", name=f"{TABLE}: ").first).to_be_visible()
-        self.toggle(CELL_COLUMNS)
-        expect(self.page.get_by_role("columnheader", name="gain").first).to_be_visible()
 
     def curves(self) -> None:
-        """Curves of two methods, means over seeds."""
-        condition = f"tags.items LIKE '%{FIGURE},%'"
-        self.runs(condition)
-        self.open(f"{self.listed(condition)}&compareRunsMode=CHART")
+        """Curves of two methods, means over seeds; they come before the charts of single numbers."""
+        self.view(PAPER, f"tags.items LIKE '%{FIGURE},%'", "", charts=True)
+        for section in ("Curves", "Model metrics"):
+            expect(self.page.get_by_text(section, exact=True).first).to_be_attached()
         self.page.get_by_role("button", name="Group by").click()
         self.page.get_by_role("menuitemcheckbox", name="plugins", exact=True).first.click()
         self.page.keyboard.press("Escape")
-        self.page.get_by_placeholder("Search metric charts").fill("test_accuracy")
-        expect(self.page.locator(".scatterlayer .trace").first).to_be_visible()
-        # The button that enlarges the one chart is next to its menu.
-        menu = self.page.get_by_test_id("experiment-view-compare-runs-card-menu")
-        expect(menu).to_have_count(1)  # the search has ended
-        menu.locator("xpath=preceding::button[1]").click()
-        expect(self.page.get_by_role("dialog").locator(".scatterlayer .trace").nth(1)).to_be_visible()
+        expect(self.page.locator(".scatterlayer .trace").nth(1)).to_be_visible()
+        self.page.mouse.move(0, 0)  # charts under the pointer show buttons
+
+    def compared(self) -> None:
+        """Tables side by side, cell by cell."""
+        condition = quote("tags.kind = 'item'")
+        self.open(f"experiments/{self.experiment}/runs?searchFilter={condition}&compareRunsMode=ARTIFACT")
+        expect(self.page.get_by_placeholder("Filter by cell")).to_be_visible()
+        expect(self.page.get_by_role("columnheader", name="mean").first).to_be_visible()
 
     def ablation(self) -> None:
         """Parallel coordinates over the settings of an ablation."""
@@ -185,20 +165,27 @@ class Tour:
         expect(frame.locator("#values tbody tr").first).to_be_visible()
 
 
-STATIONS = (Tour.find, Tour.filter, Tour.curves, Tour.ablation, Tour.run, Tour.table, Tour.cells)
+# The last one opens another page, in which the assistant is not hidden.
+STATIONS = (
+    Tour.find,
+    Tour.filter,
+    Tour.cells,
+    Tour.compared,
+    Tour.curves,
+    Tour.ablation,
+    Tour.run,
+    Tour.table,
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--database", type=Path, default=Path("results/mlflow.db"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument(
         "--out", type=Path, help="folder for the pictures; without it, pages are only checked"
     )
     options = parser.parse_args()
-    if not options.database.exists():
-        raise SystemExit(f"error: {options.database} does not exist; `make reproduce` makes it")
-    database = options.database.resolve()
-    with interface(database) as address, sync_playwright() as playwright:
+    with interface(options.results) as address, sync_playwright() as playwright:
         # Containers, in which this often runs, have no sandbox to offer.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(

@@ -24,6 +24,7 @@ from fltrain.cli import (
     status,
     track,
     train,
+    ui,
     verify,
 )
 from fltrain.core.errors import FltrainError, Stopped, as_mistake
@@ -51,6 +52,7 @@ app.command("status")(status.status)
 app.command("select")(select.select)
 app.command("verify")(verify.verify)
 app.command("track")(track.track)
+app.command("ui")(ui.ui)
 app.command("compare")(compare.compare)
 app.command("bench")(bench.run_bench)
 app.command("schema")(schema.schema)

@@ -30,6 +30,9 @@ def track(
     every: Annotated[
         bool, typer.Option("--every", help="Also export runs in RESULTS/runs that are not in the scale.")
     ] = False,
+    models: Annotated[
+        bool, typer.Option("--models", help="Also export the final weights of runs that keep them.")
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Keep exporting new records until Ctrl-C.")
     ] = False,
@@ -48,7 +51,8 @@ def track(
     runs = dict.fromkeys(planned.runs)
     if every:
         runs |= dict.fromkeys(record.run_id for record in folder.records())
-    wanted = tracking.Wanted(folder, scale, whole.memberships, list(runs), tracking.pages_of(planned))
+    pages = tracking.pages_of(planned)
+    wanted = tracking.Wanted(folder, scale, whole.memberships, list(runs), pages, models)
     store = uri or f"sqlite:///{folder.tracking}"
     if not follow:
         typer.echo(f"{store}: {tracking.export(wanted, store)}")

@@ -2,8 +2,9 @@
 
 There is one experiment per paper, with one MLflow run per run ID and one per table or figure, which holds its
 files. The experiment ``cells`` has one MLflow run per cell of every table, with mean, gain and verdict. Tags
-and descriptions link runs, cells and tables. An MLflow run stays unchanged if it has ended and its tag
-``fltrain.record`` is still the fingerprint of its files; otherwise it is replaced. Tags are set in place.
+and descriptions link runs, cells and tables; experiments have views (``fltrain.tracking.views``). An MLflow
+run stays unchanged if it has ended and its tag ``fltrain.record`` is still the fingerprint of its files;
+otherwise it is replaced. Tags are set in place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +22,11 @@ from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.plan import Plan
-from fltrain.runs.record import RECORD_FILES, Record, Results
+from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.sources import package_files
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import NONE, short_names
@@ -36,15 +37,17 @@ from fltrain.tracking.mlflow_store import (
     NewRun,
     Store,
     corrections,
+    models_of,
     with_note,
     writing,
 )
 from fltrain.tracking.run_view import STALE, UNASSIGNED, RunView, membership, stale_records, view_record
+from fltrain.tracking.views import VIEW, cells_view, equals, opened, runs_view, search
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-REVISION = 3
+REVISION = 4
 """Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
@@ -71,10 +74,6 @@ _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 _ITEMS = "fltrain.items."  # tags with the items of a run, by scale
 # MLflow marks these, so that nobody mistakes them for usable results.
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED", STALE: "KILLED"}
-_CELLS_NOTE = (
-    "One run per cell of every table. For example, filter `tags.plugins = 'flfa'` and sort by `gain` to see "
-    "where a plug-in helps."
-)
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,7 @@ class Wanted:
             to ``unassigned``.
         runs: IDs; runs without a complete record are skipped, but their stale records are exported.
         pages: tables and figures; those without files are left out.
+        models: also export the final weights of runs that keep them.
     """
 
     results: Results
@@ -106,6 +106,7 @@ class Wanted:
     memberships: Mapping[str, Sequence[str]]
     runs: Collection[str]
     pages: Sequence[Page] = ()
+    models: bool = False
 
     def records(self) -> Iterator[Record]:
         """Yield the records to export; each is read anew at every call."""
@@ -130,7 +131,7 @@ def pages_of(plan: Plan) -> list[Page]:
 
 @dataclass
 class Exported:
-    """Numbers of runs created, unchanged, retagged or replaced by an export; of items and cells written.
+    """Numbers of runs created, unchanged, retagged or replaced, and of items, cells and models written.
 
     ``left_out`` counts records that are damaged or have settings of another version; ``reason`` is that of
     the first one.
@@ -142,6 +143,7 @@ class Exported:
     unchanged: int = 0
     items: int = field(default=0, compare=False)
     cells: int = field(default=0, compare=False)
+    models: int = field(default=0, compare=False)
     left_out: int = 0
     reason: str = field(default="", compare=False)
 
@@ -150,6 +152,7 @@ class Exported:
             "left_out": f"left out (see `fltrain verify`): {self.reason}",
             "items": "tables and figures written",
             "cells": "cells written",
+            "models": "models written",
         }
         counts = {
             names.get(name, name): count for name, count in asdict(self).items() if count and name != "reason"
@@ -174,6 +177,7 @@ def export(wanted: Wanted, uri: str) -> Exported:
     digest = short_hash(
         [
             REVISION,
+            wanted.models,
             papers,
             _digest(package_files()),  # an edit changes the tag `code` of some runs
             [[run, mark, list(wanted.memberships.get(run, ()))] for run, mark in prints.items()],
@@ -189,10 +193,14 @@ def export(wanted: Wanted, uri: str) -> Exported:
         store.set_incomplete()
         # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
         for paper, note in papers.items():
-            store.experiment(paper, note)
+            store.experiment(
+                paper, with_note({VIEW: runs_view()}, _paper_note(note, store.experiment(paper)))
+            )
         exporter = _Exporter(wanted, store)
         exporter.export_runs(prints)
         exporter.export_pages(pages)
+        if wanted.models:
+            exporter.export_models(prints)
         store.set_complete(wanted.scale, digest, homes if assigned and not exporter.done.left_out else ())
     return exporter.done
 
@@ -301,10 +309,20 @@ class _Exporter:
         if belongs["paper"] == UNASSIGNED:
             return "\n\n".join([*notes, "No table or figure uses this run."])
         links = [
-            f"[{item}]({_search(self.store.experiment(_paper(item)), _equals('item', item))})"
+            f"[{item}]({search([self.store.experiment(_paper(item))], equals('item', item))})"
             for item in belongs["items"].split()
         ]
         return "\n\n".join([*notes, f"Used by {', '.join(links)}; record in `{view.fields['folder']}`."])
+
+    def export_models(self, runs: Collection[str]) -> None:
+        """Export the final weights of these runs, if they keep them and their MLflow run has none yet."""
+        files = {run: self.wanted.results.run(run) / MODELS_FILE for run in runs}
+        kept = {run: file for run, file in files.items() if file.is_file()}
+        for name, present in self.store.with_tag(RUN_ID, kept).items():
+            for run in present:
+                if not models_of(run):
+                    self.store.add_model(run, name, kept[name])
+                    self.done.models += 1
 
     # ------------------------------------------------------------------------------------ tables and figures
     def export_pages(self, pages: Mapping[Page, Sequence[Path]]) -> None:
@@ -318,20 +336,23 @@ class _Exporter:
                     cells.setdefault(run.data.tags["cell"], []).append(run)
                 else:
                     items.append(run)
-            self._export_item(page, files, items)
-            for file in files:
-                if file.suffix == ".csv":
-                    self._export_cells(page, file, cells)
+            rows = _rows(files)
+            self._export_item(page, files, rows, items)
+            if rows:
+                self._export_cells(page, rows, _written(files), cells)
             for obsolete in itertools.chain.from_iterable(cells.values()):
                 self.store.delete(obsolete)
 
-    def _export_item(self, page: Page, files: Sequence[Path], present: Sequence[Run]) -> None:
+    def _export_item(
+        self, page: Page, files: Sequence[Path], rows: Sequence[Mapping[str, str]], present: Sequence[Run]
+    ) -> None:
         memberships = self.wanted.memberships
         homes = {_paper(items[0]) for items in memberships.values() if page.id in items}
         note = _page_note(page, [self.store.experiment(home) for home in sorted(homes)])
         tags = with_note({"kind": "item", **self._page_tags(page)}, note)
         name, params = f"{page.id} ({self.wanted.scale})", {"title": page.title}
-        make = partial(NewRun, name, "FINISHED", *_written(files), tags, params, files=files)
+        table = _table(rows) if rows else ""
+        make = partial(NewRun, name, "FINISHED", *_written(files), tags, params, files=files, table=table)
         mark = short_hash([page.title, _digest(files)])
         count = self._put(present, self.store.experiment(_paper(page.id)), mark, tags, make)
         self.done.items += count in ("created", "replaced")
@@ -339,16 +360,18 @@ class _Exporter:
     def _page_tags(self, page: Page) -> dict[str, str]:
         return {"paper": _paper(page.id), "item": page.id, "scale": self.wanted.scale}
 
-    def _export_cells(self, page: Page, file: Path, present: dict[str, list[Run]]) -> None:
+    def _export_cells(
+        self,
+        page: Page,
+        rows: Sequence[Mapping[str, str]],
+        written: tuple[int, int],
+        present: dict[str, list[Run]],
+    ) -> None:
         """Export the cells of a table, and take them out of those that are present."""
-        with file.open(encoding="utf-8", newline="") as text:
-            rows = list(csv.DictReader(text))
-        if not rows or not {"row", "mean", "runs"} <= rows[0].keys():
-            return  # of a figure
-        experiment = self.store.experiment(CELLS, _CELLS_NOTE)
+        tags = with_note({VIEW: cells_view()}, _cells_note(self.store.experiment(CELLS)))
+        experiment = self.store.experiment(CELLS, tags)
         for row in rows:
-            cell = ", ".join(row[name] for name in _CELL_NAMES if row.get(name))
-            runs = row["runs"].split()
+            cell, runs = row["cell"], row["runs"].split()
             tags = {
                 "kind": "cell",
                 **self._page_tags(page),
@@ -359,12 +382,10 @@ class _Exporter:
                 "runs": " ".join(runs),
             }
             tags = with_note(tags, self._cell_note(page, cell, runs))
-            metrics = [
-                (name, 0, float(row[key])) for key, name in CELL_METRICS.items() if _is_finite(row.get(key))
-            ]
+            metrics = [(name, 0, value) for name, value in _numbers(row).items()]
             name = f"{page.id}: {cell} ({self.wanted.scale})"
             mark = short_hash([REVISION, name, metrics])
-            make = partial(NewRun, name, "FINISHED", *_written([file]), tags, {}, metrics)
+            make = partial(NewRun, name, "FINISHED", *written, tags, {}, metrics)
             count = self._put(present.pop(cell, []), experiment, mark, tags, make)
             self.done.cells += count in ("created", "replaced", "retagged")
 
@@ -389,9 +410,9 @@ class _Exporter:
 
     def _cell_note(self, page: Page, cell: str, runs: Sequence[str]) -> str:
         """Return the description of a cell, with links to its table and its seeds."""
-        item = _search(self.store.experiment(_paper(page.id)), _equals("item", page.id))
+        item = search([self.store.experiment(_paper(page.id))], equals("item", page.id))
         links = [
-            f"[{run}]({_search(home, _equals(RUN_ID, run))})" for run in runs if (home := self._home(run))
+            f"[{run}]({search([home], equals(RUN_ID, run))})" for run in runs if (home := self._home(run))
         ]
         return f"{cell} of [{page.id}]({item}), {page.title}.\n\nSeeds: {', '.join(links) or NONE}."
 
@@ -449,6 +470,30 @@ def _written(files: Iterable[Path]) -> tuple[int, int]:
     return now - 1, now
 
 
+def _rows(files: Iterable[Path]) -> list[dict[str, str]]:
+    """Return the cells of a table from its CSV file, with their names; none of a figure."""
+    for file in files:
+        if file.suffix == ".csv":
+            with file.open(encoding="utf-8", newline="") as text:
+                rows = list(csv.DictReader(text))
+            if rows and {"row", "mean", "runs"} <= rows[0].keys():
+                names = [", ".join(row[name] for name in _CELL_NAMES if row.get(name)) for row in rows]
+                return [{"cell": name, **row} for name, row in zip(names, rows, strict=True)]
+    return []
+
+
+def _numbers(row: Mapping[str, str]) -> dict[str, float]:
+    """Return the finite metrics of a cell."""
+    return {name: float(row[key]) for key, name in CELL_METRICS.items() if _is_finite(row.get(key))}
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return cells as ``MlflowClient.log_table`` writes them; MLflow groups by the first column."""
+    lines = [{"cell": row["cell"], **_numbers(row), "verdict": row.get("verdict") or NONE} for row in rows]
+    columns = ["cell", *CELL_METRICS.values(), "verdict"]
+    return json.dumps({"columns": columns, "data": [[line.get(name) for name in columns] for line in lines]})
+
+
 def _is_finite(text: str | None) -> bool:
     try:
         return math.isfinite(float(text or ""))
@@ -461,24 +506,30 @@ def listed(items: str) -> str:
     return items if items == NONE else ", ".join(items.split()) + ","
 
 
-def _equals(tag: str, value: str) -> str:
-    return f"tags.`{tag}` = '{value}'"
+def _paper_note(note: str, home: str) -> str:
+    """Return the description of a paper's experiment: its views, title and citation."""
+    views = {
+        "Runs": opened(home),
+        "curves": opened(home, charts=True),
+        "tables and figures": search([home], equals("kind", "item")),
+    }
+    links = " · ".join(f"[{name}]({address})" for name, address in views.items())
+    return f"{links}\n\n{note}"
 
 
-def _search(experiment: str, condition: str) -> str:
-    """Return the address of an experiment's runs that meet a condition, within MLflow's interface."""
-    return f"#/experiments/{experiment}/runs?searchFilter={quote(condition)}"
+def _cells_note(home: str) -> str:
+    return (
+        f"One run per cell of every table: [by gain]({opened(home)}). For example, filter "
+        "`tags.plugins = 'flfa'` to see where a plug-in helps."
+    )
 
 
 def _page_note(page: Page, homes: Sequence[str]) -> str:
     """Return the description of an item: its caption, and a link to its runs in all their experiments."""
-    condition = f"tags.items LIKE '%{page.id},%'"
-    if len(homes) == 1:
-        address = _search(homes[0], condition)
-    else:
-        experiments = quote("[" + ",".join(f'"{home}"' for home in homes) + "]")
-        address = f"#/compare-experiments/s?experiments={experiments}&searchFilter={quote(condition)}"
-    links = f"[Runs behind it]({address}); its files are under *Artifacts*." if homes else ""
+    links = ""
+    if homes:
+        address = search(homes, f"tags.items LIKE '%{page.id},%'")
+        links = f"[Runs behind it]({address}); its files are under *Artifacts*."
     return "\n\n".join(filter(None, [links, f"**{page.title}**", page.caption]))
 
 

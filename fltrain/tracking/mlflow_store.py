@@ -17,6 +17,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -47,6 +49,10 @@ _TRAINING = {
 }  # otherwise MLflow shows pages for language models
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _PAGE = 1000, 100, 1000  # limits of one request
 _PARAM_CHARACTERS, _TAG_CHARACTERS, _DIGEST_CHARACTERS = 6000, 5000, 10
+_TABLE, _TABLES = (
+    "table.json",
+    "mlflow.loggedArtifacts",
+)  # name and tag by which MLflow's interface finds tables
 _FEW = 20  # up to this number, runs are looked up one by one
 LOCK_SECONDS, DATABASE_SECONDS, SERVER_SECONDS = 600.0, 60.0, 10.0
 """Longest waits for another export, for another program that uses the database, for a tracking server."""
@@ -64,7 +70,10 @@ class Data:
 
 @dataclass(frozen=True)
 class NewRun:
-    """An MLflow run to write. Times are milliseconds since 1970; ``metrics`` are key, step and value."""
+    """An MLflow run to write. Times are milliseconds since 1970; ``metrics`` are key, step and value.
+
+    ``files`` are copied into ``folder``; ``table`` is a table in the format of ``MlflowClient.log_table``.
+    """
 
     name: str
     status: str
@@ -76,6 +85,7 @@ class NewRun:
     data: Sequence[Data] = ()
     files: Sequence[Path] = ()
     folder: str = ""
+    table: str = ""
 
 
 # --------------------------------------------------------------------------------------------------- opening
@@ -144,20 +154,12 @@ def _short_errors(uri: str) -> Iterator[None]:
     """Turn all errors of MLflow, SQLite and the network into one line with a remedy."""
     if "://" not in uri:
         raise FltrainError(f"tracking address {uri!r}: use sqlite:///path/to/file.db or http://host:port")
-    # MLflow reads these variables when it is imported; values set by the user stay.
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     # By default, MLflow retries for a quarter of an hour.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    try:
-        import mlflow
-        from sqlalchemy.exc import SQLAlchemyError
-    except ImportError as error:
-        raise FltrainError(f"tracking needs MLflow: install 'fltrain[workflow]' ({error})") from None
-    # MLflow logs its exceptions, too, and every step of making a database.
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    mlflow = import_mlflow()
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         yield
     except (OSError, ImportError, sqlite3.Error, SQLAlchemyError, mlflow.MlflowException) as error:
@@ -165,6 +167,25 @@ def _short_errors(uri: str) -> Iterator[None]:
         raise FltrainError(
             f"{uri}: cannot write to this MLflow store ({reason}); {_remedy(uri, reason)}"
         ) from error
+
+
+def import_mlflow() -> ModuleType:
+    """Return MLflow, which then prints nothing and reports nothing to its makers.
+
+    Raises:
+        FltrainError: if it is not installed.
+    """
+    # MLflow reads these variables when it is imported; values set by the user stay.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    try:
+        import mlflow
+    except ImportError as error:
+        raise FltrainError(f"tracking needs MLflow: install 'fltrain[workflow]' ({error})") from None
+    # It logs its exceptions, too, and every step of making a database.
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return mlflow
 
 
 def _remedy(uri: str, reason: str) -> str:
@@ -240,8 +261,8 @@ class Store:
         for name in names:
             self._client.set_experiment_tag(self.experiment(name), f"{_COMPLETE}{scale}", digest)
 
-    def experiment(self, name: str, note: str = "") -> str:
-        """Return the ID of an experiment; create, restore or describe it if needed."""
+    def experiment(self, name: str, tags: Mapping[str, str] | None = None) -> str:
+        """Return the ID of an experiment; create it, restore it or change its tags if needed."""
         experiment = self._experiments.get(name)
         deleted = experiment is not None and experiment.lifecycle_stage == "deleted"
         if experiment is None:
@@ -252,7 +273,7 @@ class Store:
         if deleted:
             self._client.restore_experiment(known)
         current = experiment.tags if experiment else {}
-        changes = corrections(current, with_note({}, note)) if note else {}
+        changes = corrections(current, tags or {})
         for key, value in changes.items():
             self._client.set_experiment_tag(known, key, value)
         if changes or experiment is None or deleted:
@@ -281,6 +302,8 @@ class Store:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
         client, tags = self._client, dict(_shortened(run.tags, _TAG_CHARACTERS))
+        if run.table:
+            tags[_TABLES] = json.dumps([{"path": _TABLE, "type": "table"}])
         info = client.create_run(experiment, run.started, tags, run.name).info
         metrics = [Metric(key, value, run.ended, step) for key, step, value in run.metrics]
         params = [Param(key, value) for key, value in _shortened(run.params, _PARAM_CHARACTERS)]
@@ -303,18 +326,37 @@ class Store:
         ]
         if inputs:
             client.log_inputs(info.run_id, inputs)
-        if self._artifacts is None:
-            for file in run.files:
-                client.log_artifact(info.run_id, str(file), run.folder or None)
-        elif run.files:
-            folder = self._folder(info.artifact_uri) / run.folder
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in run.files:
-                shutil.copyfile(file, folder / file.name)
+        self._save(info.artifact_uri, run.files, partial(client.log_artifact, info.run_id), run.folder)
+        if run.table:
+            with TemporaryDirectory() as folder:
+                (file := Path(folder) / _TABLE).write_text(run.table, encoding="utf-8")
+                self._save(info.artifact_uri, [file], partial(client.log_artifact, info.run_id))
         client.set_terminated(info.run_id, run.status, run.ended)
 
+    def add_model(self, run: Run, name: str, file: Path) -> None:
+        """Write a file of weights as the model of a run. The link comes last: it marks the model as whole."""
+        from mlflow.entities import LoggedModelOutput
+
+        client, ours = self._client, run.info.run_id
+        model = client.create_logged_model(run.info.experiment_id, name, ours, params=run.data.params)
+        self._save(model.artifact_location, [file], partial(client.log_model_artifact, model.model_id))
+        client.finalize_logged_model(model.model_id, "READY")
+        client.log_outputs(ours, [LoggedModelOutput(model.model_id, 0)])
+
+    def _save(
+        self, uri: str, files: Iterable[Path], upload: Callable[[str, str | None], object], folder: str = ""
+    ) -> None:
+        """Copy files to the place where an MLflow server looks for them, or upload them to a server."""
+        for file in files:
+            if self._artifacts is None:
+                upload(str(file), folder or None)
+                continue
+            place = self._folder(uri) / folder / file.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+
     def _folder(self, artifact_uri: str) -> Path:
-        """Return the folder in which an MLflow server looks for a run's artifacts."""
+        """Return the folder in which an MLflow server looks for artifacts."""
         assert self._artifacts
         return self._artifacts / artifact_uri.removeprefix(f"{_PROXIED}/")
 
@@ -326,11 +368,20 @@ class Store:
         self._client.log_batch(run.info.run_id, tags=changed)
 
     def delete(self, run: Run) -> None:
-        """Delete a run and its files."""
-        uri = run.info.artifact_uri
-        if self._artifacts and uri.startswith(_PROXIED):
-            shutil.rmtree(self._folder(uri).parent, ignore_errors=True)
+        """Delete a run, its models and their files."""
+        places = [run.info.artifact_uri]
+        for model in models_of(run):
+            places.append(self._client.get_logged_model(model).artifact_location)
+            self._client.delete_logged_model(model)
+        for uri in places:
+            if self._artifacts and uri.startswith(_PROXIED):
+                shutil.rmtree(self._folder(uri).parent, ignore_errors=True)
         self._client.delete_run(run.info.run_id)
+
+
+def models_of(run: Run) -> list[str]:
+    """Return MLflow's IDs of the models of a run."""
+    return [model.model_id for model in run.outputs.model_outputs] if run.outputs else []
 
 
 def with_note(tags: Mapping[str, str], note: str) -> dict[str, str]:

@@ -12,21 +12,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModel
 
 from fltrain.core.errors import FltrainError
 from fltrain.runs import sources
-from fltrain.runs.record import RECORD_FILES, Record, Results
+from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import export as exporting
 from fltrain.tracking import mlflow_store
 from fltrain.tracking.export import Exported, Page, Wanted, export, follow
 from fltrain.tracking.mlflow_store import NewRun, Store, writing
+from fltrain.tracking.views import opened, views_in
 
 from .helpers import seal, tiny, trained
 
@@ -495,7 +498,35 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert "searchFilter=tags.items%20LIKE%20%27%25ecgr/table1%2C%25%27" in note
     assert "tags.%60item%60%20%3D%20%27ecgr/table1%27" in store.tags(store.measured)["mlflow.note.content"]
     experiment = store.reader().get_experiment_by_name("ecgr")
-    assert experiment.tags["mlflow.note.content"] == TABLE.paper
+    description = experiment.tags["mlflow.note.content"]
+    assert description.startswith("[Runs](#/experiments/") and description.endswith(TABLE.paper)
+    view = json.loads(experiment.tags["mlflow.sharedViewState.fltrain"])
+    assert "metrics.`final_accuracy`" in view["selectedColumns"]
+    assert (experiment.name, opened(experiment.experiment_id)) in views_in(store.uri).items()
+    assert opened(experiment.experiment_id) in description
+
+
+def test_weights_become_models_of_their_runs(store: Exports) -> None:
+    weights = store.plain.folder / MODELS_FILE
+    weights.write_bytes(b"weights")
+    wanted = replace(store.wanted(), models=True)
+    assert [export(wanted, store.uri).models for _ in range(2)] == [1, 0]
+    assert store.export() == Exported(unchanged=3)
+
+    def models() -> list[LoggedModel]:
+        client = store.reader()
+        return list(client.search_logged_models([one.experiment_id for one in client.search_experiments()]))
+
+    (model,) = models()
+    assert (model.name, model.source_run_id) == (store.plain.run_id, store.ids()[store.plain.run_id])
+    assert (model.status, model.params["training.lr"]) == ("READY", "0.1")
+    place = (
+        store.path.parent / "mlflow-artifacts" / model.artifact_location.removeprefix("mlflow-artifacts:/")
+    )
+    assert (place / MODELS_FILE).read_bytes() == b"weights"
+    store.edit_summary(store.plain, parameters=1)
+    assert store.export() == Exported(unchanged=2, replaced=1)
+    assert models() == [] and not place.exists()
 
 
 def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> None:
@@ -792,8 +823,12 @@ def test_exports_to_a_server_equal_exports_to_a_database(
         assert {key: other["data"]["tags"][key] for key in same} == {
             key: run["data"]["tags"][key] for key in same
         }
-    (item,) = (run.info.run_id for run in runs if run.data.tags["kind"] == "item")
-    assert {file.path for file in client.list_artifacts(item)} == {"table1.html", "table1.csv"}
+    ((item, home),) = (
+        (run.info.run_id, run.info.experiment_id) for run in runs if run.data.tags["kind"] == "item"
+    )
+    assert {file.path for file in client.list_artifacts(item)} == {"table1.html", "table1.csv", "table.json"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)  # of the search within load_table
+    assert list(client.load_table(home, "table.json", [item])["mean"]) == [60.0, 61.5]
 
 
 @pytest.mark.slow
