@@ -32,6 +32,8 @@ NAVIGATION = {
     "README": {
         "Start": ["docs/README", "docs/tutorial"],
         "Results": [
+            "docs/results",
+            "docs/artifact",
             "published/README",
             "docs/reproduce",
             "docs/protocol",

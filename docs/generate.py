@@ -1,4 +1,4 @@
-"""Generate pages: index and compatibility of methods, configuration, commands, papers.
+"""Generate pages: index and compatibility of methods, configuration, commands, papers, results, artefact.
 
 ``python docs/generate.py`` writes all pages, ``--check`` reports outdated ones. Name pages to restrict both:
 ``python docs/generate.py --check papers/flfa``. ``methods/compatibility`` takes a minute: every cell of the
@@ -17,7 +17,7 @@ import re
 import statistics
 import sys
 import tokenize
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from click import Context
+from evidence import MAIN, Evidence
 from extent import Covered, cells, coverage, experiments, totals
 from typer.cli import get_docs_for_click
 from typer.main import get_command
@@ -106,6 +107,8 @@ MARK = "<!-- docs/generate.py writes the rest of this page from config/. -->"
 
 PAPER = """\
 {written}{mark}
+
+[Results](../results.md) shows what our runs say about the main claims.
 
 ## Tables and figures
 
@@ -432,6 +435,117 @@ def paper_page(name: str) -> str:
     )
 
 
+# ------------------------------------------------------------------------------------ results
+RESULTS = """\
+# Results
+
+This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
+from the [published records](../published/README.md). So far we have {runs} runs, for {ran} of the papers, on
+{datasets}. Everything else is declared and tested, but not run yet.
+
+* **Runs**: published runs with the paper's own protocol, their seeds, and the part of the claim that they
+  cover. *None of N*: the paper's protocol needs N runs (`--scale paper`), and we have none of them.
+* **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
+  rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
+* **Numbers**: intervals are 90 % intervals over seeds.
+
+Before you trust a verdict, look at the [controls](protocol.md#controls): tables with a known truth, judged by
+the same rule. To check the results yourself, see [artefact evaluation](artifact.md).
+
+{papers}
+"""
+
+ARTIFACT = """\
+# Artefact evaluation
+
+This page shows how to check the published results, and the cost of each check. `docs/generate.py` writes it.
+
+## Hardware and installation
+
+* Linux on x86-64 with Python 3.11.4 or newer, `git` and `make`. Two cores and 4 GB of memory are enough: a
+  run takes up to 0.9 GB. No check needs a GPU: each published run used one core of an AMD EPYC.
+* 7 GB of disk: 6 GB for the packages, because PyTorch brings CUDA, and less than 1 GB for images and results.
+* Internet for the packages (3 GB) and for MNIST (12 MB). The demonstration downloads no images.
+
+```bash
+git clone <this repository> fltrain && cd fltrain
+make env          # installs the locked, hash-checked packages into .venv
+```
+
+The repository is the unit. A wheel contains the Python package only, without `config/` and `workflow/`.
+Outside a checkout, `fltrain plan` stops with one message about the missing folder `config/scales`.
+
+## Check in five minutes
+
+```bash
+make results      # tables, figures and claims from the published records, without training
+for file in published/*/*; do cmp "$file" "results/$file"; done
+```
+
+The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
+Then open `results/published/index.html`. To see training as well, run `make reproduce`, which trains the
+demonstration in about nine minutes on two cores.
+
+## Make a claim again
+
+Train the runs of a claim in a fresh clone, because `make results` imports their records. Take `items=...`
+from the tables below:
+
+```bash
+.venv/bin/snakemake --cores 2 --config scale=published items=ecgr/figure8a
+```
+
+Then compare `results/published/<paper>/claims.md`, and the table of the item, with the expected verdict.
+
+* **Hours** are hours of one core, from the records. On two cores, expect half. Some runs of ECGR were paused,
+  and their hours include the pause. All {count} published runs took {hours:.0f} hours.
+* **MB** is the size of the records. The images of MNIST take another 70 MB.
+* **Margin**: *above x* is a one-sided test at 5 %. *± x* has to contain the 90 % interval. *At most x* is the
+  final accuracy of a failed run in %.
+* **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte. Otherwise
+  training amplifies differences in rounding. Expect the same verdict, but not the same digits. A verdict with
+  a p value near 0.05 can change; [results](results.md) lists these values.
+
+{papers}
+"""
+
+
+@cache
+def evidence() -> Evidence:
+    """The published results."""
+    return Evidence(PAGES.parent / "published", plan(CONFIG, "published"), plan(CONFIG, "paper"))
+
+
+def by_paper(heads: Sequence[str], rows: Callable[[str], list[list[str]]]) -> str:
+    """A table for each paper that has rows."""
+    titles = {item.paper.paper: item.paper.title for item in evidence().complete.items}
+    made = {paper: rows(paper) for paper in MAIN}
+    return "\n\n".join(
+        f"## [{titles[paper]}](papers/{paper}.md)\n\n{table(heads, lines)}"
+        for paper, lines in made.items()
+        if lines
+    )
+
+
+def results() -> str:
+    """The page of results."""
+    known = evidence()
+    papers = by_paper(["claim", "runs", "verdict", "numbers", "how sure"], known.main)
+    ran = sum(bool(known.decided(paper)) for paper in MAIN)
+    datasets = ", ".join(
+        sorted({spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values()})
+    )
+    return RESULTS.format(papers=papers, runs=len(known.costs), ran=ran, datasets=datasets)
+
+
+def artifact() -> str:
+    """The page for artefact evaluators."""
+    heads = ["claim", "make it again", "runs", "hours", "MB", "margin", "expected verdict"]
+    hours = [hours for hours, _ in evidence().costs.values()]
+    papers = by_paper(heads, evidence().decided)
+    return ARTIFACT.format(papers=papers, count=len(hours), hours=sum(hours))
+
+
 # ------------------------------------------------------------------------------------ configuration
 CONFIGURED = {
     **{"Run": RunSpec, "Paper": Paper, "Scale": Scale},
@@ -584,6 +698,8 @@ WRITTEN = {
     "methods/README": index,
     "methods/compatibility": compatibility,
     "configuration": configuration,
+    "results": results,
+    "artifact": artifact,
     **{
         f"papers/{page.stem}": partial(paper_page, page.stem)
         for page in sorted((PAGES / "papers").glob("*.md"))

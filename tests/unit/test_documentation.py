@@ -151,7 +151,7 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     assert len(trials.entries) == 10 and "nothing is selected yet" in final.refused
 
 
-@pytest.mark.parametrize("name", ["methods/README", "configuration"])
+@pytest.mark.parametrize("name", ["methods/README", "configuration", "results", "artifact"])
 def test_pages_made_from_code_and_configuration_are_up_to_date(name: str) -> None:
     """``docs/generate.py --check`` also checks the other pages, which takes longer."""
     written = runpy.run_path(str(ROOT / "docs" / "generate.py"))["WRITTEN"]

@@ -1,0 +1,217 @@
+"""Pages of results: the main claims of each paper, and what it costs to test the judged ones again.
+
+Verdicts come from ``published/<paper>/claims.csv`` and the tables next to it, costs from the records.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from fltrain.experiments.claims import All, Directed, Fails, NotJudged, Similar, Test, Tested, quantities
+from fltrain.experiments.plan import Plan, PlannedItem
+from fltrain.reporting.claims.judge import JUDGED
+
+MAIN = {
+    "fedavg": (
+        "with B = 10, a tenth of the clients needs fewer rounds than one client",
+        "change from one client to a tenth of the clients, 2NN, IID, B = 10",
+        "batches of 10 instead of full ones need fewer rounds",
+        "non-IID clients need more rounds than IID ones, 2NN, B = 10",
+        "more local computation needs fewer rounds than FedSGD, IID",
+    ),
+    "ecgr": (
+        "ECGR improves final accuracy on all datasets and baselines, lower end",
+        "ECGR improves final accuracy on all datasets and baselines, upper end",
+        "MNIST: baselines do not converge when the learning rate is too low, ECGR cannot help",
+        "MNIST: ECGR helps more when data are more heterogeneous",
+        "MNIST: discarding exploratory gradients oscillates early but ends higher for most baselines",
+        "smallest ECGR gain on LC25000",
+        "convergent gradients come mostly from late local iterations",
+        "no extra communication, extra client memory and computation",
+    ),
+    "flfa": (
+        "FLFA improves accuracy consistently over 8 methods and 6 datasets",
+        "FLFA gain over BP, FedAvg on CIFAR-10",
+        "random feedback is below BP",
+        "without adaptive scaling the gain turns negative",
+        "DFA does not converge",
+        "separability ratio is higher with FLFA",
+        "FLFA adds almost no training time",
+        "FLFA needs no extra communication",
+    ),
+    "fed2": (
+        "gain over previous methods, lower end",
+        "Fed2 over FedAvg",
+        "Fed2 over FedMA",
+        "VGG9 on CIFAR-10: smallest gain over all N*C settings",
+        "node scaling, VGG9: smallest gain",
+        "group over batch normalisation in Fed2",
+    ),
+    "fedfcd": (
+        "CIFAR-100: average gain over the personalised methods",
+        "FedFCD is best in all four large-scale settings",
+        "without the regularisation term accuracy falls clearly",
+        "each of the three components raises accuracy",
+    ),
+    "fedimpro": (
+        "FedImpro is clearly best for a=0.1, E=5, M=10 on CIFAR-10, FMNIST, SVHN",
+        "the gain grows when a goes from 0.1 to 0.05",
+        "FedImpro needs fewer rounds to the target",
+        "decoupling at layer 17 is worse than at layer 9",
+        "noise 0.5 costs less than half a point",
+        "images are recovered from raw features but not from the shared means",
+    ),
+}
+"""Paper -> its main claims, in the words of ``config/reported``."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim, or the published values of a table.
+
+    Attributes:
+        claim: its text and place in the paper.
+        items: IDs of the items that it needs.
+        verdict: the published verdict; empty if nothing was run.
+        evidence: numbers behind the verdict.
+        margin: what the test tolerates.
+    """
+
+    claim: str
+    items: tuple[str, ...]
+    verdict: str
+    evidence: str
+    margin: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The published results of all papers.
+
+    Attributes:
+        folder: the published tables and records.
+        published: plan of their scale.
+        complete: plan of the papers' own protocol.
+    """
+
+    folder: Path
+    published: Plan
+    complete: Plan
+
+    @cached_property
+    def costs(self) -> dict[str, tuple[float, int]]:
+        """Run ID -> hours of training, bytes of the record."""
+        hours: dict[str, float] = {}
+        size: Counter[str] = Counter()
+        with tarfile.open(self.folder / "records.tar.gz") as archive:
+            for member in archive:
+                run, _, name = member.name.partition("/")
+                size[run] += member.size
+                if name == "costs.json" and (file := archive.extractfile(member)):
+                    hours[run] = json.load(file)["seconds"]["total"] / 3600
+        return {run: (hours[run], size[run]) for run in hours}
+
+    def main(self, paper: str) -> list[list[str]]:
+        """Published values and main claims of a paper: claim, runs, verdict, numbers, how sure."""
+        tables, claims = self._tables(paper), self._claims(paper)
+        if unknown := [name for name in MAIN[paper] if name not in claims]:
+            raise ValueError(f"{paper} has no claim {unknown[0]!r}; see config/reported/{paper}_claims.csv")
+        return [self._line(row) for row in [*tables, *(claims[name] for name in MAIN[paper])]]
+
+    def decided(self, paper: str) -> list[list[str]]:
+        """What our runs judge: claim, restriction, runs, hours, megabytes, margin, expected verdict."""
+        judged = [row for row in self._claims(paper).values() if row.verdict.partition(",")[0] in JUDGED]
+        return [
+            [row.claim, f"`items={','.join(row.items)}`", *self._cost(row), row.margin, row.verdict]
+            for row in [*self._tables(paper), *judged]
+        ]
+
+    def _claims(self, paper: str) -> dict[str, Row]:
+        """All claims of a paper by their text."""
+        path = self.folder / paper / "claims.csv"
+        made = pd.read_csv(path, keep_default_na=False).itertuples() if path.exists() else ()
+        judged = {(one.where, one.claim): one for one in made if one.verdict != "not run"}
+        declared = next(item.paper.claims for item in self.complete.items if item.paper.paper == paper)
+        rows = {}
+        for claim in declared:
+            items = tuple(dict.fromkeys(f"{paper}/{one.item}" for one in quantities(claim.test)))
+            verdict = evidence = stated = ""
+            if isinstance(claim.test, Tested):
+                verdict, evidence = "tested", f"by `{claim.test.by}`"
+            elif isinstance(claim.test, NotJudged):
+                verdict, evidence = "not judged", claim.test.why
+            elif one := judged.get((claim.where, claim.claim)):
+                verdict, evidence = one.verdict + ", exploratory" * one.exploratory, one.evidence
+                stated = f"; stated: {one.stated}" if one.stated else ""
+            text = f"{claim.claim} ({claim.where}{stated})"
+            rows[claim.claim] = Row(text, items, verdict, evidence, tolerance(claim.test, evidence))
+        return rows
+
+    def _tables(self, paper: str) -> Iterator[Row]:
+        """The published values of each table that has verdicts on them."""
+        for path in sorted((self.folder / paper).glob("*.csv")):
+            cells = pd.read_csv(path)
+            if path.stem == "claims" or not (cells := cells[cells["verdict"].notna()]).size:
+                continue
+            sides = cells["side"].fillna("").map(lambda side: f" ({side})" if side else "")
+            marks = cells["exploratory"].map(lambda marked: ", exploratory" * bool(marked))
+            verdicts = Counter(cells["verdict"] + sides + marks)
+            margin = (cells["margin"] / cells["published"]).max()
+            yield Row(
+                f"{len(cells)} values of `{path.stem}`",
+                (f"{paper}/{path.stem}",),
+                "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
+                ", ".join(f"{one.mean:.4g} (published {one.published:g})" for one in cells.itertuples()),
+                f"± {margin:.0%} of the value",
+            )
+
+    def _line(self, row: Row) -> list[str]:
+        numbers, part, _ = row.evidence.partition(" Undecided, as")
+        if not row.verdict:
+            runs = {run for item in self.complete.items if item.id in row.items for run in item.run_ids}
+            return [row.claim, f"none of {len(runs)}", "**not run yet**", "", "no evidence"]
+        if row.verdict in ("tested", "not judged"):
+            return [row.claim, "", row.verdict, numbers.rstrip("."), ""]
+        items = self._items(row)
+        seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
+        limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
+        runs = "; ".join([f"{len(self._runs(row))}, {seeds} seeds", *limits])
+        sure = "confirmed by runs younger than the rule"
+        if "undecided" in row.verdict:
+            sure = "the runs cover a part of the claim" if part else "open: wide interval or few seeds"
+        elif "exploratory" in row.verdict:
+            sure = "suggests, does not confirm"
+        return [row.claim, runs, row.verdict, numbers.rstrip("."), sure]
+
+    def _items(self, row: Row) -> list[PlannedItem]:
+        return [item for item in self.published.items if item.id in row.items]
+
+    def _runs(self, row: Row) -> set[str]:
+        return {run for item in self._items(row) for run in item.run_ids}
+
+    def _cost(self, row: Row) -> list[str]:
+        """Runs, hours and megabytes of the items."""
+        hours, size = map(sum, zip(*(self.costs[run] for run in self._runs(row)), strict=True))
+        return [str(len(self._runs(row))), f"{hours:.1f}", f"{size / 1e6:.1f}"]
+
+
+def tolerance(test: Test, evidence: str) -> str:
+    """What a test tolerates, in the unit of its number."""
+    if isinstance(test, All):
+        return "; ".join(dict.fromkeys(tolerance(part, evidence) for part in test.tests))
+    if isinstance(test, Directed):
+        return f"above {test.by:g}, p < 0.05"
+    if isinstance(test, Similar):
+        return f"± {test.margin:g}"
+    if isinstance(test, Fails):
+        return f"at most {test.at_most:g}"
+    _, found, rest = evidence.partition("margin ")
+    return f"± {rest.partition(',')[0]}" if found else ""
