@@ -1,10 +1,11 @@
-"""Pages of results: the main claims of each paper, and what it costs to test the judged ones again.
+"""Pages of results: the main claims of each paper, and the cost of testing the judged ones again.
 
 Verdicts come from ``published/<paper>/claims.csv`` and the tables next to it, costs from the records.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import tarfile
 from collections import Counter
@@ -82,7 +83,7 @@ class Row:
         items: IDs of the items that it needs.
         verdict: the published verdict; empty if nothing was run.
         evidence: numbers behind the verdict.
-        margin: what the test tolerates.
+        margin: tolerance of the test.
     """
 
     claim: str
@@ -127,7 +128,7 @@ class Evidence:
         return [self._line(row) for row in [*tables, *(claims[name] for name in MAIN[paper])]]
 
     def decided(self, paper: str) -> list[list[str]]:
-        """What our runs judge: claim, restriction, runs, hours, megabytes, margin, expected verdict."""
+        """Judged values and claims: text, restriction, runs, hours, megabytes, margin, expected verdict."""
         judged = [row for row in self._claims(paper).values() if row.verdict.partition(",")[0] in JUDGED]
         return [
             [row.claim, f"`items={','.join(row.items)}`", *self._cost(row), row.margin, row.verdict]
@@ -137,8 +138,8 @@ class Evidence:
     def _claims(self, paper: str) -> dict[str, Row]:
         """All claims of a paper by their text."""
         path = self.folder / paper / "claims.csv"
-        made = pd.read_csv(path, keep_default_na=False).itertuples() if path.exists() else ()
-        judged = {(one.where, one.claim): one for one in made if one.verdict != "not run"}
+        made = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+        judged = {(one["where"], one["claim"]): one for one in made if one["verdict"] != "not run"}
         declared = next(item.paper.claims for item in self.complete.items if item.paper.paper == paper)
         rows = {}
         for claim in declared:
@@ -149,8 +150,9 @@ class Evidence:
             elif isinstance(claim.test, NotJudged):
                 verdict, evidence = "not judged", claim.test.why
             elif one := judged.get((claim.where, claim.claim)):
-                verdict, evidence = one.verdict + ", exploratory" * one.exploratory, one.evidence
-                stated = f"; stated: {one.stated}" if one.stated else ""
+                marks = ", exploratory" * (one["exploratory"] == "True")
+                verdict, evidence = one["verdict"] + marks, one["evidence"]
+                stated = f"; stated: {one['stated']}" if one["stated"] else ""
             text = f"{claim.claim} ({claim.where}{stated})"
             rows[claim.claim] = Row(text, items, verdict, evidence, tolerance(claim.test, evidence))
         return rows
@@ -176,8 +178,8 @@ class Evidence:
     def _line(self, row: Row) -> list[str]:
         numbers, part, _ = row.evidence.partition(" Undecided, as")
         if not row.verdict:
-            runs = {run for item in self.complete.items if item.id in row.items for run in item.run_ids}
-            return [row.claim, f"none of {len(runs)}", "**not run yet**", "", "no evidence"]
+            needed = {run for item in self.complete.items if item.id in row.items for run in item.run_ids}
+            return [row.claim, f"none of {len(needed)}", "**not run yet**", "", "no evidence"]
         if row.verdict in ("tested", "not judged"):
             return [row.claim, "", row.verdict, numbers.rstrip("."), ""]
         items = self._items(row)
@@ -204,7 +206,7 @@ class Evidence:
 
 
 def tolerance(test: Test, evidence: str) -> str:
-    """What a test tolerates, in the unit of its number."""
+    """Return the tolerance of a test, in the unit of its number."""
     if isinstance(test, All):
         return "; ".join(dict.fromkeys(tolerance(part, evidence) for part in test.tests))
     if isinstance(test, Directed):
