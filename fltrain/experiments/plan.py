@@ -198,7 +198,7 @@ class PlannedItem:
             restricted=self.restricted,
             assumptions=self.assumptions,
             reduced=self.scale.reduced,
-            seen=self.scale.seen,
+            seen=self.reduction.seen or self.scale.seen,
             axes={axis: tuple(labels) for axis, labels in self.axes.items()},
             table=self.item.table,
             figure=self.item.figure,

@@ -366,6 +366,8 @@ class Reduction(Settings):
         axes: axes that replace those of the same name.
         exceptions: further patches for some cells.
         seeds: maximum number of seeds.
+        seen: day by which all runs had been seen. A verdict is exploratory if its rule or test was decided on
+            that day or later.
     """
 
     title: str | None = None
@@ -374,6 +376,7 @@ class Reduction(Settings):
     axes: Axes = {}
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: int | None = Field(default=None, ge=1)
+    seen: Annotated[datetime.date, Strict(False)] | None = None
 
 
 def _by_name(written: Any) -> Any:
@@ -410,11 +413,8 @@ class Scale(Reduction):
         title: its heading.
         reduced: whether runs depart from the papers' protocol. If so, pages give no verdicts.
         items: items (``flfa/table1``) or papers (``flfa``), each with further changes if need be.
-        seen: day by which all runs of the scale had been seen. A verdict is exploratory if its rule or test
-            was decided on that day or later.
     """
 
-    seen: Annotated[datetime.date, Strict(False)] | None = None
     scale: Annotated[FileName, _none_of(*FOLDERS)]
     title: str
     reduced: bool

@@ -167,9 +167,11 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
     def edit(data: Yaml) -> None:
         put(0.5, "settings", "training", "lr")(data)
         put(7, "settings", "rounds")(data)
+        put("2026-11-23", "seen")(data)
         settings = {"training": {"lr": 0.25}, "method": "scaffold"}
         axes = {"method": {"only": "fedprox"}}
-        item("toy/table", title="a shorter trial", seeds=1, settings=settings, axes=axes)(data)
+        changes = {"title": "a shorter trial", "seeds": 1, "seen": "2026-11-24"}
+        item("toy/table", **changes, settings=settings, axes=axes)(data)
 
     table, figure = config.plan(scale=edit).items
     assert [entry.labels["method"] for entry in table.entries] == ["only", "only"]
@@ -178,6 +180,7 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
     assert {entry.spec.training.lr for entry in figure.entries} == {0.5}
     assert [len({entry.seed for entry in each.entries}) for each in (table, figure)] == [1, 2]
     assert [each.sheet.scale for each in (table, figure)] == ["a shorter trial", "a trial"]
+    assert [str(each.sheet.seen) for each in (table, figure)] == ["2026-11-24", "2026-11-23"]
 
 
 def test_items_can_show_exactly_the_curves_of_records(tmp_path: Path) -> None:
