@@ -480,10 +480,12 @@ Outside a checkout, `fltrain plan` stops with one message about the missing fold
 ```bash
 make results      # tables, figures and claims from the published records, without training
 for file in published/*/*; do cmp "$file" "results/$file"; done
+.venv/bin/fltrain verify --scale published
 ```
 
 The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
-Then open `results/published/index.html`. To see training as well, run `make reproduce`, which trains the
+`fltrain verify` checks the digests of records and makes the tables again. Then open
+`results/published/index.html`. To see training as well, run `make reproduce`, which trains the
 demonstration in about nine minutes on two cores.
 
 ## Make a claim again

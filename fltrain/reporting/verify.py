@@ -18,7 +18,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
-from fltrain.experiments.plan import PlannedItem, plan
+from fltrain.experiments.plan import Entry, PlannedItem, plan
 from fltrain.experiments.selection import Demand
 from fltrain.reporting.tables import write as tables
 from fltrain.runs.archive import moved_records
@@ -197,6 +197,14 @@ class Verification:
         if damaged := runs & self._damaged:
             yield Finding(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
+        # With ``best_of``, the file names the runs of each best label only; the others decided which is best.
+        axis = item.item.table.best_of if item.item.table else None
+
+        def place(entry: Entry) -> tuple[Any, ...]:
+            return entry.seed, *(label for name, label in entry.labels.items() if name != axis)
+
+        places = {place(entry) for entry in item.entries if entry.spec.run_id in runs}
+        runs |= {entry.spec.run_id for entry in item.entries if place(entry) in places}
         if runs and len(runs) < len(item.run_ids):
             part = f"made from {len(runs)} of its {len(item.run_ids)} runs"
             yield Finding(f"{path}: {part}, and checked against these", harmless=True)

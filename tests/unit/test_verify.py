@@ -350,6 +350,19 @@ def test_a_restricted_table_is_checked_against_its_part_of_the_plan(place: Place
     assert part.harmless and not edited.harmless and "differs from its records" in edited.text
 
 
+def test_a_table_of_best_labels_is_checked_against_all_its_runs(place: Place) -> None:
+    """Its file names the runs of the best label only."""
+    best = {**TWO_METHODS, "axes": {**TWO_METHODS["axes"], "kind": {"plain": {}}}}
+    best["table"] = {**TWO_METHODS["table"], "rows": "kind", "best_of": "method"}
+    write_papers(place.root / "config", {**TOY, "items": {"table": best}})
+    place.make_tables(place.plan)
+    (line,) = csv.DictReader(place.table().read_text().splitlines())
+    assert len(line["runs"].split()) == 1
+    assert place.findings() == []
+    change_cell(place.table(), "mean", "99.0")
+    place.only(place.table(), "differs from its records")
+
+
 def test_a_table_of_unplanned_runs_is_named(place: Place) -> None:
     write_papers(place.root / "config", {**TOY, "settings": {**TINY, "rounds": 3}})
     found = place.findings()
