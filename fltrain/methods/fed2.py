@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -84,7 +83,7 @@ class Fed2(Method):
         members = torch.nn.functional.one_hot(of_class, max(class_groups) + 1)
         present = (local.class_counts > 0).float() @ members.float()
         held = present > 0 if self.pair == "any" else present == members.sum(0)
-        return replace(update, extras={**update.extras, self.name: {"held": held}}), local.state
+        return update.sending(self.name, {"held": held}), local.state
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Average each group over the clients that hold it; keep a group without holders."""

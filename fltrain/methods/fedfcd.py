@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -99,7 +98,7 @@ class FedFcd(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Upload the mean features of every class of the client (LFR), also before the first round."""
-        return replace(update, extras={**update.extras, self.name: prototypes.of_client(local)}), {}
+        return update.sending(self.name, prototypes.of_client(local)), {}
 
     # ---------------------------------------------------------------- server
     def server_init(self, task: Task, start: Tensor) -> State:

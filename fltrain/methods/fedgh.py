@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -45,7 +44,7 @@ class FedGh(Method):
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         description = prototypes.of_client(local)
         sent = {name: description[name] for name in ("classes", "means")}
-        return replace(update, extras={**update.extras, self.name: sent}), {}
+        return update.sending(self.name, sent), {}
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         sent = [update.extras[self.name] for update in updates]

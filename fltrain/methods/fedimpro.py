@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -206,7 +205,7 @@ class FedImpro(Method):
             sent["counts"] = (local.class_counts > 0).to(local.class_counts)
         elif self.aggregation == "label_size":
             sent["counts"] = local.class_counts
-        return replace(update, extras={**update.extras, self.name: sent}), local.state
+        return update.sending(self.name, sent), local.state
 
     # ---------------------------------------------------------------- server
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -107,9 +106,9 @@ class FedMA(Method):
         return weights.where(step_state["trained"], local.start) if step_state else weights
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        extras = {**update.extras, self.name: {"classes": local.class_counts}}
         # A client continues from its upload, because others' neurons were matched with it.
-        return replace(update, extras=extras), {"weights": update.weights} if self._grows else {}
+        update = update.sending(self.name, {"classes": local.class_counts})
+        return update, {"weights": update.weights} if self._grows else {}
 
     # ---------------------------------------------------------------- server
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -46,8 +45,8 @@ class FedNova(Method):
         steps: float = local.steps
         if self.normaliser == "momentum":
             steps = accumulated_steps(local.steps, local.task.training.momentum, local.lr * self.mu)
-        extras = {**update.extras, self.name: {"normaliser": update.weights.new_full((), steps)}}
-        return replace(update, extras=extras), local.state
+        sent = {"normaliser": update.weights.new_full((), steps)}
+        return update.sending(self.name, sent), local.state
 
     def server_init(self, task: Task, start: Tensor) -> State:
         return {"velocity": start.new_zeros(start.shape)} if self.server_momentum else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -78,7 +77,7 @@ class FedProto(Method):
             if self.source == "post"
             else prototypes.describe(step_state["counts"], step_state["sums"])
         )
-        return replace(update, extras={**update.extras, self.name: sent}), {}
+        return update.sending(self.name, sent), {}
 
     # ---------------------------------------------------------------- server
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:

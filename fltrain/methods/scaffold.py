@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validator
@@ -68,20 +67,17 @@ class Scaffold(Method):
     def _options_of_the_variant(cls, settings: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(settings, Mapping) or "variant" not in settings:
             return handler(settings)
-        options = {**settings}
-        variant = options.pop("variant")
-        if not isinstance(variant, str) or variant not in VARIANTS:
+        variant, given = settings["variant"], {key: settings[key] for key in settings if key != "variant"}
+        if str(variant) not in VARIANTS:
             raise ValueError(f"unknown variant {variant!r}; write {', '.join(VARIANTS)}, or leave it out")
-        for name in VARIANTS[variant].keys() & options.keys():
+        for name in VARIANTS[variant].keys() & given.keys():
             raise ValueError(f"variant {variant!r} sets {name!r}; leave one of the two out")
-        return handler({**options, **VARIANTS[variant]})
+        return handler({**given, **VARIANTS[variant]})
 
     @model_validator(mode="after")
     def _the_normaliser_fits(self) -> Self:
         if self.option == "II" and self.correction == "after_step" and self.normaliser != "plain":
-            raise ValueError(
-                f"correction 'after_step' goes with normaliser 'plain', not {self.normaliser!r}; change one"
-            )
+            raise ValueError("correction 'after_step' goes with normaliser 'plain', not 'effective'")
         return self
 
     def server_init(self, task: Task, start: Tensor) -> State:
@@ -98,10 +94,8 @@ class Scaffold(Method):
 
     def client_init(self, local: Local) -> State:
         common, control, _ = self._controls(local)
-        step_state = {"correction": common - control}
-        if self.option == "I":
-            step_state["gradient"] = local.examples.mean_gradient(local.start)
-        return step_state
+        gradient = {"gradient": local.examples.mean_gradient(local.start)} if self.option == "I" else {}
+        return {"correction": common - control, **gradient}
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return gradient + step_state["correction"] if self.correction == "gradient" else gradient
@@ -121,15 +115,13 @@ class Scaffold(Method):
         control = control + change
         if self.weighting == "data":
             change = control - local.payload["control"]
-        extras = {**update.extras, self.name: {"change": change * omega}}
-        return replace(update, extras=extras), {"control": control}
+        return update.sending(self.name, {"change": change * omega}), {"control": control}
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         sizes = data_shares(updates)
         by_size = self.weighting in ("weights", "data")
         moved = mean([update.displacement for update in updates], sizes if by_size else None)
         changes = [update.extras[self.name]["change"] for update in updates]
-        sampled = len(updates) / task.clients
-        change = mean(changes, sizes) if self.weighting == "data" else mean(changes) * sampled
-        control = state["control"] + change
-        return Aggregate(before.weights + self.server_lr * moved, {"control": control})
+        share = len(updates) / task.clients
+        change = mean(changes, sizes) if self.weighting == "data" else mean(changes) * share
+        return Aggregate(before.weights + self.server_lr * moved, {"control": state["control"] + change})

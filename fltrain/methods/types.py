@@ -283,6 +283,10 @@ class Update:
         """Return the uploaded minus the received weights, ``[P]``."""
         return self.weights - self.start
 
+    def sending(self, name: str, extras: State) -> Update:
+        """Return the update with further uploads of the method ``name``."""
+        return replace(self, extras={**self.extras, name: extras})
+
 
 @dataclass(frozen=True)
 class Recording:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +125,7 @@ class FlatModel:
 
     Attributes:
         weights: trainable parameters ``[P]``.
-        gradient: sum of gradients ``[P]``; ``backward`` adds to it.
+        gradient: gradient ``[P]``; ``differentiate`` sets it, ``backward`` adds to it.
         buffers: floating-point buffers ``[B]``.
         counters: integer buffers.
     """
@@ -156,8 +157,6 @@ class FlatModel:
         self.network = network
         self._tracking = [module for module in network.modules() if isinstance(module, _BatchNorm)]
         parameters, floats, integers = _tensors(network)
-        head = set(network.classifier.parameters())
-        self._others = {"head": [one for one in parameters.values() if one not in head], "body": [*head]}
         device = next(iter(parameters.values())).device
         self.weights = pack(parameters.values(), torch.float32, device)
         self.gradient = torch.zeros_like(self.weights)
@@ -167,6 +166,10 @@ class FlatModel:
             parameter = parameters[slot.name]
             parameter.data = slot.of(self.weights)
             parameter.grad = slot.of(self.gradient)
+        count = len(self.layout.parameters) - len(self.layout.classifier)
+        pairs = [(parameters[slot.name], slot.of(self.gradient)) for slot in self.layout.parameters]
+        parts: dict[Part, Any] = {"all": pairs, "head": pairs[count:], "body": pairs[:count]}
+        self._parts = {part: tuple(zip(*chosen, strict=True)) for part, chosen in parts.items()}
         for vector, laid_out in ((self.buffers, self.layout.buffers), (self.counters, self.layout.counters)):
             for slot in laid_out:
                 owner, _, name = slot.name.rpartition(".")
@@ -178,9 +181,12 @@ class FlatModel:
         self.buffers.copy_(buffers)
         self.counters.copy_(counters)
 
-    def only(self, part: Part) -> AbstractContextManager[None]:
-        """Compute gradients only in some of the parameters, within the context."""
-        return nullcontext() if part == "all" else _fixed(self._others[part])
+    def differentiate(self, value: Tensor, part: Part) -> None:
+        """Set ``gradient`` to that of a scalar in some of the parameters, and to zero in all others."""
+        if part != "all":
+            self.gradient.zero_()
+        parameters, gradients = self._parts[part]
+        torch._foreach_copy_(gradients, torch.autograd.grad(value, parameters, materialize_grads=True))
 
     @contextmanager
     def untracked(self) -> Iterator[None]:
@@ -192,15 +198,3 @@ class FlatModel:
         finally:
             for module in self._tracking:
                 module.track_running_stats = True
-
-
-@contextmanager
-def _fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Compute no gradients in these parameters, within the context."""
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
