@@ -11,7 +11,7 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import write_text
 from fltrain.experiments.costs import PlanCosts, Workload, run_table
 from fltrain.experiments.plan import plan
@@ -94,7 +94,7 @@ def _print_costs(costs: PlanCosts, claims: bool) -> None:
     scale = costs.plan.scale
     rows: list[tuple[str, ...]] = []
     for item in costs.plan.items:
-        title = f"{item.item.title} ({_count(item.claims, 'claim')})" if claims else item.item.title
+        title = f"{item.item.title} ({count(item.claims, 'claim')})" if claims else item.item.title
         counts = (len(item.entries), len(item.run_ids), len(costs.done & set(item.run_ids)))
         rows.append((item.id, title, *map(str, counts), *_prices(costs, item.run_ids)))
     counts = (len(costs.plan.specs), len(costs.plan.runs), len(costs.done & costs.plan.runs.keys()))
@@ -102,10 +102,6 @@ def _print_costs(costs: PlanCosts, claims: bool) -> None:
     numbers = ("cells x seeds", "runs", "trained", "hours", "left", "traffic, GB", "disk, MB")
     typer.echo(f"{scale.scale}: {scale.title}")
     print_table(("item", "title", *numbers), rows, right=numbers)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _prices(costs: PlanCosts, runs: list[str]) -> list[str]:

@@ -35,11 +35,8 @@ def select(
     rows = []
     for cell in selected.cells:
         best = cell.trials[cell.chosen]
-        rows.append((", ".join(cell.labels.values()), cell.chosen, _shown(best.value), str(best.settings)))
+        shown = "diverged" if best.value is None else f"{best.value:.4g}"
+        rows.append((", ".join(cell.labels.values()), cell.chosen, shown, str(best.settings)))
     numbers = ("trial", selected.measure)
     print_table(("cell", *numbers, "settings"), rows, right=numbers)
     typer.echo(f"selection: {path}; commit it, then train the other items of {scale!r}")
-
-
-def _shown(value: float | None) -> str:
-    return "diverged" if value is None else f"{value:.4g}"

@@ -78,7 +78,9 @@ def train(
 
     A stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed run resumes from its last checkpoint.
     """
-    parsed, stopping = [_read_spec(name) for name in specs], Stopping()
+    # A record's spec.json can be trained as it is.
+    paths, stopping = [None if name == "-" else Path(name) for name in specs], Stopping()
+    parsed = [read_settings(path, RunSpec, ignored=("revisions",)) for path in paths]
     where = Results(results)
     recover_records(where)
     due = []
@@ -107,8 +109,3 @@ def train(
                     together, where, execution, again=again, quiet=quiet, stopping=stopping
                 ):
                     typer.echo(f"{record.run_id}: {record.summary['status']}, see {record.folder}")
-
-
-def _read_spec(name: str) -> RunSpec:
-    # A record's spec.json can be trained as it is.
-    return read_settings(None if name == "-" else Path(name), RunSpec, ignored=("revisions",))

@@ -10,6 +10,11 @@ _LONGEST = 1000
 """Maximum length of a message; longer ones lose their middle."""
 
 
+def count(number: int, noun: str) -> str:
+    """Return, for example, ``1,712 images``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class FltrainError(ValueError):
     """A mistake in configuration, data or environment.
 

@@ -45,8 +45,10 @@ def replacing(path: Path) -> Iterator[Path]:
             _lock(handle)
             temporary = Path(name)
             yield temporary
-            temporary.chmod(0o666 & ~_umask())  # mkstemp makes files private; results are for everyone
-            _flush(temporary)
+            os.umask(mask := os.umask(0))
+            temporary.chmod(0o666 & ~mask)  # mkstemp makes files private; results are for everyone
+            with temporary.open("rb") as file:  # a full disk may show only now; a power loss would empty it
+                os.fsync(file.fileno())
             temporary.replace(path)
     except OSError as error:
         if temporary and error.filename not in (None, str(temporary)):
@@ -59,12 +61,6 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         if temporary:
             temporary.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file is on the disk: a full disk may show only now, and a power loss would empty it."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def clear_leftovers(folder: Path, pattern: str = ".*.part") -> None:
@@ -82,12 +78,6 @@ def _lock(handle: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def backdate(paths: Iterable[Path]) -> None:

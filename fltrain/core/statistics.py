@@ -48,14 +48,9 @@ class Statistic:
         half = self.std / math.sqrt(self.n) * float(stats.t.isf(LEVEL / 2, self.n - 1))
         return self.mean - half, self.mean + half
 
-    def text(self, decimals: int, sign: str = "", interval: bool = False) -> str:
-        """Format mean and deviation, for example ``67.34 ± 0.52``; ``never`` if the mean is infinite."""
-        if math.isinf(self.mean):
-            return "never"
-        mean = f"{self.mean:{sign}.{decimals}f}"
-        if interval and self.interval:
-            return f"{mean} {interval_text(self.interval, decimals, sign)}"
-        return mean if self.std is None else f"{mean} ± {self.std:.{decimals}f}"
+    def text(self, decimals: int, sign: str = "") -> str:
+        """Format mean and deviation."""
+        return number_text(self.mean, decimals, sign, self.std)
 
 
 def variance(values: Sequence[float]) -> float:
@@ -73,6 +68,22 @@ def interval_text(interval: tuple[float, float], decimals: int, sign: str = "") 
     """Format an interval, for example ``[66.05, 68.63]``."""
     low, high = interval
     return f"[{low:{sign}.{decimals}f}, {high:{sign}.{decimals}f}]"
+
+
+def number_text(
+    value: float | None,
+    decimals: int,
+    sign: str = "",
+    std: float | None = None,
+    interval: tuple[float, float] | None = None,
+) -> str:
+    """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite)."""
+    if value is None:
+        return ""
+    text = "never" if math.isinf(value) else f"{value:{sign}.{decimals}f}"
+    if interval:
+        return f"{text} {interval_text(interval, decimals, sign)}"
+    return text if std is None else f"{text} ± {std:.{decimals}f}"
 
 
 def p_text(p: float) -> str:

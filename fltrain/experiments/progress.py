@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.runs.record import Results
+
+
+def duration(seconds: float) -> str:
+    """Format a duration, for example ``45 s``, ``12 min`` or ``3.4 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @dataclass
@@ -26,15 +33,13 @@ class Progress:
     clock: Callable[[], float] = time.monotonic
     total: int = 0
     done: int = 0
-    start: float | None = field(default=None)
+    start: float | None = None
 
     def planned(self, jobs: Mapping[str, int]) -> str:
         """Return the size of the workflow in words, from the number of jobs of each rule."""
         self.total = jobs.get("train", 0)
-        others = sum(
-            number for rule, number in jobs.items() if rule not in ("train", "all", "default", "total")
-        )
-        return f"{self.total} run{'s' * (self.total != 1)} to train, {others} other jobs"
+        others = sum(jobs[rule] for rule in jobs.keys() - {"train", "all", "default", "total"})
+        return f"{count(self.total, 'run')} to train, {others} other jobs"
 
     def started(self) -> None:
         """Note that a run starts."""
@@ -62,10 +67,4 @@ class Progress:
         if missing <= 0:
             return "; all runs are trained"
         seconds = (self.clock() - (self.start or 0.0)) / self.done * missing
-        if seconds < 90:
-            return f"; about {seconds:.0f} s left"
-        return (
-            f"; about {seconds / 60:.0f} min left"
-            if seconds < 5400
-            else f"; about {seconds / 3600:.1f} h left"
-        )
+        return f"; about {duration(seconds)} left"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Strict
 
 from fltrain.core.config import FileName, Settings
+from fltrain.core.errors import count
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import Condition, begins, parse_where, settings_text, short_names
 
@@ -72,7 +73,7 @@ class Selection(Settings):
     def demands(self) -> Iterator[Demand]:
         """The conditions on runs."""
         if (seeds := self.seeds) is not None:
-            yield Demand(f"{seeds} seed{'s' if seeds > 1 else ''}", lambda _, number: number < seeds)
+            yield Demand(count(seeds, "seed"), lambda _, number: number < seeds)
         for condition in parse_where(self.where):
             compared = begins(condition.key, ("method", "plugins"))
             yield Demand(str(condition), partial(_meets, condition), references=compared)

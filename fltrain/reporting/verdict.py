@@ -252,10 +252,6 @@ def _within(interval: Interval, margin: float) -> bool:
     return interval[0] >= -margin and interval[1] <= margin
 
 
-def _beyond(interval: Interval, margin: float) -> bool:
-    return interval[0] > margin or interval[1] < -margin
-
-
 def _too_few(n: int) -> str:
     return "one seed" if n == 1 else "too few seeds"
 
@@ -332,7 +328,7 @@ def _labelled(cell: CellNumbers, judged: Judgement) -> Judgement:
     assert judged.interval is not None
     if _within(judged.interval, cell.margin):
         return replace(judged, verdict="reproduced")
-    if _beyond(judged.interval, cell.margin):
+    if judged.interval[0] > cell.margin or judged.interval[1] < -cell.margin:
         return replace(judged, verdict="not reproduced", side=_side(cell, judged.interval[0] > cell.margin))
     return replace(judged, verdict="inconclusive")
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import read_arrays
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
@@ -78,8 +78,8 @@ class Verification:
     @property
     def summary(self) -> str:
         """Counts of checked files and of problems."""
-        checked = ", ".join(_counted(count, what) for what, count in self._counts.items())
-        return f"{checked}: {_counted(self.problems, 'problem') if self.problems else 'all consistent'}"
+        checked = ", ".join(count(number, what) for what, number in self._counts.items())
+        return f"{checked}: {count(self.problems, 'problem') if self.problems else 'all consistent'}"
 
     def _each(
         self, what: str, paths: Iterable[Path], check: Callable[[Path], Iterator[Finding]]
@@ -243,8 +243,3 @@ class Verification:
             yield Finding(
                 f"{path}: left by an interrupted process; can be deleted unless one is running", harmless=True
             )
-
-
-def _counted(number: int, what: str) -> str:
-    """For example ``3 records``."""
-    return f"{number:,} {what}{'s' if number != 1 else ''}"

@@ -64,11 +64,6 @@ def checkpoint_file(folder: Path, finished: int) -> Path:
     return folder / f"round-{finished:06d}.safetensors"
 
 
-def round_of(checkpoint: Path) -> int:
-    """Return the number of finished rounds in a checkpoint, from its name."""
-    return int(checkpoint.stem.partition("-")[2])
-
-
 def reason(error: Exception) -> str:
     """Describe one of ``BROKEN`` in one line."""
     what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
@@ -117,7 +112,8 @@ class Results:
 
     def saved_rounds(self, run_id: str) -> int:
         """Rounds that the latest checkpoint of a run covers; 0 without a checkpoint."""
-        return max((round_of(path) for path in checkpoint_files(self.checkpoints(run_id))), default=0)
+        names = [path.stem for path in checkpoint_files(self.checkpoints(run_id))]
+        return max((int(name.partition("-")[2]) for name in names), default=0)
 
     def lease(self, run_id: str) -> Path:
         """Lock file of the process that trains a run."""

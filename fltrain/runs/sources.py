@@ -164,7 +164,10 @@ def _module(name: str, unused: frozenset[str]) -> _Module | None:
     tree = ast.parse(file.read_bytes())
     tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name in unused)]
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    return _Module(_tree_digest(tree), tuple(_imports(tree, package)))
+    texts: list[str] = []
+    _add_texts(tree, texts.append)
+    digest = hashlib.sha256("".join(f"{text}\0" for text in texts).encode()).hexdigest()
+    return _Module(digest, tuple(_imports(tree, package)))
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
@@ -177,12 +180,6 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
             if node.level:
                 base = importlib.util.resolve_name("." * node.level + base, package)
             yield from chain([base], (f"{base}.{alias.name}" for alias in node.names))
-
-
-def _tree_digest(tree: ast.Module) -> str:
-    texts: list[str] = []
-    _add_texts(tree, texts.append)
-    return hashlib.sha256("".join(f"{text}\0" for text in texts).encode()).hexdigest()
 
 
 def _add_texts(node: Any, add: Callable[[str], None]) -> None:

@@ -14,17 +14,14 @@ import jsonschema
 import pandas as pd
 import pytest
 
-from fltrain.experiments.plan import plan
-from fltrain.experiments.selection import Selection
 from fltrain.reporting import curves
 from fltrain.reporting.overview import page as overview
-from fltrain.reporting.overview.listing import Listing
 from fltrain.reporting.overview.page import write
 from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables.cells import TableCell, read_csv
 from fltrain.reporting.tables.html import verdict_sentence
 
-from ..toy import DOUBT, GPU, METHODS, PLUGINS, ROUNDS, SEEDS, Toy, chart_library
+from ..toy import DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, Toy
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("index.html", "runs.html", "paper/table1.html", "paper/table1.curves.html")
@@ -82,38 +79,8 @@ def read(toy: Toy, name: str) -> Page:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_load_no_external_resources(toy: Toy, name: str) -> None:
-    page = read(toy, name)
-    assert page.text.startswith("<!doctype html>")
-    # The library could load data; tests/browser check that it loads nothing.
-    text = page.text.replace('xmlns="http://www.w3.org/2000/svg"', "").replace(chart_library(), "")
-    assert not re.search(r"https?:|//cdn|@import|url\(|<script [^>]*src|fetch\(|import\(", text)
-    assert [address for address in page.loaded if not address.startswith("data:")] == []
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_links_lead_to_existing_targets(toy: Toy, name: str) -> None:
-    page = read(toy, name)
-    folder = (toy.folder / name).parent
-    assert page.links
-    for link in page.links:
-        file, _, anchor = link.partition("#")
-        if file:
-            assert (folder / unquote(file.partition("?")[0])).exists(), link
-        else:
-            assert anchor in page.ids, link
-    assert len(page.ids) == len(set(page.ids))
-
-
-@pytest.mark.parametrize("name", PAGES)
 def test_texts_are_escaped(toy: Toy, name: str) -> None:
     assert read(toy, name).of("b") == []
-
-
-def test_equal_results_give_equal_pages(toy: Toy, tmp_path: Path) -> None:
-    again = Toy(tmp_path).write()
-    for name in PAGES:
-        assert (again.folder / name).read_bytes() == (toy.folder / name).read_bytes()
 
 
 def test_a_table_has_title_assumptions_and_verdicts(toy: Toy) -> None:
@@ -128,15 +95,6 @@ def test_at_a_reduced_scale_there_is_no_verdict(tmp_path: Path) -> None:
     page = read(Toy(tmp_path, reduced=True).write(), "paper/table1.html")
     assert any("not comparable with the published ones" in text for text in page.of("p"))
     assert not any("reproduced" in text or "inconclusive" in text for text in page.of("span"))
-
-
-def test_headings_and_rows_have_the_same_number_of_columns(toy: Toy) -> None:
-    page = read(toy, "paper/table1.html")
-    first, last, *body = page.rows[: 2 + len(METHODS)]
-    width = sum(columns for _, columns in first)
-    assert first[0] == (2, 1)
-    assert all(columns == 1 for _, columns in last), "each column has a heading for sorting"
-    assert {1 + len(last), *(len(row) for row in body)} == {width}
 
 
 def test_doubts_and_notes_are_linked_from_their_values(toy: Toy) -> None:
@@ -263,23 +221,10 @@ def test_missing_files_are_not_linked(tmp_path: Path) -> None:
     assert Page((toy.folder / "index.html").read_text()).of("small")[0] == "of 30"
 
 
-MIXED: dict[str, tuple[dict[str, Any], str | None]] = {
-    "the same": ({}, None),
-    "another host": ({"host": "elsewhere"}, None),
-    "another commit": (
-        {"commit": "b" * 40},
-        "2 revisions of the code: aaaaaaaaaa (29 runs); bbbbbbbbbb (1 run).",
-    ),
-    "another torch": (
-        {"packages": {"torch": "2.13.0", "numpy": "2.4.6"}},
-        "2 numeric profiles: cpu, torch 2.12.1, numpy 2.4.6 (29 runs); "
-        "cpu, torch 2.13.0, numpy 2.4.6 (1 run).",
-    ),
-    "a GPU": (
-        GPU,
-        "2 numeric profiles: cpu, torch 2.12.1, numpy 2.4.6 (29 runs); "
-        "NVIDIA H200, torch 2.12.1, numpy 2.4.6, CUDA 12.8 (1 run).",
-    ),
+MIXED: dict[str, tuple[dict[str, Any], str]] = {
+    "another host": ({"host": "elsewhere"}, ""),
+    "another commit": ({"commit": "b" * 40}, "These runs mix code (commit)"),
+    "another torch": ({"packages": {"torch": "2.13.0"}}, "These runs mix PyTorch versions (2.12.1: 29"),
 }
 
 
@@ -288,10 +233,9 @@ def test_mixed_code_or_machines_are_reported_at_the_top(name: str, tmp_path: Pat
     changes, remark = MIXED[name]
     toy = Toy(tmp_path, provenance={Toy.run("FedProx", "BP", 1): changes}).write()
     for file in ("index.html", "runs.html", "paper/table1.html"):
-        page = read(toy, file)
-        assert [text for text in page.of("li") if "runs)" in text] == ([remark] if remark else []), file
-        if remark:
-            assert page.text.index(remark) < page.text.index("<table"), "before any number"
+        text = read(toy, file).text
+        assert ("These runs mix" in text) == bool(remark), file
+        assert remark in text.partition("<table")[0], "before any number"
 
 
 def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
@@ -330,13 +274,6 @@ def test_pictures_are_embedded_in_the_overview_unless_they_are_large(
     assert [one for one in large.loaded if not one.startswith("data:")] == ["paper/figure1.png"]
 
 
-def test_the_overview_links_only_existing_items(toy: Toy) -> None:
-    page = read(toy, "index.html")
-    assert "paper/table1.html" in page.links
-    assert "#paper/figure1" in page.links and "paper/figure1.pdf" in page.links
-    assert not any(link.startswith("paper/table10") for link in page.links)
-
-
 def test_an_overview_before_any_run_is_trained(tmp_path: Path) -> None:
     toy = Toy(tmp_path)
     toy.folder.mkdir(parents=True)
@@ -347,18 +284,6 @@ def test_an_overview_before_any_run_is_trained(tmp_path: Path) -> None:
         *("runs.html", "report.html", "verdicts.csv"),
         *(link for link in page.links if link.startswith("runs.html?")),
     }
-
-
-def test_the_listing_of_a_plan_is_unchanged_by_the_workflow() -> None:
-    planned = plan(ROOT / "config", "demo")
-    listing = Listing.of(planned)
-    assert Listing.parse(json.loads(listing.model_dump_json()), "listing") == listing
-    listed = [f"{paper.name}/{item.name}" for paper in listing.papers for item in paper.items]
-    assert sorted(listed) == sorted(item.id for item in planned.items)
-    assert {run for paper in listing.papers for item in paper.items for run in item.runs} == set(planned.runs)
-    assert listing.restrictions == ()
-    part = planned.restricted(Selection(items=("fed2",), seeds=1))
-    assert Listing.of(part).restrictions == part.restrictions != ()
 
 
 def test_the_page_of_curves_has_the_numbers_of_the_records(toy: Toy) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.registry import Component
 from fltrain.data.unpack import unpack
 
@@ -176,11 +176,6 @@ def as_labels(
         expected = f"{first} to {first + classes - 1}" if classes is not None else f"{first} or more"
         raise FltrainError(f"{where}: found labels {low} to {high}, expected {expected}")
     return array.astype(np.int64)
-
-
-def count(number: int, noun: str) -> str:
-    """Return, for example, ``1,712 images``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listing(names: Iterable[str], most: int = 3) -> str:

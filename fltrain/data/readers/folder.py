@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field, Strict
 
 from fltrain.core.config import suggest
-from fltrain.core.errors import FltrainError
-from fltrain.data.readers.base import Facts, Images, RawSplits, Reader, Split, count, listing, readable
+from fltrain.core.errors import FltrainError, count
+from fltrain.data.readers.base import Facts, Images, RawSplits, Reader, Split, listing, readable
 
 if TYPE_CHECKING:
     from PIL.Image import Image

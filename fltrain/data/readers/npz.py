@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.data.readers.base import (
     Facts,
     RawSplits,
@@ -16,7 +16,6 @@ from fltrain.data.readers.base import (
     Split,
     as_images,
     as_labels,
-    count,
     listing,
     locate,
     readable,

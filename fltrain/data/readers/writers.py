@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import read_json
 from fltrain.data.readers.base import (
     Facts,
@@ -23,7 +23,6 @@ from fltrain.data.readers.base import (
     Split,
     as_images,
     as_labels,
-    count,
     extracted,
     locate,
     readable,

@@ -14,8 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 
-from fltrain.core.config import suggest
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.statistics import (
     LEVEL,
     Sides,
@@ -151,14 +150,14 @@ def judge(
 
     Args:
         claims: the claims with their tests.
-        statements: the claims as the paper states them.
+        statements: the claims as the paper states them, which the plan has checked.
         sheets: the paper's items at the scale.
         runs: returns the record of a run id, complete or not.
         published: returns the published values behind an item.
         reduced: True for a reduced scale.
 
     Raises:
-        FltrainError: if a claim is not among the statements, or its test does not fit the item.
+        FltrainError: if the test of a claim does not fit the item.
     """
     stated = {(statement.where, statement.claim): statement for statement in statements}
     sheets = list(sheets)
@@ -168,9 +167,6 @@ def judge(
     judged: list[Judged] = []
     for claim in claims:
         key = claim.where, claim.claim
-        if key not in stated:
-            near = suggest(claim.claim, [text for _, text in stated])
-            raise FltrainError(f"claims: the paper has no claim {claim.claim!r} in {claim.where!r}{near}")
         try:
             finding = judge_of.finding(claim.test, stated[key])
         except FltrainError as error:
@@ -437,7 +433,7 @@ class Evidence:
     def losses(self) -> list[str]:
         """Number of lost runs by reason, and of places without a number, as texts."""
         lost = [f"{number} {LOST[state]}" for state, number in self.lost.items() if number]
-        return lost + ([f"{_counted(self.empty, 'place')} without a number"] if self.empty else [])
+        return lost + ([f"{count(self.empty, 'place')} without a number"] if self.empty else [])
 
     @cached_property
     def per_seed(self) -> list[float]:
@@ -462,7 +458,7 @@ class Evidence:
         parts = ["no seed has a number in all places"]
         if statistic:
             around = f" [{interval[0]:+.4g}, {interval[1]:+.4g}]" if interval else ""
-            parts = [f"mean {statistic.mean:+.4g}{self.unit}{around} over {_counted(statistic.n, 'seed')}"]
+            parts = [f"mean {statistic.mean:+.4g}{self.unit}{around} over {count(statistic.n, 'seed')}"]
         means = {place: float(np.mean(values)) for place, values in self.filled.items()}
         if len(means) > 1:
             low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
@@ -478,11 +474,6 @@ AVERAGE = "the average"
 LOST = {DIVERGED: "diverged", STALE: "stale", DAMAGED: "damaged", MISSING: "not run"}
 UNTESTABLE = "no test: it takes two seeds that differ"
 INCOMPLETE = "no test: an average takes a number at every place"
-
-
-def _counted(number: int, what: str) -> str:
-    """For example ``3 seeds``."""
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
@@ -563,7 +554,7 @@ def _value(evidence: Evidence, test: Value, statement: Statement, published_seed
     at = f" ({where})" if test.extreme and where != AVERAGE else ""
     spread = max(ours.std or 0.0, evidence.floor_of(where))
     losses = f", {', '.join(evidence.losses)}" if evidence.losses else ""
-    text = f"{ours.mean:.2f} over {_counted(ours.n, 'seed')}{at}{losses}"
+    text = f"{ours.mean:.2f} over {count(ours.n, 'seed')}{at}{losses}"
     compared = f"stated {stated:g}, margin {margin:g}"
     if ours.n < 3 or spread == 0:
         return Finding("undecided", text, f"{compared}; no interval: it takes three seeds", ours.mean)
@@ -597,13 +588,13 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
         verdict = "supported"
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
-    parts = [f"more than half of them at {int((shares > 0.5).sum())} of {_counted(len(shares), 'place')}"]
+    parts = [f"more than half of them at {int((shares > 0.5).sum())} of {count(len(shares), 'place')}"]
     lost = int((~there).sum())
-    parts += [f"{_counted(lost, 'run')} not there or without a number"] if lost else []
-    parts += [f"{_counted(empty, 'place')} without any run"] if empty else []
+    parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
+    parts += [f"{count(empty, 'place')} without any run"] if empty else []
     return Finding(
         verdict,
-        f"failed: {int(failed.sum())} of {_counted(int(there.sum()), 'run')}, by divergence "
+        f"failed: {int(failed.sum())} of {count(int(there.sum()), 'run')}, by divergence "
         f"({int(diverged.sum())}) or with at most {test.at_most:g} at the end; {', '.join(parts)}",
     )
 

@@ -10,19 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from markupsafe import Markup
 
 from fltrain.core.files import read_json, write_text
 from fltrain.experiments.layout import CURVES_FORM
+from fltrain.experiments.progress import duration
 from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.cells import TableCell, read_csv, to_csv
-from fltrain.reporting.tables.html import Run, mixtures
+from fltrain.reporting.tables.html import Run
 from fltrain.reporting.tables.render import to_macros
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
+from fltrain.runs.remarks import remarks
 
 FORMS = {form: f".{form}" for form in ("html", "pdf", "svg", "png", "csv", "md", "tex")}
 FORMS["curves"] = CURVES_FORM
@@ -55,13 +57,6 @@ class Progress:
             diverged=sum(record.summary["status"] == "diverged" for record in done),
             seconds=sum(record.costs["seconds"]["total"] for record in done),
         )
-
-
-def duration(seconds: float) -> str:
-    """Format a duration, for example ``45 s``, ``12 min`` or ``3.4 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 TEMPLATES.filters["duration"] = duration
@@ -182,7 +177,7 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
         meanings={**VERDICTS, **GAIN_VERDICTS},
         verdict_file=VERDICT_FILE,
         claim_verdicts=_added(paper.claim_verdicts for paper in papers),
-        mixtures=mixtures(Run.of(record, None, folder) for record in records.values()),
+        remarks=remarks(records.values()),
         runs=runs,
         report=REPORT,
         run_table="runs.csv" if (folder / "runs.csv").exists() else "",
@@ -207,7 +202,7 @@ def runs_page(listing: Listing, results: Results, folder: Path, index: str) -> s
         listing=listing,
         rows=rows,
         progress=Progress.of(records, records),
-        mixtures=mixtures(run for run, _, _ in rows),
+        remarks=remarks(records.values()),
         index=index,
     )
 
@@ -218,7 +213,8 @@ def _records(listing: Listing, results: Results) -> dict[str, Record]:
 
 
 def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, reduced: bool) -> PaperEntry:
-    summary = _summary(folder / listed.name / "summary.json")
+    path = folder / listed.name / "summary.json"
+    summary: dict[str, Any] = read_json(path) if path.exists() else {"items": [], "claims": []}
     judged = {item["name"]: item for item in summary["items"]}
 
     def entry(item: ListedItem) -> ItemEntry:
@@ -259,20 +255,8 @@ def _picture(folder: Path, address: str) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
-def _summary(path: Path) -> dict[str, Any]:
-    """Return the summary of a paper; empty if the file does not exist."""
-    if not path.exists():
-        return {"items": [], "claims": []}
-    summary: dict[str, Any] = read_json(path)
-    return summary
-
-
-Amount = TypeVar("Amount", int, float)
-
-
-def _added(counts: Iterable[Mapping[str, Amount]]) -> dict[str, Amount]:
-    total: dict[str, Amount] = {}
+def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    total: Counter[str] = Counter()
     for count in counts:
-        for name, number in count.items():
-            total[name] = total[name] + number if name in total else number
-    return total
+        total.update(count)
+    return dict(total)

@@ -9,7 +9,6 @@ import itertools
 import math
 import os
 import string
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,12 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fltrain.core.statistics import interval_text
+from fltrain.core.statistics import interval_text, number_text
 from fltrain.experiments.layout import CURVES_FORM, Sheet
 from fltrain.reporting.numbers import curve_place
 from fltrain.reporting.pictures import TEMPLATES, difference_bar, forest, gain_bar
 from fltrain.reporting.tables.cells import TableCell
-from fltrain.reporting.tables.render import Entry, Grid, Notes, number_text, value_text
+from fltrain.reporting.tables.render import Entry, Grid, Notes, value_text
 from fltrain.runs.record import RECORD_FILES, Record
 
 LINKED = (*RECORD_FILES, "train.log")
@@ -80,16 +79,6 @@ class Run:
         if diverged := record.summary.get("diverged"):
             status += f" in round {diverged['round']}"
         return cls(record.run_id, seed, status, Code.of(record.provenance), files)
-
-
-def mixtures(runs: Iterable[Run]) -> dict[str, dict[str, int]]:
-    """Count runs by revision of the code and by numeric profile, if there are several of them."""
-    codes = [code for code in {run.id: run.code for run in runs}.values() if code]
-    counts = {
-        "revisions of the code": Counter(code.revision for code in codes),
-        "numeric profiles": Counter(code.profile for code in codes),
-    }
-    return {what: dict(count.most_common()) for what, count in counts.items() if len(count) > 1}
 
 
 # ---------------------------------------------------------------- cells
@@ -254,7 +243,6 @@ def table_page(
         published=PublishedNotes.on(shown),
         sections=sections,
         curves=Path(sheet.id).name + CURVES_FORM,
-        mixtures=mixtures(run for section in sections for run in section.runs),
         exploratory=any(cell.exploratory for cell in shown),
     )
 

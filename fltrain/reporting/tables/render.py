@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +10,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from fltrain.core.statistics import interval_text
+from fltrain.core.statistics import number_text
 from fltrain.experiments.layout import Sheet, named
 from fltrain.reporting.tables.cells import TableCell, checked
-from fltrain.reporting.verdict import RULE_DATE, Interval, count_verdicts
+from fltrain.reporting.verdict import RULE_DATE, count_verdicts
 from fltrain.runs.measures import measure
 
 PUBLISHED = "published"
@@ -87,22 +86,6 @@ def verdict_text(cell: TableCell) -> str:
 
 def _marked(text: str, cell: TableCell) -> str:
     return f"{text}, exploratory" if text and cell.exploratory and text != "not run" else text
-
-
-def number_text(
-    value: float | None,
-    decimals: int,
-    sign: str = "",
-    std: float | None = None,
-    interval: Interval | None = None,
-) -> str:
-    """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite)."""
-    if value is None:
-        return ""
-    text = "never" if math.isinf(value) else f"{value:{sign}.{decimals}f}"
-    if interval:
-        return f"{text} {interval_text(interval, decimals, sign)}"
-    return text if std is None else f"{text} ± {std:.{decimals}f}"
 
 
 def _entries(cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str]) -> dict[str, Entry]:
