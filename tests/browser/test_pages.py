@@ -269,12 +269,6 @@ def test_three_clicks_lead_from_a_cell_to_a_spec(page: Page, toy: Toy) -> None:
     assert page.url == toy.table.as_uri()
 
 
-def test_claims_are_filtered_by_verdict(page: Page, toy: Toy) -> None:
-    page.goto((toy.folder / "index.html").as_uri())
-    page.get_by_label("Filter claims").fill("contradicted")
-    assert page.locator("#claim-table tbody tr:visible").count() == 1
-
-
 def test_all_controls_can_be_reached_by_keyboard(page: Page, toy: Toy) -> None:
     page.goto(toy.table.as_uri())
     page.keyboard.press("Tab")

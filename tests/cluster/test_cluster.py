@@ -327,14 +327,9 @@ def test_results_of_the_cluster_and_of_a_local_run_are_bytewise_equal(
     assert made == items(local)
 
 
-def test_only_training_is_submitted(everything: Everything) -> None:
+def test_runs_are_submitted_and_ask_for_the_resources_of_their_network(everything: Everything) -> None:
     clustered = everything.clustered.result()
-    assert sorted(clustered.names) == sorted(runs_of(clustered.checkout))
-
-
-def test_jobs_ask_for_the_resources_of_their_network(everything: Everything) -> None:
-    clustered = everything.clustered.result()
-    assert len(clustered.jobs) == 3
+    assert sorted(clustered.names) == sorted(runs_of(clustered.checkout)) and len(clustered.jobs) == 3
     for job in clustered.jobs:
         assert job["TimeLimit"] == clock(amount(clustered.checkout, "runtime"))
         assert job["MinMemoryNode"] == f"{amount(clustered.checkout, 'mem_mb')}M"

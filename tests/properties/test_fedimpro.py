@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.core.errors import FltrainError
-from fltrain.core.rng import Purpose, stream
 from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
@@ -27,7 +25,6 @@ from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.types import Server, Task, Update
 from fltrain.metrics.updates import gradient_variance
 from fltrain.models.base import Model
-from fltrain.models.build import build
 from fltrain.models.network import Network, map_shape
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
@@ -48,7 +45,6 @@ from .helpers import (
     trained,
     update_of,
 )
-from .ordinary import flat, running
 
 CLASSES = 10
 NUMBERS = ("mean", "spread", "seen", "spread_seen")
@@ -788,11 +784,6 @@ def test_traffic_is_that_of_the_estimates(settings: dict[str, object], numbers: 
     assert sum(tensor.numel() for tensor in estimates(improved).values()) == extra / 4
 
 
-def test_unknown_cuts_are_refused() -> None:
-    with pytest.raises(FltrainError, match=r"cannot be split at convolution 3 \(possible: 1, 4, 7, 8\)"):
-        simulation(FedImpro(split=3))
-
-
 def test_samples_are_the_same_in_all_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedSOL goes through the network twice, with other weights; only the second pass has labels."""
     federation = simulation(FedSOL(), FedImpro(**AT_ONCE), **LENET, executor=Tracing, partition=evenly(4))
@@ -819,21 +810,3 @@ def test_a_base_method_changes_the_logits_of_images_only(monkeypatch: pytest.Mon
     (scaled, _), (logits, _) = one.losses
     torch.testing.assert_close(logits, network.upper(one.sampled, 1), rtol=1e-5, atol=1e-6)
     assert (scaled - network.upper(one.real, 1)).abs().max() > 1e-2
-
-
-def test_one_client_with_all_data_trains_as_without_federation() -> None:
-    """One local epoch per round without momentum is an epoch of plain SGD, bit for bit."""
-    everything = Partition([np.arange(120)], digest="")
-    settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 1e-4, "batch_size": 32}
-    federation = trained(partition=everything, fraction=1.0, rounds=3, epochs=1, **settings)
-    data, network = federation.data.train, build(MobileNetTiny(), 1, 8, CLASSES, seed=0).train()
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, weight_decay=1e-4)
-    for epoch in range(3):
-        order = stream(0, Purpose.BATCH_ORDER, round=epoch, client=0, epoch=0).permutation(len(data))
-        for chosen in torch.from_numpy(order).split(32):
-            images, labels = data.batch(chosen)
-            optimiser.zero_grad()
-            functional.cross_entropy(network(images), labels).backward()
-            optimiser.step()
-    assert torch.equal(federation.server.weights, flat(network.parameters()))
-    assert torch.equal(federation.server.buffers, running(network))

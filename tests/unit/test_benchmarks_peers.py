@@ -1,7 +1,6 @@
 """The comparison with other simulators: the description of the work is complete and gives equal results."""
 
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -56,29 +55,3 @@ def test_the_bare_loop_and_the_engine_end_at_the_same_weights(
     assert (theirs[: len(start)] - start).abs().max() > 1e-2
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     assert task_module.accuracy(ours, task) == pytest.approx(task_module.accuracy(theirs, task), abs=0.01)
-
-
-@pytest.mark.slow
-def test_a_failing_peer_is_left_out_of_the_results(
-    peers: dict[str, ModuleType],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    compare = importlib.import_module("compare")
-    monkeypatch.setattr(compare, "python_of", lambda _: sys.executable)
-    small = peers["describe"].Case("lenet5", 50, 3, {"epochs": 1, "batch_size": 10, "lr": 0.05})
-    monkeypatch.setitem(compare.CASES, "mnist", small)
-    np.savez(tmp_path / "digits.npz", **grey_digits())
-    ours = compare.Entry("ours", "one thread", 1, arguments=("sequential",))
-    bare = compare.Entry("bare", "one thread", 1, arguments=("channels_last",))
-    broken = compare.Entry("pfl", "broken", 1, launcher=("-c", "raise SystemExit('as a peer does')"))
-
-    rows = compare.compare("mnist", tmp_path / "digits.npz", [broken, ours, bare], small.rounds, 1)
-
-    assert list(rows["who"]) == ["ours", "bare"]
-    assert len(list(compare.table(rows))) == 4
-    assert "left out: pfl (broken) failed; its last words:\nas a peer does" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"ours .+ failed"):
-        faulty = compare.Entry("ours", "in vain", 1, launcher=("-c", "raise SystemExit(1)"))
-        compare.compare("mnist", tmp_path / "digits.npz", [faulty, bare], small.rounds, 1)

@@ -11,7 +11,6 @@ from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner, Result
 
-import fltrain
 from fltrain import cli
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
@@ -159,14 +158,6 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
         with pytest.raises(FltrainError, match=reason):
             compare(chosen(root), metric=metric)
     assert compare(chosen(root, "status=diverged")).lines[0].value is None, "diverged runs have no value"
-
-
-def test_frames_have_a_row_per_run_metric_and_round(root: Path) -> None:
-    frame = fltrain.load_runs(root, where="method=fedavg,fedprox")
-    assert len(frame) == 8 * (3 * 3 + 4)
-    final = frame[(frame["metric"] == "final_accuracy") & (frame["method"] == "fedavg")]
-    assert sorted(final["value"]) == pytest.approx([0.5, 0.6, 0.7, 0.9])
-    assert set(final["round"]) == {3}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
 from fltrain.experiments import calibrate as calibration
 from fltrain.experiments.calibrate import calibrate
@@ -136,12 +135,6 @@ def test_cheapest_sorts_items_with_claims_by_remaining_work(papers: Plan) -> Non
     images = [sum(work.trained for work in some if work) for some in works]
     assert images == sorted(images)
     assert {item.name for item in ordered} == {item.name for item in planned.items if item.claims}
-    first = planned.runs[ordered[0].run_ids[0]]
-    work = Workload.of(first)
-    assert work is not None
-    per_round = first.participation.per_round(first.partition.clients)
-    images = first.rounds * per_round * first.training.epochs * work.images
-    assert work.trained == pytest.approx(images, rel=0.01)
 
 
 @pytest.fixture
@@ -213,11 +206,3 @@ def test_estimates_are_checked_against_finished_runs_on_this_device(measured: tu
     assert line == f"2 finished runs: actual / estimated median {middle:.2f} (0.50 to {high:.2f})"
     elsewhere = costs.calibration.model_copy(update={"device": "another"})
     assert replace(costs, calibration=elsewhere).check(results) is None
-
-
-def test_measurements_of_another_version_are_refused(measured: tuple[Plan, Results]) -> None:
-    planned, results = measured
-    assert PlanCosts.of(planned, Results(results.root / "nowhere")).calibration is None
-    calibration_file(results).write_text("{}")
-    with pytest.raises(FltrainError, match=r"calibration\.json: .*device.*; delete the file"):
-        PlanCosts.of(planned, results)

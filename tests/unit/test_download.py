@@ -26,7 +26,6 @@ from fltrain.data.unpack import unpack
 
 BODY = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
-PAGE = b"<!DOCTYPE html><title>Sign in</title>"
 
 
 class Server(ThreadingHTTPServer):
@@ -175,9 +174,7 @@ print(fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"
     ("body", "behaviour", "reason"),
     [
         (OTHER, {}, rf"known hash: expected .*{sha(BODY)[7:]} but got {sha(OTHER)[7:]}\)"),
-        (PAGE, {}, r"the server sends 37 bytes, expected 300,000"),
         (BODY, {"cuts": 99}, r"200000 bytes read, 100000 more expected|IncompleteRead"),
-        (BODY, {"cuts": 99, "length": None}, r"does not match the known hash"),
         (BODY, {"stall": True}, r"timed out"),
         (BODY + b"x", {"length": None}, r"the server sends more than 300,000 bytes"),
     ],
@@ -199,16 +196,6 @@ def test_failed_downloads_leave_no_file(
     assert len(server.asked) == 2 and left(tmp_path) == set()
 
 
-def test_every_failed_address_is_named_with_its_reason(server: Server, tmp_path: Path) -> None:
-    nobody = "http://127.0.0.1:9/f.bin"
-    server.errors = 99
-    urls = (server.url("/none"), server.url(), nobody, "http://[::1")
-    message = refusal(lambda: fetch(wanted(*urls), tmp_path))
-    for url, reason in zip(urls, ("404 Not Found", "500 Internal", "Connection refused"), strict=False):
-        assert f"{url}: {reason}" in message
-    assert "http://[::1: " in message and left(tmp_path) == set()
-
-
 @pytest.mark.parametrize(("status", "requests"), [(403, 1), (429, 2), (500, 2)])
 def test_only_temporary_errors_are_retried(
     server: Server, tmp_path: Path, status: int, requests: int
@@ -218,15 +205,6 @@ def test_only_temporary_errors_are_retried(
     assert len(server.asked) == requests
     server.errors = requests - 1
     assert requests == 1 or fetch(wanted(server.url()), tmp_path).read_bytes() == BODY, "no error now"
-
-
-def test_a_full_disk_is_an_error_without_retries(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download, "open", lambda *_: io.FileIO("/dev/full", "wb"), raising=False)
-    message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
-    assert message.startswith(f"f.bin: cannot be written to {tmp_path} (No space left on device); make room")
-    assert len(server.asked) == 1 and left(tmp_path) == set()
 
 
 @pytest.mark.parametrize("on_the_mirror", [BODY, None, OTHER])

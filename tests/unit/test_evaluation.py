@@ -123,18 +123,6 @@ def test_rows_of_clients_tests_equal_a_direct_computation(digits: PreparedData) 
     assert row["macro"] != row["accuracy"] and row["std"] > 0
 
 
-def test_the_summary_uses_the_clients_tests(tmp_path: Path) -> None:
-    spec = tiny(**LOCAL, evaluation={"targets": [0.01]})
-    record = trained(spec, tmp_path)
-    rows = record.rows("evaluation")
-    assert [(row["round"], row["split"]) for row in rows] == [(1, "local_test"), (2, "local_test")]
-    accuracy = record.summary["accuracy"]
-    assert accuracy["final"] == accuracy["last"] == rows[1]["accuracy"]
-    assert accuracy["best"] == max(row["accuracy"] for row in rows)
-    assert record.summary["rounds_to_target"] == {"0.01": 1}
-    assert f"accuracy {100 * rows[1]['accuracy']:.2f} %" in (record.folder / "train.log").read_text()
-
-
 def test_a_run_ends_when_it_reaches_its_target_accuracy(tmp_path: Path) -> None:
     whole = trained(tiny(rounds=6), tmp_path)
     rounds = {row["round"]: row["accuracy"] for row in whole.rows("evaluation")}

@@ -348,8 +348,6 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
             TWICE,
             ["run-0", "'updates.drift'", "one number for each round"],
         ),
-        ({**HISTOGRAM, "curve": "updates.skew"}, TWICE, ["'updates.skew'", "evaluation.statistics"]),
-        ({**HISTOGRAM, "columns": "methd"}, TWICE, ["'methd'", "'method'"]),
         ({**HISTOGRAM, "columns": None}, TWICE, ["'method'", "mixed"]),
         ({**SELECTION, "columns": "method"}, [], ["run-0", "ecgr"]),
         (
@@ -357,8 +355,6 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
             accuracies(0.0, 0.3),
             ["smoothing: 4 rounds", "odd"],
         ),
-        ({**SELECTION, "columns": "methd"}, MANY, ["'methd'", "'method'", "seeds"]),
-        ({**SELECTION, "columns": "seeds"}, MANY, ["mixed"]),
         (
             {**SELECTION, "columns": "method", "clients": "apart"},
             MANY,

@@ -69,14 +69,6 @@ def test_preferences_are_drawn_neuron_by_neuron(records: dict[str, Record], tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("figure", ["preference", "variance"])
-def test_missing_runs_are_left_out(records: dict[str, Record], tmp_path: Path, figure: str) -> None:
-    some = {**records, "plain": Record(results_of(records).run("never-trained"))}
-    numbers = drawn(some, {"kind": figure, "columns": "case", "images": 5}, tmp_path)
-    assert set(numbers["panel"]) == {"grouped"}
-
-
-@pytest.mark.slow
 def test_variances_are_drawn_layer_by_layer(records: dict[str, Record], tmp_path: Path) -> None:
     numbers = drawn(records, {"kind": "variance", "columns": "case", "images": 5}, tmp_path)
     plain = numbers[numbers["panel"] == "plain"]

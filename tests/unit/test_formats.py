@@ -171,7 +171,6 @@ def without(key: bytes) -> dict[bytes, Any]:
         (py2_pickle([1]), r"test_batch: found a list, expected a dictionary"),
         (py2_pickle({**batch(10, 0), b"data": [1, 2]}), r"found data list, expected an array \(n, 3072\)"),
         (py2_pickle({**batch(10, 0), b"data": np.zeros((10, 3072), "<f4")}), r"an array of type b'f4'"),
-        (py2_pickle({**batch(10, 0), b"labels": [b"cat"] * 10}), r"labels that are not a list of integers"),
         (py2_pickle({**batch(10, 0), b"labels": [11] * 10}), r"found labels 11 to 11, expected 0 to 9"),
         (py2_pickle(batch(10, 0))[:-9], r"test_batch: not readable as a batch of CIFAR \(.+\)"),
     ],
@@ -289,15 +288,12 @@ def test_npz_files_are_read(tmp_path: Path, name: str, form: tuple[int, ...], ch
     ("wrong", "message"),
     [
         (Facts(classes=4), r"train_labels: found labels 0 to 4, expected 0 to 3"),
-        (Facts(side=28), r"found images of 8 x 8 pixels, expected 28 x 28"),
         (Facts(test_images=9_000), r"found 10 test images, expected 9,000"),
         ({"test_labels": None}, r"some.npz: found train_images, .*; expected test_labels as well"),
         ({"train_images": pixels(20, 8, 8) / 255}, r"train_images: found float64 images, expected uint8"),
         ({"train_images": pixels(0, 8, 8)}, r"train_images: found no images"),
         ({"test_images": pixels(10, 9, 9)}, r"training images of 8 x 8 pixels.* but test images of 9 x 9"),
         ({"test_images": pixels(10, 8, 8, 3)}, r"1 channel but test images of 8 x 8 pixels and 3 channels"),
-        ({"train_labels": np.zeros((20, 14), np.uint8)}, r"train_labels: found labels of shape \(20, 14\)"),
-        ({"train_labels": np.zeros(20)}, r"train_labels: found float64 labels, expected integers"),
         ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
         ({"train_labels": np.full(20, 7)}, r"labels up to 7 but none that is 5; .*or state 'classes'"),
         ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
@@ -452,13 +448,7 @@ IMAGES, LABELS = femnist(4, 0)
     [
         ({"other": [1]}, r"fed_emnist_train.h5: found other, expected the group 'examples'"),
         ({"examples/a/pixels": IMAGES}, r"fed_emnist_train.h5, a: found no label"),
-        ({"examples/a/pixels": pixels(4, 28, 28)}, r"train.h5, a: found pixels uint8, expected floats"),
         ({"examples/a/pixels": IMAGES + 2}, r"a: found pixels 2.* to .*, expected floats from 0 to 1"),
-        ({"examples/a/pixels": IMAGES * np.nan}, r"a: found pixels nan to nan, expected floats from 0 to 1"),
-        (
-            {"examples/a/pixels": IMAGES, "examples/a/label": LABELS + 60},
-            r"a: found labels 60 to 63, expected",
-        ),
     ],
 )
 def test_bad_femnist_files_are_refused(tmp_path: Path, content: dict[str, Any], message: str) -> None:
@@ -579,11 +569,9 @@ def test_grey_images_have_one_channel(tmp_path: Path) -> None:
     ("spoil", "message"),
     [
         (lambda root: shutil.rmtree(root / "test"), r"found only train, expected folders train and test"),
-        (lambda root: (root / "train").rename(root / "Train"), r"found only test, expected"),
         (lambda root: write_tree(root / "test", ["c"], 1), r"found c in only one of train and test"),
         (lambda root: write_tree(root / "train", ["b/a"], 1), r"train: found two folders 'a' with images"),
         (lambda root: write_tree(root / "train", ["a"], 9, side=7), r"a1.png: .*7 x 7.*expected 6 x 6"),
-        (lambda root: write_image(root / "train/a/a0.png", pixels(3, 4, 3)), r"found 3 x 4 pixels, .*square"),
         (lambda root: (root / "train/a/a0.png").write_bytes(b"x"), r"a0.png: not readable as an image"),
         (
             lambda root: write_image(root / "train/a/a3.png", pixels(6, 6).astype(np.uint16)),

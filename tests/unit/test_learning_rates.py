@@ -61,13 +61,8 @@ def test_cosine_falls_from_one_to_zero() -> None:
     ("schedule", "message"),
     [
         ("stepp", "unknown learning-rate schedule 'stepp'; did you mean 'step'?"),
-        ({"every": 10}, "needs a 'name'"),
         ({"name": "step", "every": 0}, "every: input should be greater than or equal to 1"),
-        ({"name": "step", "every": 2.5}, "every: "),
-        ({"name": "step", "decay": 0.0}, "decay: input should be greater than 0"),
-        ({"name": "step", "decay": 1.5}, "decay: input should be less than or equal to 1"),
         ({"name": "exponential", "decay": -0.1}, "decay: input should be greater than 0"),
-        ({"name": "exponential", "every": 10}, "unknown key 'every'"),
         ({"name": "constant", "decay": 0.5}, "unknown key 'decay'"),
     ],
     ids=str,

@@ -43,17 +43,6 @@ def test_first_values_follow_the_documented_scheme() -> None:
     ]
 
 
-def test_numpy_distributions_have_known_values() -> None:
-    order = stream(7, Purpose.BATCH_ORDER, round=1, client=2, epoch=3).permutation(10)
-    assert order.tolist() == [5, 6, 1, 9, 3, 0, 7, 2, 8, 4]
-    clients = stream(7, Purpose.CLIENT_SAMPLING, round=1).choice(100, 5, replace=False)
-    assert clients.tolist() == [52, 9, 79, 16, 84]
-    shares = stream(7, Purpose.PARTITION).dirichlet([0.3] * 3)
-    assert shares == pytest.approx([0.6790442413714062, 0.08028912144759007, 0.2406666371810038], rel=1e-12)
-    with seeded_torch(0, Purpose.INITIALISATION):
-        assert torch.initial_seed() == 7511823885658883584
-
-
 @given(seed=WORDS, purpose=st.sampled_from(Purpose), coordinates=COORDINATES, others=st.lists(COORDINATES))
 def test_a_stream_does_not_depend_on_earlier_draws(
     seed: int, purpose: Purpose, coordinates: dict[str, int], others: list[dict[str, int]]
@@ -153,12 +142,6 @@ def dropout_run(
 @pytest.fixture(scope="module")
 def dropped(digits: PreparedData) -> Simulation:
     return dropout_run(digits, Watching)
-
-
-def test_dropout_and_augmentation_do_not_depend_on_workers(digits: PreparedData, dropped: Simulation) -> None:
-    divided = dropout_run(digits, workers=2)
-    assert divided.rows == dropped.rows
-    assert torch.equal(divided.server.weights, dropped.server.weights)
 
 
 def test_dropout_has_a_separate_stream_for_every_round_and_client(dropped: Simulation) -> None:

@@ -72,14 +72,6 @@ def test_every_flat_single_label_dataset_of_medmnist_is_known(tmp_path: Path) ->
             load(written(tmp_path, {name: {"reader": "medmnist"}}))
 
 
-@pytest.mark.parametrize("version", ["v4", "v6"])
-def test_cifar10_1_is_treated_like_cifar10(version: str) -> None:
-    entry, trained = ENTRIES[f"cifar10.1-{version}"], ENTRIES["cifar10"]
-    assert (entry.of, entry.train_images) == ("cifar10", 0)
-    for name in ("default", "ecgr", "half"):
-        assert entry.normalisation(name) == trained.normalisation(name)
-
-
 def test_imagenet100_has_a_hundred_classes_of_imagenet() -> None:
     only = ENTRIES["imagenet100"].reader.model_dump()["only"]
     assert len(set(only)) == len(only) == 100
@@ -118,23 +110,15 @@ TINY = {"reader": "npz", "path": "x"}
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({**TINY, "clases": 3}, r"mine: clases: unknown key 'clases'; did you mean 'classes'\?"),
-        ({**TINY, "reader": "nzp"}, r"mine: reader: unknown reader 'nzp'; did you mean 'npz'\?"),
         ({"reader": "npz"}, r"reader 'npz' needs 'files', a 'path', or at least 'obtain'"),
         ({**TINY, "files": [FILE]}, r"either 'files' or 'path', not both"),
-        ({**TINY, "classes": 1}, r"classes: input should be greater than or equal to 2, got 1"),
         ({**TINY, "mean": [0.5]}, r"'mean' and 'std' belong together"),
         ({**TINY, "mean": [0.5], "std": [0.5, 0.5]}, r"'mean' has 1 values and 'std' has 2"),
         (
             {**TINY, "channels": 3, "mean": [0.5], "std": [0.5]},
             r"normalisation 'default' has 1 values for 3 channel",
         ),
-        (
-            {**TINY, "channels": 1, "normalisations": {"odd": {"mean": [0, 0], "std": [1, 1]}}},
-            r"normalisation 'odd' has 2 values for 1 channel",
-        ),
         ({**TINY, "of": "mnist", "classes": 5}, r"mine: of: classes is 5, but mnist has 10"),
-        ({"reader": "npz", "files": [{**FILE, "checksum": "0"}]}, r"files.0.checksum: .*pattern"),
         (
             {"reader": "npz", "files": [{**FILE, "name": "../x"}]},
             r"files.0.name: the name '../x' becomes part of a path",

@@ -300,10 +300,3 @@ def test_runs_under_mixed_conditions_have_one_line() -> None:
     assert all(
         what in everything for what in ("processors", "thread counts", "determinism", "engine.clients")
     )
-
-
-def test_damaged_records_are_named_below_tables(prox: Record, tmp_path: Path) -> None:
-    record = Record(Path(shutil.copytree(prox.folder, tmp_path / prox.run_id)))
-    (record.folder / "metrics.jsonl").write_text("")
-    (line,) = remarks([record, Record(tmp_path / "not-trained")])
-    assert line.startswith(f"Damaged and left out: {record.folder / 'metrics.jsonl'}: changed after training")

@@ -51,20 +51,9 @@ def refusal(**changes: Any) -> str:
     [
         ({"round": 3}, "", "unknown key 'round'; did you mean 'rounds'?"),
         (
-            {"dataset": {"name": "digits", "image_sise": 9}},
-            "dataset",
-            "'image_sise'; did you mean 'image_size'?",
-        ),
-        ({"method": {"name": "fedprox", "m": 1}}, "method", "'m'; did you mean 'mu'?"),
-        (
             {"training": {"lr_schedule": {"name": "exponential", "deca": 1}}},
             "training.lr_schedule",
             "'deca'; did you mean 'decay'?",
-        ),
-        (
-            {"evaluation": {"extra": [{"name": "mnist", "image_sise": 1}]}},
-            "evaluation.extra.0",
-            "'image_size'?",
         ),
     ],
 )
@@ -76,7 +65,6 @@ def test_unknown_keys_are_refused_with_a_suggestion(changes: dict[str, Any], whe
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "digit"}, "dataset.name: unknown dataset 'digit'; did you mean 'digits'? (known: "),
         (
             {"partition": "diriclet"},
             "partition: unknown partition scheme 'diriclet'; did you mean 'dirichlet'?",
@@ -95,14 +83,11 @@ def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], me
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": True}, "rounds: input should be a valid integer, got True"),
         ({"rounds": "3"}, "rounds: input should be a valid integer, got '3'"),
-        ({"rounds": 0}, "rounds: input should be greater than or equal to 1, got 0"),
         ({"training": {"lr": "1e-3"}}, "training.lr: input should be a valid number, got '1e-3'"),
         ({"training": None}, "training: input should be a mapping, got None"),
         ({"evaluation": {"statistics": ["drft"]}}, "evaluation.statistics.0: input should be 'drift', "),
         ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
-        ({"precision": "fp16"}, "precision: input should be 'fp32', 'tf32' or 'bf16', got 'fp16'"),
     ],
 )
 def test_wrong_values_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -120,11 +105,6 @@ def test_misspelt_hooks_are_refused() -> None:
         type("Misspelt", (Method,), {"__module__": __name__, "corect": lambda self: None})
     for helper in ("prepare", "objective", "_corect"):
         type("Helped", (Method,), {"__module__": __name__, helper: lambda self: None})
-
-
-def test_too_many_classes_per_client_are_refused_before_training() -> None:
-    message = refusal(partition={"name": "n_by_c", "clients": 10, "classes_per_client": 50})
-    assert message == ("partition.classes_per_client: got 50, but the dataset has 10 classes; use at most 10")
 
 
 def test_a_plugin_cannot_be_named_twice() -> None:

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from fltrain.core.errors import FltrainError, Stopped
+from fltrain.core.errors import FltrainError
 from fltrain.engine import memory
 from fltrain.engine.checkpoint import Interval
 from fltrain.engine.train import Execution, train
 from fltrain.engine.workers import MOST_BUNDLES, Workers
 from fltrain.methods.scaffold import Scaffold
 from fltrain.runs.record import Results
-from fltrain.runtime.signals import Stopping
 
 from .helpers import CPU, tiny
 from .holding import until
@@ -97,29 +96,6 @@ def test_a_killed_worker_ends_the_run_with_one_message(
     assert record.provenance["workers"] == 1
     assert record.provenance["resumed"] == [{"workers": 2, "after_round": 2}]
     assert record.provenance["determinism"] == "bitwise"
-
-
-def test_a_signal_ends_the_round_of_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children ignore signals to their group and do not delay the end."""
-    expected, parent, begin = contents(finished(SPEC, tmp_path / "whole")), os.getpid(), Scaffold.client_init
-
-    def met(self: Scaffold, local: Any) -> Any:
-        if local.round == 1:
-            if os.getpid() != parent:
-                os.kill(parent, signal.SIGTERM)
-                signal.raise_signal(signal.SIGTERM)
-                time.sleep(60)
-            time.sleep(0.1)
-        return begin(self, local)
-
-    execution, stopping, since = Execution(CPU, workers=2), Stopping(), time.monotonic()
-    with monkeypatch.context() as patch, stopping.heeded():
-        patch.setattr(Scaffold, "client_init", met)
-        with pytest.raises(Stopped, match="stopped by SIGTERM after round 1 of 4; the next start resumes"):
-            train(SPEC, Results(tmp_path), execution, stopping=stopping)
-    assert time.monotonic() - since < 30 and not multiprocessing.active_children()
-    record = train(SPEC, Results(tmp_path), execution)
-    assert contents(record) == expected and record.provenance["workers"] == 2
 
 
 def test_workers_end_with_their_parent() -> None:

@@ -327,14 +327,6 @@ def test_a_second_run_only_exports_to_a_deleted_database(changed: Checkout) -> N
 
 
 @pytest.mark.slow
-def test_a_changed_published_value_reruns_only_its_item(changed: Checkout) -> None:
-    changed.edit("config/reported/toy_accuracy.csv", "91.00", "90.00")
-    jobs = changed.jobs()
-    assert set(jobs) == {TABLE, CLAIMS, OVERVIEW, TRACK}
-    assert "config/reported/toy_accuracy.csv" in jobs[TABLE] and "Params" not in jobs[TABLE]
-
-
-@pytest.mark.slow
 def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()
@@ -427,20 +419,6 @@ def test_an_unwritable_mlflow_store_stops_no_other_job(changed: Checkout) -> Non
     assert [name for name in OUTPUTS if not (tiny / name).exists()] == ["tracked.json"]
     store.rmdir()
     assert changed.jobs().keys() == {TRACK}
-
-
-@pytest.mark.slow
-def test_no_record_is_lost_when_the_clock_is_set_back(changed: Checkout) -> None:
-    """Snakemake deletes the output of a job if it is older than the job's input."""
-    run = changed.plan.items[0].run_ids[-1]
-    shutil.rmtree(changed.results.run(run))
-    tomorrow = time.time() + 86400
-    for made in changed.results.root.rglob("*"):
-        os.utime(made, (tomorrow, tomorrow))
-    code, output = changed.snakemake("toy_accuracy")
-    assert code == 0, output
-    assert changed.results.record(run).complete
-    assert set(jobs_in(output)) == {*training(run), TABLE}
 
 
 @pytest.mark.slow
