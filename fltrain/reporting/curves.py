@@ -133,7 +133,10 @@ def chart(frame: pd.DataFrame) -> dict[str, Any]:
         "legend": legend,
     }
     near = {"type": "point", "on": "pointerover", "clear": "pointerout"}
+    title = "metric + ', ' + panel" if len(panels) > 1 else "metric"
     return {
+        # A saved chart names its contents.
+        "title": {"text": {"expr": title}, "anchor": "start", "fontSize": 12},
         "width": "container",
         "height": 380,
         "config": {"axis": {"gridOpacity": 0.4, "labelFontSize": 12}, "legend": {"labelFontSize": 12}},
