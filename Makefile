@@ -139,7 +139,7 @@ ui: env ## browse the runs with MLflow on 127.0.0.1:PORT
 schema: env ## write the JSON schema of the configuration
 	@$(BIN)/fltrain schema
 
-lock: env ## resolve the dependencies anew, within constraints.txt
+lock: env ## resolve the dependencies again, within constraints.txt
 	@$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --all-extras --python-version 3.11 \
 	  --constraints constraints.txt --generate-hashes --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command "make lock" --output-file requirements.lock

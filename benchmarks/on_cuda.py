@@ -202,7 +202,7 @@ def main() -> None:
     try:
         device = pick_device(options.device, runs=1)
         if options.cifar10 and not options.cifar10.is_file():
-            raise FltrainError(f"--cifar10: {options.cifar10} is no file")
+            raise FltrainError(f"--cifar10: {options.cifar10} is not a file")
     except FltrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -627,8 +627,8 @@ def described(kind: type[Settings]) -> tuple[str, dict[str, str]]:
     """The text of a class's docstring, and of its attributes, inherited ones included."""
     text, meanings = "", {}
     for parent in reversed([one for one in kind.__mro__ if issubclass(one, Settings)]):
-        told = inspect.cleandoc(parent.__dict__.get("__doc__") or "").replace("``", "`")
-        text, _, attributes = told.partition("\nAttributes:\n")
+        docstring = inspect.cleandoc(parent.__dict__.get("__doc__") or "").replace("``", "`")
+        text, _, attributes = docstring.partition("\nAttributes:\n")
         entries = re.split(r"(?m)^    (\w+): ", attributes)[1:]
         meanings |= {key: " ".join(one.split()) for key, one in zip(entries[::2], entries[1::2], strict=True)}
     return text.strip(), meanings

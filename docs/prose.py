@@ -21,6 +21,10 @@ REMEDY = {
     r"\b[Ww]hat (clients|runs|methods|was|they|it|is) \w+": "replace the noun clause by a noun",
     r"\b(is|are|be) told\b": "code is not a person",
     r"\b[Tt]hose who\b": "address the reader: 'if you ...'",
+    r"(?<!here )\bis no (number|chain|condition|list|mapping)\b": "write 'is not a ...'",
+    r"\b(is|are) sought\b": "name the actor: 'the attack searches for ...'",
+    r"\b(keep|keeps|kept|let|lets) what$|\bwhat clients$": "replace the noun clause by a noun",
+    r"\b(record|file|module|method|network|page|engine|run|command)s? (says?|knows?|wants?)\b": "code is not a person",
     r"\bto be looked\b|\blooked into\b": "write 'searched' or 'analysed'",
 }
 """Pattern -> remedy."""

@@ -102,7 +102,7 @@ class Entry:
                 process.kill()
         if any(codes):
             told = (folders[0] / "stderr").read_text()[-4000:]
-            raise Failed(f"{self.who} ({self.how}) failed; its last words:\n{told}")
+            raise Failed(f"{self.who} ({self.how}) failed; the end of its output:\n{told}")
         ends = [np.load(folder / "ends.npy").tolist() for folder in folders]
         return costs_of(task, started, ends, watch), np.load(folders[0] / "weights.npy")
 

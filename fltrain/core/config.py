@@ -138,8 +138,8 @@ class Settings(BaseModel):
             for inner in nested(field.annotation)
             if key in inner.model_fields
         ]
-        meant = " or ".join(map(repr, dict.fromkeys(elsewhere)))
-        hint = f"; did you mean {meant}?" if meant else suggest(key, known)
+        alternatives = " or ".join(map(repr, dict.fromkeys(elsewhere)))
+        hint = f"; did you mean {alternatives}?" if alternatives else suggest(key, known)
         return f"unknown key {key!r}{hint} (known: {', '.join(known)})"
 
     def all_settings(self) -> dict[str, Any]:

@@ -50,7 +50,9 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
             return float(text.replace(".inf", "inf").replace(".nan", "nan"))
         except ValueError:
             shown = text if len(text) <= 25 else f"{text[:25]}..."
-            raise ConstructorError(problem=f"{shown!r} is no number", problem_mark=node.start_mark) from None
+            raise ConstructorError(
+                problem=f"{shown!r} is not a number", problem_mark=node.start_mark
+            ) from None
 
 
 _CORE = {

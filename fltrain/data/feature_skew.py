@@ -45,13 +45,13 @@ class FeatureSkew(Settings):
     def changed(self, images: Images, clients: Sequence[Indices], seed: int) -> Images:
         """Return a copy of the images uint8 ``[n, c, side, side]`` with those of the clients changed."""
         images = np.array(images)
-        for client, own in enumerate(clients):
-            turned = np.rot90(images[own], client % self.rotations * 4 // self.rotations, axes=(2, 3))
+        for client, indices in enumerate(clients):
+            turned = np.rot90(images[indices], client % self.rotations * 4 // self.rotations, axes=(2, 3))
             level = self.noise * (client + 1) / len(clients)
             if level:
                 deviation = 255 * (math.sqrt(level) if self.level == "variance" else level)
                 random = stream(seed, Purpose.FEATURE_SKEW, client=client)
                 noise = random.standard_normal(turned.shape, np.float32)
                 turned = np.rint(turned + deviation * noise).clip(0, 255).astype(np.uint8)
-            images[own] = turned
+            images[indices] = turned
         return images

@@ -120,18 +120,18 @@ class ClientStore(MutableMapping[int, Kept]):
             for method, state in self._clients[client].items()
         }
 
-    def __setitem__(self, client: int, kept: Kept) -> None:
+    def __setitem__(self, client: int, states: Kept) -> None:
         """Replace a client's state.
 
         Raises:
             FltrainError: if it cannot be written.
         """
-        self.bytes += _size(kept) - _size(self._clients.get(client, {}))
+        self.bytes += _size(states) - _size(self._clients.get(client, {}))
         if self._file is None and self.bytes > self.limit:
             self._file = SpillFile(self.folder)
             for number in self._clients:
                 self._put(number, self.views(number))
-        self._put(client, kept)
+        self._put(client, states)
 
     def __delitem__(self, client: int) -> None:
         self.bytes -= _size(self._clients.pop(client))
@@ -142,7 +142,7 @@ class ClientStore(MutableMapping[int, Kept]):
     def __len__(self) -> int:
         return len(self._clients)
 
-    def _put(self, client: int, kept: Kept) -> None:
+    def _put(self, client: int, states: Kept) -> None:
         old, file = self._clients.get(client, {}), self._file
         self._clients[client] = {
             method: {
@@ -151,7 +151,7 @@ class ClientStore(MutableMapping[int, Kept]):
                 else file.write(tensor.detach(), old.get(method, {}).get(name))
                 for name, tensor in state.items()
             }
-            for method, state in kept.items()
+            for method, state in states.items()
         }
 
     def _view(self, stored: Tensor | Spilled) -> Tensor:
@@ -161,5 +161,5 @@ class ClientStore(MutableMapping[int, Kept]):
         return self._file.view(stored)
 
 
-def _size(kept: Mapping[str, Mapping[str, Tensor | Spilled]]) -> int:
-    return sum(stored.nbytes for state in kept.values() for stored in state.values())
+def _size(states: Mapping[str, Mapping[str, Tensor | Spilled]]) -> int:
+    return sum(stored.nbytes for state in states.values() for stored in state.values())

@@ -98,7 +98,7 @@ class Clients:
         return len(self.data.clients[client])
 
     def arrive(
-        self, round: Round, client: int, kept: Kept | None, *, to_train: bool = True
+        self, round: Round, client: int, client_state: Kept | None, *, to_train: bool = True
     ) -> tuple[Local, Kept]:
         """Send the server's message to a client, and load the client's model into the network.
 
@@ -107,16 +107,22 @@ class Clients:
         Args:
             round: the round that begins.
             client: number of the client.
-            kept: its client state; None before its first participation.
+            client_state: None before its first participation.
             to_train: True for local training, False for a test.
         """
         server, layout, indices = round.server, self.model.layout, self.data.clients[client]
-        start, kept = server.weights, kept or {}
-        own, private = kept.get(self.ownership.name, {}), layout.private(self.ownership.private)
-        if "weights" in own:
+        start, client_state = server.weights, client_state or {}
+        model_state, private = (
+            client_state.get(self.ownership.name, {}),
+            layout.private(self.ownership.private),
+        )
+        if "weights" in model_state:
             start = start.clone()
-            start[private] = own["weights"]
-        buffers, counters = own.get("buffers", server.buffers), own.get("counters", server.counters)
+            start[private] = model_state["weights"]
+        buffers, counters = (
+            model_state.get("buffers", server.buffers),
+            model_state.get("counters", server.counters),
+        )
         training = round.training
         local = Local(
             task=round.task,
@@ -133,9 +139,9 @@ class Clients:
             state={},
             testing=not to_train,
         )
-        local = self.composition.start_weights(local, server, round.payloads, kept)
+        local = self.composition.start_weights(local, server, round.payloads, client_state)
         self.model.load(local.start, buffers, counters)
-        return local, kept
+        return local, client_state
 
     def step_sizes(self, training: Training, samples: int) -> list[int]:
         """Return the number of images in each local step of a client with ``samples`` images."""
@@ -195,16 +201,16 @@ class ClientExamples:
     def features(self) -> Tensor:
         network = self.model.network
         with torch.no_grad(), in_mode(network, training=False):
-            found = in_batches(self.indices, lambda part: network.features(self.split.batch(part)[0]))
-        return torch.cat(found)
+            features = in_batches(self.indices, lambda part: network.features(self.split.batch(part)[0]))
+        return torch.cat(features)
 
 
 def initial_updates(clients: Clients, round: Round, workers: Workers) -> list[Update]:
     """Return the initial uploads of all clients, as updates after no local step."""
 
     def initial(client: int) -> Update:
-        local, kept = clients.arrive(round, client, None)
-        views = clients.composition.views(local, round.payloads, kept)
+        local, client_state = clients.arrive(round, client, None)
+        views = clients.composition.views(local, round.payloads, client_state)
         update = clients.update(local, steps=0, loss=local.start.new_zeros(()))
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
             return clients.composition.initial_client(update, views)

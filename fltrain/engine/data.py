@@ -122,8 +122,10 @@ class FederatedData:
         if feature_skew is not None:
             tests = (partition.tests, partition.validation) if partition.tests else ()
             parts = zip(partition.clients, *filter(None, tests), strict=True)
-            images = feature_skew.changed(images, [np.concatenate(own) for own in parts], seed)
-        counts = [np.bincount(pool.train_labels[own], minlength=data.classes) for own in partition.clients]
+            images = feature_skew.changed(images, [np.concatenate(indices) for indices in parts], seed)
+        counts = [
+            np.bincount(pool.train_labels[indices], minlength=data.classes) for indices in partition.clients
+        ]
         return cls(
             train=split(images, pool.train_labels),
             test=split(data.test_images, data.test_labels),

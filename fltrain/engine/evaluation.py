@@ -17,7 +17,7 @@ from fltrain.engine.workers import ALONE, Workers
 from fltrain.models.network import Network, in_mode
 
 BATCHES = 4
-"""Batches of a part of a test, which one worker computes."""
+"""Number of batches that a worker tests at once."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def test(
 def test_clients(
     clients: Clients,
     round: Round,
-    kept: Mapping[int, Kept],
+    client_states: Mapping[int, Kept],
     tests: Sequence[Tensor],
     workers: Workers = ALONE,
 ) -> TestResult:
@@ -80,17 +80,17 @@ def test_clients(
     Args:
         clients: all clients.
         round: the next round.
-        kept: client states of the clients that have taken part.
+        client_states: client states of the clients that have taken part.
         tests: images of each client, indices into ``clients.data.train``.
         workers: processes that divide the clients.
     """
     model, composition = clients.model, clients.composition
 
     def tested(client: int) -> TestResult:
-        local, state = clients.arrive(round, client, kept.get(client), to_train=False)
-        if clients.ownership.trained and TRAINED in state:
-            model.load(**state[TRAINED])
-        views = composition.views(local, round.payloads, state)
+        local, client_state = clients.arrive(round, client, client_states.get(client), to_train=False)
+        if clients.ownership.trained and TRAINED in client_state:
+            model.load(**client_state[TRAINED])
+        views = composition.views(local, round.payloads, client_state)
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
             weights = composition.test_weights(views, model.weights.clone())
         model.weights.copy_(weights)
@@ -116,8 +116,8 @@ def _test(
         # Faster for most networks: tests do not need the double precision of training.
         split = replace(split, channels_last=True)
 
-    def tested(chosen: Tensor) -> TestResult:
-        images, labels = split.batch(chosen)
+    def tested(part: Tensor) -> TestResult:
+        images, labels = split.batch(part)
         logits, features = predict(images)
         losses = functional.cross_entropy(logits, labels, reduction="none")
         return TestResult(logits.argmax(1) == labels, losses, features)

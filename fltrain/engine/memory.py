@@ -28,7 +28,7 @@ def out_of_memory(error: BaseException) -> bool:
     """Return True if the error means that a device, or the machine, has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _OUT_OF_MEMORY)
 
 
 def start_anew() -> None:

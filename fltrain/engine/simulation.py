@@ -100,10 +100,10 @@ class Simulation:
                 f"partition: client {empty} has no images to train on; set min_size to 1 or more"
             )
         for name, more in (extra or {}).items():
-            found, wanted = ((one.channels, one.side, one.classes) for one in (more, data))
-            if found != wanted:
+            found, expected = ((images.channels, images.side, images.classes) for images in (more, data))
+            if found != expected:
                 raise FltrainError(
-                    f"evaluation.extra: {name!r}: channels, side, classes {found}, the run has {wanted}"
+                    f"evaluation.extra: {name!r}: channels, side, classes {found}, the run has {expected}"
                 )
         self.spec = spec
         self.device = device
@@ -161,8 +161,8 @@ class Simulation:
         spec, (_, channels, side, _) = self.spec, self.data.train.images.shape
         network = build(spec.model, channels, side, self.data.classes, spec.seed, client)
         # A separate stream, so that additions of methods do not change the other initial weights.
-        drawn = 0 if client is None else client + 1
-        with seeded_torch(spec.seed, Purpose.INITIALISATION, round=1, client=drawn):
+        stream_client = 0 if client is None else client + 1
+        with seeded_torch(spec.seed, Purpose.INITIALISATION, round=1, client=stream_client):
             network = self.composition.adapt(network, self.data.classes)
         network.products = torch.bfloat16 if spec.precision == "bf16" else None
         network.tf32 = spec.precision == "tf32"
@@ -291,10 +291,10 @@ class Simulation:
         data, tested = self.data, partial(test, self.network, workers=self.workers)
         rows: list[Row] = []
         splits = {"local_test": data.tests, "validation": data.validation}
-        own = {split: parts for split, parts in splits.items() if parts is not None}
+        present = {split: parts for split, parts in splits.items() if parts is not None}
         personal = data.tests is not None and self.spec.personal
         if personal:
-            for split, parts in own.items():
+            for split, parts in present.items():
                 owners, round = self.everyone, self._at(finished)
                 if self.second is not None:
                     owners, round = self.second.clients, self._second(round)
@@ -310,7 +310,7 @@ class Simulation:
                 values = {name: finite_or_none(value) for name, value in vars(measured).items()}
                 rows.append({"kind": "separability", **values})
         if not personal:
-            for split, parts in own.items():
+            for split, parts in present.items():
                 clients = parts if data.tests is not None else ()
                 result = tested(data.train, torch.cat(parts))
                 rows.append(_tested(split, result, "global", clients))

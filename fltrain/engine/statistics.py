@@ -59,8 +59,8 @@ def _blocks(layout: Layout) -> dict[str, list[Slot]]:
 def _similarity(round: FinishedRound) -> Row:
     similarity = layer_similarity(round.displacements, round.layout.weights)
     names = [layer.name for layer in round.layout.layers]
-    shown = {name: finite_or_none(value) for name, value in zip(names, similarity, strict=True)}
-    return {"updates": {"similarity": shown, "skewness": skewness(similarity)}}
+    by_layer = {name: finite_or_none(value) for name, value in zip(names, similarity, strict=True)}
+    return {"updates": {"similarity": by_layer, "skewness": skewness(similarity)}}
 
 
 def _divergence(round: FinishedRound) -> Row:
@@ -99,10 +99,10 @@ STATISTICS: dict[str, Callable[[FinishedRound], Row]] = {
 }
 
 
-def measure(wanted: Iterable[str], round: FinishedRound) -> list[Row]:
-    """Return the rows of the wanted statistics of a round, one per kind."""
+def measure(names: Iterable[str], round: FinishedRound) -> list[Row]:
+    """Return the rows of the named statistics of a round, one per kind."""
     rows: dict[str, Row] = {}
-    for name in wanted:
+    for name in names:
         if name in STATISTICS:
             for kind, values in STATISTICS[name](round).items():
                 rows.setdefault(kind, {}).update(values)

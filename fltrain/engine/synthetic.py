@@ -34,7 +34,7 @@ def rehearsal(
     entry, side = spec.dataset.entry, spec.dataset.side
     if not (entry.channels and entry.classes and side):
         raise FltrainError(
-            f"dataset {spec.dataset.name!r}: its images have a size that only the files can tell; state "
+            f"dataset {spec.dataset.name!r}: the registry lacks the size of its images; state "
             "channels, side and classes in config/datasets.yaml"
         )
     clients = spec.partition.clients
@@ -52,6 +52,6 @@ def rehearsal(
         std=(0.25,) * entry.channels,
         digest="",
     )
-    own = np.array_split(np.arange(count), clients)
+    parts = np.array_split(np.arange(count), clients)
     aside = np.array_split(np.arange(count, count + tests), clients) if spec.local_test else None
-    return Simulation(spec, data, Partition(own, "", aside), device, executor)
+    return Simulation(spec, data, Partition(parts, "", aside), device, executor)

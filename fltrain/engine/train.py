@@ -66,10 +66,10 @@ class Execution:
 
     Attributes:
         device: device of the run.
-        threads: of the processor.
-        recordings: where methods that record local steps keep them.
+        threads: CPU threads.
+        recordings: memory for recorded local steps: ``auto``, ``device`` or ``host``.
         client_memory: GiB of client state on the device; the rest goes into a file.
-        checkpoints: when they are due.
+        checkpoints: interval between checkpoints.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
         executor: name of the executor, see ``fltrain.engine.executors.choose``.
         workers: processes that divide the clients of each round on the CPU, see ``fltrain.engine.workers``.
@@ -382,9 +382,9 @@ def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
     message = " ".join(f"{type(error).__name__}: {error}".split())
     if memory.out_of_memory(error):
         return FltrainError(
-            f"{spec.run_id}: out of memory {where} ({message}); let fewer runs share the device, keep what "
-            "clients have on the host (--client-memory 0 --recordings host, or FLTRAIN_CLIENT_MEMORY=0 "
-            "FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger device"
+            f"{spec.run_id}: out of memory {where} ({message}); let fewer runs share the device, keep "
+            "client state and recordings on the host (--client-memory 0 --recordings host, or "
+            "FLTRAIN_CLIENT_MEMORY=0 FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger device"
         )
     if _NO_VARIANCE in message:
         return FltrainError(

@@ -83,7 +83,7 @@ class Workers:
         count = min(self.count, len(items))
         if count <= 1:
             return list(_worked(work, items, poll))
-        order = sorted(range(len(items)), key=lambda place: -size(items[place]))
+        order = sorted(range(len(items)), key=lambda index: -size(items[index]))
         bundles = [order[first::MOST_BUNDLES] for first in range(min(len(order), MOST_BUNDLES))]
         with ExitStack() as stack:
             queue, entry = os.pipe()
@@ -94,10 +94,10 @@ class Workers:
             def take(poll: Callable[[], None]) -> dict[int, Result]:
                 """Work on the next bundle until none is left: a process that is done early takes more."""
                 results: dict[int, Result] = {}
-                while taken := os.read(queue, 4):
-                    places = bundles[int.from_bytes(taken)]
-                    done = _worked(work, [items[place] for place in places], poll)
-                    results |= zip(places, done, strict=True)
+                while ticket := os.read(queue, 4):
+                    indices = bundles[int.from_bytes(ticket)]
+                    done = _worked(work, [items[index] for index in indices], poll)
+                    results |= zip(indices, done, strict=True)
                 return results
 
             helpers = [stack.enter_context(_Helper(take)) for _ in range(count - 1)]
@@ -107,7 +107,7 @@ class Workers:
                 poll()
             for helper in helpers:
                 results |= helper.results()
-        return [results[place] for place in range(len(items))]
+        return [results[index] for index in range(len(items))]
 
 
 ALONE = Workers()
@@ -154,9 +154,9 @@ class _Helper:
         """Return the results of the ended process by place, or raise its exception."""
         self.process.join()
         if code := self.process.exitcode:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             raise FltrainError(
-                f"a worker {how}; if memory ran out, use fewer --workers. The next start resumes from the "
+                f"a worker {ending}; if memory ran out, use fewer --workers. The next start resumes from the "
                 "last checkpoint"
             )
         self.file.seek(0)

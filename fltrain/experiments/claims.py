@@ -84,16 +84,16 @@ class Quantity(Settings):
             raise ValueError("a claim is about either a 'measure' or a 'curve'; name one of them")
         if not 0 <= self.rounds[0] < self.rounds[1] <= 1:
             raise ValueError(
-                f"rounds: {list(self.rounds)} is no share of them; write two numbers from 0 to 1, in order"
+                f"rounds: write two ascending shares of the rounds, from 0 to 1, not {list(self.rounds)}"
             )
         if self.oscillation and self.curve is None:
             raise ValueError("oscillation: only a 'curve' has one; name a curve or leave it out")
         if self.relative and not (self.over or self.sides):
-            raise ValueError("relative: the number is compared with nothing; set 'over'")
+            raise ValueError("relative: it needs a number to compare with; set 'over'")
         averaged = {axis for side in self.sides for axis in side} & set(self.mean_over)
         if averaged:
             raise ValueError(
-                f"mean_over: {', '.join(sorted(averaged))} is what the test compares; leave it out there"
+                f"mean_over: the test compares {', '.join(sorted(averaged))}; leave it out of the mean"
             )
         return self
 

@@ -266,7 +266,7 @@ class PlanCosts:
         ]
         if not items:
             raise FltrainError(
-                f"--hours: no item fits into {hours:g} hours; raise the number or choose items"
+                f"--hours: no item fits into {hours:g} hours; allow more hours or choose cheaper items"
             )
         return replace(self.plan, items=items)
 

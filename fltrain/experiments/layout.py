@@ -65,7 +65,7 @@ class Layout(Settings):
         for axis, labels in axes.items():
             if len(labels) > 1 and axis not in shown:
                 raise FltrainError(
-                    f"{item}: the layout does not show the axis {axis!r}; its points would be mixed"
+                    f"{item}: the layout does not show the axis {axis!r}; add it to the layout"
                 )
 
 
@@ -225,7 +225,7 @@ class Curves(Layout):
     def check(self, item: str, axes: Axes) -> None:
         if self.smoothing % 2 == 0:
             raise FltrainError(
-                f"{item}: smoothing: {self.smoothing} {self.over} have no middle; take an odd number"
+                f"{item}: smoothing: {self.smoothing} {self.over} have no centre; use an odd number"
             )
         self._check_places(item, axes)
         for panel in self.panels:

@@ -163,7 +163,7 @@ class PlannedItem:
     def keeping(self, demand: Demand) -> Self:
         """Return the item with the cells that meet a demand; its sheet gives the reason for missing cells."""
         references = list(_references(self.layout))
-        wanted = [entry for entry in self.entries if demand.met(entry.spec, entry.number)]
+        wanted = [entry for entry in self.entries if demand.holds(entry.spec, entry.number)]
         compared = {
             _place({**entry.labels, **labels})
             for entry in wanted
@@ -173,7 +173,7 @@ class PlannedItem:
         kept = [
             entry
             for entry in self.entries
-            if demand.met(entry.spec, entry.number) or _place(entry.labels) in compared
+            if demand.holds(entry.spec, entry.number) or _place(entry.labels) in compared
         ]
         if len(kept) == len(self.entries):
             return self
@@ -408,14 +408,17 @@ def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[s
     return declaration
 
 
-def _check_axes(who: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
+def _check_axes(where: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
     """Refuse axes that none of the items has."""
     check_known(
-        f"{who} has the axis", reduction.axes, sorted({axis for item in items for axis in item.axes}), "axes"
+        f"{where} has the axis",
+        reduction.axes,
+        sorted({axis for item in items for axis in item.axes}),
+        "axes",
     )
 
 
-def _check_exceptions(who: str, exceptions: Iterable[Special], items: Sequence[PlannedItem]) -> None:
+def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence[PlannedItem]) -> None:
     """Refuse exceptions that match no cell of the items."""
     specs = [entry.spec for item in items for entry in item.entries]
     for special in exceptions:
@@ -426,10 +429,10 @@ def _check_exceptions(who: str, exceptions: Iterable[Special], items: Sequence[P
             if not present.intersection(map(str, wanted)):
                 near, known = suggest(str(wanted[0]), present), ", ".join(sorted(present)) or "none"
                 raise FltrainError(
-                    f"{who}: exceptions: no cell has {'.'.join(keys)} {' or '.join(map(repr, wanted))}{near} "
-                    f"(the cells have {known})"
+                    f"{where}: exceptions: no cell has {'.'.join(keys)} {' or '.join(map(repr, wanted))}"
+                    f"{near} (the cells have {known})"
                 )
-        raise FltrainError(f"{who}: exceptions: no cell has all of {special.when}; change 'when'")
+        raise FltrainError(f"{where}: exceptions: no cell has all of {special.when}; change 'when'")
 
 
 class Layer(NamedTuple):

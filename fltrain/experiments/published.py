@@ -216,7 +216,7 @@ def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], lis
                     raise FltrainError(f"{where} has more cells than there are columns")
                 for column in {"value", "std"} & row.keys():
                     if row[column] and not _NUMBER.fullmatch(row[column]):
-                        raise FltrainError(f"{where}: the {column} {row[column]!r} is no number")
+                        raise FltrainError(f"{where}: the {column} {row[column]!r} is not a number")
                 rows.append(row)
             columns = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -63,10 +63,12 @@ def _reduction(declared: Mapping[str, Yaml], item: PlannedItem) -> Yaml:
 def _applied(declared: Mapping[str, Any], parsed: Reduction, items: Sequence[PlannedItem]) -> Yaml:
     """Return a declaration without axes and exceptions that apply to none of the items."""
     axes = {axis for item in items for axis in item.axes}
-    kept: Yaml = dict(declared)
+    restricted: Yaml = dict(declared)
     if "axes" in declared:
-        kept["axes"] = {axis: points for axis, points in declared["axes"].items() if axis in axes}
+        restricted["axes"] = {axis: points for axis, points in declared["axes"].items() if axis in axes}
     if "exceptions" in declared:
         pairs = zip(declared["exceptions"], parsed.exceptions, strict=True)
-        kept["exceptions"] = [raw for raw, special in pairs if any(special in item.applied for item in items)]
-    return kept
+        restricted["exceptions"] = [
+            raw for raw, special in pairs if any(special in item.applied for item in items)
+        ]
+    return restricted

@@ -35,12 +35,12 @@ class Demand:
 
     Attributes:
         why: the condition in words.
-        met: returns true for runs to keep, from the spec and the position of the seed in the item.
+        holds: returns True for runs to keep, given the spec and the position of the seed in the item.
         references: also keep the cells with which those are compared.
     """
 
     why: str
-    met: Callable[[RunSpec, int], bool]
+    holds: Callable[[RunSpec, int], bool]
     references: bool = False
 
 

@@ -249,14 +249,14 @@ def class_moments(
 
     If ``shape`` is 1 and the maps are larger, pixels are pooled. Zero for classes with too few images.
     """
-    own = (labels[:, None] == torch.arange(classes, device=labels.device)).to(maps)  # [n, C]
+    one_hot = (labels[:, None] == torch.arange(classes, device=labels.device)).to(maps)  # [n, C]
     pooled = [dim for dim, size in enumerate(shape, start=1) if size != maps.shape[dim]]
 
     def total(values: Tensor) -> Tensor:
         reduced = values.sum(pooled, keepdim=True) if pooled else values
-        return torch.unflatten(own.T @ reduced.flatten(1), 1, tuple(shape))
+        return torch.unflatten(one_hot.T @ reduced.flatten(1), 1, tuple(shape))
 
-    counts = own.sum(0)
+    counts = one_hot.sum(0)
     values = _per_class(counts, maps) * (maps[0].numel() / torch.Size(shape).numel())
     mean = total(maps) / values.clamp(min=1)
     deviations = maps - mean.index_select(0, labels)

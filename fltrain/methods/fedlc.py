@@ -53,6 +53,6 @@ class FedLC(Method):
             logits = logits - step_state["offset"]
         if self.denominator == "full" or not step_state:
             return super().criterion(logits, labels, local, step_state)
-        own = labels[:, None]
-        others = logits.scatter(1, own, float("-inf")).logsumexp(1)
-        return (others - logits.gather(1, own).squeeze(1)).mean()
+        targets = labels[:, None]
+        others = logits.scatter(1, targets, float("-inf")).logsumexp(1)
+        return (others - logits.gather(1, targets).squeeze(1)).mean()

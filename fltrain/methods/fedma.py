@@ -84,10 +84,10 @@ class FedMA(Method):
         fixed = int(local.payload["rounds"]) % len(chain)
         if not fixed:  # a new pass begins, with the client's share of the global model
             return chain.restricted(weights, [source >= 0 for source in sources])
-        own = local.state["weights"].clone()
-        chain.reorder_inputs(own, fixed, sources[fixed - 1])
-        own[: chain.start(fixed)] = weights[: chain.start(fixed)]
-        return own
+        trained = local.state["weights"].clone()
+        chain.reorder_inputs(trained, fixed, sources[fixed - 1])
+        trained[: chain.start(fixed)] = weights[: chain.start(fixed)]
+        return trained
 
     def client_init(self, local: Local) -> State:
         """Return the mask of the trained weights; an empty state if all are trained."""

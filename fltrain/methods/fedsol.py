@@ -69,8 +69,8 @@ class FedSOL(Method):
         target = functional.log_softmax(taught.logits / self.temperature, dim=1)
 
         def divergence(outputs: Outputs) -> Tensor:
-            own = functional.log_softmax(outputs.logits / self.temperature, dim=1)
-            return functional.kl_div(own, target, reduction="batchmean", log_target=True)
+            log_probabilities = functional.log_softmax(outputs.logits / self.temperature, dim=1)
+            return functional.kl_div(log_probabilities, target, reduction="batchmean", log_target=True)
 
         return step.differentiate(divergence, part=self.part, route=self.feedback == "both")[0]
 

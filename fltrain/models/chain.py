@@ -31,7 +31,7 @@ def chained(network: Network) -> dict[str, nn.Conv2d | nn.Linear]:
     """Return the layers of a network that is a chain of layers, in order, by name.
 
     Raises:
-        FltrainError: if it is no chain, or if the outputs of a layer have a fixed order.
+        FltrainError: if it is not a chain, or if the outputs of a layer have a fixed order.
     """
     found: dict[str, nn.Conv2d | nn.Linear] = {}
     for name, module, _ in chain(network) if type(network) is Network else [("", network, network)]:
@@ -65,7 +65,7 @@ class Chain:
         """Return the chain of a network.
 
         Raises:
-            FltrainError: if the network is no chain.
+            FltrainError: if the network is not a chain.
         """
         by_name = {slot.name: slot for slot in layout.parameters}
         names = chained(network)
@@ -137,14 +137,19 @@ class Chain:
         found = incoming.index_select(1, sources.clamp(min=0))
         incoming.copy_(found.masked_fill_((sources < 0)[:, None], 0.0))
 
-    def restricted(self, vector: Tensor, kept: Sequence[Tensor]) -> Tensor:
-        """Return the network without some hidden neurons: their incoming and outgoing weights are zero."""
+    def restricted(self, vector: Tensor, masks: Sequence[Tensor]) -> Tensor:
+        """Return the network with only some hidden neurons; the others have no weights.
+
+        Args:
+            vector: weights ``[P]``.
+            masks: for each hidden layer, True for the neurons that stay, bool ``[neurons]``.
+        """
         vector = vector.clone()
-        for layer, keeps in enumerate(kept):
+        for layer, mask in enumerate(masks):
             for values in (self.incoming(vector, layer), self.bias(vector, layer)):
                 if values is not None:
-                    values[~keeps] = 0.0
-            self.incoming(vector, layer + 1)[:, ~keeps] = 0.0
+                    values[~mask] = 0.0
+            self.incoming(vector, layer + 1)[:, ~mask] = 0.0
         return vector
 
     def set_rows(self, into: Tensor, vectors: Sequence[Tensor], rows: Tensor) -> None:
@@ -164,7 +169,7 @@ def widened(network: Network, growth: float) -> Network:
     gradient.
 
     Raises:
-        FltrainError: if the network is no chain.
+        FltrainError: if the network is not a chain.
     """
     network = copy.deepcopy(network)
     layers = list(chained(network).values())

@@ -166,14 +166,14 @@ def _chain(network: Network, count: Count) -> list[_Layer]:
     """Return the layers in order.
 
     Raises:
-        FltrainError: if the network is no chain of layers with a linear classifier at its end.
+        FltrainError: if the network is not a chain of layers with a linear classifier at its end.
     """
     layers: list[_Layer] = []
     flatten, before = None, None
     for path, module, parent in chain(network):
         if not isinstance(module, _LEAVES):
             raise FltrainError(
-                f"this network is no chain of layers: {path!r} is a {type(module).__name__}; "
+                f"this network is not a chain of layers: {path!r} is a {type(module).__name__}; "
                 "choose another model"
             )
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -188,7 +188,7 @@ def _chain(network: Network, count: Count) -> list[_Layer]:
         before = module
     if layers[-1].path != "classifier" or not isinstance(layers[-1].module, nn.Linear):
         raise FltrainError(
-            "this network is no chain of layers that ends in one linear classifier; choose another model"
+            "this network is not a chain of layers that ends in one linear classifier; choose another model"
         )
     return layers
 
@@ -201,7 +201,7 @@ def depth(network: Network, count: Count = "blocks") -> int:
         count: unit of counting: a depthwise-separable (or inverted) block, or each layer with weights.
 
     Raises:
-        FltrainError: if the network is no chain.
+        FltrainError: if the network is not a chain.
     """
     return len({layer.unit for layer in _chain(network, count)})
 
@@ -236,7 +236,7 @@ def decouple(
         count: see ``depth``.
 
     Raises:
-        FltrainError: if the network is no chain, or if its widths do not fit the groups.
+        FltrainError: if the network is not a chain, or if its widths do not fit the groups.
     """
     layers = _chain(network, count)
     groups = max(class_groups) + 1

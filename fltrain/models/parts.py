@@ -37,8 +37,8 @@ def mean_pool() -> nn.Sequential:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def initialised(network: Network, how: str) -> Network:
-    """Return the network with weights as PyTorch's layers draw them (``pytorch``), or drawn anew.
+def initialised(network: Network, scheme: str) -> Network:
+    """Return the network with weights as PyTorch's layers draw them (``pytorch``), or redrawn.
 
     ``he`` draws convolution weights from N(0, 2 / (kernel area x output channels)) and sets their biases to
     zero, as torchvision's ResNets and the common CIFAR VGGs do (He et al., Delving deep into rectifiers, ICCV
@@ -47,17 +47,17 @@ def initialised(network: Network, how: str) -> Network:
     N(0, 0.01), cut at two deviations, with biases of 0.1, as TensorFlow's tutorial on MNIST did.
     """
     for module in network.modules():
-        if how == "he" and isinstance(module, nn.Conv2d):
+        if scheme == "he" and isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif how in ("glorot", "normal") and isinstance(module, nn.Conv2d | nn.Linear):
-            if how == "glorot":
+        elif scheme in ("glorot", "normal") and isinstance(module, nn.Conv2d | nn.Linear):
+            if scheme == "glorot":
                 nn.init.xavier_uniform_(module.weight)
             else:
                 nn.init.trunc_normal_(module.weight, std=0.1, a=-0.2, b=0.2)
             if module.bias is not None:
-                nn.init.constant_(module.bias, 0.0 if how == "glorot" else 0.1)
+                nn.init.constant_(module.bias, 0.0 if scheme == "glorot" else 0.1)
     return network
 
 

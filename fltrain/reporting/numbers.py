@@ -99,7 +99,7 @@ ABSENT = (STALE, DAMAGED, MISSING)
 """Those of runs without a record; there is an older one of those that are stale."""
 
 UNKNOWN = "—"
-"""Label on a dimension, as long as no run tells its labels."""
+"""Label on a dimension while its labels are unknown, because no run is complete."""
 
 
 def values_of(

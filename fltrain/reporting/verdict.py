@@ -71,7 +71,7 @@ POWER = 0.8
 """Probability with which a difference of the smallest detectable size is found."""
 
 MOST_SEEDS = 1000
-"""No more seeds are considered when the number is sought that would decide a cell."""
+"""Largest number of seeds that the search for a deciding number of seeds considers."""
 
 BOOTSTRAP_SEEDS = 5
 """Fewest seeds for the bootstrap of a median or maximum."""

@@ -154,7 +154,7 @@ class Verification:
         if MODELS_FILE in known and models.exists():
             _, about = read_arrays(models, "file of models")
             if about["run_id"] != run:
-                yield Finding(f"{run}: {MODELS_FILE} is that of {about['run_id']}; retrain the run")
+                yield Finding(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
         if checked.stale:
             yield Finding(f"{run}: stale: {checked.stale}", harmless=True)
         if spec is None or checked.stale:

@@ -83,7 +83,7 @@ def _spec(folder: Path) -> tuple[RunSpec | None, str]:
         unknown = str(error)
     run_id = f"{slug(spec.run_id if spec else folder.name)}-{short_hash(data)}"
     if run_id != folder.name:
-        raise ValueError(unknown or f"spec.json is that of {run_id}")
+        raise ValueError(unknown or f"spec.json belongs to {run_id}")
     if spec is None or spec.run_id == run_id:
         return spec, unknown
     return spec, revised(data, spec.canonical)

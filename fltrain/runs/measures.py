@@ -300,8 +300,8 @@ def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
     """
     kind, dot, name = measure_or_curve.partition(".")
     if not dot:
-        setting, met = _NEEDS.get(measure_or_curve, ("", None))
-        return setting if met and not met(spec) else ""
+        setting, has_setting = _NEEDS.get(measure_or_curve, ("", None))
+        return setting if has_setting and not has_setting(spec) else ""
     if kind in METHODS:
         taking_part = [method.name for method in spec.composition.methods]
         return "" if kind in taking_part else f"the method or plug-in {kind!r}"

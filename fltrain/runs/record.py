@@ -263,7 +263,7 @@ def check_digests(folder: Path) -> None:
         check_format(summary if isinstance(summary, dict) else {})
         digests = summary["digests"]
         if summary.get("run_id", folder.name) != folder.name:
-            raise ValueError(f"is that of {summary['run_id']}")
+            raise ValueError(f"belongs to {summary['run_id']}")
         if digests.get("summary", summary_digest(summary)) != summary_digest(summary):
             raise ValueError("changed after training (its digest differs)")
     except FltrainError as error:

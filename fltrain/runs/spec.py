@@ -198,7 +198,8 @@ class RunSpec(Settings):
             self.training.augmentation.check(side)
         if self.training.augmentation.flip and not entry.horizontal_flip:
             raise ValueError(
-                f"training.augmentation.flip: mirrored images of {self.dataset.name!r} are not of their class"
+                f"training.augmentation.flip: mirrored images of {self.dataset.name!r} leave their class; "
+                "set it to false"
             )
         return self
 
@@ -229,7 +230,7 @@ class RunSpec(Settings):
             what = "batchnorm 'local'" if method.needs.global_model else f"method {self.method.name!r}"
             if self.evaluation.keep == "model":
                 raise ValueError(
-                    f"evaluation.keep: 'model' is the global one; {what} has none; keep 'clients'"
+                    f"evaluation.keep: 'model' is the global model, but {what} has none; use 'clients'"
                 )
             if self.evaluation.extra:
                 raise ValueError(f"evaluation.extra: needs a global model; {what} has none; leave it out")
@@ -248,8 +249,8 @@ class RunSpec(Settings):
     @property
     def personal(self) -> bool:
         """True if each client is tested with its own model."""
-        own = self.batchnorm == "local" or self.evaluation.point == "after_local"
-        return own or self.composition.personal
+        keeps_parts = self.batchnorm == "local" or self.evaluation.point == "after_local"
+        return keeps_parts or self.composition.personal
 
     @property
     def view(self) -> Literal["global", "personal"]:

@@ -94,7 +94,7 @@ def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
     """Read conditions such as ``dataset=cifar10 method=fedavg,fedprox training.lr!=0.1``.
 
     Raises:
-        FltrainError: if a part is no condition.
+        FltrainError: if a part is not a condition.
     """
     text = where if isinstance(where, str) else " ".join(where)
     conditions = []
@@ -103,7 +103,7 @@ def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
         values = tuple(value for value in _COMMA.split(match[3]) if value) if match else ()
         if not match or not values:
             raise FltrainError(
-                f"where: {part!r} is no condition; write KEY=VALUE or KEY!=VALUE, such as training.lr=0.01"
+                f"where: {part!r} is not a condition; write KEY=VALUE or KEY!=VALUE, such as training.lr=0.01"
             )
         conditions.append(Condition(match[1], values, bool(match[2])))
     return tuple(conditions)

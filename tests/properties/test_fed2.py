@@ -224,11 +224,11 @@ def test_the_grouped_classifier_equals_separate_ones(bias: bool) -> None:
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
-        (MODELS["resnet18"](), {}, "this network is no chain of layers: 'stage1.0' is a BasicBlock"),
+        (MODELS["resnet18"](), {}, "this network is not a chain of layers: 'stage1.0' is a BasicBlock"),
         (
             MODELS["mobilenetv2"](variant="b", shortcut_projection=True),
             {},
-            "this network is no chain of layers: 'stage1.0' is a Projected",
+            "this network is not a chain of layers: 'stage1.0' is a Projected",
         ),
         (MobileNetTiny(), {"decoupled": 3}, "in 10 groups, 'stage1' would add 16 to 20 channels"),
         (LeNet5(), {"width": "uneven"}, "'conv1.0' has 6 channels, too few for 10 groups"),

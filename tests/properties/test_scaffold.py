@@ -332,7 +332,7 @@ def test_corrections_after_the_step_are_biased_if_curvatures_differ(
 ) -> None:
     """With momentum it converges to another point; the correction of the gradient does not.
 
-    Velocity starts anew in every round. Corrections that cancel the accumulated momentum over all steps do
+    Velocity starts at zero in every round. Corrections that cancel the accumulated momentum over all steps do
     not cancel it step by step, so clients leave the optimum and return to another point.
     """
     settings = {"steps": 10, "momentum": 0.9, "lr": 0.1}

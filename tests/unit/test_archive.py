@@ -244,9 +244,9 @@ def put(**changes: Any) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("file", "change", "reason"),
     [
-        ("spec.json", put(rounds=3), "spec.json is that of"),
+        ("spec.json", put(rounds=3), "spec.json belongs to"),
         ("spec.json", put(evil=1), "unknown key 'evil'"),
-        ("spec.json", put(revisions={"model": 99}), "spec.json is that of"),
+        ("spec.json", put(revisions={"model": 99}), "spec.json belongs to"),
         ("summary.json", put(format=2), "newer version of fltrain"),
         ("summary.json", put(format=None), "not a record of format 1"),
         ("summary.json", put(digests={"metrics": None}), "digests.metrics"),
@@ -254,7 +254,7 @@ def put(**changes: Any) -> Callable[[Any], Any]:
         ("summary.json", put(loss={"\x9b31m": "x"}), "summary.json: cannot be read (control characters"),
         ("summary.json", put(layers=["\u202egnp.exe"]), "summary.json: cannot be read (control characters"),
         ("summary.json", put(accuracy={"final": 0.99}), "'accuracy' does not follow"),
-        ("summary.json", put(run_id="x"), "summary.json: is that of x"),
+        ("summary.json", put(run_id="x"), "summary.json: belongs to x"),
         ("summary.json", put(status="diverged", diverged=None), "'status' does not follow"),
         ("summary.json", put(status="diverged", diverged={"what": "loss"}), "diverged.round"),
         ("provenance.json", put(processor="\x1b[2J"), "provenance.json: cannot be read (control characters"),

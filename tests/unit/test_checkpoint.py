@@ -83,7 +83,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_previous_one_is_used(
     damage(saved.folder / "round-000002.safetensors")
     simulation = new()
     assert saved.restore(simulation) is None
-    assert simulation.finished == 0, "the run begins anew"
+    assert simulation.finished == 0, "the run begins again"
 
 
 @pytest.mark.parametrize("what", IDENTITY)

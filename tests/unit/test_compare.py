@@ -200,7 +200,7 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("method=fedprx", "no run is left with method=fedprx; did you mean 'fedprox'.*there are: fedavg"),
         ("seed=7", r"no run is left with seed=7 \(there are: 0, 1, 2\)"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
-        ("training.lr", "'training.lr' is no condition; write KEY=VALUE or KEY!=VALUE"),
+        ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
         ("items=flfa/table1", "the papers of these runs are unknown; name their scale"),
     ],
 )

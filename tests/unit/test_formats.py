@@ -295,7 +295,7 @@ def test_npz_files_are_read(tmp_path: Path, name: str, form: tuple[int, ...], ch
         ({"test_images": pixels(10, 9, 9)}, r"training images of 8 x 8 pixels.* but test images of 9 x 9"),
         ({"test_images": pixels(10, 8, 8, 3)}, r"1 channel but test images of 8 x 8 pixels and 3 channels"),
         ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
-        ({"train_labels": np.full(20, 7)}, r"labels up to 7 but none that is 5; .*or state 'classes'"),
+        ({"train_labels": np.full(20, 7)}, r"labels up to 7 but no label 5; .*or state 'classes'"),
         ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
     ],
 )

@@ -276,8 +276,8 @@ def test_another_normalisation_needs_another_revision(
     path = tmp_path / "mine.safetensors"
     with pytest.raises(FltrainError, match=r"an older version; delete it"):
         load_prepared(Dataset(name="mine"), path)
-    anew = load_or_prepare(Dataset(name="mine"), path, tmp_path / "downloads")
-    assert load_prepared(Dataset(name="mine"), path).about == anew.about and anew.about["revision"] == 2
+    again = load_or_prepare(Dataset(name="mine"), path, tmp_path / "downloads")
+    assert load_prepared(Dataset(name="mine"), path).about == again.about and again.about["revision"] == 2
     register({"mine": {**entry, **changes}})
     with pytest.raises(FltrainError, match=r"an older version; delete it"):
         load_or_prepare(Dataset(name="mine"), path, tmp_path / "downloads")

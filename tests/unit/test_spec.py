@@ -120,7 +120,7 @@ def test_a_network_that_needs_larger_images_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "svhn", "organcmnist", "organsmnist", "femnist"])
 def test_flips_are_refused_if_they_change_classes(name: str) -> None:
-    message = f"training.augmentation.flip: mirrored images of '{name}' are not of their class"
+    message = f"training.augmentation.flip: mirrored images of '{name}' leave their class; set it to false"
     assert refusal(dataset=name, training={"augmentation": {"flip": True}}) == message
     assert tiny(dataset=name, training={"augmentation": {"crop_padding": 2}}).dataset.name == name
 

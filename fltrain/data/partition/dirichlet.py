@@ -28,7 +28,8 @@ but at most 5 once in 15 draws. So 256 draws without such a draw have a chance o
 class Dirichlet(LabelSkew):
     """Shares q ~ Dirichlet(alpha) of each class over the clients; a class of n is cut at floor(cumsum(q) n).
 
-    The whole partition is drawn again until every client has ``min_size`` images, or until this is hopeless.
+    The whole partition is drawn again until every client has ``min_size`` images. It is refused early if the
+    draws stay far from that.
 
     Attributes:
         alpha: concentration; smaller values give more skew.
@@ -139,7 +140,8 @@ class DirichletTopUp(LabelSkew):
 class Quantity(LabelSkew):
     """Quantity skew: clients hold shares q ~ Dirichlet(alpha) of all images, whatever their class.
 
-    Shares are drawn again until every client has ``min_size`` images, or until this is hopeless.
+    Shares are drawn again until every client has ``min_size`` images. They are refused early if the draws
+    stay far from that.
 
     Attributes:
         alpha: concentration; smaller values give sizes that differ more. The paper calls it beta.

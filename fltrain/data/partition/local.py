@@ -21,7 +21,7 @@ class LocalTest(Settings):
     are split.
 
     Attributes:
-        fraction: test images per image.
+        fraction: share of a client's images that are test images.
         stratify: keep the class shares of the client in both parts.
     """
 
@@ -56,7 +56,7 @@ def local_split(
 
     Args:
         clients: image indices of each client.
-        fraction: test images per image.
+        fraction: share of a client's images that are test images.
         random: random generator.
         stratified_by: labels of all images, int64 ``[n]``; None: not stratified.
 

@@ -257,7 +257,7 @@ def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
     if facts.classes is None and len(present) < splits.classes:
         missing = int(np.flatnonzero(present != np.arange(len(present)))[0])
         raise FltrainError(
-            f"{source}: found labels up to {splits.classes - 1} but none that is {missing}; "
+            f"{source}: found labels up to {splits.classes - 1} but no label {missing}; "
             "number the classes from 0, or state 'classes'"
         )
 

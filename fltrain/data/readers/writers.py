@@ -66,20 +66,20 @@ def assemble(source: Path, train: ByWriter, test: ByWriter) -> RawSplits:
     Raises:
         FltrainError: if no writer is in both splits.
     """
-    kept = sorted(train.keys() & test.keys())
+    complete = sorted(train.keys() & test.keys())
     everyone = count(len(train.keys() | test.keys()), "writer")
-    if not kept:
+    if not complete:
         raise FltrainError(f"{source}: found {everyone}, but none with both training and test images")
 
     def joined(split: ByWriter) -> tuple[Images, Labels, Labels]:
-        images, labels = zip(*(split[writer] for writer in kept), strict=True)
-        writers = np.repeat(np.arange(len(kept)), [len(part) for part in labels])
+        images, labels = zip(*(split[writer] for writer in complete), strict=True)
+        writers = np.repeat(np.arange(len(complete)), [len(part) for part in labels])
         return np.concatenate(images), np.concatenate(labels), writers
 
     train_images, train_labels, writers = joined(train)
     test_images, test_labels, test_writers = joined(test)
     note = (
-        f"{len(kept):,} of {everyone} have both training and test images: "
+        f"{len(complete):,} of {everyone} have both training and test images: "
         f"{len(train_labels):,} and {len(test_labels):,} in all"
     )
     return RawSplits(

@@ -38,7 +38,7 @@ def train(
 
     The one training loop of servers; the local training of clients belongs to the engine.
 
-    A step takes ``batch`` of these pairs, shuffled anew in every epoch, or all pairs if ``batch`` is None.
+    A step takes ``batch`` of these pairs, reshuffled in every epoch, or all pairs if ``batch`` is None.
     """
     head = state["head"].clone().requires_grad_()
     random = method.random(task, round=int(state["trained"]))

@@ -46,18 +46,18 @@ def match(clients: Sequence[Tensor], reference: Tensor, shares: Sequence[float],
     """
     orders: list[Tensor] = []
     for _ in range(sweeps):
-        previous, orders = orders, [_nearest(reference, own) for own in clients]
+        previous, orders = orders, [_nearest(reference, neurons) for neurons in clients]
         if previous and all(map(torch.equal, previous, orders)):
             break
-        reference = mean([own[order] for own, order in zip(clients, orders, strict=True)], shares)
+        reference = mean([neurons[order] for neurons, order in zip(clients, orders, strict=True)], shares)
     return orders
 
 
-def _nearest(reference: Tensor, own: Tensor) -> Tensor:
+def _nearest(reference: Tensor, neurons: Tensor) -> Tensor:
     """Return, for each reference neuron, the place of its neuron: the assignment of least distance."""
-    distances = reference.square().sum(1)[:, None] - 2 * reference @ own.T + own.square().sum(1)
+    distances = reference.square().sum(1)[:, None] - 2 * reference @ neurons.T + neurons.square().sum(1)
     order = optimize.linear_sum_assignment(distances.cpu().numpy())[1]
-    return torch.from_numpy(order).to(own.device)
+    return torch.from_numpy(order).to(neurons.device)
 
 
 def align(
@@ -120,51 +120,51 @@ class Pool:
         """Return the posterior means of the global neurons ``[n, D]``."""
         return (self.prior / self.sigma0 + self.sums) / (1 / self.sigma0 + self.counts / self.sigma)[:, None]
 
-    def gains(self, own: Tensor) -> Tensor:
+    def gains(self, neurons: Tensor) -> Tensor:
         """Return the gain of log probability for each place of each of a client's neurons.
 
         Places are those of the global neurons, then the possible new ones.
         """
         precision, before = 1 / self.sigma, 1 / self.sigma0
-        room = min(len(own), self.capacity - len(self.counts))
+        room = min(len(neurons), self.capacity - len(self.counts))
         new = self.prior.new_zeros(room)
         # A new neuron has no members: prior mean and precision only.
         sums = torch.cat([self.sums, self.sums.new_zeros(min(room, 1), len(self.prior))])
         sums = sums + self.prior * before
         precisions = before + precision * torch.cat([self.counts, new[:1]])
         squares = sums.square().sum(1)
-        fitted = squares + 2 * precision * own @ sums.T + precision**2 * own.square().sum(1)[:, None]
+        fitted = squares + 2 * precision * neurons @ sums.T + precision**2 * neurons.square().sum(1)[:, None]
         gains = fitted / (precisions + precision) - squares / precisions
         popular = self.counts.clamp(max=POPULAR)
         known = gains[:, : len(popular)] + (popular / (self.clients - popular)).log()
-        numbers = torch.arange(1, room + 1, dtype=own.dtype, device=own.device)
+        numbers = torch.arange(1, room + 1, dtype=neurons.dtype, device=neurons.device)
         opened = 2 * np.log(self.gamma / self.clients) - 2 * numbers.log()
         return torch.cat([known, gains[:, len(popular) :] + opened], 1)
 
-    def join(self, client: int, own: Tensor) -> None:
+    def join(self, client: int, neurons: Tensor) -> None:
         """Assign the neurons ``[L, D]`` of a client."""
         if len(self.counts):
-            places = optimize.linear_sum_assignment(self.gains(own).cpu().numpy(), maximize=True)[1]
+            places = optimize.linear_sum_assignment(self.gains(neurons).cpu().numpy(), maximize=True)[1]
         else:  # all neurons are new, in any order
-            places = np.arange(len(own))
-        self.members[client] = torch.from_numpy(places).to(own.device)
+            places = np.arange(len(neurons))
+        self.members[client] = torch.from_numpy(places).to(neurons.device)
         grown = max(int(places.max()) + 1 - len(self.counts), 0)
         self.sums = torch.cat([self.sums, self.sums.new_zeros(grown, len(self.prior))])
         self.counts = torch.cat([self.counts, self.counts.new_zeros(grown)])
-        self._add(client, own, 1.0)
+        self._add(client, neurons, 1.0)
 
-    def leave(self, client: int, own: Tensor) -> None:
+    def leave(self, client: int, neurons: Tensor) -> None:
         """Remove a client's neurons."""
-        self._add(client, own, -1.0)
+        self._add(client, neurons, -1.0)
         del self.members[client]
         kept = self.counts > 0
         self.sums, self.counts = self.sums[kept], self.counts[kept]
         places = kept.cumsum(0) - 1
         self.members = {other: places[held] for other, held in self.members.items()}
 
-    def _add(self, client: int, own: Tensor, sign: float) -> None:
+    def _add(self, client: int, neurons: Tensor, sign: float) -> None:
         places = self.members[client]
-        self.sums.index_add_(0, places, own, alpha=sign / self.sigma)
+        self.sums.index_add_(0, places, neurons, alpha=sign / self.sigma)
         self.counts[places] += sign
 
 

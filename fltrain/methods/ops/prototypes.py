@@ -19,8 +19,8 @@ more divided by the number of holders, as the formula is printed in FedProto's p
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return the number of images ``[C]`` and the sum ``[C, d]`` of each class, of features ``[n, d]``."""
-    own = (labels[:, None] == torch.arange(classes, device=labels.device)).to(features)
-    return own.sum(0), own.T @ features
+    one_hot = (labels[:, None] == torch.arange(classes, device=labels.device)).to(features)
+    return one_hot.sum(0), one_hot.T @ features
 
 
 def describe(counts: Tensor, sums: Tensor) -> State:

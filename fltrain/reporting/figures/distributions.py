@@ -114,9 +114,9 @@ def shares(steps: pd.DataFrame, places: int) -> Map:
     edges = np.linspace(0, 1, places + 1)
     total: Map = np.zeros((rounds, places))
     clients = np.zeros((rounds, 1))
-    for _, own in steps.groupby(["round", "client"]):
-        row, count = int(own["round"].iloc[0]) - 1, len(own)
-        selected = np.concatenate([[0.0], np.cumsum(own.sort_values("step")["selected"]) / count])
+    for _, client_steps in steps.groupby(["round", "client"]):
+        row, count = int(client_steps["round"].iloc[0]) - 1, len(client_steps)
+        selected = np.concatenate([[0.0], np.cumsum(client_steps.sort_values("step")["selected"]) / count])
         total[row] += places * np.diff(np.interp(edges, np.arange(count + 1) / count, selected))
         clients[row] += 1
     with np.errstate(invalid="ignore"):
@@ -125,9 +125,9 @@ def shares(steps: pd.DataFrame, places: int) -> Map:
 
 def of_client(steps: pd.DataFrame, client: int, rounds: int) -> Map:
     """Return the steps of a client ``[steps, rounds]``: 1 if selected, 0 if not, NaN if there was none."""
-    own = steps[steps["client"] == client]
-    grid = np.full((int(own["steps"].max()), rounds), np.nan)
-    grid[own["step"], own["round"] - 1] = own["selected"]
+    client_steps = steps[steps["client"] == client]
+    grid = np.full((int(client_steps["steps"].max()), rounds), np.nan)
+    grid[client_steps["step"], client_steps["round"] - 1] = client_steps["selected"]
     return grid
 
 

@@ -467,10 +467,10 @@ def absent(sheet: Sheet, published: Published, shown: Iterable[TableCell]) -> li
     paper, _, item = sheet.id.partition("/")
     found: list[TableCell] = []
     for measured in checked(sheet).measures:
-        own = [cell for cell in shown if cell.measure == measured.measure]
+        of_measure = [cell for cell in shown if cell.measure == measured.measure]
         wanted = {False: measured.reported, True: measured.average.reported if measured.average else None}
         for averaged, metric in wanted.items():
-            names = [cell.names for cell in own if (cell.row == AVERAGE) == averaged]
+            names = [cell.names for cell in of_measure if (cell.row == AVERAGE) == averaged]
             for lacking in published.absent(metric, names if averaged else declared, names):
                 found.append(
                     TableCell(
