@@ -85,12 +85,8 @@ class FedFcd(Method):
 
     def _decide(self, network: Network, features: Tensor, head: State) -> Tensor:
         """Return the fused logits, given the global classifier."""
-        local_logits: Tensor = network.classifier(features)
-        return (
-            local_logits
-            if self.without_fd
-            else local_logits + classifier_head.logits(network.classifier, head, features)
-        )
+        own: Tensor = network.classifier(features)
+        return own if self.without_fd else own + classifier_head.logits(network.classifier, head, features)
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         if self.without_fa or not self.weight or step.part == "head":
