@@ -24,7 +24,7 @@ REMEDY = {
     r"(?<!here )\bis no (number|chain|condition|list|mapping)\b": "write 'is not a ...'",
     r"\b(is|are) sought\b": "name the actor: 'the attack searches for ...'",
     r"\b(keep|keeps|kept|let|lets) what$|\bwhat clients$": "replace the noun clause by a noun",
-    r"\b(record|file|module|method|network|engine|run)s? (says?|knows?|wants?)\b": "code is not a person",
+    r"\b(record|file|module|method|network|engine)s? (says?|knows?|wants?)\b": "code is not a person",
     r"\bto be looked\b|\blooked into\b": "write 'searched' or 'analysed'",
 }
 """Pattern -> remedy."""
