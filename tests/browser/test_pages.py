@@ -317,18 +317,3 @@ def test_printed_pages_show_the_assumptions(page: Page, toy: Toy) -> None:
     page.emulate_media(media="print")
     assert page.get_by_text("A-1: Which rate").is_visible()
     assert not page.locator(".tools").first.is_visible()
-
-
-def test_the_report_shows_tables(browser: Browser) -> None:
-    # If a paper has only tables, the report has no menu level for them.
-    table = min(path for path in FOLDER.glob("*/*.tex") if any(path.parent.glob("*.png")))
-    page = browser.new_page(viewport=DESKTOP)
-    page.goto((FOLDER / "report.html").as_uri())
-    page.get_by_text("Results", exact=True).click()
-    if len(list(FOLDER.glob("*/summary.json"))) > 1:  # otherwise there is no list of papers
-        page.get_by_text(table.parent.name, exact=True).click()
-    page.get_by_text("tables", exact=True).click()
-    page.locator("tr", has_text=f"{table.stem}: ").get_by_role("link").first.click()
-    heading = page.frame_locator("iframe").locator("h1").inner_text()
-    assert heading.startswith(f"{table.parent.name}/{table.stem} ")
-    page.close()

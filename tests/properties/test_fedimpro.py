@@ -27,9 +27,7 @@ from fltrain.metrics.updates import gradient_variance
 from fltrain.models.base import Model
 from fltrain.models.network import Network, map_shape
 from fltrain.models.networks.lenet5 import LeNet5
-from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.models.networks.resnet import ResNet18, ResNet50
-from fltrain.models.networks.vgg import Vgg9
+from fltrain.models.networks.resnet import ResNet18
 
 from .helpers import (
     FULL_BATCH,
@@ -746,23 +744,6 @@ def test_sizes_of_uploads_at_the_cuts_of_resnet18(split: int, numbers: int, mega
     assert payload["mean"].shape == payload["spread"].shape
     assert payload["mean"].flatten(1).shape == (10, numbers)
     assert 4 * 2 * payload["mean"].numel() / 1e6 == pytest.approx(megabytes, rel=0.03)
-
-
-def test_the_default_cut_is_the_middle_one() -> None:
-    """ResNet-18: after convolution 9; ResNet-50: after 22; Federated EMNIST's images have 28 pixels."""
-    shapes = {
-        (ResNet18(), 3, 32, 10): (10, 128, 16, 16),
-        (ResNet18(), 1, 28, 62): (62, 128, 14, 14),
-        (ResNet50(), 3, 32, 100): (100, 512, 16, 16),
-        (MobileNetTiny(), 1, 8, 10): (10, 16, 8, 8),
-        (LeNet5(), 1, 28, 10): (10, 6, 14, 14),
-    }
-    defaults = (9, 9, 22, 4, 1)
-    for (case, shape), cut in zip(shapes.items(), defaults, strict=True):
-        for method in (FedImpro(), FedImpro(split=cut)):
-            assert payload_of(method, *described(*case))["mean"].shape == shape
-    vgg9 = payload_of(FedImpro(split=6), *described(Vgg9(), 3, 32, 10))
-    assert vgg9["mean"].shape == (10, 4096)
 
 
 @pytest.mark.parametrize(

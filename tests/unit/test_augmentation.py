@@ -10,7 +10,6 @@ from scipy.stats import chisquare
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as transforms
 
-from fltrain.core.errors import FltrainError
 from fltrain.core.rng import Purpose, stream
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.augment import Augmented
@@ -122,17 +121,6 @@ def test_one_augmentation_does_not_change_the_parameters_of_another() -> None:
     assert np.array_equal(drawn(Augmentation(flip=True))[:, 2], everything[:, 2])
     assert np.array_equal(drawn(Augmentation(cutout=4))[:, 3:], everything[:, 3:])
     assert np.array_equal(drawn(EVERYTHING, samples=10), everything[:10])
-
-
-def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs 'crop_padding'"):
-        Augmentation(padding_mode="reflect")
-    with pytest.raises(FltrainError, match="crop_padding: 8 pixels around images of 8; use at most 7"):
-        Augmentation(crop_padding=8).check(8)
-    with pytest.raises(FltrainError, match="cutout: a hole of 9 pixels in images of 8; use at most 8"):
-        Augmented(random_split(), Augmentation(cutout=9))
-    Augmentation(crop_padding=7, padding_mode="reflect", cutout=8).check(8)
-    assert not Augmentation().active and EVERYTHING.active
 
 
 @pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING])

@@ -1,13 +1,10 @@
 """``fltrain bench``: the bare loop against the engine, refusals."""
 
-import re
-import sys
 from typing import Any
 
 import pytest
 import torch
 
-from fltrain import cli
 from fltrain.bench import Bare, Bench, measure, model_of
 from fltrain.core.errors import MethodError
 from fltrain.engine.executors.choose import EXECUTORS
@@ -59,26 +56,3 @@ def test_an_executor_with_different_results_is_not_measured(monkeypatch: pytest.
     monkeypatch.setitem(EXECUTORS, "careless", Careless)  # type: ignore[index]
     with pytest.raises(MethodError, match=r"^careless: after a round .* its weights differ by "):
         measure(small(executors=["careless"]))
-
-
-ARGUMENTS = "bench --model mobilenet_tiny --dataset digits --batch-size 4 --steps 2 --repeats 1 --device cpu"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--model lenet6", r"--model: unknown 'lenet6'; did you mean 'lenet5'\? \(known: .*resnet18"),
-        ("--executors ,", r"--executors: no name given; .*sequential"),
-        ("--model lenet5 --dataset digits", r"needs images of at least 12 pixels"),
-        ("--precision tf32", r"'tf32' needs a GPU"),
-    ],
-)
-def test_impossible_measurements_are_refused_in_one_line(
-    arguments: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["fltrain", *ARGUMENTS.split(), *arguments.split()])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(message, line)

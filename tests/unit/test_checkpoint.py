@@ -95,17 +95,6 @@ def test_the_state_of_another_run_is_refused(saved: Checkpoints, what: str) -> N
     assert names(saved) == before
 
 
-def test_other_formats_are_refused(saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 9)
-    simulation = new()
-    simulation.round(0)
-    saved.remove()
-    saved.save(simulation, Progress([{"kind": "train"}], 0.0, []))
-    monkeypatch.undo()
-    with pytest.raises(FltrainError, match="written by a newer version of fltrain; use that, or delete"):
-        saved.restore(new())
-
-
 def test_writing_takes_at_most_one_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

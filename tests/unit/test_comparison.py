@@ -530,11 +530,6 @@ def test_average_gains_are_paired_over_seeds(tmp_path: Path, printed: Path) -> N
     assert (average.verdict, average.gain_margin) == (None, 1.25)
 
 
-def test_a_single_row_has_no_average(tmp_path: Path, printed: Path) -> None:
-    toy = gaining(tmp_path, {"a": (2.0, 1.0, 3.0)})
-    assert {row for row, _ in cells(toy, toy.sheet(**AVERAGE_GAIN), printed)} == {"a"}
-
-
 def gaining(root: Path, gains: dict[str, Sequence[float | str]]) -> Toy:
     """Methods at 60 % with gains of this many points."""
     toy = Toy(root / "results")
@@ -593,13 +588,3 @@ def test_every_anomaly_concerns_published_values() -> None:
         assert values, one
         if "a copy" in one.reason or "the same number of rounds" in one.reason:
             assert min(Counter(values).values()) > 1, one
-
-
-def test_anomalies_without_a_column(tmp_path: Path, printed: Path) -> None:
-    path = tmp_path / "anomalies.csv"
-    path.write_text("paper,item,match,reason\ntoy,table,methd=a,why\n")
-    with pytest.raises(FltrainError, match=r"toy_table\.csv has no column 'methd'.*method"):
-        read(printed)
-    path.write_text("paper,item,match,reason\ntoy,table,method,why\n")
-    with pytest.raises(FltrainError, match="write column=text"):
-        read(printed)

@@ -104,25 +104,6 @@ def test_a_custom_npz_file_needs_three_lines(tmp_path: Path, register: Register)
     assert [row["images"] for row in record.rows("evaluation")] == [20]
 
 
-OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "too small for the network": ({}, {"model": "lenet5"}, "lenet5.*at least 12 pixels"),
-    "too small for the crop": ({}, {"training": {"augmentation": {"crop_padding": 8}}}, "use at most 7"),
-    "too many clients": ({}, {"partition": {"name": "iid", "clients": 41}}, "41 clients cannot share 40"),
-}
-
-
-@pytest.mark.parametrize("case", OTHERS)
-def test_errors_found_in_the_data_give_one_clear_line(tmp_path: Path, register: Register, case: str) -> None:
-    entry, changes, message = OTHERS[case]
-    path = write_npz(tmp_path / "mine.npz")
-    register({"mine": {"reader": "npz", "path": str(path), **entry}})
-    spec = tiny(**{"dataset": "mine", "partition": {"name": "iid", "clients": 4}, "model": "mlp", **changes})
-    with pytest.raises(FltrainError, match=message) as caught:
-        trained(spec, tmp_path)
-    assert "\n" not in str(caught.value)
-    assert not Results(tmp_path).record(spec.run_id).complete
-
-
 def remote(name: str, content: bytes, *urls: str) -> dict[str, Any]:
     return {"name": name, "urls": list(urls), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.core.errors import FltrainError
 from fltrain.data.partition.iid import Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine import memory
@@ -191,17 +190,3 @@ def test_further_test_sets_add_rows_and_change_nothing_else(tmp_path: Path) -> N
     assert plain.summary["extra"] == {}
     assert record.summary["accuracy"] == plain.summary["accuracy"]
     assert record.run_id != plain.run_id
-
-
-@pytest.mark.parametrize("form", [(12, 12, 3), (8, 8)])
-@pytest.mark.usefixtures("shifted")
-def test_further_test_sets_of_another_image_shape_are_refused(
-    tmp_path: Path, register: Register, form: tuple[int, ...]
-) -> None:
-    path = write_npz(tmp_path / "other.npz", shape=form)
-    mine = {"reader": "npz", "path": str(tmp_path / "mine.npz")}
-    register({"mine": mine, "other": {"reader": "npz", "path": str(path)}})
-    spec = tiny(**OWN, evaluation={"extra": ["other"]})
-    with pytest.raises(FltrainError, match="other"):
-        trained(spec, tmp_path)
-    assert not Results(tmp_path).record(spec.run_id).complete

@@ -23,7 +23,6 @@ from fltrain.analysis.feature_inversion import (
     total_variation,
 )
 from fltrain.analysis.trained_model import TrainedRun
-from fltrain.core.errors import FltrainError
 from fltrain.data.partition import class_counts
 from fltrain.engine.data import FederatedData, Split
 from fltrain.experiments.layout import Attack, Inversion, Sheet
@@ -173,24 +172,6 @@ def test_recovered_pixels_equal_a_loop_with_adam_and_total_variation(victim: nn.
 
 
 # ---------------------------------------------------------------- settings
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"attack": {"kind": "pixels", "channels": 64}}, "attack.*channels.*'prior'"),
-        ({"attack": {"kind": "pixels", "ema": 0.5}}, "attack.*ema.*'prior'"),
-        ({"attack": {"stepps": 3}}, "'steps'"),
-        ({"targets": ["raw", "raw"]}, "targets: 'raw' is named twice"),
-        ({"targets": []}, "targets"),
-        ({"noises": [0.1, 0.1]}, "noises: 0.1 is named twice"),
-        ({"noises": [-0.1]}, "noises"),
-        ({"targets": ["raw"], "noises": [0.1]}, "class_mean"),
-    ],
-)
-def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(FltrainError, match=message):
-        layout(**settings)
-
-
 # ---------------------------------------------------------------- targets
 def federated(labels: list[int], clients: list[list[int]]) -> FederatedData:
     """Empty images, divided over clients."""

@@ -302,21 +302,6 @@ def test_groups_of_groupnorm() -> None:
     assert narrow[:4] == [2, 2, 2, 1]  # 32, 32, 32 and 16 channels
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("mobilenetv2", {"norm_groups": 3}, "norm_groups: must divide 8"),
-        ("resnet18", {"norm": "none"}, "norm: input should be 'bn' or 'gn'"),
-        ("mobilenetv2", {"stem_stride": 2}, "'stem_stride' 2 is an option of variant 't' only"),
-        ("fedavg_cnn", {"padding": 1}, "padding: input should be 0 or 2"),
-    ],
-)
-def test_invalid_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(FltrainError) as refusal:
-        declared(name, options)
-    assert message in str(refusal.value)
-
-
 @every("mobilenetv2", "mobilenetv1", "resnet18", "vgg9", "ecgr_cnn", "mlp", "fedavg_cnn")
 def test_initialisation_is_pytorchs(case: Case) -> None:
     """Uniform within one over the square root of the fan-in, biases too; a seed gives one network."""

@@ -132,17 +132,6 @@ def test_preferences_equal_a_direct_computation(chain: str, split: Split) -> Non
         torch.testing.assert_close(measured[name], wanted, rtol=1e-3, atol=1e-4 * scale, msg=name)
 
 
-def test_neurons_of_the_classifier_have_unit_gradients(split: Split) -> None:
-    """dZ_c / dZ_i is one or zero."""
-    network = network_of("mlp").eval()
-    images, labels = split.batch(torch.arange(IMAGES))
-    with torch.no_grad():
-        logits = network(images).double()
-    plain = class_preference(network, split, CLASSES)["classifier"]
-    means = torch.stack([logits[labels == label].mean(0)[label] for label in range(CLASSES)])
-    torch.testing.assert_close(plain, means.diag(), rtol=1e-5, atol=1e-6)
-
-
 def test_preferences_in_projections_and_residual_blocks(split: Split) -> None:
     """A layer without ReLU is measured after its norm, before its block adds the shortcut."""
     network = network_of("mobilenet_tiny").train()
@@ -266,15 +255,6 @@ def test_total_variance_of_special_layers() -> None:
 )
 def test_shared_depth_of_variances(variances: list[float], depth: int) -> None:
     assert shared_depth(variances) == depth
-
-
-def test_alignment_by_hand() -> None:
-    # Top classes of three neurons on four clients: alike in 6, 2 (two pairs of two) and 3 of 6 pairs.
-    tops = torch.tensor([[0, 0, 2], [0, 0, 2], [0, 1, 2], [0, 1, 1]])
-    clients = [{"layer": torch.eye(3)[client]} for client in tops]
-    assert alignment(clients)["layer"] == pytest.approx((1 + 2 / 6 + 3 / 6) / 3)
-    assert alignment(clients[:2])["layer"] == 1
-    assert alignment(clients[1:3])["layer"] == pytest.approx(2 / 3)
 
 
 def test_identical_clients_are_aligned_and_others_are_not(split: Split) -> None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from fltrain.experiments.progress import Progress
 from fltrain.runs.record import Results
 
@@ -31,23 +29,3 @@ def test_a_line_has_number_accuracy_seconds_and_the_time_left(tmp_path: Path) ->
     assert progress.finished(record.run_id) == (
         f"[ 1/10] {record.run_id}: {100 * accuracy:.2f} %, {seconds:.1f} s; about 54 s left"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "total", "left"),
-    [
-        (10, 2, "about 10 s left"),
-        (300, 3, "about 10 min left"),
-        (3600, 4, "about 3.0 h left"),
-        (9, 1, "all runs"),
-    ],
-)
-def test_the_time_left_is_that_of_the_missing_runs(
-    tmp_path: Path, seconds: float, total: int, left: str
-) -> None:
-    clock = Clock()
-    progress = Progress(Results(tmp_path), clock)
-    progress.planned({"train": total})
-    progress.started()
-    clock.now += seconds
-    assert f"a-run: finished; {left}" in progress.finished("a-run"), "there is no record"

@@ -127,15 +127,6 @@ def test_digests_cover_all_code_that_determines_numbers() -> None:
     assert not {"data.download", "data.fetch", "data.unpack"} & {*names}, "checksums cover their files"
 
 
-def test_status_does_not_import_torch_for_digests() -> None:
-    settings = tiny().model_dump(mode="json")
-    program = (
-        "import sys; from fltrain.runs.spec import RunSpec; from fltrain.runs.sources import source_digests; "
-        f"source_digests(RunSpec.parse({settings!r}, 'test')); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 @pytest.fixture(scope="module")
 def prox(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return trained(tiny(method="fedprox", model="mlp", rounds=1), tmp_path_factory.mktemp("results"))

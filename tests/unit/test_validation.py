@@ -157,16 +157,3 @@ def test_methods_of_a_seed_share_the_split() -> None:
     assert len({spec.partition_id for spec in specs}) == 1 and len({spec.run_id for spec in specs}) == 3
     assert specs[0].partition_id != plain.partition_id
     assert tiny(evaluation={"validation": 0.0}).run_id == plain.run_id
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0, 2, "0.1", True])
-def test_invalid_shares_are_refused(value: Any) -> None:
-    with pytest.raises(FltrainError, match=r"evaluation\.validation: "):
-        tiny(evaluation={"validation": value})
-
-
-def test_too_many_clients_for_the_rest_are_refused() -> None:
-    most = {"name": "iid", "clients": 1438}
-    assert tiny(partition=most).partition.clients == 1438
-    with pytest.raises(FltrainError, match="cannot share 1294 training images"):
-        tiny(partition=most, evaluation=TENTH)

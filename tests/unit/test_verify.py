@@ -336,13 +336,6 @@ def test_a_table_of_best_labels_is_checked_against_all_its_runs(place: Place) ->
     place.only(place.table(), "differs from its records")
 
 
-def test_a_table_of_unplanned_runs_is_named(place: Place) -> None:
-    write_papers(place.root / "config", {**TOY, "settings": {**TINY, "rounds": 3}})
-    found = place.findings()
-    assert [one.harmless for one in found] == [True, True]
-    assert all("not checked: made from another selection" in one.text for one in found)
-
-
 def test_tables_with_stale_cells_are_consistent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedProx, "revision", 2)
     planned = place.plan

@@ -362,14 +362,6 @@ def test_a_restriction_selects_the_named_methods_and_their_baselines(fresh: Chec
 
 
 @pytest.mark.slow
-def test_a_restriction_that_cannot_be_met_is_one_clear_error(fresh: Checkout) -> None:
-    code, output = fresh.snakemake("--dry-run", settings=("where=method=fedprx",))
-    assert code != 0
-    assert output.count("no run is left with method=fedprx; did you mean 'fedprox'?") == 1
-    assert "Traceback" not in output
-
-
-@pytest.mark.slow
 def test_a_restricted_table_names_its_restriction(changed: Checkout) -> None:
     settings = ("where=method=fedavg", "items=toy/accuracy")
     code, output = changed.snakemake(settings=settings)
