@@ -119,96 +119,36 @@ def chart(frame: pd.DataFrame) -> dict[str, Any]:
 
     on = " || ".join(f"(show_{n} && datum.series == {json.dumps(label)})" for n, label in enumerate(series))
     several = [{"filter": "datum.panel == panel"}] if len(panels) > 1 else []
-    line = {"groupby": ["series", "line"]}
-    tooltip = [{"field": name, "type": "nominal"} for name in ("series", "line", "round")]
-    tooltip += [
-        {"field": name, "type": "quantitative", "format": ".4~f"} for name in ("value", "lowest", "highest")
-    ]
-    legend = {"orient": "bottom", "columns": 2, "labelLimit": 300, "symbolOpacity": 1, "symbolType": "stroke"}
-    look = {
-        "field": "series",
-        "type": "nominal",
-        "scale": {"domain": series},
-        "title": None,
-        "legend": legend,
-    }
-    near = {"type": "point", "on": "pointerover", "clear": "pointerout"}
+    shown: dict[str, Any] = json.loads(TEMPLATES.get_template("chart.json").render())
     title = "metric + ', ' + panel" if len(panels) > 1 else "metric"
-    return {
-        # A saved chart names its contents.
-        "title": {"text": {"expr": title}, "anchor": "start", "fontSize": 12},
-        "width": "container",
-        "height": 380,
-        "config": {"axis": {"gridOpacity": 0.4, "labelFontSize": 12}, "legend": {"labelFontSize": 12}},
-        "data": {"format": {"type": "csv", "parse": dict.fromkeys(["round", *metrics], "number")}},
-        "params": [
-            choice("metric", "metric ", metrics),
-            *([choice("panel", "panel ", panels)] if len(panels) > 1 else []),
-            choice("seeds", "seeds ", [MEAN, EVERY, *map(str, seeds)]),
-            choice("smoothing", "smoothing, points ", list(WINDOWS)),
-            *map(box, range(len(series)), series),
-        ],
-        "transform": [
-            *several,
-            {"filter": on},
-            {"filter": f"seeds == '{MEAN}' || seeds == '{EVERY}' || datum.seed == seeds"},
-            {"filter": "isValid(datum[metric])"},
-            {"calculate": "datum[metric]", "as": "over_1"},
-            *(
-                {
-                    "window": [{"op": "mean", "field": "over_1", "as": f"over_{size}"}],
-                    "frame": [-(size // 2), size // 2],
-                    "sort": [{"field": "round"}],
-                    "groupby": ["series", "run"],
-                }
-                for size in WINDOWS[1:]
-            ),
-            {"calculate": "datum['over_' + smoothing]", "as": "smooth"},
-            {"calculate": f"seeds == '{MEAN}' ? 'mean over seeds' : datum.run", "as": "line"},
+    shown["title"] = {"text": {"expr": title}, "anchor": "start", "fontSize": 12}
+    shown["data"]["format"]["parse"] = dict.fromkeys(["round", *metrics], "number")
+    for look in (shown["encoding"]["color"], shown["layer"][0]["encoding"]["strokeDash"]):
+        look["scale"] = {"domain": series}
+    shown["params"] = [
+        choice("metric", "metric ", metrics),
+        *([choice("panel", "panel ", panels)] if len(panels) > 1 else []),
+        choice("seeds", "seeds ", [MEAN, EVERY, *map(str, seeds)]),
+        choice("smoothing", "smoothing, points ", list(WINDOWS)),
+        *map(box, range(len(series)), series),
+    ]
+    shown["transform"] = [
+        *several,
+        {"filter": on},
+        {"filter": f"seeds == '{MEAN}' || seeds == '{EVERY}' || datum.seed == seeds"},
+        {"filter": "isValid(datum[metric])"},
+        {"calculate": "datum[metric]", "as": "over_1"},
+        *(
             {
-                "aggregate": [
-                    {"op": op, "field": "smooth", "as": name}
-                    for op, name in (("mean", "value"), ("min", "lowest"), ("max", "highest"), ("count", "n"))
-                ],
-                "groupby": ["series", "line", "round"],
-            },
-            # A mean over fewer seeds, where others have ended, would be that of the survivors.
-            {"joinaggregate": [{"op": "max", "field": "n", "as": "all"}], **line},
-            {"filter": "datum.n == datum.all"},
-        ],
-        "encoding": {
-            "x": {
-                "field": "round",
-                "type": "quantitative",
-                "title": "communication round",
-                "axis": {"tickMinStep": 1},
-            },
-            "color": look,
-            "detail": {"field": "line"},
-        },
-        "layer": [
-            {
-                "mark": "line",
-                "encoding": {
-                    "y": {"field": "value", "type": "quantitative", "scale": {"zero": False}},
-                    "strokeDash": look,
-                },
-            },
-            {
-                "mark": {"type": "area", "opacity": 0.15},
-                "encoding": {
-                    "y": {"field": "lowest", "type": "quantitative", "title": None},
-                    "y2": {"field": "highest"},
-                },
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 120},
-                "params": [{"name": "near", "select": near}],
-                "encoding": {
-                    "y": {"field": "value", "type": "quantitative"},
-                    "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0},
-                    "tooltip": tooltip,
-                },
-            },
-        ],
-    }
+                "window": [{"op": "mean", "field": "over_1", "as": f"over_{size}"}],
+                "frame": [-(size // 2), size // 2],
+                "sort": [{"field": "round"}],
+                "groupby": ["series", "run"],
+            }
+            for size in WINDOWS[1:]
+        ),
+        {"calculate": "datum['over_' + smoothing]", "as": "smooth"},
+        {"calculate": f"seeds == '{MEAN}' ? 'mean over seeds' : datum.run", "as": "line"},
+        *shown["transform"],
+    ]
+    return shown
