@@ -348,7 +348,7 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
             TWICE,
             ["run-0", "'updates.drift'", "one number for each round"],
         ),
-        ({**HISTOGRAM, "columns": None}, TWICE, ["'method'", "mixed"]),
+        ({**HISTOGRAM, "columns": None}, TWICE, ["'method'", "does not show"]),
         ({**SELECTION, "columns": "method"}, [], ["run-0", "ecgr"]),
         (
             {"kind": "curves", **FIGURES["curves"], "smoothing": 4},

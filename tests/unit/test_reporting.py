@@ -609,7 +609,7 @@ def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, mark
         ({"along": "klasses"}, ["'klasses'", "classes"]),
         ({"series": "methd"}, ["'methd'", "method"]),
         ({"along": "method"}, ["'method'", "twice"]),
-        ({"series": None}, ["'method'", "mixed"]),
+        ({"series": None}, ["'method'", "does not show"]),
         ({"measure": "rounds_to_target"}, ["'rounds_to_target'", "one number"]),
     ],
 )
