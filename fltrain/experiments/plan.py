@@ -539,8 +539,7 @@ def _expand(
     item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
     declared = Layers(paper, name, scale, own)
     axes = declared.axes
-    limits = [item.seeds or paper.seeds, *filter(None, (scale.seeds, own.seeds))]
-    seeds = min(limits)
+    seeds = min(filter(None, (item.seeds or paper.seeds, own.seeds or scale.seeds)))
     if isinstance(item.figure, Bubbles):
         seeds = 1  # it shows the partitions of the first
     cells = math.prod(len(points) for points in axes.values())

@@ -365,7 +365,7 @@ class Reduction(Settings):
         settings: settings to merge into those of the item.
         axes: axes that replace those of the same name.
         exceptions: further patches for some cells.
-        seeds: maximum number of seeds.
+        seeds: maximum number of seeds. An item's replaces the scale's.
         seen: day by which all runs had been seen. A verdict is exploratory if its rule or test was decided on
             that day or later.
     """
