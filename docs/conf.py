@@ -42,6 +42,7 @@ NAVIGATION = {
             "docs/papers/*",
             "docs/inversion",
             "docs/fair-table",
+            "docs/replication",
         ],
         "Extend": [
             "docs/add-a-method",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrain.core.errors import FltrainError
-from fltrain.engine.clients import Kept
+from fltrain.engine.clients import ClientState
 
 LARGE = 4096
 """Minimum size in bytes of a tensor that is moved to the file; smaller ones always stay in memory."""
@@ -80,7 +80,7 @@ class SpillFile:
             ) from None
 
 
-class ClientStore(MutableMapping[int, Kept]):
+class ClientStore(MutableMapping[int, ClientState]):
     """Client states by client.
 
     Tensors stay on their device until all of them together take more than ``limit`` bytes. From then on, the
@@ -99,7 +99,7 @@ class ClientStore(MutableMapping[int, Kept]):
         """True if large tensors are in a file."""
         return self._file is not None
 
-    def views(self, client: int) -> Kept:
+    def views(self, client: int) -> ClientState:
         """Return a client's state without copying it out of the file; writing to the store may change it."""
         return {
             method: {name: self._view(stored) for name, stored in state.items()}
@@ -109,7 +109,7 @@ class ClientStore(MutableMapping[int, Kept]):
     def __contains__(self, client: object) -> bool:
         return client in self._clients
 
-    def __getitem__(self, client: int) -> Kept:
+    def __getitem__(self, client: int) -> ClientState:
         return {
             method: {
                 name: self._view(stored).to(stored.device, copy=True)
@@ -120,7 +120,7 @@ class ClientStore(MutableMapping[int, Kept]):
             for method, state in self._clients[client].items()
         }
 
-    def __setitem__(self, client: int, states: Kept) -> None:
+    def __setitem__(self, client: int, states: ClientState) -> None:
         """Replace a client's state.
 
         Raises:
@@ -142,7 +142,7 @@ class ClientStore(MutableMapping[int, Kept]):
     def __len__(self) -> int:
         return len(self._clients)
 
-    def _put(self, client: int, states: Kept) -> None:
+    def _put(self, client: int, states: ClientState) -> None:
         old, file = self._clients.get(client, {}), self._file
         self._clients[client] = {
             method: {

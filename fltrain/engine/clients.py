@@ -26,7 +26,7 @@ from fltrain.runtime.determinism import tf32_products
 OWN, SECOND, TRAINED = "own model", "second model", "trained model"
 """Names of the entries of a client's model in its client state, next to those of the methods."""
 
-Kept = Mapping[str, State]
+ClientState = Mapping[str, State]
 """Client state between rounds, by method."""
 
 
@@ -72,16 +72,16 @@ class Ownership:
         weights[private] = update.start[private]
         return replace(update, weights=weights)
 
-    def kept(self, update: Update, layout: Layout) -> dict[str, State]:
+    def client_state(self, update: Update, layout: Layout) -> dict[str, State]:
         """Return the parts of the model that a client keeps after local training."""
         statistics = {"buffers": update.buffers, "counters": update.counters}
-        own: State = dict(statistics) if self.buffers else {}
+        model_state: State = dict(statistics) if self.buffers else {}
         if self.private is not None:
-            own["weights"] = update.trained[layout.private(self.private)].clone()
-        kept = {self.name: own} if own else {}
+            model_state["weights"] = update.trained[layout.private(self.private)].clone()
+        states = {self.name: model_state} if model_state else {}
         if self.trained:
-            kept[TRAINED] = {"weights": update.trained, **statistics}
-        return kept
+            states[TRAINED] = {"weights": update.trained, **statistics}
+        return states
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Clients:
         return len(self.data.clients[client])
 
     def arrive(
-        self, round: Round, client: int, client_state: Kept | None, *, to_train: bool = True
-    ) -> tuple[Local, Kept]:
+        self, round: Round, client: int, client_state: ClientState | None, *, to_train: bool = True
+    ) -> tuple[Local, ClientState]:
         """Send the server's message to a client, and load the client's model into the network.
 
         Return the client's view and state.

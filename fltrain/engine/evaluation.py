@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.core.rng import Purpose, seeded_torch
-from fltrain.engine.clients import TRAINED, Clients, Kept, Round
+from fltrain.engine.clients import TRAINED, Clients, ClientState, Round
 from fltrain.engine.data import Split
 from fltrain.engine.memory import BATCH, in_batches
 from fltrain.engine.workers import ALONE, Workers
@@ -71,7 +71,7 @@ def test(
 def test_clients(
     clients: Clients,
     round: Round,
-    client_states: Mapping[int, Kept],
+    client_states: Mapping[int, ClientState],
     tests: Sequence[Tensor],
     workers: Workers = ALONE,
 ) -> TestResult:

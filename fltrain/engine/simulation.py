@@ -228,8 +228,8 @@ class Simulation:
             # A last step can overflow although every loss was finite; such weights are not measured.
             _finite(weights.abs().max(), "a global weight")
             if second or not self.composition.needs.global_model:
-                own = [result.update.trained.abs().max() for result in second or trained]
-                _finite(torch.stack(own).max(), "a client's weight")
+                largest = [result.update.trained.abs().max() for result in second or trained]
+                _finite(torch.stack(largest).max(), "a client's weight")
             self.server = Server(weights, buffers, counters, states)
         if self.spec.evaluation.keep == "clients":
             self.last_models = {
@@ -260,7 +260,10 @@ class Simulation:
         # Store client states last: statistics use those at the beginning of the round.
         with self.costs.phase("aggregate", self.device):
             for result, other in itertools.zip_longest(trained, second):
-                self.clients[result.update.client] = {**result.kept, **(other.kept if other else {})}
+                self.clients[result.update.client] = {
+                    **result.client_state,
+                    **(other.client_state if other else {}),
+                }
         self.costs.round_seconds.append(self.costs.of_rounds - spent)
         if self.spec.evaluates(number + 1):
             with noting("testing"), self.costs.phase("evaluate", self.device):

@@ -14,6 +14,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fed2 import Fed2
+from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Update
 from fltrain.models.base import Model
 from fltrain.models.build import build
@@ -29,6 +30,7 @@ from fltrain.models.networks.vgg import Vgg9
 
 from .helpers import (
     Tracing,
+    assert_same_model,
     digits,
     drawn,
     local_of,
@@ -54,6 +56,13 @@ def adapted(
 
 def parameters(network: Network) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
+
+
+def two_clients(images: int, side: int = 8) -> dict[str, Any]:
+    """Settings of a federation: one client has the lower classes, the other the upper."""
+    data = digits(side, train=images, test=4)
+    clients = np.array_split(np.argsort(data.train_labels, kind="stable"), 2)
+    return {"data": data, "partition": Partition(clients, digest=""), "fraction": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +122,13 @@ def test_shared_layers_have_the_original_initial_weights() -> None:
 def test_one_group_leaves_the_network_unchanged(settings: dict[str, Any]) -> None:
     network = MobileNetTiny().network(1, 32, 10)
     assert Fed2(norm="keep", **settings).adapt(network, 10) is network
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_with_one_group_it_is_federated_averaging_bit_for_bit(weighting: Any) -> None:
+    settings = {**two_clients(20), "rounds": 2}
+    fed2 = trained(Fed2(groups=1, norm="gn", weighting=weighting), model=Vgg9(), **settings)
+    assert_same_model(fed2, trained(FedAvg(), model=Vgg9(norm="gn"), **settings))
 
 
 def groups_of_channels(channels: int, groups: int) -> np.ndarray:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.core.errors import FltrainError
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
@@ -25,9 +27,12 @@ from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.types import Server, Task, Update
 from fltrain.metrics.updates import gradient_variance
 from fltrain.models.base import Model
+from fltrain.models.build import build
 from fltrain.models.network import Network, map_shape
 from fltrain.models.networks.lenet5 import LeNet5
-from fltrain.models.networks.resnet import ResNet18
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
+from fltrain.models.networks.resnet import ResNet18, ResNet50
+from fltrain.models.networks.vgg import Vgg9
 
 from .helpers import (
     FULL_BATCH,
@@ -43,6 +48,7 @@ from .helpers import (
     trained,
     update_of,
 )
+from .ordinary import flat, running
 
 CLASSES = 10
 NUMBERS = ("mean", "spread", "seen", "spread_seen")
@@ -746,6 +752,23 @@ def test_sizes_of_uploads_at_the_cuts_of_resnet18(split: int, numbers: int, mega
     assert 4 * 2 * payload["mean"].numel() / 1e6 == pytest.approx(megabytes, rel=0.03)
 
 
+def test_the_default_cut_is_the_middle_one() -> None:
+    """ResNet-18: after convolution 9; ResNet-50: after 22; Federated EMNIST's images have 28 pixels."""
+    shapes = {
+        (ResNet18(), 3, 32, 10): (10, 128, 16, 16),
+        (ResNet18(), 1, 28, 62): (62, 128, 14, 14),
+        (ResNet50(), 3, 32, 100): (100, 512, 16, 16),
+        (MobileNetTiny(), 1, 8, 10): (10, 16, 8, 8),
+        (LeNet5(), 1, 28, 10): (10, 6, 14, 14),
+    }
+    defaults = (9, 9, 22, 4, 1)
+    for (case, shape), cut in zip(shapes.items(), defaults, strict=True):
+        for method in (FedImpro(), FedImpro(split=cut)):
+            assert payload_of(method, *described(*case))["mean"].shape == shape
+    vgg9 = payload_of(FedImpro(split=6), *described(Vgg9(), 3, 32, 10))
+    assert vgg9["mean"].shape == (10, 4096)
+
+
 @pytest.mark.parametrize(
     ("settings", "numbers"),
     [({}, 384), ({"shape": "channel"}, 6), ({"split": 2, "aggregation": "holders_only"}, 64)],
@@ -763,6 +786,11 @@ def test_traffic_is_that_of_the_estimates(settings: dict[str, object], numbers: 
     assert improved.bytes_up - plain.bytes_up == trips * (extra + counts)
     assert not any(kept["fedimpro"] for kept in improved.clients.values()), "there are no client states"
     assert sum(tensor.numel() for tensor in estimates(improved).values()) == extra / 4
+
+
+def test_unknown_cuts_are_refused() -> None:
+    with pytest.raises(FltrainError, match=r"cannot be split at convolution 3 \(possible: 1, 4, 7, 8\)"):
+        simulation(FedImpro(split=3))
 
 
 def test_samples_are_the_same_in_all_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -791,3 +819,21 @@ def test_a_base_method_changes_the_logits_of_images_only(monkeypatch: pytest.Mon
     (scaled, _), (logits, _) = one.losses
     torch.testing.assert_close(logits, network.upper(one.sampled, 1), rtol=1e-5, atol=1e-6)
     assert (scaled - network.upper(one.real, 1)).abs().max() > 1e-2
+
+
+def test_one_client_with_all_data_trains_as_without_federation() -> None:
+    """One local epoch per round without momentum is an epoch of plain SGD, bit for bit."""
+    everything = Partition([np.arange(120)], digest="")
+    settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 1e-4, "batch_size": 32}
+    federation = trained(partition=everything, fraction=1.0, rounds=3, epochs=1, **settings)
+    data, network = federation.data.train, build(MobileNetTiny(), 1, 8, CLASSES, seed=0).train()
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, weight_decay=1e-4)
+    for epoch in range(3):
+        order = stream(0, Purpose.BATCH_ORDER, round=epoch, client=0, epoch=0).permutation(len(data))
+        for chosen in torch.from_numpy(order).split(32):
+            images, labels = data.batch(chosen)
+            optimiser.zero_grad()
+            functional.cross_entropy(network(images), labels).backward()
+            optimiser.step()
+    assert torch.equal(federation.server.weights, flat(network.parameters()))
+    assert torch.equal(federation.server.buffers, running(network))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import skew
 
+from fltrain.core.errors import FltrainError
 from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Server, Task, Update
@@ -223,3 +224,14 @@ def test_report_has_the_mean_final_scale_and_cosine() -> None:
     assert row["scale"] == pytest.approx(np.mean(scales), rel=1e-5)
     assert row["cosine"] == pytest.approx(np.mean(cosines), rel=1e-5)
     assert row["cosine"] < 1 - 1e-5
+
+
+def test_layers_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(FltrainError, match=r"unknown layer 'stage1\.expnd'; did you mean 'stage1\.expand'"):
+        simulation(fixed("stage1.expnd"))
+
+
+def test_more_layers_than_the_network_has_are_refused() -> None:
+    simulation(Flfa(n_fa=9))
+    with pytest.raises(FltrainError, match="10 layers, but the network has 9"):
+        simulation(Flfa(n_fa=10))

@@ -15,7 +15,7 @@ from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
 
 from ..guard import no_host_sync
-from .helpers import trained
+from .helpers import assert_same_model, trained
 
 
 class Guarded(SequentialExecutor):
@@ -37,6 +37,10 @@ FLFA_SETTINGS = [
 @pytest.mark.parametrize("settings", FLFA_SETTINGS, ids=str)
 def test_local_steps_of_every_feedback_stay_on_the_device(settings: dict[str, object]) -> None:
     trained(FedAvg(), Flfa(**settings), executor=Guarded, rounds=3, clip_norm=1.0, fraction=0.34)
+
+
+def test_the_guard_changes_no_result() -> None:
+    assert_same_model(trained(Flfa(n_fa=3), executor=Guarded), trained(Flfa(n_fa=3)))
 
 
 class Misbehaving(FedAvg):

@@ -107,6 +107,12 @@ def test_skewness_is_the_population_skewness(seed: int) -> None:
     assert skewness(values) == pytest.approx(skew(values, bias=True), rel=1e-10)
 
 
+def test_skewness_by_hand() -> None:
+    # Deviations -1, -1, -1, 3: m2 = 3, m3 = 6.
+    assert skewness([0.0, 0.0, 0.0, 4.0]) == pytest.approx(6 / 3**1.5)
+    assert skewness([0.0, 4.0, 4.0, 4.0]) == pytest.approx(-6 / 3**1.5)
+
+
 def test_skewness_ignores_nan() -> None:
     assert skewness([0.0, math.nan, 0.0, 0.0, 4.0]) == skewness([0.0, 0.0, 0.0, 4.0])
     assert skewness([math.nan]) == skewness([]) == 0

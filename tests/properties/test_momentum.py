@@ -28,7 +28,7 @@ from .helpers import (
     trained,
     update_of,
 )
-from .quadratics import FOUR_CLIENTS, weights_after
+from .quadratics import FOUR_CLIENTS, TWO_CLIENTS, weights_after
 
 STRONG = 0.5
 """A penalty with a visible effect in one round."""
@@ -268,6 +268,20 @@ def test_trajectory_with_changing_clients(
         velocity = method.beta * velocity + displacement
         weights = weights + method.server_lr * velocity
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
+
+
+def test_larger_mu_ends_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K steps from r on h/2 (w - a)^2 end at r + (1 - (1 - lr (h + mu))^K) h (a - r) / (h + mu)."""
+    h, a, lr, steps = TWO_CLIENTS.curvatures, TWO_CLIENTS.minima, 0.1, 10
+    distances = []
+    for mu in (0.0, 0.01, 0.1, 1.0, 5.0):
+        federation = TWO_CLIENTS.federation(FedProx(mu=mu), monkeypatch, steps=steps, lr=lr)
+        moved = weights_after(federation, 1)  # from zero
+        expected = (1 - (1 - lr * (h + mu)) ** steps) * h * a / (h + mu)
+        np.testing.assert_allclose(moved, expected.mean(0), atol=1e-6)
+        distances.append(np.linalg.norm(moved))
+    assert distances == sorted(distances, reverse=True)
+    assert len(set(distances)) == len(distances)
 
 
 def test_with_one_local_step_it_is_federated_averaging_bit_for_bit() -> None:

@@ -306,6 +306,31 @@ def differ(results: Results) -> None:
         (record.folder / "train.log").write_text("old")
 
 
+@pytest.mark.parametrize("fails", [2, 3])
+def test_a_rename_that_fails_loses_no_record(
+    fails: int, source: Results, target: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import replaces two records with two renames each. Another import completes it."""
+    import_records(packed, target)
+    differ(target)
+    rename, calls = Path.rename, iter(range(1, 100))
+
+    def failing(path: Path, new: Path) -> Path:
+        if next(calls) == fails:
+            raise OSError(28, "No space left on device", str(path))
+        return rename(path, new)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    replaced = (fails - 1) // 2
+    with pytest.raises(FltrainError, match=f"No space left on device; {replaced} of 2 records were imported"):
+        import_records(packed, target, replace=True)
+    logs = [(record.folder / "train.log").exists() for record in target.records()]
+    assert logs == [False] * replaced + [True] * (2 - replaced), "the other records are the old ones"
+    assert not list(target.runs.glob(".*"))
+    done = import_records(packed, target, replace=True)
+    assert done == Imported(added=0, replaced=2 - replaced, unchanged=replaced)
+
+
 @pytest.mark.slow
 def test_an_import_that_is_killed_loses_no_record(packed: Path, target: Results, tmp_path: Path) -> None:
     """After a kill before any file operation, the next start finds all records, old or new."""
@@ -335,6 +360,22 @@ def test_an_import_that_is_killed_loses_no_record(packed: Path, target: Results,
         assert {record.run_id: contents(record) for record in results.records()} == new
         assert not list(results.runs.glob(".*"))
     assert len(states) == 5, "kills at every stage of the two replacements"
+
+
+def test_training_restores_a_moved_record(source: Results) -> None:
+    record = next(source.records())
+    aside = source.runs / ".replaced-abc"
+    aside.mkdir()
+    before = contents(record)
+    record.folder.rename(aside / record.run_id)
+    (advice,) = [one for one in Verification(source, source.root / "config").findings() if not one.harmless]
+    assert "only copy" in advice.text and "deleted" not in advice.text
+    spec = aside / record.run_id / "spec.json"
+    done = CliRunner().invoke(
+        app, ["train", str(spec), "--results", str(source.root)], catch_exceptions=False
+    )
+    assert "already trained" in done.stdout
+    assert contents(record) == before and not aside.exists()
 
 
 def call(*arguments: str) -> Iterator[str]:

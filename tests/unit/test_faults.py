@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 
 from fltrain.cli import main
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import write_text
+from fltrain.core.files import replacing, write_text
+from fltrain.core.job_log import LOG, job
 from fltrain.data.partition.iid import Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine import memory
@@ -151,6 +154,22 @@ def test_a_command_fails_on_a_full_disk_and_succeeds_with_space(
     assert (place / path).exists()
 
 
+def make_table(rows: int) -> None:
+    with job("logs/job.log"):
+        LOG.info("a line that is too long for the log" * 10)
+        write_text(Path("table.csv"), "row\n" * rows)
+
+
+def test_a_job_on_a_full_disk_ends_with_one_line_and_keeps_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("old")
+    done = run(partial(make_table, 1000), tmp_path, limit=100)
+    assert refused(done).startswith(f"table.csv: {REASON}") and done.output.count("\n") == 1
+    assert done.output.endswith("; the old file is unchanged\n")
+    assert files(tmp_path) == {"table.csv": b"old"}
+    assert run(partial(make_table, 1000), tmp_path) == Done(0, "")
+    assert (tmp_path / "table.csv").read_text() == "row\n" * 1000
+
+
 def test_paths_that_cannot_be_written_give_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
@@ -236,6 +255,29 @@ def test_a_damaged_file_is_named_and_deleting_it_repairs_everything(place: Path,
     path.unlink()
     assert trained(spec, results.root).complete
     assert path.read_bytes() == whole
+
+
+def killed(path: str) -> None:
+    with replacing(Path(path)) as temporary:
+        temporary.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_next_export_deletes_files_of_a_killed_export(tmp_path: Path) -> None:
+    """It deletes no other file, also none that another process is writing."""
+    target, others = tmp_path / "records[1].tar.gz", [".other.csv.abc.part", "records[1].tar.gz.part"]
+    for name in others:
+        (tmp_path / name).touch()
+    assert run(partial(killed, str(target)), tmp_path).code == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == len(others) + 1
+    with replacing(target) as first:
+        assert {path.name for path in tmp_path.iterdir()} == {*others, first.name}
+        with replacing(target) as second:
+            assert first.exists()
+            second.write_text("second")
+        first.write_text("first")
+    assert {path.name for path in tmp_path.iterdir()} == {*others, target.name}
+    assert target.read_text() == "first"
 
 
 WITHOUT_MLFLOW = "import sys; sys.modules['mlflow'] = None; from fltrain.cli import main; main()"

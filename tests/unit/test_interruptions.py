@@ -1,6 +1,7 @@
 """Killed or stopped runs end as uninterrupted ones; two processes never train the same run."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -17,6 +18,13 @@ from fltrain.runs.spec import RunSpec
 
 from .helpers import tiny
 from .killing import contents, finished, started
+
+SAMPLE = {
+    "fedavg": {},
+    "scaffold+ecgr": {"method": "scaffold", "plugins": ["ecgr"]},
+    "fedfcd": {"method": "fedfcd", "local_test": {"fraction": 0.25}, "batchnorm": "local"},
+    "kept": {"evaluation": {"keep": "clients"}},
+}
 
 
 def prepared(root: Path, other: Path) -> Path:
@@ -66,6 +74,32 @@ def test_a_run_killed_before_any_file_operation_resumes(tmp_path: Path) -> None:
     assert operation > 25, "operations on files were counted"
 
 
+@pytest.mark.parametrize(
+    "name", [name if name == "kept" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLE]
+)
+def test_a_run_killed_at_random_times_resumes(tmp_path: Path, name: str) -> None:
+    spec = tiny(model="mlp", rounds=6, **SAMPLE[name])
+    whole, root = tmp_path / "whole", tmp_path / "killed"
+    expected = contents(finished(spec, whole))
+    for folder in ("first", "again"):  # the first process waits for the fork server
+        began = time.monotonic()
+        started(spec, prepared(tmp_path / folder, whole)).join()
+    seconds = time.monotonic() - began
+    draw, kills = random.Random(spec.run_id), 0
+    process = started(spec, prepared(root, whole))
+    while process.exitcode != 0:
+        process.join(draw.uniform(0, seconds / 2) if kills < 4 else None)
+        assert process.exitcode in (0, None)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            kills += 1
+            process = started(spec, root)
+    assert kills
+    assert contents(Results(root).record(spec.run_id)) == expected
+    assert_clean(root, spec)
+
+
 def fltrain(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "fltrain", *arguments],
@@ -82,6 +116,23 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     while not any(path.parent.glob(path.name)):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_run_without_a_checkpoint_does_not_report_to_resume(tmp_path: Path) -> None:
+    spec = tiny(participation={"fraction": 1.0}, training={"epochs": 60}, model="mlp")
+    (tmp_path / "run.json").write_text(spec.to_json())
+    process = fltrain("train", "run.json", cwd=tmp_path)
+    log = tmp_path / "results" / "runs" / spec.run_id / "train.log"
+    wait_for(log, process)
+    while "parameters" not in log.read_text():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate()[0].splitlines()[-1] == (
+        f"{spec.run_id}: stopped by SIGTERM after round 0 of 3; "
+        "the next start begins with round 1, because no round is saved"
+    )
+    assert process.returncode == 75
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Images recovered from features: similarity measures, attacks, targets, and the figure."""
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ from fltrain.analysis.feature_inversion import (
     total_variation,
 )
 from fltrain.analysis.trained_model import TrainedRun
+from fltrain.core.files import write_json
 from fltrain.data.partition import class_counts
 from fltrain.engine.data import FederatedData, Split
 from fltrain.experiments.layout import Attack, Inversion, Sheet
-from fltrain.reporting.figures.inversion import draw
+from fltrain.reporting.figures import draw as figures
+from fltrain.reporting.figures.inversion import attack, draw
 from fltrain.runs.record import Record, Results
 
-from .helpers import CPU, Cells, tiny, trained
+from .helpers import CPU, Cells, seal, tiny, trained
 
 PIXELS = {"kind": "pixels", "steps": 200}
 PRIOR = {"kind": "prior", "steps": 150, "lr": 0.01, "ema": 0.9, "channels": 8}
@@ -146,6 +149,16 @@ def test_targets_are_attacked_independently(
     torch.testing.assert_close(alone.images[0], together.images[3], atol=1e-3, rtol=0)
     assert not torch.allclose(together.images[0], together.images[3], atol=1e-2)
     assert together.before.shape == together.loss.shape == (5,)
+
+
+@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+@pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 8), (3, 13), (1, 28), (3, 32), (1, 4)])
+def test_images_of_any_size_and_colour(settings: dict[str, Any], channels: int, side: int) -> None:
+    images = smooth(2, channels, side)
+    found = invert(lambda given: 2 * given, 2 * images, images.shape[1:], Attack(**{**settings, "steps": 12}))
+    assert found.images.shape == images.shape
+    assert 0 <= found.images.min() < found.images.max() <= 1
+    assert (found.loss < found.before).all()
 
 
 def test_recovered_pixels_equal_a_loop_with_adam_and_total_variation(victim: nn.Module) -> None:
@@ -312,6 +325,13 @@ def test_targets_are_features_at_the_cut_and_their_means(targets_of: Spied, run:
     check_targets(targets_of, run)
 
 
+def test_means_are_taken_over_several_batches(
+    targets_of: Spied, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inversion, "BATCH", 7)
+    check_targets(targets_of, run)
+
+
 def test_noise_has_the_set_deviation_and_is_equal_for_all_targets(targets_of: Spied) -> None:
     targets, _ = targets_of(targets=["class_mean"], noises=[0.0, 0.01, 0.1], images=5)
     clean, little, much = targets
@@ -349,3 +369,25 @@ def test_the_figure_has_private_images_mean_images_and_a_row_per_target(recovere
         assert panel.images[0].get_clim() == (0, 1)
         assert panel.get_xlabel() == f"{found.psnr[place]:.1f} dB, {found.ssim[place]:.2f}"
     canvas.draw_without_rendering()
+
+
+def test_the_first_seed_is_attacked(record: Record, results: Results) -> None:
+    other = trained(tiny(evaluation={"keep": "model"}, seed=1), results.root)
+    figure = layout(images=2)
+    expected = recover(TrainedRun(record, results, CPU), figure)
+    found = attack(sheet(record, other), figure, results, "cpu")
+    assert torch.equal(found.images, expected.images)
+    assert torch.equal(found.recoveries[0].recovered.images, expected.recoveries[0].recovered.images)
+    swapped = attack(sheet(other, record), figure, results, "cpu")
+    assert not torch.equal(swapped.recoveries[0].recovered.images, found.recoveries[0].recovered.images)
+
+
+def test_a_figure_of_a_run_that_diverged_is_empty(record: Record, tmp_path: Path) -> None:
+    folder = Results(tmp_path).run(record.run_id)
+    shutil.copytree(record.folder, folder)
+    write_json(folder / "summary.json", {**record.summary, "status": "diverged"})
+    seal(folder)
+    drawn = sheet(record).model_copy(update={"figure": layout()})
+    canvas, numbers = figures.draw(drawn, Results(tmp_path))
+    assert [text.get_text() for panel in canvas.axes for text in panel.texts] == ["no run"]
+    assert numbers.empty

@@ -16,6 +16,8 @@ from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network, layers
 from fltrain.models.networks import MODELS
 
+from .helpers import tiny
+
 GN = {"norm": "gn"}
 B, T = {"variant": "b"}, {"variant": "t"}
 B_PROJECTED = {"variant": "b", "shortcut_projection": True}
@@ -147,6 +149,16 @@ def test_mobilenetv2_block_by_block() -> None:
 
 
 # ---------------------------------------------------------------- function
+def test_images_that_are_too_small_are_refused() -> None:
+    with pytest.raises(
+        FltrainError, match=r"'vgg16' needs images of at least 32 pixels.*dataset\.image_size"
+    ):
+        tiny(model="vgg16")
+    with pytest.raises(FltrainError, match="'fedavg_cnn' needs images of at least 16 pixels"):
+        tiny(model="fedavg_cnn")
+    assert tiny(model={"name": "fedavg_cnn", "padding": 2}).model.min_side == 4
+
+
 @every()
 def test_composition_of_the_parts_at_a_cut_is_the_network(case: Case) -> None:
     _, _, channels, side, _ = case
@@ -394,3 +406,13 @@ def test_order_of_operations_in_the_plain_networks() -> None:
     assert operations(built(*EVERY["fedavg_cnn"])) == "conv relu pool conv relu pool flat fc relu fc"
     assert operations(built(*EVERY["mlp"])) == "flat fc relu fc"
     assert operations(built(*EVERY["mobilenetv1"]).block1) == "conv bn relu conv bn relu"
+
+
+def test_order_of_operations_in_mobilenetv2() -> None:
+    """Projections are linear, and exactly the blocks with equal input and output shape have a shortcut."""
+    network = built(*EVERY["mobilenetv2 a"])
+    for stage, count in enumerate((1, 2, 3, 4, 3, 3, 1), start=1):
+        blocks = list(network.get_submodule(f"stage{stage}").children())
+        assert [block.residual for block in blocks] == [False] + [True] * (count - 1)
+        assert {operations(block) for block in blocks} == {"conv bn relu6 conv bn relu6 conv bn"}
+    assert operations(built(*EVERY["mobilenetv2 t"]).stage1) == "conv bn relu6 conv bn"

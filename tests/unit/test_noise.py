@@ -76,6 +76,17 @@ def test_numbers_are_those_of_the_definition(key: int) -> None:
 
 
 @every_key
+def test_moments_are_those_of_the_normal_distribution(key: int) -> None:
+    """Mean, variance, skewness and excess kurtosis within four standard errors."""
+    n = 200_000
+    values = drawn(n, key=key, counter=3).double().numpy()
+    assert abs(values.mean()) < 4 / math.sqrt(n)
+    assert abs(values.var() - 1) < 4 * math.sqrt(2 / n)
+    assert abs(stats.skew(values)) < 4 * math.sqrt(6 / n)
+    assert abs(stats.kurtosis(values)) < 4 * math.sqrt(24 / n)
+
+
+@every_key
 def test_distribution_is_normal(key: int) -> None:
     """Kolmogorov-Smirnov test of a stream, and of each of its halves."""
     values = drawn(100_000, key=key).double().numpy()
@@ -134,6 +145,12 @@ def test_pytorchs_generator_is_not_touched() -> None:
     before = torch.get_rng_state()
     drawn(1000)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_numbers_are_always_finite() -> None:
+    values = drawn(1_000_000)
+    assert values.isfinite().all()
+    assert values.abs().max() < math.sqrt(2 * 25 * math.log(2)) + 1e-4, "no uniform number is below 2^-25"
 
 
 @pytest.mark.parametrize("word", [0, WORD - 1, 2**40 - 1, WORD - 2**40, 2**24 - 1, WORD - 2**24])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
+from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.runs import record as records
 from fltrain.runs.record import RECORD_FILES, Damaged, Record, Results, summarise, write_record
@@ -44,6 +45,11 @@ def measured(root: Path) -> Record:
 @pytest.fixture(scope="module")
 def diverged(root: Path) -> Record:
     return trained(DIVERGING, root)
+
+
+def strictly(text: str) -> Any:
+    """Parse JSON; NaN and infinity, which only Python accepts, are errors."""
+    return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} in a record"))
 
 
 def test_records_have_the_documented_files(measured: Record, diverged: Record) -> None:
@@ -87,6 +93,14 @@ def test_costs_and_provenance_are_recorded(measured: Record) -> None:
     assert measured.provenance.keys() >= {"commit", "dirty", "packages", "processor", "gpu", "determinism"}
     assert measured.provenance["determinism"] == "bitwise"
     assert MEASURED.run_id in (measured.folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize("name", RECORD_FILES)
+def test_json_files_have_finite_numbers_only(measured: Record, diverged: Record, name: str) -> None:
+    for record in (measured, diverged):
+        text = (record.folder / name).read_text()
+        for document in text.splitlines() if name.endswith("l") else [text]:
+            strictly(document)
 
 
 def test_compared_files_contain_nothing_of_this_machine(measured: Record) -> None:
@@ -261,6 +275,22 @@ def test_a_diverged_run_is_a_result(diverged: Record) -> None:
     assert (summary["status"], summary["diverged"]) == ("diverged", {"round": 1, "what": "the training loss"})
     assert summary["accuracy"] == {"last": None, "best": None, "best_round": None, "final": None}
     assert diverged.metrics == []
+
+
+def test_rounds_before_the_divergence_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Simulation.steps
+
+    def diverging(simulation: Simulation, number: int) -> Any:
+        if number == 2:
+            raise Diverged("test loss")
+        return (yield from steps(simulation, number))
+
+    monkeypatch.setattr(Simulation, "steps", diverging)
+    record = trained(tiny(rounds=5), tmp_path)
+    assert record.summary["diverged"] == {"round": 3, "what": "test loss"}
+    assert [row["round"] for row in record.rows("evaluation")] == [1, 2]
+    assert record.summary["accuracy"]["last"] == record.rows("evaluation")[-1]["accuracy"]
+    assert record.summary["accuracy"]["final"] is None
 
 
 def test_weights_that_overflow_in_the_last_step_are_a_divergence(tmp_path: Path) -> None:

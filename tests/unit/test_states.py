@@ -11,10 +11,12 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from fltrain.cli import app
-from fltrain.experiments.published import Published
+from fltrain.experiments.claims import Claim
+from fltrain.experiments.published import Published, Statement
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.flfa import Flfa
+from fltrain.reporting.claims import judge as judgement
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells as table_cells
@@ -265,3 +267,21 @@ def test_edited_records_are_left_out_of_tables_and_figures_and_named(
     canvas, _ = figures.draw(cells.sheet(figure=figure), cells.results)
     notes = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
     assert "Damaged: edited; emptied; part (seed 1)." in notes
+
+
+def test_claims_count_stale_runs_as_missing(filled: Fill) -> None:
+    cells = filled(a=[0.8, 0.8, WHY], b=[0.5, 0.6, 0.5], c=[WHY, None, WHY])
+    sheet = cells.sheet(table={"rows": "method", "measures": [{"measure": "final_accuracy"}]})
+
+    def evidence(lower: str) -> str:
+        test = {"kind": "above", "item": "table", "measure": "final_accuracy"}
+        sides = {"higher": {"method": "a"}, "lower": {"method": lower}}
+        claim = Claim.parse({"where": "sec. 1", "claim": "so it is", "test": {**test, **sides}}, "claim")
+        statement = Statement("sec. 1", "so it is", None, "points")
+        nothing = Published.read(None)
+        runs = cells.results.record
+        (one,) = judgement.judge([claim], [statement], [sheet], runs, lambda _: nothing, sheet.reduced)
+        return one.finding.evidence
+
+    assert "over 2 seeds, 1 stale" in evidence("b")
+    assert evidence("c") == "No run, or pair of runs, that it needs is complete."

@@ -1,5 +1,6 @@
 """Client states between rounds: equal in memory and in a file."""
 
+import errno
 import math
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fltrain.core.errors import FltrainError
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.train import Execution, train
 from fltrain.runs.record import Results
@@ -68,6 +70,18 @@ def test_the_file_has_every_large_tensor_once_and_no_name(tmp_path: Path) -> Non
     store[1] = client_state(9, size=2 * P)  # larger than its old place in the file
     assert_same(dict(store[1]), client_state(9, size=2 * P))
     assert_same(dict(store[2]), client_state(2))
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = ClientStore(tmp_path, 0)
+    store[0] = client_state(0)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    store[0] = client_state(2)  # fits into its old place
+    with pytest.raises(FltrainError, match=r"No space left on device\); free some .* --client-memory"):
+        store[1] = client_state(1)
 
 
 @pytest.mark.parametrize("method", ["local", "fedamp", "gpfl"])

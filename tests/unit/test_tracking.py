@@ -4,6 +4,7 @@ import csv
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import sqlite3
@@ -608,6 +609,22 @@ def test_records_and_tables_are_exported_as_they_appear(
     assert store.export(pages=[TABLE]) == Exported(unchanged=3)
 
 
+@pytest.mark.slow
+def test_ctrl_c_ends_following_cleanly(store: Exports) -> None:
+    command = [sys.executable, "-m", "fltrain", "track", "--follow", "--every"]
+    command += ["--results", str(store.results.root), "--config", str(CONFIG), "--uri", store.uri]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=store.folder) as process:
+        assert process.stdout and process.stderr
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    # None of the runs is in the plan: those that were in an experiment of a paper leave it.
+    assert first == f"{store.uri}: 2 replaced, 1 unchanged; following, Ctrl-C ends it\n"
+    assert rest.startswith(f"{store.uri}: no longer followed;") and errors == ""
+    assert process.returncode == 0
+
+
 EXPORT = """
 import sys
 from pathlib import Path
@@ -712,6 +729,26 @@ def test_a_database_that_cannot_be_written_is_one_clear_line(
     assert str(caught.value).startswith(f"{uri}: cannot write to this MLflow store ({reason}); {remedy}")
 
 
+@pytest.mark.slow
+def test_a_full_disk_ends_an_export_and_the_next_one_completes_it(exported: Exports, store: Exports) -> None:
+    def on_a_full_disk() -> None:
+        size = store.path.stat().st_size if store.path.exists() else 100_000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        with pytest.raises(
+            FltrainError, match=r"mlflow\.db: cannot write to this .*; make room, then export"
+        ):
+            store.export()
+
+    memberships, store.memberships = store.memberships, {}  # runs move to another experiment
+    assert in_a_process(on_a_full_disk) == 0
+    store.memberships = memberships
+    store.export()
+    assert store.contents() == exported.contents()
+    store.path.unlink()
+    assert in_a_process(on_a_full_disk) == 0
+    assert not store.path.exists() and not list(store.path.parent.glob(".*"))
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_database_locked_by_another_program_is_reported(store: Exports) -> None:
     expected = store.search()
@@ -792,6 +829,13 @@ def test_exports_to_a_server_equal_exports_to_a_database(
     assert {file.path for file in client.list_artifacts(item)} == {"table1.html", "table1.csv", "table.json"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)  # of the search within load_table
     assert list(client.load_table(home, "table.json", [item])["mean"]) == [60.0, 61.5]
+
+
+@pytest.mark.slow
+def test_a_server_that_requires_a_token(store: Exports, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong")
+    with pytest.raises(FltrainError, match=r"401.*; set MLFLOW_TRACKING_TOKEN"):
+        export(store.wanted(), server)
 
 
 @pytest.mark.parametrize(

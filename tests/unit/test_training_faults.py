@@ -90,6 +90,18 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
         assert (resumed / name).read_bytes() == (record.folder / name).read_bytes()
 
 
+def test_a_fault_on_the_server_names_the_clients(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise IndexError("out of range")
+
+    monkeypatch.setattr(Scaffold, "server_step", broken)
+    code, output = invoke(SPEC)
+    assert code == 1
+    assert re.search(
+        r"IndexError: out of range \(in round 1, aggregating the uploads of clients \[\d+, \d+\]\)", output
+    )
+
+
 def test_missing_memory_names_the_options(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
     monkeypatch.setattr(Scaffold, "client_init", failing_in(2, error))

@@ -165,7 +165,7 @@ def test_no_recording_is_stored_between_rounds(digits: PreparedData) -> None:
     def sizes(*plugins: Method) -> tuple[object, ...]:
         simulation = trained(Scaffold(), digits, *plugins, spec=tiny())
         assert all(result.update.trajectory is None for result in simulation.executor.results)
-        states = [tensor for result in simulation.executor.results for tensor in held(result.kept)]
+        states = [tensor for result in simulation.executor.results for tensor in held(result.client_state)]
         return simulation.bytes_up, simulation.bytes_down, sum(states), sum(held(simulation.server.states))
 
     assert sizes(Ecgr()) == sizes()

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.augment import Augmented
-from fltrain.engine.clients import Clients, Kept, Round
+from fltrain.engine.clients import Clients, ClientState, Round
 from fltrain.engine.executors.sequential import FrozenModels, SequentialExecutor, Sgd
 from fltrain.engine.executors.views import PER_CLIENT, PER_ROUND, signature, tensors_of
 from fltrain.methods.composition import LocalHooks
@@ -45,28 +45,29 @@ class Session:
 
     Attributes:
         hooks: the hooks, bound to the fixed tensors.
-        own: the hooks of the current client, bound to its own tensors.
+        client_hooks: the hooks of the current client, bound to its own tensors.
         frozen: models that methods compare with.
         captured: the steps by optimiser and number of images; None if one has run but is not captured yet.
     """
 
-    def __init__(self, own: LocalHooks, frozen: FrozenModels) -> None:
-        self.own = own
+    def __init__(self, client_hooks: LocalHooks, frozen: FrozenModels) -> None:
+        self.client_hooks = client_hooks
         self.frozen = frozen
         self.captured: dict[tuple[int, int], Captured | None] = {}
         self.places = {
-            name: tree_map(torch.clone, tensors_of(local, NUMBERS)) for name, local in own.locals_.items()
+            name: tree_map(torch.clone, tensors_of(local, NUMBERS))
+            for name, local in client_hooks.locals_.items()
         }
-        self.states: dict[str, State] = tree_map(torch.clone, own.step_states)
-        fixed = {name: replace(local, **self.places[name]) for name, local in own.locals_.items()}
-        self.hooks = LocalHooks(own.composition, fixed, _shared(self.states))
+        self.states: dict[str, State] = tree_map(torch.clone, client_hooks.step_states)
+        fixed = {name: replace(local, **self.places[name]) for name, local in client_hooks.locals_.items()}
+        self.hooks = LocalHooks(client_hooks.composition, fixed, _shared(self.states))
 
-    def load(self, own: LocalHooks) -> None:
+    def load(self, client_hooks: LocalHooks) -> None:
         """Copy the tensors of a client to the fixed places."""
-        self.own = own
-        for name, local in own.locals_.items():
+        self.client_hooks = client_hooks
+        for name, local in client_hooks.locals_.items():
             tree_map(Tensor.copy_, self.places[name], tensors_of(local, NUMBERS))
-        tree_map(Tensor.copy_, self.states, dict(own.step_states))
+        tree_map(Tensor.copy_, self.states, dict(client_hooks.step_states))
         self.hooks.step_states = _shared(self.states)
         self.frozen.renew()
 
@@ -133,22 +134,24 @@ class CudaGraphExecutor(SequentialExecutor):
 
         return replay
 
-    def _arrive(self, round: Round, client: int, kept: Kept | None) -> tuple[Local, LocalHooks]:
-        local, own = super()._arrive(round, client, kept)
-        shared = signature(own)
+    def _arrive(
+        self, round: Round, client: int, client_state: ClientState | None
+    ) -> tuple[Local, LocalHooks]:
+        local, client_hooks = super()._arrive(round, client, client_state)
+        shared = signature(client_hooks)
         if shared not in self.sessions:
             self.sessions[shared] = Session(
-                own, FrozenModels(self.model, self.composition.needs.frozen_models)
+                client_hooks, FrozenModels(self.model, self.composition.needs.frozen_models)
             )
         self.session = self.sessions[shared]
-        self.session.load(own)
+        self.session.load(client_hooks)
         self.frozen = self.session.frozen
         return local, self.session.hooks
 
     def _finished(self, hooks: LocalHooks) -> LocalHooks:
-        own = self.session.own
-        own.step_states = tree_map(torch.clone, self.session.states)
-        return own
+        client_hooks = self.session.client_hooks
+        client_hooks.step_states = tree_map(torch.clone, self.session.states)
+        return client_hooks
 
     def _step(
         self, images: Augmented, chosen: Tensor, changes: Tensor, hooks: LocalHooks, optimiser: Sgd

@@ -15,7 +15,7 @@ from torch import Tensor
 from fltrain.core.errors import noting
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.engine.augment import Augmented
-from fltrain.engine.clients import Clients, Kept, Round
+from fltrain.engine.clients import Clients, ClientState, Round
 from fltrain.engine.data import uploaded
 from fltrain.engine.trajectory import Trajectory
 from fltrain.engine.workers import ALONE
@@ -32,7 +32,7 @@ class Trained:
     """A client's update, and its new client state."""
 
     update: Update
-    kept: Kept
+    client_state: ClientState
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Cohort:
         executor: the run's executor; cohorts of several runs can share their steps.
         round: the round that begins.
         clients: numbers of the clients.
-        kept: state of those that have taken part before.
+        client_states: states of those that have taken part before.
         timed: returns a context that adds its time, divided by a number of runs, to the costs of the run.
     """
 
     executor: SequentialExecutor
     round: Round
     clients: Sequence[int]
-    kept: Mapping[int, Kept]
+    client_states: Mapping[int, ClientState]
     timed: Callable[[int], AbstractContextManager[None]] = lambda runs: nullcontext()
 
 
@@ -102,7 +102,9 @@ class SequentialExecutor:
             images = self._images = Augmented(split, augmentation)
         return images
 
-    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
+    def train(
+        self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]
+    ) -> list[Trained]:
         """Train clients, given the state of those that have taken part before; return them in their order."""
 
         def trained(client: int) -> Trained:
@@ -111,14 +113,16 @@ class SequentialExecutor:
                 noting(self._inputs(round, client)),
                 seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client),
             ):
-                return self._train(round, client, kept.get(client))
+                return self._train(round, client, client_states.get(client))
 
         return self.workers.map(trained, clients, self.clients.images, self.poll)
 
     @staticmethod
     def train_all(cohorts: Sequence[Cohort]) -> list[list[Trained]]:
         """Train cohorts of the same round, whose runs differ only in their seed."""
-        return [cohort.executor.train(cohort.round, cohort.clients, cohort.kept) for cohort in cohorts]
+        return [
+            cohort.executor.train(cohort.round, cohort.clients, cohort.client_states) for cohort in cohorts
+        ]
 
     def _inputs(self, round: Round, client: int) -> str:
         data = self.clients.data
@@ -126,18 +130,20 @@ class SequentialExecutor:
         images = f"{len(data.clients[client])} images of {shape}"
         return f"training client {client} with {images} in batches of {round.training.batch_size}"
 
-    def gradients(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> Tensor:
+    def gradients(
+        self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]
+    ) -> Tensor:
         """Return gradients ``[m, P]`` of the clients' mean losses at their start weights of the round."""
 
         def gradient(client: int) -> Tensor:
-            local, _ = self.clients.arrive(round, client, kept.get(client))
+            local, _ = self.clients.arrive(round, client, client_states.get(client))
             with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
                 return local.examples.mean_gradient(local.start)
 
         return torch.stack(self.workers.map(gradient, clients, self.clients.images))
 
-    def _train(self, round: Round, client: int, kept: Kept | None) -> Trained:
-        local, hooks = self._arrive(round, client, kept)
+    def _train(self, round: Round, client: int, client_state: ClientState | None) -> Trained:
+        local, hooks = self._arrive(round, client, client_state)
         images = self.images(round)
         trajectory = self._trajectory(local)
         loss_sum = self.model.weights.new_zeros(())
@@ -148,13 +154,15 @@ class SequentialExecutor:
                 trajectory.record(gradient, self.model.weights)
         return self._trained(local, self._finished(hooks), loss_sum, trajectory)
 
-    def _arrive(self, round: Round, client: int, kept: Kept | None) -> tuple[Local, LocalHooks]:
+    def _arrive(
+        self, round: Round, client: int, client_state: ClientState | None
+    ) -> tuple[Local, LocalHooks]:
         """Load a client's model, reset the optimisers; return the client and the hooks for its steps."""
-        local, kept = self.clients.arrive(round, client, kept)
+        local, client_state = self.clients.arrive(round, client, client_state)
         self.model.network.train()
         for optimiser in self.optimisers:
             optimiser.reset(round)
-        return local, self.composition.client_init(local, round.payloads, kept)
+        return local, self.composition.client_init(local, round.payloads, client_state)
 
     def _visits(self, round: Round, images: Augmented, client: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield phase, image indices and augmentation parameters of every local step of a client."""
@@ -185,7 +193,7 @@ class SequentialExecutor:
         update = self.clients.update(local, local.steps, loss_sum / local.steps, steps)
         update, states = hooks.client_final(update)
         ownership, layout = self.clients.ownership, self.model.layout
-        return Trained(ownership.sent(update, layout), {**states, **ownership.kept(update, layout)})
+        return Trained(ownership.sent(update, layout), {**states, **ownership.client_state(update, layout)})
 
     def _finished(self, hooks: LocalHooks) -> LocalHooks:
         """Return the hooks that finish a client's training, from the hooks of its steps."""

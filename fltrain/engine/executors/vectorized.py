@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.augment import Augmented
-from fltrain.engine.clients import Clients, Kept, Round
+from fltrain.engine.clients import Clients, ClientState, Round
 from fltrain.engine.executors.sequential import Cohort, LocalStep, SequentialExecutor, Sgd, Trained
 from fltrain.engine.executors.views import PER_CLIENT, signature, tensors_of
 from fltrain.engine.trajectory import Trajectory
@@ -71,8 +71,10 @@ class VectorizedExecutor(SequentialExecutor):
         if network.products and self.model.buffers.is_cpu and len(self.model.buffers):
             raise _refusal("PyTorch cannot map BatchNorm in bfloat16 over clients on a CPU")
 
-    def train(self, round: Round, clients: Sequence[int], kept: Mapping[int, Kept]) -> list[Trained]:
-        return self.train_all([Cohort(self, round, clients, kept)])[0]
+    def train(
+        self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]
+    ) -> list[Trained]:
+        return self.train_all([Cohort(self, round, clients, client_states)])[0]
 
     @staticmethod
     def train_all(cohorts: Sequence[Cohort]) -> list[list[Trained]]:
@@ -82,7 +84,9 @@ class VectorizedExecutor(SequentialExecutor):
             executor = cohort.executor
             assert isinstance(executor, VectorizedExecutor)
             function = executor._function() if len(cohorts) > 1 else b""
-            members = [executor._client(cohort.round, one, cohort.kept.get(one)) for one in cohort.clients]
+            members = [
+                executor._client(cohort.round, one, cohort.client_states.get(one)) for one in cohort.clients
+            ]
             arrived.append((executor, members))
             for client in members:
                 key = function, client.local.task.samples, signature(client.hooks)
@@ -113,9 +117,9 @@ class VectorizedExecutor(SequentialExecutor):
             trained.append(self._trained(client.local, client.hooks, client.losses, client.trajectory))
         return trained
 
-    def _client(self, round: Round, client: int, kept: Kept | None) -> _Client:
+    def _client(self, round: Round, client: int, client_state: ClientState | None) -> _Client:
         self.poll()
-        local, hooks = self._arrive(round, client, kept)
+        local, hooks = self._arrive(round, client, client_state)
         model = self.model
         moving = {
             "weights": model.weights.clone(),
