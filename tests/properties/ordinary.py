@@ -128,9 +128,7 @@ def step_of(
     composition, server, data = federation.composition, federation.server, federation.data
     local = local_of(server.weights, task=federation.task, counts=data.class_counts[client])
     hooks = composition.client_init(
-        replace(local, round=1, buffers=server.buffers),
-        composition.payload(server.states),
-        {},
+        replace(local, round=1, buffers=server.buffers), composition.payload(server.states), {}
     )
     here = server.weights if weights is None else weights
     federation.model.load(here, server.buffers, server.counters)

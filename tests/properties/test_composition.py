@@ -20,16 +20,7 @@ from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.types import Needs, Outputs, Recording, Server, Update
 from fltrain.metrics.updates import layer_similarity
 
-from .helpers import (
-    Tracing,
-    assert_same_model,
-    by_name,
-    local_of,
-    rows_of,
-    simulation,
-    trained,
-    update_of,
-)
+from .helpers import Tracing, assert_same_model, by_name, local_of, rows_of, simulation, trained, update_of
 
 
 class Changing(Method):

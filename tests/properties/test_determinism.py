@@ -215,10 +215,7 @@ def test_operations_without_a_deterministic_algorithm_are_recorded() -> None:
         assert determinism.level == "bitwise"
         for _ in range(3):
             without_algorithm()
-        assert determinism.facts == {
-            "determinism": "statistical",
-            "nondeterministic_operations": ["put_"],
-        }
+        assert determinism.facts == {"determinism": "statistical", "nondeterministic_operations": ["put_"]}
         # PyTorch's message when the variable was set too late.
         warnings.warn(
             "Deterministic behavior was enabled with `torch.use_deterministic_algorithms(True)`, but this "

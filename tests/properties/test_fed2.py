@@ -28,16 +28,7 @@ from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.networks.mobilenetv1 import MobileNetV1
 from fltrain.models.networks.vgg import Vgg9
 
-from .helpers import (
-    Tracing,
-    assert_same_model,
-    digits,
-    drawn,
-    local_of,
-    simulation,
-    trained,
-    update_of,
-)
+from .helpers import Tracing, assert_same_model, digits, drawn, local_of, simulation, trained, update_of
 
 FEW = {"groups": 4, "decoupled": 3}
 """Four groups (of 3, 3, 2 and 2 of the ten classes) in the last three layers."""
@@ -66,8 +57,7 @@ def two_clients(images: int, side: int = 8) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("classes", "groups", "sizes"),
-    [(10, 4, [3, 3, 2, 2]), (100, 20, [5] * 20), (10, 16, [1] * 10)],
+    ("classes", "groups", "sizes"), [(10, 4, [3, 3, 2, 2]), (100, 20, [5] * 20), (10, 16, [1] * 10)]
 )
 def test_the_class_map_has_groups_of_the_expected_sizes(classes: int, groups: int, sizes: list[int]) -> None:
     expected = tuple(group for group, size in enumerate(sizes) for _ in range(size))

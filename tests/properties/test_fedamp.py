@@ -143,13 +143,7 @@ def test_shares_of_cloud_models_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "method",
-    [
-        FedAmp(),
-        FedAmp(self_weight=0.2),
-        FedAmp(variant="kernel", sigma=100.0, alpha=1e4),
-    ],
-    ids=str,
+    "method", [FedAmp(), FedAmp(self_weight=0.2), FedAmp(variant="kernel", sigma=100.0, alpha=1e4)], ids=str
 )
 def test_shares_of_each_cloud_model_sum_to_one(method: FedAmp) -> None:
     """Rows sum to one, nothing is negative, and the diagonal has the set self-weight."""

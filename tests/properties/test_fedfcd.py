@@ -96,12 +96,7 @@ def watched(method: FedFcd, model: Model = MLP, rounds: int = 3, **training: obj
     """The specialists after some rounds; each round halves the learning rates."""
     settings = {"epochs": 2, "batch_size": 8, "momentum": 0.5, "weight_decay": 0.01, **training}
     federation = simulation(
-        method,
-        model=model,
-        partition=specialists(),
-        executor=Watching,
-        batchnorm="local",
-        **settings,
+        method, model=model, partition=specialists(), executor=Watching, batchnorm="local", **settings
     )
     halving = federation.spec.training.model_copy(update={"lr_schedule": Exponential(decay=0.5)})
     federation.spec = federation.spec.model_copy(update={"training": halving})

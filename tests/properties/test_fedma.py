@@ -24,15 +24,7 @@ from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.networks.vgg import Vgg9
 from fltrain.runs.spec import RunSpec
 
-from .helpers import (
-    FULL_BATCH,
-    Tracing,
-    changed_parameters,
-    rows_of,
-    simulation,
-    trained,
-    update_of,
-)
+from .helpers import FULL_BATCH, Tracing, changed_parameters, rows_of, simulation, trained, update_of
 
 CLASSES = 10
 LAYERS = ["conv1.0", "conv2.0", "fc1.0", "classifier"]

@@ -178,13 +178,7 @@ def test_clients_with_equal_steps_are_averaged_by_size(mu: float, settings: dict
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"normaliser": "tau"},
-        {"mu": 1.0, "tau_eff": "steps", "server_momentum": 0.5},
-    ],
-    ids=str,
+    "settings", [{}, {"normaliser": "tau"}, {"mu": 1.0, "tau_eff": "steps", "server_momentum": 0.5}], ids=str
 )
 def test_trajectory(settings: dict[str, object], momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients with 6, 2 and 1 steps, from the definitions of a_k, tau_eff and the server's step."""

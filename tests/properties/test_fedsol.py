@@ -175,9 +175,7 @@ def test_a_step_equals_a_naive_step_on_copies_of_the_network(settings: dict, nor
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"perturbation": "fixed", "teacher": "train"}, {"part": "head", "proximal": "l2"}],
-    ids=str,
+    "settings", [{"perturbation": "fixed", "teacher": "train"}, {"part": "head", "proximal": "l2"}], ids=str
 )
 def test_without_a_move_it_is_federated_averaging_bit_for_bit(settings: dict) -> None:
     assert_same_model(trained(FedSOL(rho=0.0, **settings), rounds=2), trained(FedAvg(), rounds=2))
@@ -241,9 +239,7 @@ def test_the_fixed_move_has_length_rho() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"perturbation": "fixed"}, {"proximal": "l2"}, {"temperature": 1.0}],
-    ids=str,
+    "settings", [{"perturbation": "fixed"}, {"proximal": "l2"}, {"temperature": 1.0}], ids=str
 )
 def test_the_move_is_uphill_on_the_proximal_loss(settings: dict) -> None:
     """A small move raises the proximal loss by the amount that its gradient predicts."""

@@ -14,15 +14,7 @@ from fltrain.models.network import Network
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import (
-    Tracing,
-    digits,
-    mean_by_size,
-    simulation,
-    skewed,
-    trained,
-    with_tests,
-)
+from .helpers import Tracing, digits, mean_by_size, simulation, skewed, trained, with_tests
 from .ordinary import check_client_tests, flat, replica, running, step_of
 
 POOR = 0

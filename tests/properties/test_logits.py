@@ -18,15 +18,7 @@ from fltrain.methods.fedrs import FedRS
 from fltrain.models.network import Network
 from fltrain.runs.spec import RunSpec
 
-from .helpers import (
-    FULL_BATCH,
-    Tracing,
-    assert_same_model,
-    digits,
-    local_of,
-    simulation,
-    trained,
-)
+from .helpers import FULL_BATCH, Tracing, assert_same_model, digits, local_of, simulation, trained
 from .ordinary import check_round, check_testing, replica, step_of
 
 POOR = 0

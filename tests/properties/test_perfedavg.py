@@ -23,11 +23,7 @@ from .quadratics import SIZE, LinearModel
 BATCH = 5
 """Clients of the small federation have 6 to 26 images: full chunks, usable rests and dropped rests."""
 
-METHODS = [
-    PerFedAvg(inner_lr=0.5),
-    PerFedAvg(passes=1),
-    PerFedAvg(version="hf", inner_lr=0.5, delta=0.1),
-]
+METHODS = [PerFedAvg(inner_lr=0.5), PerFedAvg(passes=1), PerFedAvg(version="hf", inner_lr=0.5, delta=0.1)]
 
 
 def federation_of(method: PerFedAvg, **settings: object) -> Simulation:
@@ -126,13 +122,7 @@ def least_squares(
     partition = Partition([labels[:40], labels[40:]], digest="", tests=[labels[:8], labels[40:48]])
     plain = {"momentum": 0.0, "weight_decay": 0.0, "evaluate_every": 10**6}
     federation = simulation(
-        method,
-        model=LinearModel(),
-        data=data,
-        partition=partition,
-        fraction=1.0,
-        executor=Tracing,
-        **plain,
+        method, model=LinearModel(), data=data, partition=partition, fraction=1.0, executor=Tracing, **plain
     )
     return federation, (images.reshape(60, SIZE) / 255 - 0.5) / 0.25, targets
 

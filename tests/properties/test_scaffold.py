@@ -21,16 +21,7 @@ from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.spec import RunSpec
 
-from .helpers import (
-    FULL_BATCH,
-    Tracing,
-    assert_same_steps,
-    drawn,
-    local_of,
-    simulation,
-    trained,
-    update_of,
-)
+from .helpers import FULL_BATCH, Tracing, assert_same_steps, drawn, local_of, simulation, trained, update_of
 from .ordinary import gradient_of
 from .quadratics import SIZE, TWO_CLIENTS, Quadratics, weights_after
 
@@ -327,9 +318,7 @@ def test_corrections_after_the_step_ignore_momentum_if_curvatures_agree(
     check_reaches_its_optimum(method, monkeypatch, momentum=0.9, sized=Sized(curved, COPIES))
 
 
-def test_corrections_after_the_step_are_biased_if_curvatures_differ(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_corrections_after_the_step_are_biased_if_curvatures_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """With momentum it converges to another point; the correction of the gradient does not.
 
     Velocity starts at zero in every round. Corrections that cancel the accumulated momentum over all steps do

@@ -13,13 +13,7 @@ from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import FORWARD_ORDER, by_name, changed_parameters
-from .ordinary import (
-    elsewhere,
-    features,
-    federation_of,
-    replica,
-    step_of,
-)
+from .ordinary import elsewhere, features, federation_of, replica, step_of
 
 models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
 FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("global", "random", "direct")]

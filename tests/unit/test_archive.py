@@ -174,8 +174,7 @@ def test_unexpected_member_names_are_refused(name: str, target: Results, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE],
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
 )
 def test_only_ordinary_files_are_unpacked(kind: bytes, target: Results, tmp_path: Path) -> None:
     bad = member("run/spec.json", b"", type=kind, linkname="/etc/passwd")

@@ -365,8 +365,7 @@ A_OVER_B: Yaml = {**GAIN, "kind": "above", "higher": {"method": "a"}, "lower": {
 
 
 @pytest.mark.parametrize(
-    ("test", "decided"),
-    [({**POSITIVE, **AT_A}, True), (POSITIVE, False), (A_OVER_B, True)],
+    ("test", "decided"), [({**POSITIVE, **AT_A}, True), (POSITIVE, False), (A_OVER_B, True)]
 )
 def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Yaml, decided: bool) -> None:
     runs.pairs({"a": (4.0, 4.1, 4.2), "b": CLEAR})
@@ -378,8 +377,7 @@ def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Y
 
 
 @pytest.mark.parametrize(
-    ("rounds", "mean"),
-    [([0.0, 1.0], 5.5), ([0.5, 1.0], 8.0), ([0.0, 0.1], 1.0), ([0.0, 0.001], 1.0)],
+    ("rounds", "mean"), [([0.0, 1.0], 5.5), ([0.5, 1.0], 8.0), ([0.0, 0.1], 1.0), ([0.0, 0.001], 1.0)]
 )
 def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean: float) -> None:
     """Ten rounds with the values 1 to 10."""

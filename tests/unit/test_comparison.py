@@ -504,8 +504,7 @@ b,none,v4 new,acc,20,
 
 
 @pytest.mark.parametrize(
-    ("shown", "lacking"),
-    [("— new", {"v4 new", "v6 new"}), ("v4 new", {"v6 new"}), ("v6 new", {"v4 new"})],
+    ("shown", "lacking"), [("— new", {"v4 new", "v6 new"}), ("v4 new", {"v6 new"}), ("v6 new", {"v4 new"})]
 )
 def test_published_values_of_unmeasured_test_sets(tmp_path: Path, shown: str, lacking: set[str]) -> None:
     """For method a, values of any new test set are declared; the others belong to another table."""

@@ -70,11 +70,7 @@ def test_environment_yml_has_the_declared_packages_and_bounds() -> None:
         for requirement in DECLARED
     }
     specs, options = conda_specs()
-    assert specs == {
-        **declared,
-        "python": SpecifierSet(PROJECT["requires-python"]),
-        "pip": SpecifierSet(),
-    }
+    assert specs == {**declared, "python": SpecifierSet(PROJECT["requires-python"]), "pip": SpecifierSet()}
     # The project itself is installed afterwards: a relative path in this file would mean another folder
     # when the workflow makes the environment.
     assert options == []

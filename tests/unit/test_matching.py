@@ -88,14 +88,7 @@ def shuffled(model: FlatModel, weights: Tensor, seed: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("model", "layers"),
-    [
-        (LeNet5(), 5),
-        (Mlp(), 2),
-        (FedAvgCnn(), 4),
-        (Vgg9(), 9),
-        (Vgg11(), 11),
-        (Vgg16(fc_layers=1), 14),
-    ],
+    [(LeNet5(), 5), (Mlp(), 2), (FedAvgCnn(), 4), (Vgg9(), 9), (Vgg11(), 11), (Vgg16(fc_layers=1), 14)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_chains_of_layers_are_recognised(model: Model, layers: int) -> None:

@@ -110,9 +110,7 @@ def every(*names: str) -> pytest.MarkDecorator:
 
 # ---------------------------------------------------------------- sizes
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: "-".join(map(str, golden[:-2])))
-def test_parameters_and_layers(
-    golden: tuple[str, dict[str, Any], int, int, int, int, int],
-) -> None:
+def test_parameters_and_layers(golden: tuple[str, dict[str, Any], int, int, int, int, int]) -> None:
     *case, parameters, depth = golden
     network = built(*case)  # type: ignore[arg-type]
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters

@@ -28,11 +28,7 @@ FULL = {
         "clip_norm": 10,
         "augmentation": {"crop_padding": 2, "cutout": 4},
     },
-    "evaluation": {
-        "statistics": ["drift"],
-        "targets": [0.5],
-        "extra": [{"name": "mnist", "image_size": 16}],
-    },
+    "evaluation": {"statistics": ["drift"], "targets": [0.5], "extra": [{"name": "mnist", "image_size": 16}]},
     "local_test": {"stratify": True},
 }
 
