@@ -40,8 +40,7 @@ def test_personal_models_on_quadratics(weight: float, monkeypatch: pytest.Monkey
     assert torch.equal(federation.server.weights, plain.server.weights)
     assert federation.clients.keys() == personal.keys()
     for client, expected in personal.items():
-        found = federation.clients[client][SECOND]["weights"]
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(federation.clients[client][SECOND]["weights"], expected, atol=1e-5)
     assert federation.costs.samples == 3 * plain.costs.samples
     assert (federation.bytes_down, federation.bytes_up) == (plain.bytes_down, plain.bytes_up)
 

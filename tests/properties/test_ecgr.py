@@ -91,8 +91,7 @@ def test_known_values_of_four_steps() -> None:
 @pytest.mark.parametrize("rule", ["herd", "closest", "aligned"])
 @pytest.mark.parametrize("centred", [False, True])
 def test_the_first_of_equal_steps_are_selected(rule: str, centred: bool) -> None:
-    same = torch.ones(7, 3)
-    assert finished_update(Ecgr(rule=rule, centred=centred), same)[1] == [0, 1, 2]
+    assert finished_update(Ecgr(rule=rule, centred=centred), torch.ones(7, 3))[1] == [0, 1, 2]
 
 
 RULES = {

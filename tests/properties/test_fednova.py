@@ -151,8 +151,7 @@ def test_constant_gradients_are_recovered_exactly(
 
 def test_implicit_weights_by_hand() -> None:
     """p_k tau_eff / a_k of very unequal clients, by hand: tau_eff = 70.7; their sum is 4.4."""
-    method = FedNova()
-    weights = implicit_weights(method, (60, 30, 5, 5), (94, 47, 2, 2))
+    weights = implicit_weights(FedNova(), (60, 30, 5, 5), (94, 47, 2, 2))
     expected = torch.tensor([0.6 * 70.7 / 94, 0.3 * 70.7 / 47, 0.05 * 70.7 / 2, 0.05 * 70.7 / 2])
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
     rounded = torch.tensor([0.4513, 0.4513, 1.7675, 1.7675])

@@ -36,8 +36,7 @@ def valve(parameters: dict[str, Tensor], features: Tensor, condition: Tensor) ->
         )
         hidden = (linear[0] @ condition + linear[1]).clamp(min=0)
         centred = hidden - hidden.sum() / len(hidden)
-        deviation = ((centred**2).sum() / len(hidden) + 1e-5).sqrt()
-        branches.append(norm[0] * centred / deviation + norm[1])
+        branches.append(norm[0] * centred / ((centred**2).sum() / len(hidden) + 1e-5).sqrt() + norm[1])
     gamma, beta = branches
     return (features * (gamma + 1) + beta).clamp(min=0)
 

@@ -63,8 +63,7 @@ def check_tests(federation: Simulation, logits: Callable[[int, Tensor], Tensor])
 
 def test_every_client_trains_alone_as_in_an_ordinary_loop() -> None:
     """Ordinary training of six models; each continues from the client's last state."""
-    method = LocalOnly()
-    federation = taking_part(method, epochs=2, batch_size=6)
+    federation = taking_part(LocalOnly(), epochs=2, batch_size=6)
     models = initial_models(federation)
     for number in range(len(ROUNDS)):
         check_own_round(federation, number, models, cross_entropy)

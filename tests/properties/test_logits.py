@@ -81,8 +81,7 @@ def test_size_of_the_calibration() -> None:
     """n^(-1/4) is 1, 0.56, 0.32 and 0.18 for 1, 10, 100 and 1000 images; 100 for 1e-8."""
     counts = torch.tensor([1.0, 10.0, 100.0, 1000.0, 0.0])
     for missing, last in (("mask", float("inf")), ("clamp", 1.0), ("eps", 100.0)):
-        method = FedLC(missing=missing)
-        offset = method.client_init(local_of(torch.zeros(1), counts=counts))["offset"]
+        offset = FedLC(missing=missing).client_init(local_of(torch.zeros(1), counts=counts))["offset"]
         assert offset.tolist() == pytest.approx([1, 0.56234, 0.31623, 0.17783, last], rel=1e-4)
 
 

@@ -19,8 +19,7 @@ from .helpers import drawn
 def test_separability_by_hand() -> None:
     # Class 0: 0 and 2 on the first axis, mean 1. Class 2: 0, 6 and 3 on the second axis, mean 3.
     features = torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 3.0]])
-    labels = torch.tensor([0, 2, 0, 2, 2])
-    measured = separability(features, labels, classes=3)
+    measured = separability(features, torch.tensor([0, 2, 0, 2, 2]), classes=3)
     assert measured.intra == pytest.approx((1 + 2) / 2)
     assert measured.intra_micro == pytest.approx((1 + 1 + 3 + 3 + 0) / 5)
     assert measured.inter == pytest.approx(math.hypot(1, 3))
@@ -31,8 +30,7 @@ def test_inter_class_distance_is_the_mean_over_pairs() -> None:
     # Class means at 0, 1, 3 and 7: 2 / (C (C - 1)) times the sum over pairs.
     means = [0.0, 1.0, 3.0, 7.0]
     features = torch.tensor([[mean + shift] for mean in means for shift in (-0.5, 0.5)])
-    labels = torch.arange(4).repeat_interleave(2)
-    measured = separability(features, labels, classes=4)
+    measured = separability(features, torch.arange(4).repeat_interleave(2), classes=4)
     pairs = [abs(a - b) for i, a in enumerate(means) for b in means[:i]]
     assert measured.inter == pytest.approx(2 / (4 * 3) * sum(pairs))
     assert measured.intra == pytest.approx(0.5)

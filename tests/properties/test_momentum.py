@@ -106,8 +106,7 @@ def test_gradient_of_the_penalty(method: FedProx | FedACG, weight: float) -> Non
 
 
 def test_the_weights_are_tested_not_the_lookahead() -> None:
-    method = FedACG()
-    federation = simulation(method, executor=Tracing)
+    federation = simulation(FedACG(), executor=Tracing)
     for number in range(3):
         rows = federation.round(number)
     server, network = federation.server, federation.network
@@ -151,13 +150,11 @@ def random_rounds(rounds: int, clients: int) -> Tensor:
 @pytest.mark.parametrize("form", FORMS)
 def test_without_momentum_it_is_federated_averaging(form: str) -> None:
     """Up to rounding in every round: w + sum p_k D_k is computed instead of sum p_k w_k."""
-    method = FedAvgM(beta=0.0, form=form)
-    federation = simulation(method, executor=Tracing)
+    federation = simulation(FedAvgM(beta=0.0, form=form), executor=Tracing)
     for number in range(3):
         before = federation.server
         federation.round(number)
-        updates = federation.executor.updates
-        expected = FedAvg().aggregate(federation.task, {}, before, updates).weights
+        expected = FedAvg().aggregate(federation.task, {}, before, federation.executor.updates).weights
         torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -264,8 +261,7 @@ def test_trajectory_with_changing_clients(
     sampled = [federation.sample(number) for number in range(rounds)]
     assert len(set(map(tuple, sampled))) > 2
     for clients in sampled:
-        displacement = (share * (problem.minima - weights))[clients].mean(0)
-        velocity = method.beta * velocity + displacement
+        velocity = method.beta * velocity + (share * (problem.minima - weights))[clients].mean(0)
         weights = weights + method.server_lr * velocity
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 

@@ -205,8 +205,7 @@ def test_feedback_is_not_part_of_the_model_and_is_removed_afterwards() -> None:
 
 
 def test_modules_are_restored_if_one_cannot_be_rerouted() -> None:
-    network = mobilenet()
-    conv, norm, _ = network.stem
+    conv, norm, _ = mobilenet().stem
     wrong = {conv: drawn(*conv.weight.shape), norm: drawn(16)}
     with pytest.raises(TypeError, match="BatchNorm2d"), feedback(wrong):
         pass
@@ -223,8 +222,7 @@ class TwoLayers(nn.Module):
         self.classifier = nn.Linear(2 * 2 * 3, 4)
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(images))
-        return self.classifier(self.second(hidden).flatten(1))
+        return self.classifier(self.second(torch.relu(self.first(images))).flatten(1))
 
 
 def error_of_logits(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:

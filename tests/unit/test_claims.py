@@ -227,8 +227,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     similar = {**SIMILAR, "relative": True, "one": {"plugin": "none"}, "other": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "margin": margin}).verdict for margin in (19.0, 21.0)]
     assert verdicts == ["contradicted", "supported"]
-    value = {**gain, "kind": "value", "margin": 1.0}
-    assert runs.judged(value, 25.5, "%").verdict == "supported"
+    assert runs.judged({**gain, "kind": "value", "margin": 1.0}, 25.5, "%").verdict == "supported"
 
 
 PARTS = {
@@ -451,8 +450,7 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
     runs.add({"method": "slow", "plugin": "none"}, 60, rows=accuracies(0.1, 0.2, 0.60))
     runs.add({"method": "fast", "plugin": "none"}, 60, rows=accuracies(0.60, 0.2))
     runs.add({"method": "never", "plugin": "none"}, 60, rows=accuracies(0.59))
-    target = {"measure": "rounds_to_target", "target_of": {"method": "slow"}}
-    sheet = runs.sheet(measures=[target])
+    sheet = runs.sheet(measures=[{"measure": "rounds_to_target", "target_of": {"method": "slow"}}])
     rounds = {"kind": "positive", "item": "toy", "measure": "rounds_to_target"}
     means = [
         runs.judged({**rounds, "at": {"method": method}}, sheet=sheet).estimate
