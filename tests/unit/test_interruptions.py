@@ -74,9 +74,8 @@ def test_a_run_killed_before_any_file_operation_resumes(tmp_path: Path) -> None:
     assert operation > 25, "operations on files were counted"
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "kept" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLE]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLE)
 def test_a_run_killed_at_random_times_resumes(tmp_path: Path, name: str) -> None:
     spec = tiny(model="mlp", rounds=6, **SAMPLE[name])
     whole, root = tmp_path / "whole", tmp_path / "killed"

@@ -299,6 +299,7 @@ def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
 
 
 # ---------------------------------------------------------------- jobs that run again
+@pytest.mark.slow
 def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> None:
     """Comments rerun nothing, and a dry run changes no file, even if the database was deleted."""
     for path in ("config/papers/toy.yaml", "config/scales/tiny.yaml", "config/config.yaml"):
