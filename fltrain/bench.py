@@ -149,7 +149,7 @@ def _check_names(option: str, names: Collection[str], known: Collection[str]) ->
 
 # ---------------------------------------------------------------- contenders
 class Bare:
-    """Federated averaging by hand, on the clients and batch orders of a simulation.
+    """FedAvg in a plain PyTorch loop, on the clients and batch orders of a simulation.
 
     A plain module, images normalised beforehand, fused ``torch.optim.SGD``, state dicts averaged by numbers
     of images. In the first round, whose weights are compared, images have the engine's memory layout, because
@@ -217,7 +217,7 @@ class Timing:
     """Times of a contender.
 
     Attributes:
-        name: its executor, or that of the bare loop.
+        name: its executor, or the name of the bare loop.
         images: images of local steps in a round.
         operations: of a round's matrix products and convolutions, in the reference executor.
         seconds: of each timed round.

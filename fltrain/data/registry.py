@@ -36,7 +36,7 @@ class RemoteFile(Settings):
 
     Attributes:
         name: its name on this machine, in the offline folder and on the mirror.
-        urls: addresses in order of preference; none if you have to get the file by hand.
+        urls: addresses in order of preference; empty if you have to download the file yourself.
         checksum: ``md5:`` or ``sha256:`` and the digits.
         bytes: its size, for messages.
     """

@@ -277,7 +277,7 @@ class Simulation:
         return Round(number, self.task, self.spec.training, self.server, payloads)
 
     def _second(self, round: Round) -> Round:
-        """Return the round as the training of second models sees it."""
+        """Return the round for the training of second models: its payload is the global weights."""
         assert self.second is not None
         name = self.second.composition.name
         return replace(round, payloads={name: {"global": round.server.weights}})

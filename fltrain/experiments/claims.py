@@ -38,7 +38,7 @@ class Quantity(Settings):
         rounds: share of the rounds of a curve that counts: rounds r of R with first < r / R <= second, or if
             there is none, the next one with a value.
         oscillation: instead of a curve's mean, its oscillation: the mean size of its steps from value to
-            value, less the size of their mean. A curve that only rises has none.
+            value, minus the size of their mean. It is zero for a curve that only rises.
         over: the number is the gain over the cell with these labels, or over the mean of several, paired over
             seeds; those cells themselves do not count.
         at: only cells with these labels.
@@ -47,8 +47,8 @@ class Quantity(Settings):
             the two labels that the test compares is in per cent of the second one's number.
 
     A *place* is a cell of the item without the axes in ``mean_over``, or for a comparison of two labels, a
-    pair of cells that agree in all other labels. Diverged and missing runs have no number, and neither has a
-    pair, a mean or a sum with such a run.
+    pair of cells that agree in all other labels. Diverged and missing runs have no number. A pair, a mean or
+    a sum that contains such a run has none, either.
     """
 
     item: str

@@ -394,7 +394,7 @@ def plan(config: Path, scale: str) -> Plan:
 
 
 def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str]) -> AnyDeclared:
-    """Return a paper or scale; its name must be that of its file, because it names the results.
+    """Return a paper or scale; its name must equal its file's name, because it names the results.
 
     Raises:
         FltrainError: with all faults of its files.
@@ -447,7 +447,7 @@ class Layer(NamedTuple):
 
 
 class Layers:
-    """The patches of an item at a scale, from which ``cell`` selects those of one cell.
+    """Patches of an item at a scale; ``cell`` selects the patches of one cell.
 
     Attributes:
         axes: patches by axis and label; a scale's axis replaces the item's of the same name.

@@ -58,7 +58,7 @@ class Point(Settings):
     """One value of an axis.
 
     Attributes:
-        set: settings to merge into those of the cell.
+        set: settings to merge into the cell's settings.
         reported: names of the value in the published table.
         trial: number of a trial, whose settings are drawn from ``config/search.yaml``; 0 draws none.
         selected: an item of the paper with an axis of trials. The settings are those of the trial that
@@ -162,7 +162,7 @@ class Special(Settings):
         when: value of each setting by its path (``training.lr``), or a list of alternatives. A component
             matches by its name (``method: scaffold``), a list by any of its items (``plugins: ecgr``). The
             exceptions themselves do not change the compared settings, which include defaults.
-        set: settings to merge into those of the cell.
+        set: settings to merge into the cell's settings.
         reported: names of the cell in the published table.
         leave_out: the cells are not run.
     """
@@ -236,7 +236,7 @@ class Item(Settings):
     Attributes:
         title: its heading.
         caption: further text below it.
-        settings: settings of a run, merged into those of the paper.
+        settings: settings of a run, merged into the paper's settings.
         axes: dimensions of the grid, by name. An axis is a list of values, or ``label: value`` in display
             order; a value is a ``Point``, or short for a point that sets the axis's own setting.
         exceptions: patches for some cells.
@@ -362,8 +362,8 @@ class Reduction(Settings):
     Attributes:
         title: the reduced item in a few words.
         figure: patch of a figure's layout.
-        settings: settings to merge into those of the item.
-        axes: axes that replace those of the same name.
+        settings: settings to merge into the item's settings.
+        axes: axes that replace the item's axes of the same name.
         exceptions: further patches for some cells.
         seeds: maximum number of seeds. An item's replaces the scale's.
         seen: day by which all runs had been seen. A verdict is exploratory if its rule or test was decided on
@@ -411,8 +411,8 @@ class Scale(Reduction):
     Attributes:
         scale: its name, which is also the name of the file.
         title: its heading.
-        reduced: whether runs depart from the papers' protocol. If so, pages give no verdicts.
-        items: items (``flfa/table1``) or papers (``flfa``), each with further changes if need be.
+        reduced: true if runs depart from the papers' protocol; pages then give no verdicts.
+        items: items (``flfa/table1``) or papers (``flfa``), each with optional further changes.
     """
 
     scale: Annotated[FileName, _none_of(*FOLDERS)]

@@ -22,9 +22,9 @@ def local_drift(displacements: Tensor) -> float:
 
 
 def weight_divergence(weights: Tensor, mean: Tensor, slots: Iterable[Slot]) -> float:
-    """Return the mean distance of the clients' weights ``[m, P]`` from the new global ones ``[P]``, in slots.
+    """Return the mean distance of the clients' weights ``[m, P]`` from the new global weights ``[P]``.
 
-    (FedImpro, figures 3 and 7.)
+    Only parameters in ``slots`` count. Source: FedImpro, figures 3 and 7.
     """
     squared = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
     for slot in slots:
@@ -34,9 +34,10 @@ def weight_divergence(weights: Tensor, mean: Tensor, slots: Iterable[Slot]) -> f
 
 
 def gradient_variance(gradients: Tensor, slots: Iterable[Slot]) -> float:
-    """Return the mean squared distance of the clients' gradients ``[m, P]`` from their mean, in slots.
+    """Return the mean squared distance of the clients' gradients ``[m, P]`` from their mean.
 
-    (FedImpro, section 4.2: gradient dissimilarity, which splits into those of the parts of a network.)
+    Only parameters in ``slots`` count. Source: FedImpro, section 4.2 (gradient dissimilarity; a network's
+    value is the sum over its parts).
     """
     total = 0.0
     for slot in slots:

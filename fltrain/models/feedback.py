@@ -1,4 +1,4 @@
-"""Layers that send errors back through other weights than those of the forward pass.
+"""Layers that send errors back through other weights than the forward pass uses.
 
 In ordinary backpropagation a Conv2d or Linear module with weight W sends the error delta of its output to its
 input through W. In feedback alignment the error goes through a fixed tensor B of the same shape; in direct

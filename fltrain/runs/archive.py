@@ -269,7 +269,7 @@ def _unpack(path: Path, staging: Path) -> list[str]:
 def _check(folder: Path) -> None:
     """Refuse a damaged or stale record."""
     if stale := check_record(folder).stale:
-        raise FltrainError(f"{folder.name}: spec.json is of another version of fltrain ({stale})")
+        raise FltrainError(f"{folder.name}: spec.json was written by another version of fltrain ({stale})")
 
 
 def _equal(one: Path, other: Path) -> bool:

@@ -45,7 +45,7 @@ _WIDE = 50  # longest name of a line, in characters, that fits into a narrow fig
 
 @dataclass(frozen=True)
 class Line:
-    """Runs that differ in nothing but their seeds.
+    """Runs that differ only in their seeds.
 
     Attributes:
         condition: settings under which they are compared, by dotted name.
@@ -84,7 +84,7 @@ class Comparison:
 
     @cached_property
     def shown(self) -> tuple[str, ...]:
-        """The conditions that are enough to distinguish all lines; the others change along with these."""
+        """Conditions that suffice to distinguish all lines; the other conditions depend on them."""
         shown: tuple[str, ...] = ()
         for key in self.conditions:
             counts = [

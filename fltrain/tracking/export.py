@@ -133,7 +133,7 @@ def pages_of(plan: Plan) -> list[Page]:
 class Exported:
     """Numbers of runs created, unchanged, retagged or replaced, and of items, cells and models written.
 
-    ``left_out`` counts records that are damaged or have settings of another version; ``reason`` is that of
+    ``left_out`` counts records that are damaged or have settings of another version; ``reason`` explains
     the first one.
     """
 
@@ -168,7 +168,7 @@ def export(wanted: Wanted, uri: str) -> Exported:
         uri: address of the store, ``sqlite:///path`` or that of a tracking server.
 
     Raises:
-        FltrainError: if the store cannot be written to. The next export goes on after the last run written.
+        FltrainError: if the store cannot be written to. The next export continues after the last run written.
     """
     prints = {record.run_id: _fingerprint(record) for record in wanted.records()}
     pages = {page: files for page in wanted.pages if (files := wanted.files(page))}
@@ -273,7 +273,7 @@ class _Exporter:
         record = self.wanted.results.record(run)
         spec = record.run_spec
         if spec is None:  # keep its earlier export
-            raise FltrainError(f"{run}: its settings are those of another version")
+            raise FltrainError(f"{run}: its settings are from another version of fltrain")
         view = view_record(record, spec, {self.wanted.scale: self.wanted.memberships})
         tags = self._run_tags(view, present[0].data.tags if present else {})
         home = self.homes[run] = self.store.experiment(tags["paper"].split()[0])

@@ -116,7 +116,7 @@ class Judged:
 
     Attributes:
         item: name of the item that the test looks at; empty if at none, several with commas.
-        reduced: the runs are those of a reduced scale.
+        reduced: the runs belong to a reduced scale.
         listed: False if the claim drops out of the list of contradicted claims.
         exploratory: the rule or the test was decided after the runs had been seen.
     """

@@ -277,7 +277,7 @@ def draw_lines(
 ) -> None:
     """Draw the mean over seeds and their range or 90 % interval, with about eight markers on each line.
 
-    Where runs have ended before others, the mean goes on over those that are left, thin and without a range.
+    If some runs end earlier, the mean continues over the remaining runs, thin and without a range.
     """
     for index, (label, look) in enumerate(look_of.items()):
         # Other lines can have points at other places; those are no gaps in this one.
