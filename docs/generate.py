@@ -441,7 +441,7 @@ RESULTS = """\
 
 This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
 from the [published records](../published/README.md). So far we have {runs} runs on {datasets}: for
-{ran} of the papers, the controls, and the trials of the [fair table](fair-table.md). All else is declared and
+{ran} of the papers, the controls, and the [fair table](fair-table.md). All else is declared and
 tested, but not run yet.
 
 * **Runs**: published runs with the paper's own protocol, their seeds, and the part of the claim that they
