@@ -441,8 +441,8 @@ RESULTS = """\
 
 This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
 from the [published records](../published/README.md). So far we have {runs} runs on {datasets}: for
-{ran} of the papers, the controls, and the [fair table](fair-table.md). All else is declared and
-tested, but not run yet.
+{ran} of the papers, the controls, the [fair table](fair-table.md), and
+[conceptual replications](replication.md) of four papers. All else is declared and tested, but not run yet.
 
 * **Runs**: published runs with the paper's own protocol, their seeds, and the part of the claim that they
   cover. *None of N*: the paper's protocol needs N runs (`--scale paper`), and we have none of them.
