@@ -93,7 +93,7 @@ class Measured(Settings):
             better, equivalent, worse or inconclusive, at a false discovery rate of 5 % over the table.
         relative_to: shows multiples of the cell with these labels.
         target_of: for rounds to a target: the target is the best accuracy of the cell with these labels, the
-            least over seeds, rounded down to whole per cent.
+            least over seeds, rounded down to whole per cent. For accuracy at equal time: its median time.
         printed_target: the target in per cent that the paper's text states; used at full scale, and at every
             scale without ``target_of``.
         margin: largest distance of the mean from the published value that still matches, in the unit of the
@@ -149,7 +149,12 @@ class Table(Layout):
         check_known(f"{item}: order_by: unknown measure", filter(None, [self.order_by]), names, "shown")
         for measured in self.measures:
             what = _measure(item, measured.measure)
-            if what.targeted != bool(measured.target_of or measured.printed_target):
+            if what.targeted == "seconds" and measured.printed_target:
+                raise FltrainError(
+                    f"{item}: the measure {measured.measure!r} needs seconds, and 'printed_target' is an "
+                    "accuracy; write 'target_of'"
+                )
+            if bool(what.targeted) != bool(measured.target_of or measured.printed_target):
                 targets = "needs" if what.targeted else "has no target; remove"
                 raise FltrainError(
                     f"{item}: the measure {measured.measure!r} {targets} 'target_of' or 'printed_target'"

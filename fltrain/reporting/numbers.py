@@ -8,6 +8,7 @@ or missing), ``value``, ``gain``, and ``names``, the names of the cell in the pu
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet, named
 from fltrain.experiments.published import Names, Published
 from fltrain.experiments.schema import TRIAL
-from fltrain.runs.measures import best_accuracy, measure
+from fltrain.runs.measures import best_accuracy, measure, training_seconds
 from fltrain.runs.record import Record
 
 Runs = Callable[[str], Record]
@@ -230,25 +231,28 @@ def _key(labels: Labels) -> tuple[tuple[str, str], ...]:
 def _targets(
     sheet: Sheet, runs: Runs, measured: Measured, published: Published
 ) -> dict[tuple[tuple[str, str], ...], float]:
-    """Target accuracy by the labels of the cell that sets it (FedImpro, tables 2 and 9).
+    """Target by the labels of the cell that sets it, from its runs without diverged ones.
 
-    It is the lowest best accuracy of its runs, without diverged ones.
-
-    At full scale it is the published one: that of the paper's text, else that of the file (metric
-    ``target_acc``, printed for a row, not for a method).
+    A target in seconds is the median of their training times. A target accuracy (FedImpro, tables 2 and 9) is
+    the lowest of their best accuracies. At full scale it is the published one: that of the paper's text, else
+    that of the file (metric ``target_acc``, printed for a row, not for a method).
     """
+    timed = measure(measured.measure).targeted == "seconds"
     printed: dict[tuple[tuple[str, str], ...], float] = {}
-    best: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    found: dict[tuple[tuple[str, str], ...], list[float]] = {}
     for cell in sheet.cells:
         if measured.target_of.items() <= cell.labels.items():
             record = runs(cell.run)
             if record.usable and not diverged(record):
-                best.setdefault(_key(cell.labels), []).append(best_accuracy(record))
+                value = training_seconds(record) if timed else best_accuracy(record)
+                found.setdefault(_key(cell.labels), []).append(value)
             reduced = sheet.reduced and bool(measured.target_of)
-            target = None if reduced else _printed_target(measured, cell, published)
+            target = None if reduced or timed else _printed_target(measured, cell, published)
             if target is not None:
                 printed[_key(cell.labels)] = target / 100
-    own = {key: math.floor(100 * min(values) + 1e-9) / 100 for key, values in best.items()}
+    if timed:
+        return {key: statistics.median(values) for key, values in found.items()}
+    own = {key: math.floor(100 * min(values) + 1e-9) / 100 for key, values in found.items()}
     return {**own, **printed}
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from fltrain.core.config import suggest
@@ -46,9 +47,9 @@ QUARTER = Margin(0.25, relative=True)
 class Measure:
     """A number, or one per label of a ``dimension``, computed from a record; None if the run has none.
 
-    ``targeted`` measures also take a target accuracy. ``over_seeds`` names the summary over seeds. ``margin``
-    is the default margin of tables; measures with a relative one are costs, of which less is better.
-    ``diverged`` names the value for a diverged run.
+    ``targeted`` measures also take a target: an accuracy, or seconds of training. ``over_seeds`` names the
+    summary over seeds. ``margin`` is the default margin of tables; measures with a relative one are costs, of
+    which less is better. ``diverged`` names the value for a diverged run.
     """
 
     label: str
@@ -56,7 +57,7 @@ class Measure:
     of: Callable[..., Mapping[str, float] | None]
     margin: Margin
     dimension: str | None = None
-    targeted: bool = False
+    targeted: Literal["accuracy", "seconds"] | None = None
     over_seeds: OverSeeds = "mean"
     diverged: Literal["chance", "never"] | None = None
 
@@ -151,6 +152,17 @@ def _at_equal_traffic(record: Record) -> Mapping[str, float] | None:
         return None
     plain = 2 * 4 * record.summary["parameters"] * sum(rounds)
     last = 1.01 * len(rounds) * plain / sum(record.summary["bytes"].values())
+    return _accuracy_by(record, last)
+
+
+def _at_equal_time(record: Record, seconds: float) -> Mapping[str, float] | None:
+    """Return the accuracy of the last test within so many seconds. One per cent more counts as equal."""
+    ends = accumulate(record.costs["round_seconds"])
+    return _accuracy_by(record, sum(end <= 1.01 * seconds for end in ends))
+
+
+def _accuracy_by(record: Record, last: float) -> Mapping[str, float] | None:
+    """Return the accuracy of the last test up to a round; None without a test."""
     split = "local_test" if record.spec["local_test"] else "test"
     tested = [row for row in record.rows("evaluation") if row["split"] == split and row["round"] <= last]
     return {"": 100 * tested[-1]["accuracy"]} if tested else None
@@ -183,8 +195,13 @@ def _extra_accuracy(record: Record) -> Mapping[str, float] | None:
     return {name: math.nan if value is None else 100 * value for name, value in extra.items()}
 
 
+def training_seconds(record: Record) -> float:
+    """Return the seconds of local training and of the server, over all rounds."""
+    return float(sum(record.costs["round_seconds"]))
+
+
 def _training_seconds(record: Record) -> Mapping[str, float] | None:
-    return {"": sum(record.costs["round_seconds"])}
+    return {"": training_seconds(record)}
 
 
 def _traffic(record: Record) -> Mapping[str, float] | None:
@@ -217,19 +234,19 @@ MEASURES = {
     ),
     "rounds_to_target": Measure(
         *("rounds to target", 0, _rounds_to_target, FIFTH),
-        targeted=True,
+        targeted="accuracy",
         over_seeds="median",
         diverged="never",
     ),
     "interpolated_rounds_to_target": Measure(
-        *("rounds to target", 0, _interpolated_rounds, FIFTH), targeted=True, diverged="never"
+        *("rounds to target", 0, _interpolated_rounds, FIFTH), targeted="accuracy", diverged="never"
     ),
     "traffic_to_target": Measure(
         "traffic to target, MB",
         1,
         _to_target(_traffic),
         FIFTH,
-        targeted=True,
+        targeted="accuracy",
         diverged="never",
     ),
     "seconds_to_target": Measure(
@@ -237,11 +254,14 @@ MEASURES = {
         1,
         _to_target(_training_seconds),
         FIFTH,
-        targeted=True,
+        targeted="accuracy",
         diverged="never",
     ),
     "accuracy_at_equal_traffic": Measure(
         "accuracy at equal traffic, %", 2, _at_equal_traffic, POINT, diverged="chance"
+    ),
+    "accuracy_at_equal_time": Measure(
+        "accuracy at equal time, %", 2, _at_equal_time, POINT, targeted="seconds", diverged="chance"
     ),
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),

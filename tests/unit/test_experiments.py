@@ -557,6 +557,11 @@ def when(settings: Yaml) -> list[Yaml]:
         (put("fedavg", *AXES, "method"), ["items.table", "'method'", "list"]),
         (put(None, *TABLE, "table", "columns"), ["toy/table", "'plugin'"]),
         (put("final_acc", *MEASURE, "measure"), ["toy/table", "'final_acc'", "'final_accuracy'"]),
+        (put("rounds_to_target", *MEASURE, "measure"), ["toy/table", "needs 'target_of'"]),
+        (
+            put([{"measure": "accuracy_at_equal_time", "printed_target": 90.0}], *MEASURE[:-1]),
+            ["needs seconds", "write 'target_of'"],
+        ),
         (put(COLUMNS, *TABLE, "figure"), ["'table'", "'figure'"]),
         (put({"plugn": "BP"}, *PANEL, "reduction_from"), ["toy/figure", "'plugn'", "'plugin'"]),
         (put({"series": "plugin", "panels": []}, *FIGURE), ["items.figure.figure", "'kind'"]),

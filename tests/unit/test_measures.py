@@ -86,6 +86,9 @@ def test_costs_to_a_target_and_accuracy_at_equal_traffic(
     assert measure("traffic_to_target").of(again, 0.65) == {"": pytest.approx(2.5 / 4 * spent / 1e6)}
     assert measure("seconds_to_target").of(again, 0.65) == {"": pytest.approx(2.5 / 4 * seconds)}
     assert measure("traffic_to_target").of(again, 0.9) == {"": math.inf}
+    first, second, *_ = record.costs["round_seconds"]
+    assert measure("accuracy_at_equal_time").of(again, first + second) == {"": pytest.approx(60)}
+    assert measure("accuracy_at_equal_time").of(again, 0.9 * first) is None
 
 
 @pytest.mark.parametrize("name", ["traffic_to_target", "seconds_to_target", "accuracy_at_equal_traffic"])

@@ -155,6 +155,17 @@ def test_rounds_to_target_use_fedavgs_worst_seed(runs: Runs) -> None:
     assert shown == {"FedAvg": "2", "FedProx": "2", "MOON": "never"}
 
 
+def test_accuracy_at_equal_time_uses_the_median_time_of_the_base(runs: Runs) -> None:
+    """FedAvg takes 4 s in the median; methods with one and two seconds a round have four and two rounds."""
+    curve = accuracy_rows(0.1, 0.2, 0.3, 0.4)
+    for method, times in (("FedAvg", (1.0, 0.5, 1.5)), ("MOON", (2.0, 2.0, 2.0))):
+        for seconds in times:
+            runs.add({"method": method}, 0.4, rows=curve, seconds=(seconds,) * 4)
+    sheet = runs.table({"measure": "accuracy_at_equal_time", "target_of": {"method": "FedAvg"}})
+    shown = {row: cell.values for (row,), cell in runs.shown(sheet).items()}
+    assert shown == {"FedAvg": pytest.approx((40, 40, 20)), "MOON": pytest.approx((20, 20, 20))}
+
+
 def test_a_run_that_diverged_sets_no_target(runs: Runs) -> None:
     """Its best accuracy, 0.99 here, must not change the target of the others."""
     runs.add({"method": "FedAvg"}, 1.0, rows=accuracy_rows(0.5, 1.0))
@@ -704,7 +715,8 @@ def test_records_of_real_runs_have_all_measures(tmp_path: Path) -> None:
     assert MEASURES["spread_over_clients"].of(own) == {"": pytest.approx(100 * best["std"])}
     for name, measure in MEASURES.items():
         of_clients = "over clients" in measure.label
-        values = measure.of(own if of_clients else record, *([0.05] if measure.targeted else []))
+        target = {"accuracy": [0.05], "seconds": [1e6], None: []}[measure.targeted]
+        values = measure.of(own if of_clients else record, *target)
         assert values and all(value >= 0 for value in values.values()), name
     for name in ("updates.drift", "separability.ratio", "evaluation.accuracy"):
         assert figures.curve(record, name).index.tolist() == [1, 2, 3]
