@@ -20,7 +20,7 @@ CONFIG = Path(__file__).parents[2] / "config"
 @pytest.mark.slow
 def test_tables_of_known_truth_are_judged_correctly(tmp_path: Path) -> None:
     """One test, because all tables share their runs."""
-    names = ("positive", "positive_bare", "spiked", "neutral", "other_seeds")
+    names = ("positive", "positive_bare", "flower", "spiked", "neutral", "other_seeds")
     items = tuple(f"controls/{name}" for name in names)
     planned = plan(CONFIG, "controls").restricted(Selection(items=items, seeds=40))
     for spec in planned.runs.values():
@@ -33,6 +33,7 @@ def test_tables_of_known_truth_are_judged_correctly(tmp_path: Path) -> None:
     # With published deviations and seeds some are reproduced; without them, the interval is wider.
     assert {cell.verdict for cell in shown["positive"]} == {"reproduced", "inconclusive"}
     assert {cell.verdict for cell in shown["positive_bare"]} <= {"reproduced", "inconclusive"}
+    assert {cell.verdict for cell in shown["flower"]} <= {"reproduced", "inconclusive"}
     # Values three points too high are refuted, the others are not.
     true = {(cell.row, cell.measure): cell.published for cell in shown["positive"]}
     spiked = shown["spiked"]
