@@ -27,7 +27,7 @@ PARTS = ("paper", "item", "claims")
 def schema(config: ConfigOption = Path("config")) -> None:
     """Write the JSON schemas of the configuration and of verdicts.csv."""
     # A table's cells import pandas, which no other command at this level needs.
-    from fltrain.reporting.tables.cells import TableCell
+    from fltrain.reporting.tables.table_cell import TableCell
 
     for name, kind in SCHEMAS.items():
         described = TypeAdapter(kind).json_schema()

@@ -11,7 +11,7 @@ from statistics import median
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from fltrain.reporting.tables.cells import TableCell
+from fltrain.reporting.tables.table_cell import TableCell
 
 TEMPLATES = Environment(
     loader=PackageLoader("fltrain.reporting"),

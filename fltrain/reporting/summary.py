@@ -17,8 +17,8 @@ from fltrain.experiments.published import METHOD
 from fltrain.reporting.claims.judge import VERDICTS as CLAIM_VERDICTS
 from fltrain.reporting.claims.judge import Judged
 from fltrain.reporting.pictures import paper_forest
-from fltrain.reporting.tables.cells import AVERAGE, TableCell
 from fltrain.reporting.tables.render import expected_counts, expected_gain_counts
+from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import GAIN_VERDICTS, count_verdicts
 
 

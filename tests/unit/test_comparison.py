@@ -18,10 +18,11 @@ from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_anomalies
 from fltrain.reporting.summary import aggregates, rank_correlation
 from fltrain.reporting.tables import write as tables
-from fltrain.reporting.tables.cells import TableCell, absent, read_csv, to_csv
+from fltrain.reporting.tables.cells import absent
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.reporting.tables.render import gain_text, published_text, value_text
-from fltrain.reporting.verdict import CellNumbers, Judgement, compare, discoveries
+from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
+from fltrain.reporting.verdict import Basis, compare, discoveries
 
 from .helpers import DIVERGED, MISSING, Cells
 
@@ -83,12 +84,20 @@ def test_cells_with_an_outlying_spread_are_not_pooled() -> None:
     assert spreads[-1].std == spreads[-2].std == pytest.approx(40)
 
 
-def numbers(values: Sequence[float], published: float | None = 60.0, **changes: Any) -> CellNumbers:
-    changes = {"published_seeds": 3, "runs": len(values), "floor": 0.01, **changes}
-    return CellNumbers(tuple(values), published=published, **changes)
+Row = tuple[TableCell, Basis]
 
 
-def judged(values: Sequence[float], published: float | None = 60.0, **changes: Any) -> Judgement:
+def numbers(values: Sequence[float], published: float | None = 60.0, **changes: Any) -> Row:
+    """A cell as the rule gets it, with these fields of the cell or of its basis changed."""
+    of_basis = {name: changes.pop(name) for name in Basis.__dataclass_fields__ if name in changes}
+    fields = {"over_seeds": "mean", "seeds": len(values), "published_seeds": 3, "margin": 1.0, **changes}
+    summary, gain = Statistic.of(values, fields["over_seeds"]), Statistic.of(fields.get("gains", ()))
+    means = {"mean": summary and summary.mean, "gain": gain and gain.mean}
+    cell = TableCell(values=values, n=len(values), published=published, **means, **fields)
+    return cell, Basis(**{"floor": 0.01, **of_basis})
+
+
+def judged(values: Sequence[float], published: float | None = 60.0, **changes: Any) -> TableCell:
     return compare([numbers(values, published, **changes)])[0]
 
 
@@ -102,7 +111,7 @@ def judged(values: Sequence[float], published: float | None = 60.0, **changes: A
         (numbers((65.0,)), "inconclusive", "one seed"),
         (numbers((65.0, 65.2)), "inconclusive", "too few seeds"),
         (numbers(()), "not run", ""),
-        (numbers((), runs=3, diverged=3), "inconclusive", "diverged"),
+        (numbers((), seeds=3, diverged=3), "inconclusive", "diverged"),
         (numbers((60.0, 10.0, 10.0), diverged=2), "inconclusive", ""),
         (numbers((10.0, 10.0, 10.0), None, diverged=3, published_failed=True), "reproduced", ""),
         (numbers((10, 60, 60), None, diverged=1, published_failed=True), "inconclusive", "some runs fail"),
@@ -117,7 +126,7 @@ def judged(values: Sequence[float], published: float | None = 60.0, **changes: A
         (numbers((NEVER, 5, 6), 6.0, margin=1.2, points=False), "inconclusive", "target not reached"),
     ],
 )
-def test_verdicts_of_cells(cell: CellNumbers, verdict: str, detail: str) -> None:
+def test_verdicts_of_cells(cell: Row, verdict: str, detail: str) -> None:
     (found,) = compare([cell])
     assert (found.verdict, found.side or found.reason) == (verdict, detail)
 
@@ -125,16 +134,16 @@ def test_verdicts_of_cells(cell: CellNumbers, verdict: str, detail: str) -> None
 def test_the_spread_of_rounds_is_pooled_as_a_share_of_the_mean() -> None:
     """Cells with tens and with thousands of rounds, both with a deviation of a tenth."""
     cells = [numbers(values, points=False) for values in ((45.0, 50.0, 55.0), (4500.0, 5000.0, 5500.0))]
-    spreads = [judgement.spread for judgement in compare(cells)]
-    assert [spread.std for spread in spreads] == pytest.approx([5.0, 500.0])
-    assert {(spread.df, spread.cells) for spread in spreads} == {(4, 2)}
+    found = compare(cells)
+    assert [cell.spread for cell in found] == pytest.approx([5.0, 500.0])
+    assert {(cell.spread_df, cell.spread_cells) for cell in found} == {(4, 2)}
 
 
 def test_without_a_published_value_there_is_no_verdict() -> None:
     found = judged((1.0, 2.0, 3.0), None)
-    assert (found.verdict, found.interval) == (None, None)
+    assert (found.verdict, found.difference_interval) == (None, None)
     low, high = stats.t.interval(0.9, 2, 2.0, 1 / math.sqrt(3))
-    assert found.mean_interval == pytest.approx((low, high))
+    assert found.interval == pytest.approx((low, high))
 
 
 def test_the_interval_is_a_prediction_interval() -> None:
@@ -142,14 +151,14 @@ def test_the_interval_is_a_prediction_interval() -> None:
     half = stats.t.isf(0.05, 2)
     for changes, variance in (({}, 1 / 3), ({"published_std": 4.0}, 16 / 3), ({"published_seeds": None}, 1)):
         found, error = judged((61.0, 62.0, 63.0), **changes), math.sqrt(1 / 3 + variance)
-        assert found.interval == pytest.approx((2 - half * error, 2 + half * error))
+        assert found.difference_interval == pytest.approx((2 - half * error, 2 + half * error))
         assert found.p == pytest.approx(stats.t.sf((2 - 1) / error, 2))
 
 
 def test_a_diverged_seed_does_not_widen_other_cells() -> None:
     calm = [numbers(tuple(60 + 0.1 * np.arange(3) + shift)) for shift in range(4)]
-    alone = compare(calm)[0].interval
-    assert compare([*calm, numbers((60.0, 10.0, 60.0), diverged=1)])[0].interval == alone
+    with_another = compare([*calm, numbers((60.0, 10.0, 60.0), diverged=1)])
+    assert with_another[0] == compare(calm)[0]
 
 
 @pytest.mark.parametrize(("theirs", "decided"), [(100, True), (1, False)])
@@ -160,11 +169,11 @@ def test_the_number_of_seeds_needed_for_a_verdict(theirs: int, decided: bool) ->
     if not decided:
         assert found.seeds_needed == NEVER, "with one seed of the paper, the interval exceeds the margin"
         return
-    needed, difference, spread = int(found.seeds_needed), found.difference or 0.0, found.spread
+    needed, difference = int(found.seeds_needed), found.difference or 0.0
 
     def is_open(seeds: int) -> bool:
-        error = spread.std * math.sqrt(1 / seeds + 1 / theirs)
-        return abs(abs(difference) - 1) < stats.t.isf(0.05, spread.df + seeds - 3) * error
+        error = found.spread * math.sqrt(1 / seeds + 1 / theirs)
+        return abs(abs(difference) - 1) < stats.t.isf(0.05, found.spread_df + seeds - 3) * error
 
     assert is_open(needed - 1) and not is_open(needed)
 
@@ -183,9 +192,8 @@ def test_the_number_of_seeds_needed_for_a_verdict(theirs: int, decided: bool) ->
 )
 def test_verdicts_on_gains(gains: Sequence[float], published: float, verdict: str) -> None:
     values = [60 + gain for gain in gains]
-    cell = numbers(values, gains=tuple(gains), published_gain=published, published_gain_stds=(0.1, 0.1))
-    (found,) = compare([cell])
-    assert found.gain is not None and found.gain.verdict == verdict
+    found = judged(values, gains=gains, published_gain=published, published_gain_stds=(0.1, 0.1))
+    assert found.gain_verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -201,10 +209,10 @@ def test_verdicts_on_gains(gains: Sequence[float], published: float, verdict: st
 )
 def test_verdicts_on_differences_among_our_own_runs(gains: Sequence[float], verdict: str) -> None:
     values = [60 + gain for gain in gains]
-    found = compare([numbers(values, None, gains=gains, own_margin=0.5)])[0].gain
-    assert found is not None and (found.verdict, found.margin) == (verdict, 0.5)
-    if found.interval:  # alone, the verdict is that of the 90 % interval
-        low, high = found.interval
+    found = judged(values, None, gains=gains, gain_margin=0.5)
+    assert (found.gain_verdict, found.gain_margin) == (verdict, 0.5)
+    if found.gain_interval:  # alone, the verdict is that of the 90 % interval
+        low, high = found.gain_interval
         beyond, inside = low > 0.5 or high < -0.5, low > -0.5 and high < 0.5
         assert (beyond, inside) == (verdict in ("better", "worse"), verdict == "equivalent")
 
@@ -215,8 +223,8 @@ def test_false_discoveries_among_our_own_differences_are_rare() -> None:
     true = np.repeat([0.5, 1.5], 10)
     for _ in range(400):
         drawn = random.normal(true[:, None], 0.3, (20, 5))
-        cells = [numbers(gains, None, gains=tuple(gains), own_margin=0.5, floor=0.0) for gains in drawn]
-        verdicts = [one.gain.verdict for one in compare(cells) if one.gain]
+        cells = [numbers(gains, None, gains=gains, gain_margin=0.5, floor=0.0) for gains in drawn.tolist()]
+        verdicts = [one.gain_verdict for one in compare(cells)]
         false = sum(verdict != "inconclusive" for verdict in verdicts[:10])
         found = sum(verdict == "better" for verdict in verdicts[10:])
         shares.append(false / max(1, false + found))
@@ -226,13 +234,13 @@ def test_false_discoveries_among_our_own_differences_are_rare() -> None:
 
 
 def test_the_size_of_a_gain_allows_for_both_published_means() -> None:
-    cell = numbers((61, 62, 63), gains=(1.0, 2.0, 3.0), published_gain=2.5, published_gain_stds=(0.3, None))
-    found = compare([cell])[0].gain
-    assert found is not None and found.interval is not None and found.differences is not None
+    gains = {"gains": (1.0, 2.0, 3.0), "published_gain": 2.5, "published_gain_stds": (0.3, None)}
+    found = judged((61, 62, 63), **gains)
     half = stats.t.isf(0.05, 2)
-    assert found.interval == pytest.approx((2 - half / math.sqrt(3), 2 + half / math.sqrt(3)))
+    assert found.gain_interval == pytest.approx((2 - half / math.sqrt(3), 2 + half / math.sqrt(3)))
     error = math.sqrt(1 / 3 + (0.09 + 1) / 3)
-    assert found.differences == pytest.approx((-0.5 - half * error, -0.5 + half * error))
+    differences = found.gain_difference_low, found.gain_difference_high
+    assert differences == pytest.approx((-0.5 - half * error, -0.5 + half * error))
 
 
 def test_the_list_of_deviations_limits_the_false_discovery_rate() -> None:
@@ -273,7 +281,7 @@ def test_error_rates_are_those_of_the_documentation(row: tuple[str, ...]) -> Non
         ours = draws.normal(50 + miss, spread, (96, int(seeds))).tolist()
         theirs = draws.normal(50, spread / math.sqrt(published_seeds), 96).tolist()
         table = [
-            CellNumbers(tuple(values), published=value, published_seeds=int(published_seeds), floor=0.01)
+            numbers(values, value, published_seeds=int(published_seeds))
             for values, value in zip(ours, theirs, strict=True)
         ]
         counts.update(one.verdict for one in compare(table))
@@ -297,7 +305,7 @@ def test_printed_chance_and_power_equal_simulated_ones(miss: float) -> None:
         cells += found
         detectable = found[0].detectable or 0.0
     rate = np.mean([cell.verdict == "reproduced" for cell in cells])
-    expected = np.mean([(cell.expected or {})["reproduced"] for cell in cells])
+    expected = np.mean([cell.expected_reproduced for cell in cells])
     assert (rate == pytest.approx(expected, abs=0.03)) == (miss == 0)
     if miss:
         power = np.mean([cell.verdict == "not reproduced" for cell in cells])
@@ -305,10 +313,7 @@ def test_printed_chance_and_power_equal_simulated_ones(miss: float) -> None:
 
 
 def table_cell(values: Sequence[float], published: float, **changes: Any) -> TableCell:
-    found = judged(values, published)
-    fields = {"values": values, "n": len(values), "mean": float(np.mean(values)), "published": published}
-    spread = {"spread": found.spread.std, "p": found.p, "published_seeds": 3, "difference": found.difference}
-    return TableCell(**{**fields, **spread, "measure": "final_accuracy", "label": "accuracy", **changes})
+    return judged(values, published, measure="final_accuracy", label="accuracy", **changes)
 
 
 def test_aggregates_over_cells() -> None:

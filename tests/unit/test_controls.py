@@ -8,8 +8,9 @@ import pytest
 from fltrain.experiments.plan import plan
 from fltrain.experiments.published import Published
 from fltrain.experiments.selection import Selection
-from fltrain.reporting.tables.cells import TableCell, cells
-from fltrain.reporting.verdict import CellNumbers, compare
+from fltrain.reporting.tables.cells import cells
+from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.verdict import Basis, compare
 from fltrain.runs.record import Results
 
 from .helpers import trained
@@ -51,10 +52,10 @@ def test_tables_of_known_truth_are_judged_correctly(tmp_path: Path) -> None:
         one, other = draws.permutation(cell.values)[:30].reshape(2, 5, 3)
         judged = compare(
             [
-                CellNumbers(tuple(values), gains=tuple(gains), published_gain=1.0)
-                for values, gains in zip(one, one - other, strict=True)
+                (TableCell(values=values, gains=gains, gain=np.mean(gains), published_gain=1.0), Basis())
+                for values, gains in zip(one.tolist(), (one - other).tolist(), strict=True)
             ]
         )
-        verdicts = [judgement.gain.verdict for judgement in judged if judgement.gain]
+        verdicts = [cell.gain_verdict for cell in judged]
         positive += sum(verdict in ("size reproduced", "direction reproduced") for verdict in verdicts)
     assert 0.02 < positive / (5 * tables) < 0.08

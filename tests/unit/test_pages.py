@@ -18,8 +18,8 @@ from fltrain.reporting import curves
 from fltrain.reporting.overview import page as overview
 from fltrain.reporting.overview.page import write
 from fltrain.reporting.pictures import Bar, forest
-from fltrain.reporting.tables.cells import TableCell, read_csv
 from fltrain.reporting.tables.html import verdict_sentence
+from fltrain.reporting.tables.table_cell import TableCell, read_csv
 
 from ..toy import DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, Toy
 

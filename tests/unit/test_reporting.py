@@ -19,8 +19,9 @@ from fltrain.experiments.layout import Bubbles, Curves, Points, Sheet
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.tables import write as tables
-from fltrain.reporting.tables.cells import TableCell, cells, read_csv
+from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import published_text, value_text
+from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.measures import MEASURES
 from fltrain.runs.record import Record
 

@@ -11,7 +11,7 @@ from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_claims
 from fltrain.reporting.claims import judge as judgement
 from fltrain.reporting.summary import summarise
-from fltrain.reporting.tables.cells import read_csv
+from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821

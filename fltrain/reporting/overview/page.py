@@ -19,9 +19,9 @@ from fltrain.experiments.layout import CURVES_FORM
 from fltrain.experiments.progress import duration
 from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
 from fltrain.reporting.pictures import TEMPLATES
-from fltrain.reporting.tables.cells import TableCell, read_csv, to_csv
 from fltrain.reporting.tables.html import Run
 from fltrain.reporting.tables.render import to_macros
+from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
 from fltrain.runs.remarks import remarks

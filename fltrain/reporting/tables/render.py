@@ -12,7 +12,8 @@ from typing import Literal
 
 from fltrain.core.statistics import number_text
 from fltrain.experiments.layout import Sheet, named
-from fltrain.reporting.tables.cells import TableCell, checked
+from fltrain.reporting.tables.cells import checked
+from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import RULE_DATE, count_verdicts
 from fltrain.runs.measures import measure
 

@@ -11,9 +11,10 @@ from fltrain.core.files import write_text
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published
 from fltrain.reporting.numbers import Runs
-from fltrain.reporting.tables.cells import absent, cells, to_csv
+from fltrain.reporting.tables.cells import absent, cells
 from fltrain.reporting.tables.html import table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown
+from fltrain.reporting.tables.table_cell import to_csv
 from fltrain.runs.remarks import code_changes, remarks
 
 
