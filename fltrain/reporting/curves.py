@@ -6,9 +6,7 @@ the reader are parameters of one Vega-Lite chart. Vega-Lite comes as one file, s
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
@@ -23,9 +21,6 @@ from fltrain.runs.record import Record
 
 ROWS = 30_000
 """Maximum number of rows in a page (about 4 MB). If there are more, it keeps every 2nd, 3rd ... round."""
-WINDOWS = (1, 3, 5, 11, 21, 51)
-"""Points over which the reader can smooth."""
-MEAN, EVERY = "mean and range", "every seed"
 PLACE = ["panel", "series", "seed", "run", "round"]
 """Columns of the numbers before those of the metrics."""
 
@@ -47,8 +42,7 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
         script: file with ``library``.
         path: the page.
     """
-    numbers = points(sheet, runs)
-    shown, step = thinned(numbers)
+    shown, step = thinned(points(sheet, runs))
     listed = [
         (*curve_place(sheet, cell), Run.of(runs(cell.run), cell.seed, path.parent, cell.stale))
         for cell in sheet.cells
@@ -58,7 +52,8 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
         listed=listed,
         step=step,
         csv=Markup(shown.to_csv(index=False).replace("<", "\\u003c")),
-        chart=Markup(json.dumps(chart(shown)).replace("<", "\\u003c")) if len(shown) else "",
+        metrics=[name for name in shown.columns if name not in PLACE] if len(shown) else [],
+        labels={name: [*shown[name].drop_duplicates().map(str)] for name in ("panel", "series", "seed")},
         library=Markup(script.read_text(encoding="utf-8")) if len(shown) else "",
         table=path.name.replace(CURVES_FORM, ".html") if sheet.table else "",
     )
@@ -102,53 +97,3 @@ def thinned(frame: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     while (frame["round"] % step == 0).sum() > ROWS:
         step += 1
     return frame[frame["round"] % step == 0], step
-
-
-def chart(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the Vega-Lite chart of ``points``; the page adds the data from its CSV text."""
-    metrics = [name for name in frame.columns if name not in PLACE]
-    panels, series, seeds = (list(frame[name].drop_duplicates()) for name in ("panel", "series", "seed"))
-
-    def choice(name: str, label: str, options: list[Any]) -> dict[str, Any]:
-        control = {"input": "select", "options": options, "name": label, "element": "#choices"}
-        return {"name": name, "value": options[0], "bind": control}
-
-    def box(number: int, label: str) -> dict[str, Any]:
-        control = {"input": "checkbox", "name": label, "element": "#series"}
-        return {"name": f"show_{number}", "value": True, "bind": control}
-
-    on = " || ".join(f"(show_{n} && datum.series == {json.dumps(label)})" for n, label in enumerate(series))
-    several = [{"filter": "datum.panel == panel"}] if len(panels) > 1 else []
-    shown: dict[str, Any] = json.loads(TEMPLATES.get_template("chart.json").render())
-    title = "metric + ', ' + panel" if len(panels) > 1 else "metric"
-    shown["title"] = {"text": {"expr": title}, "anchor": "start", "fontSize": 12}
-    shown["data"]["format"]["parse"] = dict.fromkeys(["round", *metrics], "number")
-    for look in (shown["encoding"]["color"], shown["layer"][0]["encoding"]["strokeDash"]):
-        look["scale"] = {"domain": series}
-    shown["params"] = [
-        choice("metric", "metric ", metrics),
-        *([choice("panel", "panel ", panels)] if len(panels) > 1 else []),
-        choice("seeds", "seeds ", [MEAN, EVERY, *map(str, seeds)]),
-        choice("smoothing", "smoothing, points ", list(WINDOWS)),
-        *map(box, range(len(series)), series),
-    ]
-    shown["transform"] = [
-        *several,
-        {"filter": on},
-        {"filter": f"seeds == '{MEAN}' || seeds == '{EVERY}' || datum.seed == seeds"},
-        {"filter": "isValid(datum[metric])"},
-        {"calculate": "datum[metric]", "as": "over_1"},
-        *(
-            {
-                "window": [{"op": "mean", "field": "over_1", "as": f"over_{size}"}],
-                "frame": [-(size // 2), size // 2],
-                "sort": [{"field": "round"}],
-                "groupby": ["series", "run"],
-            }
-            for size in WINDOWS[1:]
-        ),
-        {"calculate": "datum['over_' + smoothing]", "as": "smooth"},
-        {"calculate": f"seeds == '{MEAN}' ? 'mean over seeds' : datum.run", "as": "line"},
-        *shown["transform"],
-    ]
-    return shown
