@@ -17,9 +17,14 @@ from fltrain.experiments.published import METHOD
 from fltrain.reporting.claims.judge import VERDICTS as CLAIM_VERDICTS
 from fltrain.reporting.claims.judge import Judged
 from fltrain.reporting.pictures import paper_forest
-from fltrain.reporting.tables.render import expected_counts, expected_gain_counts
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.verdict import GAIN_VERDICTS, count_verdicts
+from fltrain.reporting.verdict import (
+    EXPECTED,
+    EXPECTED_GAINS,
+    GAIN_VERDICTS,
+    count_verdicts,
+    expected_counts,
+)
 
 
 def summarise(
@@ -82,9 +87,9 @@ def _item(sheet: Sheet, cells: Sequence[TableCell]) -> dict[str, Any]:
 def _counts(cells: Sequence[TableCell]) -> dict[str, dict[str, Any]]:
     return {
         "verdicts": count_verdicts(cell.verdict for cell in cells if cell.verdict),
-        "expected": expected_counts(cells),
+        "expected": expected_counts(cells, EXPECTED),
         "gains": count_verdicts((cell.gain_verdict for cell in cells if cell.gain_verdict), GAIN_VERDICTS),
-        "expected_gains": expected_gain_counts(cells),
+        "expected_gains": expected_counts(cells, EXPECTED_GAINS),
     }
 
 

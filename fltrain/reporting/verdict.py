@@ -11,7 +11,7 @@ import bisect
 import datetime
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,6 +53,14 @@ GAIN_VERDICTS: dict[GainVerdict, str] = {
     "inconclusive": "nothing of this is shown, or there are too few seeds for an interval",
 }
 """Meaning of each verdict on a gain."""
+
+EXPECTED = {"reproduced": "expected_reproduced", "not reproduced": "expected_not_reproduced"}
+EXPECTED_GAINS = {
+    "size reproduced": "expected_size",
+    "direction reproduced": "expected_direction",
+    "opposite": "expected_opposite",
+}
+"""Columns with the probability of each verdict if the published value or gain were true."""
 
 AMONG_OWN: tuple[GainVerdict, ...] = ("better", "equivalent", "worse")
 """Verdicts of comparisons among our own runs."""
@@ -153,6 +161,24 @@ def count_verdicts(verdicts: Iterable[str], order: Iterable[str] = VERDICTS) -> 
     """Return how often each verdict was given, in order, without those that were not."""
     counts = Counter(verdicts)
     return {verdict: counts[verdict] for verdict in order if counts[verdict]}
+
+
+def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]) -> dict[str, float]:
+    """Return the number of cells with each verdict if every published value (or gain) were true.
+
+    Only cells with an interval count, as no probability is known for others.
+
+    Args:
+        cells: judged cells.
+        probabilities: columns with the probability of each verdict, ``EXPECTED`` or ``EXPECTED_GAINS``; the
+            rest is the probability of ``inconclusive``.
+    """
+    first, *_ = probabilities.values()
+    known = [cell for cell in cells if getattr(cell, first) is not None]
+    expected = {
+        verdict: sum(getattr(cell, column) for cell in known) for verdict, column in probabilities.items()
+    }
+    return {**expected, "inconclusive": len(known) - sum(expected.values())} if known else {}
 
 
 def _scale(cell: TableCell, basis: Basis) -> float:

@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,34 +30,21 @@ LINKED = (*RECORD_FILES, "train.log")
 
 
 @dataclass(frozen=True)
-class Code:
-    """Version of the code and numeric profile of a run: numbers may depend on them, too."""
-
-    revision: str
-    profile: str
-
-    @classmethod
-    def of(cls, provenance: dict[str, Any]) -> Code:
-        """Read version and profile from the provenance of a record."""
-        commit = provenance.get("commit")
-        revision = commit[:10] if commit else f"fltrain {provenance.get('fltrain', 'of an unknown version')}"
-        packages = provenance.get("packages", {})
-        profile = [provenance.get("gpu") or provenance.get("device", "unknown device")]
-        profile += [f"{name} {packages[name]}" for name in ("torch", "numpy") if name in packages]
-        if provenance.get("cuda"):
-            profile.append(f"CUDA {provenance['cuda']}")
-        return cls(revision + (", changed" if provenance.get("dirty") else ""), ", ".join(profile))
-
-
-@dataclass(frozen=True)
 class Run:
-    """A run as pages list it; ``files`` are addresses, relative to the page, of files that exist."""
+    """A run as pages list it.
+
+    Attributes:
+        files: addresses, relative to the page, of files that exist.
+        code: version of the code that trained it; empty without a record.
+        profile: device and versions of packages, as numbers may depend on them, too.
+    """
 
     id: str
     seed: int | None
     status: str
-    code: Code | None
     files: dict[str, str]
+    code: str = ""
+    profile: str = ""
 
     @classmethod
     def of(cls, record: Record, seed: int | None, folder: Path, stale: str = "") -> Run:
@@ -71,48 +58,44 @@ class Run:
             for name in LINKED
             if (record.folder / name).exists()
         }
-        if record.complete and not record.usable:
-            return cls(record.run_id, seed, "damaged", None, files)
-        if not record.complete:
-            return cls(record.run_id, seed, f"stale: {stale}" if stale else "not run", None, files)
+        if not record.usable:
+            lacking = f"stale: {stale}" if stale else "not run"
+            return cls(record.run_id, seed, "damaged" if record.complete else lacking, files)
         status = record.summary["status"]
         if diverged := record.summary.get("diverged"):
             status += f" in round {diverged['round']}"
-        return cls(record.run_id, seed, status, Code.of(record.provenance), files)
+        return cls(record.run_id, seed, status, files, *_code_and_profile(record.provenance))
+
+
+def _code_and_profile(provenance: dict[str, Any]) -> tuple[str, str]:
+    """Return the version of the code, and the device with versions of packages."""
+    commit, packages = provenance.get("commit"), provenance.get("packages", {})
+    code = commit[:10] if commit else f"fltrain {provenance.get('fltrain', 'of an unknown version')}"
+    profile = [provenance.get("gpu") or provenance.get("device", "unknown device")]
+    profile += [f"{name} {packages[name]}" for name in ("torch", "numpy") if name in packages]
+    profile += [f"CUDA {provenance['cuda']}"] if provenance.get("cuda") else []
+    return code + (", changed" if provenance.get("dirty") else ""), ", ".join(profile)
 
 
 # ---------------------------------------------------------------- cells
-@dataclass(frozen=True)
-class Measurement:
-    """One measure of a cell: sentences on it, pictures of its intervals, and numbers by seed."""
+def pictures(cell: TableCell) -> list[Markup]:
+    """Return pictures of a cell's intervals: its difference to the published value, and its gain."""
+    difference, gain = difference_bar(cell), gain_bar(cell)
+    unit = " (points)" if cell.label.endswith("%") else ""
+    drawn: list[Markup] = []
+    if difference:
+        drawn.append(Markup(forest([difference], f"ours minus published{unit}; shaded: margin")))
+    if gain:
+        published = "; line: published" if gain.margin else ""
+        drawn.append(Markup(forest([gain], f"gain{unit}{published}")))
+    return drawn
 
-    cell: TableCell
-    sentences: list[str]
-    pictures: list[Markup]
-    by_seed: Mapping[int, str]
-    gain_by_seed: Mapping[int, str]
 
-    @classmethod
-    def of(cls, cell: TableCell) -> Measurement:
-        """Write the sentences, draw the intervals and format the numbers of a cell."""
-        difference, gain = difference_bar(cell), gain_bar(cell)
-        unit = " (points)" if cell.label.endswith("%") else ""
-        pictures = [
-            forest([difference], f"ours minus published{unit}; shaded: margin") if difference else "",
-            forest([gain], f"gain{unit}" + ("; line: published" if gain.margin else "")) if gain else "",
-        ]
-
-        def texts(seeds: Sequence[int], values: Sequence[float], sign: str = "") -> dict[int, str]:
-            numbers = (number_text(value, cell.decimals, sign) for value in values)
-            return dict(zip(seeds, numbers, strict=True))
-
-        return cls(
-            cell,
-            [*filter(None, (verdict_sentence(cell), gain_sentence(cell)))],
-            [Markup(picture) for picture in pictures if picture],
-            texts(cell.value_seeds, cell.values),
-            texts(cell.gain_seeds, cell.gains, "+"),
-        )
+def by_seed(cell: TableCell, gains: bool = False) -> dict[int, str]:
+    """Return our value of each seed, or our gain."""
+    seeds, values = (cell.gain_seeds, cell.gains) if gains else (cell.value_seeds, cell.values)
+    texts = (number_text(value, cell.decimals, "+" if gains else "") for value in values)
+    return dict(zip(seeds, texts, strict=True))
 
 
 def verdict_sentence(cell: TableCell) -> str:
@@ -158,7 +141,7 @@ def gain_sentence(cell: TableCell) -> str:
 
 @dataclass(frozen=True)
 class CellSection:
-    """Section of a page for one cell: all measures that are shown of it, and the runs behind it.
+    """Section of a page for one place of a table: its cells, one for each measure, and the runs behind them.
 
     ``panel`` is the one that shows its curves.
     """
@@ -166,13 +149,13 @@ class CellSection:
     anchor: str
     name: str
     panel: str
-    measurements: list[Measurement]
+    cells: list[TableCell]
     runs: list[Run]
 
     @property
     def seeds(self) -> list[int]:
         """Seeds of the numbers and of the runs, in order."""
-        numbers = [seed for one in self.measurements for seed in (*one.by_seed, *one.gain_by_seed)]
+        numbers = [seed for cell in self.cells for seed in (*cell.value_seeds, *cell.gain_seeds)]
         return sorted({*numbers, *(run.seed for run in self.runs if run.seed is not None)})
 
     def run(self, seed: int) -> Run | None:
@@ -195,7 +178,7 @@ def cell_sections(
             anchor=f"cell-{number}",
             name=cells[0].place,
             panel=_panel(sheet, cells[0]),
-            measurements=[Measurement.of(cell) for cell in cells],
+            cells=cells,
             runs=[listed[run] for run in dict.fromkeys(run for cell in cells for run in cell.runs)],
         )
         for number, cells in enumerate(places.values(), start=1)
@@ -232,9 +215,7 @@ def table_page(
         folder: of the page; links are relative to it.
     """
     sections = cell_sections(sheet, shown, runs, folder)
-    anchors = {
-        id(measurement.cell): section.anchor for section in sections for measurement in section.measurements
-    }
+    anchors = {id(cell): section.anchor for section in sections for cell in section.cells}
     return TEMPLATES.get_template("table.html").render(
         sheet=sheet,
         grid=grid,
@@ -242,6 +223,9 @@ def table_page(
         notes=notes,
         published=PublishedNotes.on(shown),
         sections=sections,
+        sentences=lambda cell: [*filter(None, (verdict_sentence(cell), gain_sentence(cell)))],
+        pictures=pictures,
+        by_seed=by_seed,
         curves=Path(sheet.id).name + CURVES_FORM,
         exploratory=any(cell.exploratory for cell in shown),
     )

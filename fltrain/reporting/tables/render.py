@@ -14,7 +14,7 @@ from fltrain.core.statistics import number_text
 from fltrain.experiments.layout import Sheet, named
 from fltrain.reporting.tables.cells import checked
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.verdict import RULE_DATE, count_verdicts
+from fltrain.reporting.verdict import EXPECTED, RULE_DATE, count_verdicts, expected_counts
 from fltrain.runs.measures import measure
 
 PUBLISHED = "published"
@@ -220,7 +220,6 @@ class Notes:
         comparison: rule, margins, counts by chance, detectable differences; empty at a reduced scale.
         stale: meaning of stale runs, if there are any.
         absent: number of published values without a cell, if there are any.
-        assumptions: settings that the paper's text leaves open.
         remarks: damaged records and mixed conditions, see ``fltrain.runs.remarks``.
     """
 
@@ -229,7 +228,6 @@ class Notes:
     comparison: str
     stale: str
     absent: str
-    assumptions: tuple[str, ...]
     remarks: tuple[str, ...] = ()
 
     @classmethod
@@ -254,13 +252,12 @@ class Notes:
             comparison=_comparison(shown),
             stale=STALE_RUNS if any(cell.stale for cell in shown) else "",
             absent=f"Published values without a run here: {len(missing)}." if missing else "",
-            assumptions=sheet.assumptions,
             remarks=tuple(remarks),
         )
 
     @property
     def texts(self) -> list[str]:
-        """The notes, one text each, without the assumptions."""
+        """The notes, one text each."""
         doubts = [f"[{mark}] Doubtful as published: {reason}." for reason, mark in self.marks.items()]
         return [*filter(None, (self.seeds, *doubts, self.comparison, self.stale, self.absent)), *self.remarks]
 
@@ -301,35 +298,6 @@ def _ranges(shown: Iterable[TableCell], column: Literal["margin", "detectable"])
     return "; ".join(f"{label}: {text(values)}" for label, values in by_label.items())
 
 
-def expected_counts(cells: Iterable[TableCell]) -> dict[str, float]:
-    """Return the number of cells with each verdict if every published value were true.
-
-    Only cells with an interval count, as no probability is known for others.
-    """
-    known = [
-        (cell.expected_reproduced, cell.expected_not_reproduced or 0.0)
-        for cell in cells
-        if cell.expected_reproduced is not None
-    ]
-    expected = {
-        "reproduced": sum(inside for inside, _ in known),
-        "not reproduced": sum(outside for _, outside in known),
-        "inconclusive": sum(1 - inside - outside for inside, outside in known),
-    }
-    return expected if known else {}
-
-
-def expected_gain_counts(cells: Iterable[TableCell]) -> dict[str, float]:
-    """Return the number of gains with each verdict if every published gain were true."""
-    known = [cell for cell in cells if cell.expected_size is not None]
-    expected = {
-        "size reproduced": sum(cell.expected_size or 0.0 for cell in known),
-        "direction reproduced": sum(cell.expected_direction or 0.0 for cell in known),
-        "opposite": sum(cell.expected_opposite or 0.0 for cell in known),
-    }
-    return {**expected, "inconclusive": len(known) - sum(expected.values())} if known else {}
-
-
 def by_chance(cells: Sequence[TableCell]) -> str:
     """Return a sentence that sets the counts of verdicts beside those that chance alone would give."""
     tested = [cell for cell in cells if cell.expected_reproduced is not None]
@@ -338,7 +306,7 @@ def by_chance(cells: Sequence[TableCell]) -> str:
     counts = count_verdicts(cell.verdict for cell in tested if cell.verdict)
     parts = [
         f"{name} {counts.get(name, 0)} (by chance {number:.1f})"
-        for name, number in expected_counts(tested).items()
+        for name, number in expected_counts(tested, EXPECTED).items()
     ]
     intro = "Cells with an interval, and the number expected if every published value were true"
     return f"{intro}: {', '.join(parts)}."
@@ -381,7 +349,7 @@ def to_markdown(sheet: Sheet, grid: Grid, notes: Notes) -> str:
     """Return a Markdown table with heading, caption and notes."""
     lines = [[grid.corner, *(" · ".join(filter(None, column)) for column in grid.columns)]]
     lines += [[row, *(entry.marked for entry in entries)] for row, entries in grid.rows.items()]
-    assumed = [ASSUMED, "\n".join(f"- {text}" for text in notes.assumptions)] if notes.assumptions else []
+    assumed = [ASSUMED, "\n".join(f"- {text}" for text in sheet.assumptions)] if sheet.assumptions else []
     parts = [f"**{heading(sheet)}**", markdown_table(lines), sheet.caption, *notes.texts, *assumed]
     return "\n\n".join(parts) + "\n"
 
@@ -423,7 +391,7 @@ def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
     body = [
         line([latex(row), *(latex(entry.marked) for entry in entries)]) for row, entries in grid.rows.items()
     ]
-    assumed = [" ".join((ASSUMED, *notes.assumptions))] if notes.assumptions else []
+    assumed = [" ".join((ASSUMED, *sheet.assumptions))] if sheet.assumptions else []
     lines = [
         r"\begin{table}",
         r"\centering",
