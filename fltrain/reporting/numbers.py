@@ -38,14 +38,11 @@ def first_of_each(sheet: Sheet, axis: str | None, runs: Runs) -> Iterator[tuple[
 
     Without an axis, all runs share one label, which is empty.
     """
-    found: dict[str, tuple[int, Record]] = {}
-    for cell, record in finished(sheet, runs):
-        label = cell.labels[axis] if axis else ""
-        if label not in found or cell.seed < found[label][0]:
-            found[label] = cell.seed, record
+    ended = sorted(finished(sheet, runs), key=lambda pair: pair[0].seed)
     for label in sheet.axes[axis] if axis else [""]:
-        if label in found:
-            yield label, found[label][1]
+        records = [record for cell, record in ended if not axis or cell.labels[axis] == label]
+        if records:
+            yield label, records[0]
 
 
 class NothingToShow(Exception):
@@ -92,6 +89,9 @@ def curve_place(sheet: Sheet, cell: Cell) -> tuple[str, str]:
 # ---------------------------------------------------------------- tables and claims
 Numbers = Mapping[str, float]
 """Label of a dimension (empty if there is none) -> number."""
+
+Place = frozenset[tuple[str, str]]
+"""Labels of a cell, as a key."""
 
 DONE, DIVERGED, STALE, DAMAGED, MISSING = "done", "diverged", "stale", "damaged", "missing"
 STATES = (DONE, DIVERGED, STALE, DAMAGED, MISSING)
@@ -153,7 +153,7 @@ def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Pub
     def read(record: Record, cell: Cell) -> Numbers | None:
         if not what.targeted:
             return what.of(record)
-        target = targets.get(_key({**cell.labels, **measured.target_of}))
+        target = targets.get(frozenset({**cell.labels, **measured.target_of}.items()))
         return None if target is None else what.of(record, target)
 
     frame = values_of(sheet, runs, read, what.dimension, what.of_diverged)
@@ -224,13 +224,7 @@ def names_at(frame: pd.DataFrame) -> Callable[[pd.Series, Labels], Names | None]
     return lambda line, labels: named.get(tuple(labels.get(name, line[name]) for name in where))
 
 
-def _key(labels: Labels) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(labels.items()))
-
-
-def _targets(
-    sheet: Sheet, runs: Runs, measured: Measured, published: Published
-) -> dict[tuple[tuple[str, str], ...], float]:
+def _targets(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> dict[Place, float]:
     """Target by the labels of the cell that sets it, from its runs without diverged ones.
 
     A target in seconds is the median of their training times. A target accuracy (FedImpro, tables 2 and 9) is
@@ -238,18 +232,18 @@ def _targets(
     that of the file (metric ``target_acc``, printed for a row, not for a method).
     """
     timed = measure(measured.measure).targeted == "seconds"
-    printed: dict[tuple[tuple[str, str], ...], float] = {}
-    found: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    printed: dict[Place, float] = {}
+    found: dict[Place, list[float]] = {}
     for cell in sheet.cells:
         if measured.target_of.items() <= cell.labels.items():
-            record = runs(cell.run)
+            place, record = frozenset(cell.labels.items()), runs(cell.run)
             if record.usable and not diverged(record):
                 value = training_seconds(record) if timed else best_accuracy(record)
-                found.setdefault(_key(cell.labels), []).append(value)
+                found.setdefault(place, []).append(value)
             reduced = sheet.reduced and bool(measured.target_of)
             target = None if reduced or timed else _printed_target(measured, cell, published)
             if target is not None:
-                printed[_key(cell.labels)] = target / 100
+                printed[place] = target / 100
     if timed:
         return {key: statistics.median(values) for key, values in found.items()}
     own = {key: math.floor(100 * min(values) + 1e-9) / 100 for key, values in found.items()}

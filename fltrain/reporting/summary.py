@@ -15,7 +15,7 @@ from fltrain.core.statistics import Aggregate, Floats, aggregate, interquartile_
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import METHOD
 from fltrain.reporting.claims.judge import VERDICTS as CLAIM_VERDICTS
-from fltrain.reporting.claims.judge import Judged
+from fltrain.reporting.claims.judge import Judged, to_frame
 from fltrain.reporting.pictures import paper_forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import (
@@ -42,23 +42,12 @@ def summarise(
         cells: cells of each table by ID of its sheet.
     """
     every = [cell for shown in cells.values() for cell in shown]
-    claims = [
-        {
-            "where": one.where,
-            "claim": one.claim,
-            "verdict": one.finding.verdict,
-            "listed": one.listed,
-            "exploratory": one.exploratory,
-            "evidence": one.finding.evidence,
-            "item": one.item,
-            "value": one.stated,
-        }
-        for one in judged
-    ]
+    columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item", "stated"]
+    claims = to_frame(judged)[columns].rename(columns={"stated": "value"})
     return {
         **paper,
         "items": [_item(sheet, cells.get(sheet.id, ())) for sheet in sheets],
-        "claims": claims,
+        "claims": claims.to_dict("records"),
         "totals": {
             **_counts(every),
             "claims": count_verdicts((one.finding.verdict for one in judged), CLAIM_VERDICTS),

@@ -271,7 +271,7 @@ def _names_its_labels(test: Quantity, sheet: Sheet, axis: str | None) -> bool:
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     """Return the finding on a whole claim from those on its parts."""
     if reduced:
-        judged = any(part.verdict in (*JUDGED, "reduced scale") for part in parts)
+        judged = any(part.verdict == "reduced scale" for part in parts)
         numbers = " ".join(f"({number}) {part.evidence}" for number, part in enumerate(parts, start=1))
         return Finding("reduced scale" if judged else "not run", numbers)
     verdicts = {part.verdict for part in parts}

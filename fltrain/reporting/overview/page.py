@@ -21,7 +21,7 @@ from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import Run
 from fltrain.reporting.tables.render import to_macros
-from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
+from fltrain.reporting.tables.table_cell import read_csv, to_csv
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
 from fltrain.runs.remarks import remarks
@@ -127,14 +127,13 @@ VERDICT_FILE, MACRO_FILE = "verdicts.csv", "values.tex"
 
 def write_cells(listing: Listing, folder: Path) -> None:
     """Write the cells of all tables of a scale that there are, as a tidy file and as LaTeX macros."""
-    names = [
-        f"{paper.name}/{item.name}"
+    tables = [
+        folder / paper.name / f"{item.name}.csv"
         for paper in listing.papers
         for item in paper.items
         if item.kind == "table"
     ]
-    tables = [path for path in (folder / f"{name}.csv" for name in names) if path.exists()]
-    cells: list[TableCell] = [cell for path in tables for cell in read_csv(path)]
+    cells = [cell for path in tables if path.exists() for cell in read_csv(path)]
     write_text(folder / VERDICT_FILE, to_csv(cells))
     write_text(folder / MACRO_FILE, to_macros(cells))
 

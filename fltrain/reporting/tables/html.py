@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,6 +231,13 @@ def table_page(
     )
 
 
+LETTERS = [
+    *string.ascii_lowercase,
+    *map("".join, itertools.product(string.ascii_lowercase, repeat=2)),
+]
+"""Marks of notes: a, b ... z, aa, ab ..."""
+
+
 @dataclass(frozen=True)
 class PublishedNotes:
     """Notes on published values: ``general`` ones concern them all, the others have marks."""
@@ -245,16 +252,10 @@ class PublishedNotes:
         every = dict.fromkeys(note for notes in noted for note in notes)
         general = [note for note in every if len(noted) > 1 and all(note in notes for notes in noted)]
         special = [note for note in every if note not in general]
-        return cls(general, dict(zip(special, _letters(), strict=False)))
+        return cls(general, dict(zip(special, LETTERS, strict=False)))
 
     def of(self, entry: Entry) -> tuple[str, ...]:
         """Return the marks of the notes on a published value that are not on all."""
         if entry.cell is None or entry.kind != "published":
             return ()
         return tuple(self.marks[note] for note in entry.cell.published_notes if note in self.marks)
-
-
-def _letters() -> Iterator[str]:
-    """Yield infinitely many marks: a, b ... z, aa, ab ..."""
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))
