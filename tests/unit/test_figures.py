@@ -335,6 +335,7 @@ def test_the_first_seed_is_shown_for_each_point_of_an_axis(runs: Runs) -> None:
 
 
 SELECTION = {"kind": "selection"}
+POINTS = {"kind": "points", **FIGURES["points"]}
 TWICE = [similarities(1, a=0.0, b=1.0), similarities(2, a=0.0, b=1.0)]
 MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in range(13)})]
 
@@ -349,6 +350,9 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
             ["run-0", "'updates.drift'", "one number for each round"],
         ),
         ({**HISTOGRAM, "columns": None}, TWICE, ["'method'", "does not show"]),
+        ({**POINTS, "along": "methd"}, [], ["'methd'", "method"]),
+        ({**POINTS, "series": "method"}, [], ["'method'", "twice"]),
+        ({**POINTS, "measure": "rounds_to_target"}, [], ["'rounds_to_target'", "one number"]),
         ({**SELECTION, "columns": "method"}, [], ["run-0", "ecgr"]),
         (
             {"kind": "curves", **FIGURES["curves"], "smoothing": 4},

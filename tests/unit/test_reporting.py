@@ -15,7 +15,7 @@ from scipy import stats
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_arrays
-from fltrain.experiments.layout import Bubbles, Curves, Points, Sheet
+from fltrain.experiments.layout import Bubbles, Curves, Sheet
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.tables import write as tables
@@ -53,12 +53,12 @@ class Runs(Cells):
         layout = {"kind": "curves", "series": series, "panels": list(panels), **grid}
         return self.sheet(figure=layout, **changes)
 
-    def points(self, along: str = "classes", series: str | None = "method", **layout: Any) -> Sheet:
-        places = {"along": along, "label": "classes per client", "series": series}
-        return self.sheet(figure={"kind": "points", "measure": "best_accuracy", **places, **layout})
+    def points(self) -> Sheet:
+        places = {"along": "classes", "label": "classes per client", "series": "method"}
+        return self.sheet(figure={"kind": "points", "measure": "best_accuracy", **places})
 
-    def bubbles(self, columns: str = "alpha", **changes: Any) -> Sheet:
-        return self.sheet(figure={"kind": "bubbles", "columns": columns}, **changes)
+    def bubbles(self) -> Sheet:
+        return self.sheet(figure={"kind": "bubbles", "columns": "alpha"})
 
     def shown(self, sheet: Sheet, published: Path | None = None) -> dict[tuple[str, ...], TableCell]:
         """The cells of a table by row, column and panel."""
@@ -357,7 +357,6 @@ def test_published_gains(runs: Runs, published: Path) -> None:
     }, "no gain over a value that was not published"
 
 
-# ---------------------------------------------------------------- invalid layouts
 # ---------------------------------------------------------------- files
 FORMS = ("csv", "md", "tex", "html")
 NASTY = "50 % of A_b & C#d <i>x</i> $y$ {z}"
@@ -476,12 +475,11 @@ def test_curves_of_layers_or_blocks(runs: Runs) -> None:
     runs.add({"method": "BP"}, 0.5, rows=rows)
     panel = {"curve": "divergence.blocks", "label": "Divergence", "normalise": True}
     sheet = runs.figure(panel, series="blocks")
-    sheet.figure.check(sheet.id, sheet.axes)
     assert {name: values.tolist() for name, values in frame(runs, sheet).items()} == {
         ("stem", 0): [1.0, 0.5, 0.25],
         ("head", 0): [1.0, 0.5, 0.25],
     }
-    canvas, _ = figures._draw_curves(sheet, sheet.figure, runs.results)
+    canvas, _ = figures.draw(sheet, runs.results)
     assert [line.get_label() for line in canvas.axes[0].get_lines()] == ["stem", "head"]
 
 
@@ -598,8 +596,7 @@ def test_a_diverged_run_ends_its_curve_early(runs: Runs, tmp_path: Path, rounds:
 
 
 def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, marked: Sheet) -> None:
-    assert isinstance(marked.figure, Points)
-    canvas, _ = figures._draw_points(marked, marked.figure, runs.results)
+    canvas, _ = figures.draw(marked, runs.results)
     (axes,) = canvas.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["4", "8"]
     lines = dict(zip(("BP", "FLFA"), axes.containers, strict=True))
@@ -612,24 +609,6 @@ def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, mark
         np.testing.assert_allclose([bar[:, 1] for bar in bars.get_segments()], ranges)
 
 
-@pytest.mark.parametrize(
-    ("layout", "words"),
-    [
-        ({"along": "klasses"}, ["'klasses'", "classes"]),
-        ({"series": "methd"}, ["'methd'", "method"]),
-        ({"along": "method"}, ["'method'", "twice"]),
-        ({"series": None}, ["'method'", "does not show"]),
-        ({"measure": "rounds_to_target"}, ["'rounds_to_target'", "one number"]),
-    ],
-)
-def test_invalid_point_layouts_are_refused(
-    runs: Runs, marked: Sheet, tmp_path: Path, layout: Yaml, words: list[str]
-) -> None:
-    with pytest.raises(FltrainError) as raised:
-        figures.write(runs.points(**layout), runs.results, [tmp_path / "figure.pdf"])
-    assert [word for word in words if word not in str(raised.value)] == [], raised.value
-
-
 def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
     """Two rows, three columns; each panel has the curves of its own cells."""
     start = {"one": 1.0, "two": 2.0}
@@ -637,8 +616,7 @@ def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
         value = start[data] + float(alpha) + (method == "FLFA") / 2
         runs.add({"method": method, "data": data, "alpha": alpha}, 0.5, rows=drift(value))
     sheet = runs.figure(DRIFT, rows="data", columns="alpha")
-    sheet.figure.check(sheet.id, sheet.axes)
-    canvas, numbers = figures._draw_curves(sheet, sheet.figure, runs.results)
+    canvas, numbers = figures.draw(sheet, runs.results)
     assert len(numbers) == 12
     assert numbers.iloc[0].tolist() == ["one, alpha 0.1, Drift", "BP", 0, 1, 1.1]
     titles = [axes.get_title(loc="left") for axes in canvas.axes]
