@@ -16,7 +16,7 @@ import pandas as pd
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet, named
-from fltrain.experiments.published import Names, Published
+from fltrain.experiments.published import Published
 from fltrain.experiments.schema import TRIAL
 from fltrain.runs.measures import best_accuracy, measure, training_seconds
 from fltrain.runs.record import Record
@@ -213,15 +213,6 @@ def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.
     wanted = frame[where].assign(**labels)
     found = frame.set_index(where)[column].reindex(pd.MultiIndex.from_frame(wanted))
     return pd.Series(found.to_numpy(), index=frame.index)
-
-
-def names_at(frame: pd.DataFrame) -> Callable[[pd.Series, Labels], Names | None]:
-    """Return a look-up of the published names of the cell at a line's place but with the given labels."""
-    where = places(frame)
-    named: dict[tuple[str, ...], Names] = {}
-    for place, names in zip(zip(*(frame[name] for name in where), strict=True), frame["names"], strict=True):
-        named.setdefault(place, names)
-    return lambda line, labels: named.get(tuple(labels.get(name, line[name]) for name in where))
 
 
 def _targets(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> dict[Place, float]:

@@ -12,8 +12,8 @@ import pandas as pd
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.statistics import Statistic
-from fltrain.experiments.layout import Average, Labels, Measured, Sheet, Table
-from fltrain.experiments.published import Names, Published, PublishedValue
+from fltrain.experiments.layout import Average, Measured, Sheet, Table
+from fltrain.experiments.published import Published, PublishedValue
 from fltrain.reporting.numbers import (
     DAMAGED,
     DIVERGED,
@@ -24,7 +24,6 @@ from fltrain.reporting.numbers import (
     at_labels,
     has_labels,
     measured_values,
-    names_at,
 )
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import RULE_DATE, Basis, cell_margin, compare
@@ -117,43 +116,37 @@ class _Assembly:
     published: Published
 
     def cells(self, values: pd.DataFrame, average: Average | None = None) -> list[tuple[TableCell, Basis]]:
-        """Return the cells of the measure, or of its averages, with their numbers for the rule."""
+        """Return the cells of the measure, or of its averages, with their bases for the rule."""
         if values.empty:
             return []
-        measured, table = self.measured, self.table
-        names_of = names_at(values.drop(columns="averaged", errors="ignore"))
-        reference: dict[str, Any] = {"base": math.nan, "base_diverged": False}
-        if average is None:
-            states = at_labels(values, measured.gain_over, "state")
-            reference = {"base": at_labels(values, measured.gain_over), "base_diverged": states == DIVERGED}
-        values = values.assign(**reference, averaged=values.get("averaged", 1))
-        baseline = _is_baseline(values, measured)
+        table, over = self.table, self.measured.gain_over
+        values = values.assign(
+            base=math.nan if average else at_labels(values, over),
+            base_diverged=False if average else at_labels(values, over, "state") == DIVERGED,
+            base_names=at_labels(values.drop(columns="averaged", errors="ignore"), over, "names"),
+            averaged=values.get("averaged", 1),
+        )
+        baseline = _is_baseline(values, self.measured)
         places = [axis for axis in (table.rows, table.columns, table.panels) if axis]
-        made = []
-        for _, group in values.groupby(places, sort=False):
-            over = None if baseline[group.index[0]] else measured.gain_over or None
-            base_names = names_of(group.iloc[0], over) if over else None
-            made.append(self._cell(group, average, over, base_names))
-        return made
+        return [
+            self._cell(group, average, bool(over) and not baseline[group.index[0]])
+            for _, group in values.groupby(places, sort=False)
+        ]
 
-    def _cell(
-        self,
-        group: pd.DataFrame,
-        average: Average | None,
-        over: Labels | None,
-        base_names: Names | None,
-    ) -> tuple[TableCell, Basis]:
+    def _cell(self, group: pd.DataFrame, average: Average | None, has_base: bool) -> tuple[TableCell, Basis]:
         sheet, measured, table = self.sheet, self.measured, self.table
         what, first, names = measure(measured.measure), group.iloc[0], group.iloc[0]["names"]
         of_gain = average is not None and average.of == "gain"
         states = Counter(group["state"])
         valued = group[group["value"].notna()] if not of_gain else group.iloc[:0]
-        gained = group[group["gain"].notna()] if over is not None or of_gain else group.iloc[:0]
+        gained = group[group["gain"].notna()] if has_base or of_gain else group.iloc[:0]
         values, gains = tuple(map(float, valued["value"])), tuple(map(float, gained["gain"]))
         value, gain = Statistic.of(values, what.over_seeds), Statistic.of(gains)
         metric = average.reported if average else measured.reported
         printed = self.published.find(metric, names, sheet.reduced)
-        theirs = self.published.find(metric, base_names, sheet.reduced) if base_names is not None else None
+        base_names, theirs = group["base_names"].dropna(), None
+        if has_base and len(base_names):
+            theirs = self.published.find(metric, base_names.iloc[0], sheet.reduced)
         published_gain = _difference(printed, theirs)
         if of_gain:
             published_gain = printed.value if printed else None
@@ -189,7 +182,7 @@ class _Assembly:
             values=values,
             mean=value.mean if value else None,
             std=value.std if value else None,
-            base_values=() if over is None else tuple(group["base"].dropna()),
+            base_values=tuple(group["base"].dropna()) if has_base else (),
             gain_seeds=tuple(gained["seed"]),
             gains=gains,
             gain=gain.mean if gain else None,
@@ -199,7 +192,7 @@ class _Assembly:
             published_seeds=sheet.reported_seeds if printed else None,
             published_failed=printed is not None and printed.failed,
             published_gain=published_gain,
-            gain_margin=measured.gain_margin if over is not None else None,
+            gain_margin=measured.gain_margin if has_base else None,
             published_notes=printed.notes if printed else (),
             anomalies=printed.anomalies if printed else (),
             margin=around,
