@@ -54,7 +54,7 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
         if cell.gains or (cell.gain is None and cell.published_gain is not None and cell.published is None):
             return ""  # an average of gains has no value
         return lost or next((name for name, count in absent.items() if count), "—")
-    if cell.diverged and cell.diverged + sum(absent.values()) == cell.seeds:
+    if cell.diverged and cell.diverged == cell.complete:
         return lost
     text = number_text(cell.mean, cell.decimals, "", cell.std, cell.interval if as_interval else None)
     text += f" at {cell.best}" if cell.best else ""
