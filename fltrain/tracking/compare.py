@@ -20,8 +20,9 @@ import pandas as pd
 from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
-from fltrain.core.statistics import Statistic, interval_text, known
-from fltrain.reporting.numbers import DIVERGED
+from fltrain.core.statistics import Statistic, interval_text
+from fltrain.reporting.numbers import DIVERGED, at_labels
+from fltrain.reporting.tables.render import markdown_table
 from fltrain.runs.curves import CURVES
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.run_view import FINALS, STALE, RunView
@@ -86,12 +87,11 @@ class Comparison:
     def shown(self) -> tuple[str, ...]:
         """Conditions that suffice to distinguish all lines; the other conditions depend on them."""
         shown: tuple[str, ...] = ()
+        distinct = 1
         for key in self.conditions:
-            counts = [
-                len({tuple(line.condition[name] for name in names) for line in self.lines})
-                for names in (shown, (*shown, key))
-            ]
-            shown = (*shown, key) if counts[1] > counts[0] else shown
+            places = {tuple(line.condition[name] for name in (*shown, key)) for line in self.lines}
+            if len(places) > distinct:
+                shown, distinct = (*shown, key), len(places)
         return shown
 
     @property
@@ -152,18 +152,17 @@ class Comparison:
         return rows
 
     def write(self, path: Path) -> None:
-        """Write ``numbers`` to a .csv file, or ``rows`` to a .md file.
+        """Write ``numbers`` to a .csv file, or ``rows`` as Markdown to another file.
 
         Raises:
-            FltrainError: if the name ends differently, or the file cannot be written.
+            FltrainError: if the file cannot be written.
         """
-        check_ending(path, TABLES)
         if path.suffix == ".csv":
             write_text(path, pd.DataFrame(self.numbers()).to_csv(index=False))
             return
         rows = self.rows()
-        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-        write_text(path, "".join(f"| {' | '.join(cells)} |\n" for cells in lines))
+        lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+        write_text(path, f"{markdown_table(lines, numbers=False)}\n")
 
 
 def _columns(prefix: str, statistic: Statistic | None) -> dict[str, Any]:
@@ -212,7 +211,8 @@ def compare(
             different values.
     """
     _check_metric(metric, runs)
-    differing = _differing(runs)
+    settings = _differing(runs)
+    differing = list(map(str, settings))
     for name in over:
         if not any(begins(key, [name]) for key in differing):
             raise FltrainError(
@@ -221,31 +221,30 @@ def compare(
             )
     wanted = over or (_METHOD if any(begins(key, _METHOD) for key in differing) else differing)
     compared = [key for key in differing if begins(key, wanted)]
-    conditions = tuple(key for key in differing if key not in compared)
-    variants = _variants(runs, compared)
+    conditions = [key for key in differing if key not in compared]
+    variants = _variants(runs, settings[compared])
     order = list(dict.fromkeys(variants.values()))
     base = _baseline(order, baseline)
-    groups: dict[tuple[tuple[str, ...], str], dict[int, list[RunView]]] = {}
-    for run in runs:
-        settings = _settings(run)
-        place = tuple(settings.get(key, NONE) for key in conditions), variants[run.run_id]
-        groups.setdefault(place, {}).setdefault(int(run.fields["seed"]), []).append(run)
-    values = {
-        place: {seed: _value(same, metric) for seed, same in seeds.items()} for place, seeds in groups.items()
-    }
+    frame = settings[conditions].assign(
+        variant=[variants[run.run_id] for run in runs],
+        seed=[int(run.fields["seed"]) for run in runs],
+        run=pd.Series(runs, dtype=object),
+    )
+    frame = frame.groupby([*conditions, "variant", "seed"], sort=False)["run"].agg(list).reset_index()
+    frame["value"] = [_value(same, metric) for same in frame["run"]]
+    frame["gain"] = frame["value"] - at_labels(frame, {"variant": base})
     lines = []
-    for (condition, variant), seeds in groups.items():
-        ours, theirs = values[condition, variant], values.get((condition, base), {})
-        paired = ours.keys() & theirs.keys() if variant != base else ()
-        example = next(iter(seeds.values()))[0]
+    for place, seeds in frame.groupby([*conditions, "variant"]):
+        *condition, variant = map(str, place)
+        same_seed = dict(sorted(zip(seeds["seed"].tolist(), seeds["run"], strict=True)))
         line = Line(
             condition=dict(zip(conditions, condition, strict=True)),
             variant=variant,
-            methods=tuple(_composition(example).split("+")),
-            runs={seed: tuple(run.run_id for run in seeds[seed]) for seed in sorted(seeds)},
-            diverged=sum(any(run.fields["status"] == DIVERGED for run in same) for same in seeds.values()),
-            value=Statistic.of(known(ours.values())),
-            difference=Statistic.of(known(ours[seed] - theirs[seed] for seed in paired)),
+            methods=tuple(_composition(seeds["run"].iloc[0][0]).split("+")),
+            runs={seed: tuple(run.run_id for run in same) for seed, same in same_seed.items()},
+            diverged=sum(any(run.fields["status"] == DIVERGED for run in same) for same in seeds["run"]),
+            value=Statistic.of(seeds["value"]),
+            difference=Statistic.of(seeds["gain"]) if variant != base else None,
         )
         lines.append(line)
     lines.sort(
@@ -255,7 +254,7 @@ def compare(
             order.index(line.variant),
         )
     )
-    return Comparison(metric, conditions, base, tuple(lines))
+    return Comparison(metric, tuple(conditions), base, tuple(lines))
 
 
 def _check_metric(metric: str, runs: Sequence[RunView]) -> None:
@@ -270,36 +269,26 @@ def _without(metric: str) -> str:
     return f"none of the chosen runs has {metric!r}; add it to evaluation.statistics of their specs"
 
 
-def _settings(run: RunView) -> dict[str, str]:
-    """Return the settings that can differ, method and plug-ins first."""
-    return {key: run.fields[key] for key in _METHOD} | {
-        key: value
-        for key, value in run.settings.items()
-        if not begins(key, _NEUTRAL) and not (begins(key, _METHOD) and key.endswith(".name"))
-    }
-
-
 def _composition(run: RunView) -> str:
     plugins = run.fields["plugins"]
     return run.fields["method"] + (f"+{plugins}" if plugins != NONE else "")
 
 
-def _differing(runs: Sequence[RunView]) -> list[str]:
-    """Return settings that are not the same in all runs, in the order of the spec.
+def _differing(runs: Sequence[RunView]) -> pd.DataFrame:
+    """Return the settings that are not the same in all runs, method and plug-ins first: a row per run.
 
     Settings of methods and plug-ins count only if they differ between runs of one method.
     """
-    values: dict[str, dict[str, set[str | None]]] = {}
-    settings = [_settings(run) for run in runs]
-    keys = list(dict.fromkeys(key for one in settings for key in one))
-    for run, one in zip(runs, settings, strict=True):
-        for key in keys:
-            within = _composition(run) if begins(key, _METHOD) and key not in _METHOD else ""
-            values.setdefault(key, {}).setdefault(within, set()).add(one.get(key))
-    return [key for key in keys if any(len(different) > 1 for different in values[key].values())]
+    names = [{key: run.fields[key] for key in _METHOD} for run in runs]
+    frame = pd.DataFrame([{**name, **run.settings, **name} for name, run in zip(names, runs, strict=True)])
+    frame = frame.fillna(NONE)
+    inner = [key for key in map(str, frame) if begins(key, _METHOD) and key not in _METHOD]
+    values = frame.nunique()
+    values.update(frame.groupby([_composition(run) for run in runs])[inner].nunique().max())
+    return frame[[key for key in map(str, values[values > 1].index) if not begins(key, _NEUTRAL)]]
 
 
-def _variants(runs: Sequence[RunView], compared: Sequence[str]) -> dict[str, str]:
+def _variants(runs: Sequence[RunView], compared: pd.DataFrame) -> dict[str, str]:
     """Return the variant of each run by its ID, in order: FedAvg first, then by method and settings.
 
     A variant is named by method and plug-ins, if these are compared, and by the compared settings in which
@@ -308,27 +297,19 @@ def _variants(runs: Sequence[RunView], compared: Sequence[str]) -> dict[str, str
     whole = "method" in compared or (
         "plugins" in compared and len({run.fields["method"] for run in runs}) == 1
     )
-    values_of: dict[tuple[str, str], set[str | None]] = {}
-    for run in runs:
-        for key in compared:
-            values_of.setdefault((_composition(run), key), set()).add(_settings(run).get(key))
-    named: dict[str, tuple[Any, str]] = {}
-    for run in runs:
-        settings, composition = _settings(run), _composition(run)
-        parts = [composition] if whole else [settings["plugins"]] if "plugins" in compared else []
-        keys = [
-            key
-            for key in compared
-            if key not in _METHOD and (not parts or len(values_of[composition, key]) > 1)
-        ]
-        values = [settings.get(key, NONE) for key in keys]
-        name = ", ".join([*parts, *(f"{key}={value}" for key, value in zip(keys, values, strict=True))])
-        first = settings["method"] != "fedavg", settings["plugins"] != NONE
-        named[run.run_id] = (
-            (first, composition, [_sortable(value) for value in values]),
-            name or composition,
-        )
-    return {run: name for run, (_, name) in sorted(named.items(), key=lambda item: item[1][0])}
+    compositions = [_composition(run) for run in runs]
+    varied = {
+        str(composition): [key not in _METHOD and same[key].nunique() > 1 for key in same]
+        for composition, same in compared.groupby(compositions)
+    }
+    ranked = []
+    for run, composition, (_, values) in zip(runs, compositions, compared.iterrows(), strict=True):
+        parts = [composition] if whole else [run.fields["plugins"]] if "plugins" in compared else []
+        shown = values[varied[composition]] if parts else values
+        name = ", ".join([*parts, *(f"{key}={value}" for key, value in shown.items())]) or composition
+        rank = run.fields["method"] != "fedavg", composition, [_sortable(value) for value in shown]
+        ranked.append((rank, run.run_id, name))
+    return {run_id: name for _, run_id, name in sorted(ranked)}
 
 
 def _sortable(text: str) -> tuple[float, str]:
@@ -392,12 +373,11 @@ def line_names(comparison: Comparison) -> list[str]:
 
 
 def plot(comparison: Comparison, runs: Sequence[RunView], metric: str, path: Path) -> None:
-    """Draw curves, mean and range over seeds, in the style of the papers' figures, to .png, .pdf or .svg.
+    """Draw curves, mean and range over seeds, in the style of the papers' figures, to one of ``PICTURES``.
 
     Raises:
-        FltrainError: if there is no such curve, or the file name ends differently.
+        FltrainError: if there is no such curve, or the file cannot be written.
     """
-    check_ending(path, PICTURES)
     import matplotlib
     from matplotlib.ticker import MaxNLocator
 
@@ -437,10 +417,8 @@ def sketch(comparison: Comparison, runs: Sequence[RunView], metric: str, width: 
         FltrainError: if there is no such curve.
     """
     frame = curves_of(comparison, runs, metric)
-    means = {
-        name: frame[name].dropna(how="all").mean(axis=1, skipna=False).dropna()
-        for name in dict.fromkeys(frame.columns.get_level_values(0))
-    }
+    names = dict.fromkeys(frame.columns.get_level_values(0))
+    means = {name: frame[name].mean(axis=1, skipna=False).dropna() for name in names}
     every = pd.concat(list(means.values()))
     low, high, last = float(every.min()), float(every.max()), frame.index[-1]
     count = min(len(frame), width)
@@ -449,12 +427,11 @@ def sketch(comparison: Comparison, runs: Sequence[RunView], metric: str, width: 
     for name, curve in means.items():
         # Other lines can have values at other rounds; between its own rounds, a line keeps its last value.
         levels = (curve.reindex(rounds, method="ffill") - low) / ((high - low) or 1.0)
-        ended = curve.index[-1] if len(curve) else 0
+        ended = curve.index[-1]
         bars = "".join(
             " " if math.isnan(level) or at > ended else BARS[min(int(level * len(BARS)), len(BARS) - 1)]
             for at, level in levels.items()
         )
-        value = f"{curve.iloc[-1]:.4g}" if len(curve) else "none"
-        ending = f" (round {ended})" if 0 < ended < last else ""
-        lines.append(f"{name:{max(map(len, means))}}  {bars}  {value}{ending}")
+        ending = f" (round {ended})" if ended < last else ""
+        lines.append(f"{name:{max(map(len, means))}}  {bars}  {curve.iloc[-1]:.4g}{ending}")
     return lines

@@ -144,7 +144,9 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     runs = chosen(tmp_path)
     variants = [line.variant for line in compare(runs).lines]
     assert variants == ["fedavg", "fedavg+flfa", "fedprox", "fedprox+flfa"]
-    lines = by_name(compare(runs, over=["plugins"]))
+    compared = compare(runs, over=["plugins"])
+    lines = by_name(compared)
+    assert compared.baseline == "none"
     assert lines["flfa fedavg"].difference.mean == pytest.approx(10)
     assert lines["flfa fedprox"].difference.mean == pytest.approx(-5)
     with pytest.raises(FltrainError, match="over 'model': the chosen runs do not differ in it"):
