@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
-from fltrain.core.config import suggest
-from fltrain.core.errors import FltrainError
+from fltrain.core.config import check_known
 from fltrain.data.datasets import registry
 from fltrain.methods import METHODS
-from fltrain.runs.record import Record
+from fltrain.runs.record import Record, Row
 from fltrain.runs.spec import RunSpec
 
 if TYPE_CHECKING:  # planning needs no statistics, which take a second to import
@@ -45,7 +44,7 @@ QUARTER = Margin(0.25, relative=True)
 
 @dataclass(frozen=True)
 class Measure:
-    """A number, or one per label of a ``dimension``, computed from a record; None if the run has none.
+    """A number, or one per label of a ``dimension``, which ``read`` computes from a record; None without one.
 
     ``targeted`` measures also take a target: an accuracy, or seconds of training. ``over_seeds`` names the
     summary over seeds. ``margin`` is the default margin of tables; measures with a relative one are costs, of
@@ -54,20 +53,24 @@ class Measure:
 
     label: str
     decimals: int
-    of: Callable[..., Mapping[str, float] | None]
+    read: Callable[..., float | Mapping[str, float] | None]
     margin: Margin
     dimension: str | None = None
     targeted: Literal["accuracy", "seconds"] | None = None
     over_seeds: OverSeeds = "mean"
     diverged: Literal["chance", "never"] | None = None
 
+    def of(self, record: Record, *target: float) -> Mapping[str, float] | None:
+        """Return the numbers of a run by label of the dimension (empty if there is none)."""
+        value = self.read(record, *target)
+        return {"": value} if isinstance(value, int | float) else value
+
     def of_diverged(self, record: Record) -> float:
         """Return the value for a diverged run: chance accuracy, infinite rounds, or NaN."""
         if self.diverged == "never":
             return math.inf
-        entry = registry().get(record.spec["dataset"]["name"])
-        known = self.diverged == "chance" and entry is not None and entry.classes
-        return 100 / entry.classes if known and entry and entry.classes else math.nan
+        entry = registry().get(record.spec["dataset"]["name"]) if self.diverged == "chance" else None
+        return 100 / entry.classes if entry and entry.classes else math.nan
 
     def resolution(self, images: int | None) -> float:
         """Return the smallest believable spread over seeds.
@@ -82,18 +85,18 @@ class Measure:
         return float(10.0**-self.decimals)
 
 
-def _percent(name: str, split: str = "accuracy") -> Callable[[Record], Mapping[str, float] | None]:
-    def of(record: Record) -> Mapping[str, float] | None:
+def _percent(name: str, split: str = "accuracy") -> Callable[[Record], float | None]:
+    def read(record: Record) -> float | None:
         value = record.summary.get(split, {}).get(name)
-        return None if value is None or record.summary["status"] == "diverged" else {"": 100 * value}
+        return None if value is None or record.summary["status"] == "diverged" else 100.0 * value
 
-    return of
+    return read
 
 
-def _round_seconds(record: Record) -> Mapping[str, float] | None:
+def _round_seconds(record: Record) -> float | None:
     seconds = record.costs["round_seconds"]
     timed = seconds[WARM_UP_ROUNDS:] or seconds
-    return {"": sum(timed) / len(timed)} if timed else None
+    return sum(timed) / len(timed) if timed else None
 
 
 def best_accuracy(record: Record) -> float:
@@ -101,48 +104,45 @@ def best_accuracy(record: Record) -> float:
     return float(record.summary["accuracy"]["best"] or 0.0)
 
 
-def _rounds_to_target(record: Record, target: float) -> Mapping[str, float]:
-    """Return the first round (from 1) whose accuracy is at least the target; infinite if none is."""
+def _tests(record: Record) -> list[Row]:
+    """Return the rows of the run's own tests."""
     split = "local_test" if record.spec["local_test"] else "test"
-    rounds = (
-        row["round"]
-        for row in record.rows("evaluation")
-        if row["split"] == split and row["accuracy"] >= target
-    )
-    return {"": min(rounds, default=math.inf)}
+    return [row for row in record.rows("evaluation") if row["split"] == split]
 
 
-def _interpolated_rounds(record: Record, target: float) -> Mapping[str, float]:
+def _rounds_to_target(record: Record, target: float) -> float:
+    """Return the first round (from 1) whose accuracy is at least the target; infinite if none is."""
+    return min((row["round"] for row in _tests(record) if row["accuracy"] >= target), default=math.inf)
+
+
+def _interpolated_rounds(record: Record, target: float) -> float:
     """Return where the curve of the best accuracy so far crosses the target, linear between tests.
 
     The FedAvg paper counts rounds so. If the first test reaches the target, it is the crossing.
     """
-    split = "local_test" if record.spec["local_test"] else "test"
     before: tuple[float, float] | None = None
-    for row in record.rows("evaluation"):
-        if row["split"] != split:
-            continue
+    for row in _tests(record):
         if row["accuracy"] >= target:
             if before is None:
-                return {"": float(row["round"])}
+                return float(row["round"])
             round, best = before
             share = (target - best) / (row["accuracy"] - best)
-            return {"": round + share * (row["round"] - round)}
+            return float(round + share * (row["round"] - round))
         before = row["round"], max(row["accuracy"], before[1] if before else 0.0)
-    return {"": math.inf}
+    return math.inf
 
 
-def _to_target(total: Callable[[Record], Mapping[str, float] | None]) -> Callable[..., Mapping[str, float]]:
+def _to_target(total: Callable[[Record], float]) -> Callable[[Record, float], float]:
     """Return a measure of the cost up to a target: the rounds to it times the mean cost of a round."""
 
-    def of(record: Record, target: float) -> Mapping[str, float]:
-        rounds, trained = _interpolated_rounds(record, target)[""], len(record.costs["round_seconds"])
-        return {"": rounds / trained * (total(record) or {})[""] if trained else math.inf}
+    def read(record: Record, target: float) -> float:
+        trained = len(record.costs["round_seconds"])
+        return _interpolated_rounds(record, target) / trained * total(record) if trained else math.inf
 
-    return of
+    return read
 
 
-def _at_equal_traffic(record: Record) -> Mapping[str, float] | None:
+def _at_equal_traffic(record: Record) -> float | None:
     """Return the accuracy of the last test within the traffic of the parameters alone, in all rounds.
 
     This is FedAvg's traffic, apart from buffers of BatchNorm. One per cent more counts as equal.
@@ -155,33 +155,32 @@ def _at_equal_traffic(record: Record) -> Mapping[str, float] | None:
     return _accuracy_by(record, last)
 
 
-def _at_equal_time(record: Record, seconds: float) -> Mapping[str, float] | None:
+def _at_equal_time(record: Record, seconds: float) -> float | None:
     """Return the accuracy of the last test within so many seconds. One per cent more counts as equal."""
     ends = accumulate(record.costs["round_seconds"])
     return _accuracy_by(record, sum(end <= 1.01 * seconds for end in ends))
 
 
-def _accuracy_by(record: Record, last: float) -> Mapping[str, float] | None:
+def _accuracy_by(record: Record, last: float) -> float | None:
     """Return the accuracy of the last test up to a round; None without a test."""
-    split = "local_test" if record.spec["local_test"] else "test"
-    tested = [row for row in record.rows("evaluation") if row["split"] == split and row["round"] <= last]
-    return {"": 100 * tested[-1]["accuracy"]} if tested else None
+    tested = [row["accuracy"] for row in _tests(record) if row["round"] <= last]
+    return 100.0 * tested[-1] if tested else None
 
 
-def _rounds_to_settle(record: Record) -> Mapping[str, float] | None:
+def _rounds_to_settle(record: Record) -> float | None:
     """Return the first round (from 1) within a point of the best accuracy, where a curve becomes flat."""
     best = _percent("best")(record)
     # The slack includes an accuracy of exactly one point less.
-    return _rounds_to_target(record, (best[""] - 1 - 1e-9) / 100) if best else None
+    return None if best is None else _rounds_to_target(record, (best - 1 - 1e-9) / 100)
 
 
-def _fall(record: Record) -> Mapping[str, float] | None:
+def _fall(record: Record) -> float | None:
     """Return the fall from the best accuracy to the last one, in percentage points."""
     best, last = _percent("best")(record), _percent("last")(record)
-    return {"": best[""] - last[""]} if best and last else None
+    return None if best is None or last is None else best - last
 
 
-def _selection_share(record: Record) -> Mapping[str, float] | None:
+def _selection_share(record: Record) -> Mapping[str, float]:
     """Return the share of selections in each block, in percent (FLFA, table 13)."""
     selected = Counter(name.partition(".")[0] for row in record.rows("flfa") for name in row["selected"])
     blocks = dict.fromkeys(name.partition(".")[0] for name in record.summary["layers"])
@@ -189,8 +188,8 @@ def _selection_share(record: Record) -> Mapping[str, float] | None:
     return {block: 100 * selected[block] / total if total else math.nan for block in blocks}
 
 
-def _extra_accuracy(record: Record) -> Mapping[str, float] | None:
-    """Return the final accuracy on each further test set; None for a diverged run."""
+def _extra_accuracy(record: Record) -> Mapping[str, float]:
+    """Return the final accuracy on each further test set; NaN for a diverged run."""
     extra: Mapping[str, float | None] = record.summary["extra"]
     return {name: math.nan if value is None else 100 * value for name, value in extra.items()}
 
@@ -200,21 +199,23 @@ def training_seconds(record: Record) -> float:
     return float(sum(record.costs["round_seconds"]))
 
 
-def _training_seconds(record: Record) -> Mapping[str, float] | None:
-    return {"": training_seconds(record)}
+def _traffic(record: Record) -> float:
+    return float(sum(record.summary["bytes"].values()) / 1e6)
 
 
-def _traffic(record: Record) -> Mapping[str, float] | None:
-    return {"": sum(record.summary["bytes"].values()) / 1e6}
-
-
-def _validation_loss(record: Record) -> Mapping[str, float] | None:
-    loss = record.summary.get("validation", {}).get("loss")
-    return None if loss is None else {"": loss}
+def _validation_loss(record: Record) -> float | None:
+    loss: float | None = record.summary.get("validation", {}).get("loss")
+    return loss
 
 
 def _accuracy(label: str, name: str, over_seeds: OverSeeds = "mean", split: str = "accuracy") -> Measure:
     return Measure(label, 2, _percent(name, split), POINT, over_seeds=over_seeds, diverged="chance")
+
+
+def _cost_to_target(
+    label: str, decimals: int, read: Callable[[Record, float], float], over_seeds: OverSeeds = "mean"
+) -> Measure:
+    return Measure(label, decimals, read, FIFTH, targeted="accuracy", over_seeds=over_seeds, diverged="never")
 
 
 MEASURES = {
@@ -232,31 +233,10 @@ MEASURES = {
     "extra_accuracy": Measure(
         "accuracy, %", 2, _extra_accuracy, POINT, dimension="test_set", diverged="chance"
     ),
-    "rounds_to_target": Measure(
-        *("rounds to target", 0, _rounds_to_target, FIFTH),
-        targeted="accuracy",
-        over_seeds="median",
-        diverged="never",
-    ),
-    "interpolated_rounds_to_target": Measure(
-        *("rounds to target", 0, _interpolated_rounds, FIFTH), targeted="accuracy", diverged="never"
-    ),
-    "traffic_to_target": Measure(
-        "traffic to target, MB",
-        1,
-        _to_target(_traffic),
-        FIFTH,
-        targeted="accuracy",
-        diverged="never",
-    ),
-    "seconds_to_target": Measure(
-        "seconds to target",
-        1,
-        _to_target(_training_seconds),
-        FIFTH,
-        targeted="accuracy",
-        diverged="never",
-    ),
+    "rounds_to_target": _cost_to_target("rounds to target", 0, _rounds_to_target, "median"),
+    "interpolated_rounds_to_target": _cost_to_target("rounds to target", 0, _interpolated_rounds),
+    "traffic_to_target": _cost_to_target("traffic to target, MB", 1, _to_target(_traffic)),
+    "seconds_to_target": _cost_to_target("seconds to target", 1, _to_target(training_seconds)),
     "accuracy_at_equal_traffic": Measure(
         "accuracy at equal traffic, %", 2, _at_equal_traffic, POINT, diverged="chance"
     ),
@@ -266,7 +246,7 @@ MEASURES = {
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),
     "round_seconds": Measure("seconds per round", 3, _round_seconds, QUARTER),
-    "training_seconds": Measure("training, s", 0, _training_seconds, QUARTER),
+    "training_seconds": Measure("training, s", 0, training_seconds, QUARTER),
     "traffic": Measure("traffic up and down, MB", 1, _traffic, Margin(0.05, relative=True)),
     "selection_share": Measure("share of selections, %", 2, _selection_share, Margin(2.0), dimension="block"),
 }
@@ -278,10 +258,7 @@ def measure(name: str) -> Measure:
     Raises:
         FltrainError: if the name is unknown.
     """
-    if name not in MEASURES:
-        raise FltrainError(
-            f"unknown measure {name!r}{suggest(name, MEASURES)} (known: {', '.join(MEASURES)})"
-        )
+    check_known("unknown measure", [name], MEASURES)
     return MEASURES[name]
 
 
@@ -325,10 +302,8 @@ def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
     if kind in METHODS:
         taking_part = [method.name for method in spec.composition.methods]
         return "" if kind in taking_part else f"the method or plug-in {kind!r}"
-    if name not in CURVES.get(kind, ()):
-        curves = [f"{kind}.{name}" for kind, fields in CURVES.items() for name in fields]
-        near = suggest(measure_or_curve, curves)
-        raise FltrainError(f"{where}: unknown curve {measure_or_curve!r}{near} (known: {', '.join(curves)})")
+    curves = [f"{kind}.{name}" for kind, fields in CURVES.items() for name in fields]
+    check_known(f"{where}: unknown curve", [measure_or_curve], curves)
     needed = CURVES[kind][name]
     if needed == "local_test":
         return "" if spec.local_test else needed
