@@ -8,6 +8,7 @@ exported unchanged, with the name of the machine.
 
 from __future__ import annotations
 
+import filecmp
 import gzip
 import io
 import re
@@ -16,7 +17,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -115,18 +116,16 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
             trained; or if a file cannot be written.
     """
     results.runs.mkdir(parents=True, exist_ok=True)
-    with _import_lock(results) as locked:
-        if not locked:
-            raise FltrainError(f"{results.runs}: another import is running; wait until it has ended")
-        _recover(results)
-        for left in results.runs.glob(f"{_STAGING}*"):  # from an import that was killed
-            shutil.rmtree(left)
-        # On the same file system, so that a rename suffices, and under names that no run has.
-        staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=results.runs))
-        try:
-            return _import(path, results, replace, staging)
-        finally:
-            shutil.rmtree(staging)
+    try:
+        with _import_lock(results):
+            _recover(results)
+            for left in results.runs.glob(f"{_STAGING}*"):  # from an import that was killed
+                shutil.rmtree(left)
+            # On the same file system, so that a rename suffices, and under names that no run has.
+            with tempfile.TemporaryDirectory(prefix=_STAGING, dir=results.runs) as staging:
+                return _import(path, results, replace, Path(staging))
+    except Timeout:
+        raise FltrainError(f"{results.runs}: another import is running; wait until it has ended") from None
 
 
 def _import(path: Path, results: Results, replace: bool, staging: Path) -> Imported:
@@ -181,9 +180,8 @@ def moved_records(results: Results) -> list[Path]:
 def recover_records(results: Results) -> None:
     """Put back the records that an interrupted import moved aside and did not replace."""
     if moved_records(results):
-        with _import_lock(results) as locked:
-            if locked:  # otherwise an import is running
-                _recover(results)
+        with suppress(Timeout), _import_lock(results):  # otherwise an import is running
+            _recover(results)
 
 
 def _recover(results: Results) -> None:
@@ -197,19 +195,17 @@ def _recover(results: Results) -> None:
 
 
 @contextmanager
-def _import_lock(results: Results) -> Iterator[bool]:
-    """Hold the lock of imports if it is free; yield whether it was."""
-    lock = FileLock(results.runs / ".import.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+def _import_lock(results: Results) -> Iterator[None]:
+    """Hold the lock of imports, and delete its file at the end.
+
+    Raises:
+        Timeout: if another import is running.
+    """
+    with FileLock(results.runs / ".import.lock", timeout=0) as lock:
+        try:
+            yield
+        finally:
+            Path(lock.lock_file).unlink(missing_ok=True)
 
 
 class _Bounded(gzip.GzipFile):
@@ -217,7 +213,7 @@ class _Bounded(gzip.GzipFile):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= MAX_FILE_BYTES or self.tell() > MAX_BYTES:
-            raise tarfile.ReadError(f"more than {MAX_FILE_BYTES:,} bytes at once or {MAX_BYTES:,} in all")
+            raise tarfile.ReadError(f"more than {MAX_FILE_BYTES:,} bytes at once, or {MAX_BYTES:,} in all")
         return super().read(size)
 
 
@@ -227,8 +223,7 @@ def _unpack(path: Path, staging: Path) -> list[str]:
     def refuse(why: str) -> NoReturn:
         raise FltrainError(f"{path}: not an archive of records: {why}; nothing was imported")
 
-    members: dict[str, set[str]] = {}
-    total = 0
+    runs: set[str] = set()
     try:
         with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
             for member in archive:
@@ -238,18 +233,13 @@ def _unpack(path: Path, staging: Path) -> list[str]:
                     refuse(f"it holds {member.name[:200]!r}; allowed are {allowed}")
                 if not member.isreg() or member.issparse():
                     refuse(f"{member.name!r} is not an ordinary file")
-                total += member.size
-                if not 0 <= member.size <= MAX_FILE_BYTES or total > MAX_BYTES:
-                    refuse(
-                        f"{member.name!r} has {member.size:,} bytes; {MAX_FILE_BYTES:,} are allowed for a "
-                        f"file, {MAX_BYTES:,} for all"
-                    )
-                files = members.setdefault(place["run"], set())
-                if place["file"] in files:
+                if not 0 <= member.size <= MAX_FILE_BYTES:
+                    refuse(f"{member.name!r} has {member.size:,} bytes; {MAX_FILE_BYTES:,} are allowed")
+                if (staging / member.name).exists():
                     refuse(f"it holds {member.name!r} twice")
-                if len(members) > MAX_RUNS:
+                runs.add(place["run"])
+                if len(runs) > MAX_RUNS:
                     refuse(f"it holds more than {MAX_RUNS:,} runs")
-                files.add(place["file"])
                 content = archive.extractfile(member)
                 assert content is not None  # an ordinary file
                 (staging / place["run"]).mkdir(exist_ok=True)
@@ -258,12 +248,9 @@ def _unpack(path: Path, staging: Path) -> list[str]:
         raise FltrainError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         refuse(f"it cannot be read ({error})")
-    if not members:
+    if not runs:
         refuse("it is empty")
-    for run_id, files in members.items():
-        if missing := [name for name in RECORD_FILES if name not in files]:
-            refuse(f"{run_id} lacks {', '.join(missing)}")
-    return sorted(members)
+    return sorted(runs)
 
 
 def _check(folder: Path) -> None:
@@ -273,7 +260,5 @@ def _check(folder: Path) -> None:
 
 
 def _equal(one: Path, other: Path) -> bool:
-    return all(
-        (other / name).exists() and (one / name).read_bytes() == (other / name).read_bytes()
-        for name in RECORD_FILES
-    )
+    _, different, unreadable = filecmp.cmpfiles(one, other, RECORD_FILES, shallow=False)
+    return not different and not unreadable

@@ -186,7 +186,7 @@ def test_unpacked_size_is_limited(target: Results, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(archive, "MAX_BYTES", 50_000)
     refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json", b" " * 20_001)), target, "20,001 bytes")
     several = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
-    refused(pack(tmp_path / "bad.tar.gz", *several), target, "50,000 for all")
+    refused(pack(tmp_path / "bad.tar.gz", *several), target, "50,000 in all")
     refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json")), target, "twice")
 
 
@@ -216,7 +216,7 @@ def test_missing_or_invalid_files_in_an_archive_are_refused(
     name: str, source: Results, target: Results, tmp_path: Path
 ) -> None:
     record, path = next(source.records()), tmp_path / "bad.tar.gz"
-    refused(repack(path, record, {name: None}), target, record.run_id, f"lacks {name}")
+    refused(repack(path, record, {name: None}), target, record.run_id, f"{name}: No such file")
     broken = [b"{", b"[]", b"null", b"3", b"\xff", b'{"round": NaN}', b'{"round": 1e999}']
     for content in (*broken, b"[" * 200_000, b'"\\ud800"', b"1" * 10_000):
         refused(repack(path, record, {name: content}), target, record.run_id)
