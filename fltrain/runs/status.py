@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -68,19 +68,25 @@ class Stale:
         return f"{self.revised} ({self.record.run_id})"
 
 
-def stale_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, Stale]:
-    """Return the latest stale record of each of these runs (by ID) that has no record.
+def stale_records(runs: Collection[str], current: Collection[str], results: Results) -> list[Stale]:
+    """Return the stale records with the current settings of these runs (by ID), the latest last.
 
-    Only records with the slug of such a run are read.
+    Only records with the slug of such a run are read, and none in ``current``.
     """
-    missing = {run for run in runs if not results.record(run).complete}
-    slugs = {slug(run) for run in missing}
+    slugs = {slug(run) for run in runs}
     candidates = [
-        record for record in results.records() if slug(record.run_id) in slugs and record.run_id not in runs
+        record
+        for record in results.records()
+        if slug(record.run_id) in slugs and record.run_id not in current
     ]
     candidates.sort(key=lambda record: record.written)
-    stale = filter(None, map(Stale.of, candidates))
-    return {one.run: one for one in stale if one.run in missing}
+    return [stale for stale in map(Stale.of, candidates) if stale and stale.run in runs]
+
+
+def stale_runs(runs: Collection[str], results: Results) -> dict[str, Stale]:
+    """Return the latest stale record of each of these runs (by ID) that has no record."""
+    missing = {run for run in runs if not results.record(run).complete}
+    return {stale.run: stale for stale in stale_records(missing, runs, results)}
 
 
 def held(lock: Path) -> bool:

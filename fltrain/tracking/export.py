@@ -29,11 +29,11 @@ from fltrain.experiments.plan import Plan
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.sources import package_files
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.status import stale_records
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.mlflow_store import (
     FINGERPRINT,
     RUN_ID,
-    Data,
     NewRun,
     Store,
     corrections,
@@ -41,11 +41,11 @@ from fltrain.tracking.mlflow_store import (
     with_note,
     writing,
 )
-from fltrain.tracking.run_view import STALE, UNASSIGNED, RunView, membership, stale_records, view_record
+from fltrain.tracking.run_view import STALE, UNASSIGNED, RunView, membership, view_record
 from fltrain.tracking.views import VIEW, cells_view, equals, opened, runs_view, search
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput, Run
 
 REVISION = 4
 """Increase it if an MLflow run would be written differently: all runs are then replaced."""
@@ -112,7 +112,8 @@ class Wanted:
         """Yield the records to export; each is read anew at every call."""
         current = (self.results.record(run) for run in self.runs)
         stale = stale_records(set(self.runs), {*self.runs, *self.memberships}, self.results)
-        return itertools.chain((record for record in current if record.complete), stale)
+        yield from (record for record in current if record.complete)
+        yield from (one.record for one in stale)
 
     def files(self, page: Page) -> list[Path]:
         """Return the existing files of a table or figure."""
@@ -440,18 +441,22 @@ def _new_run(record: Record, spec: RunSpec, view: RunView, tags: Mapping[str, st
         tags={**tags, **_source(record)},
         params=view.settings,
         metrics=[*curves, *finals],
-        data=[
-            Data(spec.dataset.id, digests["data"], f"data/{spec.dataset.id}.safetensors", "data set"),
-            Data(
-                spec.partition_id,
-                digests["partition"],
-                f"partitions/{spec.partition_id}.safetensors",
-                "partition",
-            ),
+        inputs=[
+            _input(spec.dataset.id, digests["data"], "data", "data set"),
+            _input(spec.partition_id, digests["partition"], "partitions", "partition"),
         ],
         files=[record.folder / name for name in RECORD_FILES],
         folder="record",
     )
+
+
+def _input(name: str, digest: str, folder: str, context: str) -> DatasetInput:
+    """Return MLflow's entry of a file of the results folder behind a run."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    source, profile = {"uri": f"{folder}/{name}.safetensors"}, {"sha256": digest}
+    file = Dataset(name, digest[:10], "local", json.dumps(source), profile=json.dumps(profile))
+    return DatasetInput(file, [InputTag("mlflow.data.context", context)])
 
 
 def _source(record: Record) -> dict[str, str]:

@@ -31,7 +31,7 @@ from fltrain.core.hashing import short_hash
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import DatasetInput, Experiment, Run
 
 SQLITE = "sqlite:///"
 RUN_ID, FINGERPRINT = "fltrain.run_id", "fltrain.record"
@@ -41,37 +41,23 @@ NOTE = "mlflow.note.content"
 
 _NOTE_HASH = "fltrain.note"
 _COMPLETE = "fltrain.exported."  # on experiments, by scale: digest of everything that the last export wrote
-_PROXIED = (
-    "mlflow-artifacts:"  # relative to the server's folder of artifacts, so that the database can be moved
-)
-_TRAINING = {
-    "mlflow.experimentKind": "custom_model_development"
-}  # otherwise MLflow shows pages for language models
+# Relative to the server's folder of artifacts, so that the database can be moved.
+_PROXIED = "mlflow-artifacts:"
+# Otherwise MLflow shows pages for language models.
+_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _PAGE = 1000, 100, 1000  # limits of one request
-_PARAM_CHARACTERS, _TAG_CHARACTERS, _DIGEST_CHARACTERS = 6000, 5000, 10
-_TABLE, _TABLES = (
-    "table.json",
-    "mlflow.loggedArtifacts",
-)  # name and tag by which MLflow's interface finds tables
+_PARAM_CHARACTERS, _TAG_CHARACTERS = 6000, 5000
+_TABLE, _TABLES = "table.json", "mlflow.loggedArtifacts"  # name and tag of tables in MLflow's interface
 _FEW = 20  # up to this number, runs are looked up one by one
 LOCK_SECONDS, DATABASE_SECONDS, SERVER_SECONDS = 600.0, 60.0, 10.0
 """Longest waits for another export, for another program that uses the database, for a tracking server."""
 
 
 @dataclass(frozen=True)
-class Data:
-    """A dataset or partition behind a run; ``file`` is relative to the results folder."""
-
-    name: str
-    digest: str
-    file: str
-    context: str
-
-
-@dataclass(frozen=True)
 class NewRun:
     """An MLflow run to write. Times are milliseconds since 1970; ``metrics`` are key, step and value.
 
+    ``inputs`` are the dataset and the partition behind it.
     ``files`` are copied into ``folder``; ``table`` is a table in the format of ``MlflowClient.log_table``.
     """
 
@@ -82,7 +68,7 @@ class NewRun:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     metrics: Sequence[tuple[str, int, float]] = ()
-    data: Sequence[Data] = ()
+    inputs: Sequence[DatasetInput] = ()
     files: Sequence[Path] = ()
     folder: str = ""
     table: str = ""
@@ -299,7 +285,7 @@ class Store:
 
     def create(self, experiment: str, run: NewRun) -> None:
         """Write a run. Its end comes last, so that an interrupted run can be recognised."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
+        from mlflow.entities import Metric, Param
 
         client, tags = self._client, dict(_shortened(run.tags, _TAG_CHARACTERS))
         if run.table:
@@ -311,21 +297,8 @@ class Store:
             client.log_batch(info.run_id, params=params[start : start + _PARAMS_AT_ONCE])
         for start in range(0, len(metrics), _METRICS_AT_ONCE):
             client.log_batch(info.run_id, metrics=metrics[start : start + _METRICS_AT_ONCE])
-        inputs = [
-            DatasetInput(
-                Dataset(
-                    data.name,
-                    data.digest[:_DIGEST_CHARACTERS],
-                    "local",
-                    json.dumps({"uri": data.file}),
-                    profile=json.dumps({"sha256": data.digest}),
-                ),
-                [InputTag("mlflow.data.context", data.context)],
-            )
-            for data in run.data
-        ]
-        if inputs:
-            client.log_inputs(info.run_id, inputs)
+        if run.inputs:
+            client.log_inputs(info.run_id, run.inputs)
         self._save(info.artifact_uri, run.files, partial(client.log_artifact, info.run_id), run.folder)
         if run.table:
             with TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +16,7 @@ from fltrain.runs.curves import Curve, curves_of, is_number
 from fltrain.runs.record import BROKEN, Record, Results, reason
 from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import Stale, revised, slug
+from fltrain.runs.status import revised
 from fltrain.runs.where import NONE, Condition, choose, flat_settings, short_names
 
 UNASSIGNED = "unassigned"
@@ -173,17 +173,6 @@ def _finals(record: Record) -> dict[str, float]:
 def _curves(record: Record, spec: RunSpec) -> dict[str, Curve]:
     with _damage_named(record):
         return curves_of(record, spec)
-
-
-def stale_records(runs: Collection[str], current: Collection[str], results: Results) -> list[Record]:
-    """Return stale records with the current settings of these runs (by ID).
-
-    Only records with the same readable part of the ID are read, and none in ``current``.
-    """
-    slugs = {slug(run) for run in runs}
-    others = (record for record in results.records() if record.run_id not in current)
-    candidates = (Stale.of(record) for record in others if slug(record.run_id) in slugs)
-    return [stale.record for stale in candidates if stale and stale.run in runs]
 
 
 def memberships_of(results: Results, config: Path, scales: Sequence[str] | None = None) -> Memberships:
