@@ -8,7 +8,7 @@ from pathlib import Path
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.runs.forms import Costs, Provenance, Row, Summary, check_form, parse_strict, read_strict
-from fltrain.runs.record import BROKEN, Damaged, check_digests, check_format, check_summary, reason
+from fltrain.runs.record import BROKEN, Damaged, check_digests, check_summary, reason
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import revised, slug
 
@@ -49,12 +49,11 @@ def check_record(folder: Path) -> Checked:
 
 def _checked(folder: Path) -> Checked:
     spec, stale = _spec(folder)
+    check_digests(folder)
     summary = read_strict(folder / "summary.json")
-    check_format(summary if isinstance(summary, dict) else {})
     check_form(Summary, summary, "summary.json")
     check_form(Costs, read_strict(folder / "costs.json"), "costs.json")
     check_form(Provenance, read_strict(folder / "provenance.json"), "provenance.json")
-    check_digests(folder)
     rows = []
     for number, line in enumerate((folder / "metrics.jsonl").read_bytes().splitlines(), start=1):
         where = f"metrics.jsonl, line {number}"

@@ -260,7 +260,7 @@ def check_digests(folder: Path) -> None:
     name = "summary.json"
     try:
         summary = from_json(contents[name])
-        check_format(summary if isinstance(summary, dict) else {})
+        _check_format(summary)
         digests = summary["digests"]
         if summary.get("run_id", folder.name) != folder.name:
             raise ValueError(f"belongs to {summary['run_id']}")
@@ -288,21 +288,20 @@ def parse_rows(metrics: bytes) -> list[Row]:
     return [from_json(line) for line in metrics.splitlines()]
 
 
-def check_format(summary: Mapping[str, Any]) -> None:
+def _check_format(summary: Any) -> None:
     """Refuse a summary whose record has another format.
 
     Raises:
         FltrainError: with the remedy.
     """
-    version = summary.get("format")
-    if version == RECORD_FORMAT:
-        return
+    version = summary.get("format") if isinstance(summary, dict) else None
     if isinstance(version, int) and version > RECORD_FORMAT:
         raise FltrainError(
             f"made by a newer version of fltrain (record format {version}, this one reads {RECORD_FORMAT}); "
             "update fltrain or train into another results folder"
         )
-    raise FltrainError(f"not a record of format {RECORD_FORMAT}; retrain the run")
+    if version != RECORD_FORMAT:
+        raise FltrainError(f"not a record of format {RECORD_FORMAT}; retrain the run")
 
 
 def sha256(content: bytes) -> str:
@@ -333,45 +332,45 @@ def summarise(
         diverged: ``{"round": ..., "what": ...}`` if a loss or weight became non-finite, else None.
         facts: further deterministic entries (traffic, digests, size of the network).
     """
-    tests = _tests(rows, spec.test_split, spec.view)
-    reached = {
-        str(target): next((row["round"] for row in tests if row["accuracy"] >= target), None)
-        for target in spec.evaluation.targets
-    }
+
+    def tests_on(split: str) -> list[Row]:
+        wanted = "evaluation", split, spec.view
+        return [row for row in rows if (row["kind"], row.get("split"), row.get("view")) == wanted]
+
+    tests, validated = tests_on(spec.test_split), tests_on("validation")
     validation = {}
     if spec.evaluation.validation:
-        validated = _tests(rows, "validation", spec.view)
-        validation = {
-            **_accuracies(spec, rows, "validation", diverged),
-            "loss": validated[-1]["loss"] if validated else None,
-        }
+        validation = {**_accuracies(spec, validated, diverged), "loss": _last(validated, "loss")}
     return {
         "run_id": spec.run_id,
         "status": "diverged" if diverged else "completed",
         "diverged": diverged,
         "rounds": spec.rounds,
-        "accuracy": {
-            **_accuracies(spec, rows, spec.test_split, diverged),
-            **_over_clients(tests),
+        "accuracy": {**_accuracies(spec, tests, diverged), **_over_clients(tests)},
+        "loss": {"last": _last(tests, "loss")},
+        "extra": {data.name: _final(spec, tests_on(data.name), diverged) for data in spec.evaluation.extra},
+        "rounds_to_target": {
+            str(target): next((row["round"] for row in tests if row["accuracy"] >= target), None)
+            for target in spec.evaluation.targets
         },
-        "loss": {"last": tests[-1]["loss"] if tests else None},
-        "extra": {data.name: _final(spec, rows, data.name, diverged) for data in spec.evaluation.extra},
-        "rounds_to_target": reached,
         **({"validation": validation} if validation else {}),
         **facts,
     }
 
 
-def _accuracies(spec: RunSpec, rows: Sequence[Row], split: str, diverged: Row | None) -> dict[str, Any]:
-    """Return the last, best (with its first round) and final accuracy on a split."""
-    tests = _tests(rows, split, spec.view)
+def _accuracies(spec: RunSpec, tests: Sequence[Row], diverged: Row | None) -> dict[str, Any]:
+    """Return the last, best (with its first round) and final accuracy of tests."""
     best = max(tests, key=lambda row: (row["accuracy"], -row["round"]), default=None)
     return {
-        "last": tests[-1]["accuracy"] if tests else None,
+        "last": _last(tests, "accuracy"),
         "best": best and best["accuracy"],
         "best_round": best and best["round"],
-        "final": _final(spec, rows, split, diverged),
+        "final": _final(spec, tests, diverged),
     }
+
+
+def _last(tests: Sequence[Row], value: str) -> float | None:
+    return tests[-1][value] if tests else None
 
 
 def check_summary(spec: RunSpec, rows: Sequence[Row], summary: Mapping[str, Any], run_id: str) -> None:
@@ -390,11 +389,6 @@ def check_summary(spec: RunSpec, rows: Sequence[Row], summary: Mapping[str, Any]
             raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
 
 
-def _tests(rows: Sequence[Row], split: str, view: str) -> list[Row]:
-    wanted = "evaluation", split, view
-    return [row for row in rows if (row["kind"], row.get("split"), row.get("view")) == wanted]
-
-
 def _over_clients(tests: Sequence[Row]) -> dict[str, float]:
     """Return the best unweighted mean over clients and its spread, for tests on local images."""
     means = [row for row in tests if "macro" in row]
@@ -404,14 +398,13 @@ def _over_clients(tests: Sequence[Row]) -> dict[str, float]:
     return {"best_macro": best["macro"], "best_macro_std": best["std"]}
 
 
-def _final(spec: RunSpec, rows: Sequence[Row], split: str, diverged: Row | None) -> float | None:
+def _final(spec: RunSpec, tests: Sequence[Row], diverged: Row | None) -> float | None:
     """Return the mean accuracy over the last tenth of the rounds; None for a diverged run.
 
     For a run that ended before them (``evaluation.until``), return the last accuracy.
     """
     if diverged:
         return None
-    tests = _tests(rows, split, spec.view)
     final: list[float] = [row["accuracy"] for row in tests if row["round"] in spec.final_rounds]
     final = final or [tests[-1]["accuracy"]]
     return sum(final) / len(final)
