@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import torch
@@ -269,18 +269,15 @@ class Private:
 
 def private_images(data: FederatedData) -> Iterator[Private]:
     """Yield the first image of every class, then the second ..., at the client with most of the class."""
-    holders = data.class_counts.argmax(0).tolist()
-    owned: list[tuple[Tensor, Tensor]] = []
-    for label, client in enumerate(holders):
+
+    def of_class(label: int, client: int) -> Iterator[Private]:
         own = data.clients[client]
-        owned.append((own, own[data.train.labels.index_select(0, own) == label]))
-    for place in count():
-        left = [label for label, (_, images) in enumerate(owned) if place < len(images)]
-        if not left:
-            return
-        for label in left:
-            own, images = owned[label]
-            yield Private(label, holders[label], int(images[place]), images, own)
+        images = own[data.train.labels.index_select(0, own) == label]
+        return (Private(label, client, image, images, own) for image in images.tolist())
+
+    holders = data.class_counts.argmax(0).tolist()
+    for ranked in zip_longest(*(of_class(label, client) for label, client in enumerate(holders))):
+        yield from filter(None, ranked)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import ast
 import hashlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -104,11 +103,12 @@ def _digests(chosen: frozenset[type[Component]]) -> dict[str, str]:
         seen.add(name)
         unused = frozenset(one.__name__ for one in concrete if one.__module__ == name and one not in needed)
         if module := _module(name, unused):
+            digest, imports = module
             used = sorted(_name(one) for one in chosen if one.__module__ == name)
             label = f"{name} ({', '.join(used)})" if unused and used else name
-            digests[label.removeprefix("fltrain.")] = module.digest[:12]
+            digests[label.removeprefix("fltrain.")] = digest[:12]
             component = name in modules | others
-            pending += [(target, component) for target in module.imports if _decides(target, outside)]
+            pending += [(target, component) for target in imports if _decides(target, outside)]
     return dict(sorted(digests.items()))
 
 
@@ -147,17 +147,12 @@ def _file(name: str) -> Path | None:
     return Path(found.origin) if found and found.origin and found.origin.endswith(".py") else None
 
 
-@dataclass(frozen=True)
-class _Module:
-    """Digest of a module, and the names of everything that it imports."""
-
-    digest: str
-    imports: tuple[str, ...]
-
-
 @cache
-def _module(name: str, unused: frozenset[str]) -> _Module | None:
-    """Read a module without its unused classes; None if it has no source file."""
+def _module(name: str, unused: frozenset[str]) -> tuple[str, list[str]] | None:
+    """Return the digest of a module without its unused classes, and the names of everything it imports.
+
+    Returns None if it has no source file.
+    """
     file = _file(name)
     if file is None:
         return None
@@ -167,7 +162,7 @@ def _module(name: str, unused: frozenset[str]) -> _Module | None:
     texts: list[str] = []
     _add_texts(tree, texts.append)
     digest = hashlib.sha256("".join(f"{text}\0" for text in texts).encode()).hexdigest()
-    return _Module(digest, tuple(_imports(tree, package)))
+    return digest, list(_imports(tree, package))
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:

@@ -70,11 +70,7 @@ def load_settings(
     return frame[order].fillna(texts).astype({"seed": "int64"})
 
 
-def find_runs(
-    results: str | Path = "results",
-    where: str | Iterable[str] = (),
-    config: str | Path = "config",
-) -> list[RunView]:
+def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RunView]:
     """Return the chosen runs of a results folder.
 
     Raises:
