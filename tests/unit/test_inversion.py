@@ -38,6 +38,9 @@ PIXELS = {"kind": "pixels", "steps": 200}
 PRIOR = {"kind": "prior", "steps": 150, "lr": 0.01, "ema": 0.9, "channels": 8}
 
 
+EACH_ATTACKER = pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+
+
 def layout(**settings: Any) -> Inversion:
     """A figure's layout as written in a config; one step of the cheapest attack by default."""
     return Inversion.parse(
@@ -67,19 +70,18 @@ def naive_ssim(image: NDArray[np.float64], other: NDArray[np.float64], side: int
     return float(np.mean(values))
 
 
-def check_ssim(channels: int, height: int, width: int, window: int) -> None:
+@pytest.mark.parametrize(
+    ("channels", "height", "width", "window"),
+    [(1, 11, 13, 11), (3, 14, 14, 11), (1, 8, 8, 7), (3, 10, 10, 7), (1, 6, 7, 5)],
+)
+def test_structural_similarity_is_that_of_a_naive_loop(
+    channels: int, height: int, width: int, window: int
+) -> None:
     images, others = (random(2, channels, height, width, seed=seed) for seed in (1, 2))
     others[1] = 0.8 * images[1] + 0.2 * others[1]
     expected = [naive_ssim(*both, window) for both in zip(images.numpy(), others.numpy(), strict=True)]
     assert expected[1] > 0.5 > expected[0]
     assert ssim(images, others).tolist() == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "case", [(1, 11, 13, 11), (3, 14, 14, 11), (1, 8, 8, 7), (3, 10, 10, 7), (1, 6, 7, 5)]
-)
-def test_structural_similarity_is_that_of_a_naive_loop(case: tuple[int, int, int, int]) -> None:
-    check_ssim(*case)
 
 
 def test_psnr_of_known_errors() -> None:
@@ -111,7 +113,7 @@ def smooth(count: int, channels: int = 1, side: int = 8) -> Tensor:
     return nn.functional.interpolate(random(count, channels, 3, 3, seed=5), (side, side), mode="bilinear")
 
 
-@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+@EACH_ATTACKER
 def test_images_are_recovered_from_their_features(settings: dict[str, Any], victim: nn.Module) -> None:
     images = smooth(3)
     targets = victim(images)
@@ -122,7 +124,7 @@ def test_images_are_recovered_from_their_features(settings: dict[str, Any], vict
     assert found.loss.tolist() == pytest.approx(mean_square.tolist(), rel=1e-4), "the loss of the images"
 
 
-@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+@EACH_ATTACKER
 def test_attacks_depend_on_their_seed_and_change_no_global_generator(
     settings: dict[str, Any], victim: nn.Module
 ) -> None:
@@ -136,7 +138,7 @@ def test_attacks_depend_on_their_seed_and_change_no_global_generator(
     assert np.random.get_state()[1].tolist() == numpy_state
 
 
-@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+@EACH_ATTACKER
 def test_targets_are_attacked_independently(
     settings: dict[str, Any], victim: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +153,7 @@ def test_targets_are_attacked_independently(
     assert together.before.shape == together.loss.shape == (5,)
 
 
-@pytest.mark.parametrize("settings", [PIXELS, PRIOR], ids=["pixels", "prior"])
+@EACH_ATTACKER
 @pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 8), (3, 13), (1, 28), (3, 32), (1, 4)])
 def test_images_of_any_size_and_colour(settings: dict[str, Any], channels: int, side: int) -> None:
     images = smooth(2, channels, side)
@@ -184,7 +186,6 @@ def test_recovered_pixels_equal_a_loop_with_adam_and_total_variation(victim: nn.
         torch.testing.assert_close(found.images[place], best[0], atol=1e-5, rtol=0)
 
 
-# ---------------------------------------------------------------- settings
 # ---------------------------------------------------------------- targets
 def federated(labels: list[int], clients: list[list[int]]) -> FederatedData:
     """Empty images, divided over clients."""
@@ -297,8 +298,11 @@ def targets_of(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> Spied:
     return spied
 
 
-def check_targets(targets_of: Spied, run: TrainedRun) -> None:
-    """Compare targets with features of normalised images at the cut, and with their means."""
+@pytest.mark.parametrize("batch", [inversion.BATCH, 7], ids=["one batch", "several batches"])
+def test_targets_are_features_at_the_cut_and_their_means(
+    batch: int, targets_of: Spied, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inversion, "BATCH", batch)
     targets, found = targets_of(split=7, images=2)
     network, train = run.network, run.data.train
 
@@ -319,17 +323,6 @@ def check_targets(targets_of: Spied, run: TrainedRun) -> None:
         ]
         for row, value in enumerate(expected):
             torch.testing.assert_close(targets[row, place].double(), value, atol=1e-5, rtol=1e-5)
-
-
-def test_targets_are_features_at_the_cut_and_their_means(targets_of: Spied, run: TrainedRun) -> None:
-    check_targets(targets_of, run)
-
-
-def test_means_are_taken_over_several_batches(
-    targets_of: Spied, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inversion, "BATCH", 7)
-    check_targets(targets_of, run)
 
 
 def test_noise_has_the_set_deviation_and_is_equal_for_all_targets(targets_of: Spied) -> None:

@@ -43,24 +43,13 @@ def refusal(**changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "where", "hint"),
-    [
-        ({"round": 3}, "", "unknown key 'round'; did you mean 'rounds'?"),
-        (
-            {"training": {"lr_schedule": {"name": "exponential", "deca": 1}}},
-            "training.lr_schedule",
-            "'deca'; did you mean 'decay'?",
-        ),
-    ],
-)
-def test_unknown_keys_are_refused_with_a_suggestion(changes: dict[str, Any], where: str, hint: str) -> None:
-    message = refusal(**changes)
-    assert message.startswith(where) and hint in message and "(known: " in message
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"round": 3}, "round: unknown key 'round'; did you mean 'rounds'? (known: "),
+        (
+            {"training": {"lr_schedule": {"name": "exponential", "deca": 1}}},
+            "training.lr_schedule.deca: unknown key 'deca'; did you mean 'decay'? (known: ",
+        ),
         (
             {"partition": "diriclet"},
             "partition: unknown partition scheme 'diriclet'; did you mean 'dirichlet'?",
@@ -70,23 +59,15 @@ def test_unknown_keys_are_refused_with_a_suggestion(changes: dict[str, Any], whe
         ({"method": "flfa"}, "method: 'flfa' is a plug-in; write it under 'plugins'"),
         ({"plugins": ["fedprox"]}, "plugins.0: 'fedprox' is no plug-in; write it under 'method'"),
         ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
-    ],
-)
-def test_unknown_names_are_refused_with_a_suggestion(changes: dict[str, Any], message: str) -> None:
-    assert refusal(**changes).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
         ({"rounds": "3"}, "rounds: input should be a valid integer, got '3'"),
         ({"training": {"lr": "1e-3"}}, "training.lr: input should be a valid number, got '1e-3'"),
         ({"training": None}, "training: input should be a mapping, got None"),
         ({"evaluation": {"statistics": ["drft"]}}, "evaluation.statistics.0: input should be 'drift', "),
         ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
+        ({"plugins": ["flfa", "flfa"]}, "'flfa' is named twice"),
     ],
 )
-def test_wrong_values_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_mistakes_are_refused_with_a_remedy(changes: dict[str, Any], message: str) -> None:
     assert refusal(**changes).startswith(message)
 
 
@@ -101,10 +82,6 @@ def test_misspelt_hooks_are_refused() -> None:
         type("Misspelt", (Method,), {"__module__": __name__, "corect": lambda self: None})
     for helper in ("prepare", "objective", "_corect"):
         type("Helped", (Method,), {"__module__": __name__, helper: lambda self: None})
-
-
-def test_a_plugin_cannot_be_named_twice() -> None:
-    assert refusal(plugins=["flfa", "flfa"]) == "'flfa' is named twice"
 
 
 def test_a_network_that_needs_larger_images_is_refused() -> None:
@@ -308,12 +285,8 @@ def test_batches_hold_all_images_except_a_single_last_one(samples: int, size: in
     lone = size > 1 and rest == 1 and samples > 1
     assert sum(batches) == samples - lone
     assert all(batch == size for batch in batches[:-1]) and 1 <= batches[-1] <= size
-
-
-@given(samples=st.integers(1, 300), size=st.integers(1, 64))
-def test_batches_that_are_not_full_can_be_dropped(samples: int, size: int) -> None:
-    batches = Training(batch_size=size, last_batch="drop").batch_sizes(samples)
-    assert batches == ([size] * (samples // size) if samples >= size else [samples])
+    full = Training(batch_size=size, last_batch="drop").batch_sizes(samples)
+    assert full == ([size] * (samples // size) if samples >= size else [samples])
 
 
 def test_clients_per_round() -> None:
