@@ -18,6 +18,7 @@ from typing import Any
 
 from fltrain.core.registry import Component
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import begins
 
 PARTS = ("data", "engine", "methods", "metrics", "models", "core.rng", "runtime.determinism")
 """Packages and modules of fltrain whose code decides numbers.
@@ -124,14 +125,9 @@ def _subclasses(kind: type[Component]) -> Iterator[type[Component]]:
 
 def _decides(name: str, outside: set[str]) -> bool:
     """Return True if a module can decide numbers."""
-    if name.partition(".")[0] in outside:
-        return True
-    module = f"{name.removeprefix('fltrain.')}."
-    return name.startswith("fltrain.") and not _below(module, CHECKED) and _below(module, PARTS)
-
-
-def _below(module: str, packages: Sequence[str]) -> bool:
-    return any(module.startswith(f"{package}.") for package in packages)
+    package, _, module = name.partition(".")
+    ours = package == "fltrain" and begins(module, PARTS) and not begins(module, CHECKED)
+    return ours or package in outside
 
 
 def _file(name: str) -> Path | None:

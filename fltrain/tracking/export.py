@@ -194,9 +194,8 @@ def export(wanted: Wanted, uri: str) -> Exported:
         store.set_incomplete()
         # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
         for paper, note in papers.items():
-            store.experiment(
-                paper, with_note({VIEW: runs_view()}, _paper_note(note, store.experiment(paper)))
-            )
+            note = _paper_note(note, store.experiment(paper))
+            store.experiment(paper, with_note({VIEW: runs_view()}, note))
         exporter = _Exporter(wanted, store)
         exporter.export_runs(prints)
         exporter.export_pages(pages)
@@ -207,9 +206,8 @@ def export(wanted: Wanted, uri: str) -> Exported:
 
 
 def _fingerprint(record: Record) -> str:
-    files = [
-        record.folder / name for name in RECORD_FILES if name != "metrics.jsonl"
-    ]  # the summary has its digest
+    # Not the metrics: the summary has their digest.
+    files = [record.folder / name for name in RECORD_FILES if name != "metrics.jsonl"]
     return _digest(file for file in files if file.is_file()) + record.damage
 
 
@@ -393,11 +391,8 @@ class _Exporter:
     def _common_names(self, runs: Sequence[str]) -> dict[str, str]:
         """Return dataset, method, plug-ins and so on, if all runs of a cell have the same."""
         every = [names for run in runs if (names := self._names(run))]
-        return {
-            name: every[0][name]
-            for name in _RUN_NAMES
-            if every and len({names[name] for names in every}) == 1
-        }
+        values = {name: {names[name] for names in every} for name in _RUN_NAMES}
+        return {name: min(same) for name, same in values.items() if len(same) == 1}
 
     def _names(self, run: str) -> Mapping[str, str]:
         if run not in self.names:

@@ -96,15 +96,13 @@ def writing(uri: str, folder: Path) -> Iterator[Store]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(lock, timeout=LOCK_SECONDS), _sqlite_connections():
-                if path is None:
-                    yield Store(MlflowClient(uri))
-                    return
-                if not path.exists():
+                if path and not path.exists():
                     # Creating the tables takes seconds; MLflow cannot use an incomplete database.
                     with replacing(path) as temporary, _sqlite_connections():
                         MlflowClient(f"{SQLITE}{temporary}")
-                _check_database(path)
-                yield Store(MlflowClient(uri), artifacts_of(path))
+                if path:
+                    _check_database(path)
+                yield Store(MlflowClient(uri), artifacts_of(path) if path else None)
         except Timeout:
             raise FltrainError(f"{uri}: another process is exporting to it; try again later") from None
 
@@ -249,22 +247,19 @@ class Store:
 
     def experiment(self, name: str, tags: Mapping[str, str] | None = None) -> str:
         """Return the ID of an experiment; create it, restore it or change its tags if needed."""
-        experiment = self._experiments.get(name)
-        deleted = experiment is not None and experiment.lifecycle_stage == "deleted"
+        experiment, client = self._experiments.get(name), self._client
         if experiment is None:
             location = f"{_PROXIED}/{name}" if self._artifacts else None
-            known = self._client.create_experiment(name, location, _TRAINING)
-        else:
-            known = experiment.experiment_id
-        if deleted:
-            self._client.restore_experiment(known)
-        current = experiment.tags if experiment else {}
-        changes = corrections(current, tags or {})
-        for key, value in changes.items():
-            self._client.set_experiment_tag(known, key, value)
-        if changes or experiment is None or deleted:
-            self._experiments[name] = self._client.get_experiment(known)
-        return str(known)
+            experiment = client.get_experiment(client.create_experiment(name, location, _TRAINING))
+        elif experiment.lifecycle_stage == "deleted":
+            client.restore_experiment(experiment.experiment_id)
+            experiment = client.get_experiment(experiment.experiment_id)
+        known: str = experiment.experiment_id
+        for key, value in corrections(experiment.tags, tags or {}).items():
+            client.set_experiment_tag(known, key, value)
+            experiment = client.get_experiment(known)
+        self._experiments[name] = experiment
+        return known
 
     def search(self, condition: str) -> Iterator[Run]:
         """Return the runs of all experiments that meet a condition in MLflow's filter language."""

@@ -207,19 +207,16 @@ def choose_runs(runs: Iterable[RunView], where: Sequence[Condition]) -> list[Run
     Raises:
         FltrainError: if a key is unknown or no run is left; the message lists the possible values.
     """
-    every = list(runs)
+    every, keys = list(runs), {condition.key for condition in where}
     if not every:
         raise FltrainError("there are no runs yet; train some, or name another folder or store")
-    if not any(condition.key == "status" for condition in where):
-        current = [run for run in every if run.fields["status"] != STALE]
-        if not current:
+    if "status" not in keys:
+        every = [run for run in every if run.fields["status"] != STALE]
+        if not every:
             raise FltrainError("all runs are stale; choose them with status=stale")
-        every = current
-    belong = ("paper", "items")
-    if not any(condition.key == "scale" for condition in where):
-        unknown = {run.fields["paper"] for run in every} == {UNASSIGNED}
-        if unknown and any(condition.key in belong for condition in where):
-            raise FltrainError(
-                "the papers of these runs are unknown; name their scale, for example scale=published"
-            )
+    unknown = all(run.fields["paper"] == UNASSIGNED for run in every)
+    if unknown and keys & {"paper", "items"} and "scale" not in keys:
+        raise FltrainError(
+            "the papers of these runs are unknown; name their scale, for example scale=published"
+        )
     return choose(every, where, lambda run: run.named)
