@@ -17,6 +17,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.engine.workers import Workers
 from fltrain.experiments.layout import Sheet
+from fltrain.runs import sources
 from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest, write_record
 from fltrain.runs.spec import RunSpec
 
@@ -185,6 +186,12 @@ def seal(folder: Path) -> None:
     for name in ("costs.json", "provenance.json"):
         write_json(folder / name, with_digest(read_json(folder / name)))
     write_json(folder / "summary.json", summary)
+
+
+def forget_sources() -> None:
+    """Clear the cached digests of sources, as in a new process."""
+    sources._module.cache_clear()
+    sources._digests.cache_clear()
 
 
 def pixels(*shape: int, seed: int = 0) -> NDArray[np.uint8]:

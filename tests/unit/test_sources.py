@@ -23,7 +23,7 @@ from fltrain.runs.status import State
 from fltrain.runtime import provenance
 from fltrain.runtime.provenance import DECISIVE, changes, gather, merged
 
-from .helpers import CPU, tiny, trained
+from .helpers import CPU, forget_sources, tiny, trained
 
 OUTSIDE = '''
 from typing import Literal
@@ -55,17 +55,11 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     importlib.invalidate_caches()
     kind = importlib.import_module("outside_code.mine").Mine
     monkeypatch.setattr(sources, "components", lambda spec: [kind(), *components(spec)])
-    forget()
+    forget_sources()
     yield folder
     for name in [name for name in sys.modules if name.startswith("outside_code")]:
         del sys.modules[name]
-    forget()
-
-
-def forget() -> None:
-    """Clear the cache, as in a new process."""
-    sources._module.cache_clear()
-    sources._digests.cache_clear()
+    forget_sources()
 
 
 def edited(path: Path, old: str, new: str) -> dict[str, str]:
@@ -73,12 +67,12 @@ def edited(path: Path, old: str, new: str) -> dict[str, str]:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    forget()
+    forget_sources()
     try:
         return source_digests(tiny())
     finally:
         path.write_text(text)
-        forget()
+        forget_sources()
 
 
 EDITS: dict[str, tuple[str, str, str, list[str]]] = {

@@ -23,6 +23,7 @@ from mlflow.entities import LoggedModel
 
 from fltrain.core.errors import FltrainError
 from fltrain.runs import sources
+from fltrain.runs.curves import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import export as exporting
@@ -31,9 +32,12 @@ from fltrain.tracking.export import Exported, Page, Wanted, export, follow
 from fltrain.tracking.mlflow_store import NewRun, Store, writing
 from fltrain.tracking.views import opened, views_in
 
-from .helpers import seal, tiny, trained
+from .helpers import forget_sources, seal, tiny, trained
 
 EVERYTHING = {"statistics": ["drift", "similarity", "separability"]}
+PLAIN = tiny()
+MEASURED = tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHING)
+DIVERGING = tiny(training={"epochs": 1, "lr": 1e30})
 CONFIG = Path(__file__).parents[2] / "config"
 TABLE = Page("ecgr/table1", "Accuracy", "The caption.", "**ECGR**\n\nAuthors, 2025")
 
@@ -49,9 +53,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of three runs: plain, with everything measured, and diverged."""
     root = tmp_path_factory.mktemp("results")
-    trained(tiny(), root)
-    trained(tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHING), root)
-    trained(tiny(training={"epochs": 1, "lr": 1e30}), root)
+    for spec in (PLAIN, MEASURED, DIVERGING):
+        trained(spec, root)
     return root
 
 
@@ -73,25 +76,17 @@ class Exports:
     def records(self) -> list[Record]:
         return list(self.results.records())
 
-    def _record(self, plugins: bool, status: str) -> Record:
-        (record,) = (
-            record
-            for record in self.records
-            if bool(record.spec["plugins"]) == plugins and record.summary["status"] == status
-        )
-        return record
-
     @property
     def plain(self) -> Record:
-        return self._record(plugins=False, status="completed")
+        return self.results.record(PLAIN.run_id)
 
     @property
     def measured(self) -> Record:
-        return self._record(plugins=True, status="completed")
+        return self.results.record(MEASURED.run_id)
 
     @property
     def diverged(self) -> Record:
-        return self._record(plugins=False, status="diverged")
+        return self.results.record(DIVERGING.run_id)
 
     def wanted(self, *runs: Record, scale: str = "demo", pages: Sequence[Page] = ()) -> Wanted:
         chosen = [record.run_id for record in runs or self.records]
@@ -226,15 +221,7 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
     ours = exported.ids()[record.run_id]
     metrics = client.get_run(ours).data.metrics
     assert len(metrics) <= 12
-    expected = {
-        "test_accuracy": ("evaluation", "accuracy"),
-        "test_loss": ("evaluation", "loss"),
-        "train_loss": ("train", "loss"),
-        "drift": ("updates", "drift"),
-        "similarity_skewness": ("updates", "skewness"),
-        "separability_ratio": ("separability", "ratio"),
-    }
-    for key, (kind, name) in expected.items():
+    for key, (kind, name) in CURVES.items():
         curve = [(metric.step, metric.value) for metric in client.get_metric_history(ours, key)]
         assert curve == [(row["round"], row[name]) for row in record.rows(kind)]
         assert len(curve) == 3
@@ -357,14 +344,12 @@ def test_code_that_changed_since_the_last_export_is_a_tag(
     with (package / "methods" / "base.py").open("a") as file:
         file.write("FACTOR = 2\n")
     monkeypatch.setattr(sources, "_PACKAGE", package)
-    for cached in (sources._digests, sources._module):
-        cached.cache_clear()
+    forget_sources()
     assert store.export() == Exported(retagged=3)
     tag = "the code of methods.base changed since this run"
     assert [run["data"]["tags"]["code"] for run in store.search(f"tags.code = '{tag}'")] == [tag] * 3
     monkeypatch.undo()
-    for cached in (sources._digests, sources._module):
-        cached.cache_clear()
+    forget_sources()
 
 
 def test_a_changed_record_replaces_its_run_only(store: Exports) -> None:
