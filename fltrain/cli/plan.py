@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import write_text
-from fltrain.experiments.costs import PlanCosts, Workload, run_table
+from fltrain.experiments.costs import PlanCosts, run_table
 from fltrain.experiments.plan import plan
 from fltrain.experiments.scale_file import scale_file, write_scale
 from fltrain.runs.record import Results
@@ -60,10 +59,12 @@ def show_plan(
         # On a GPU that other runs use, measurements would be too slow.
         measure(planned, folder, pick_device(device, runs=1), typer.echo)
     costs = PlanCosts.of(planned, folder)
-    given = {"--seeds": seeds, "--where": " ".join(where or ()) or None}
-    hint = _calibration(items or [], scale, {**given, "--results": results, "--config": config})
     if hours is not None:
-        _check_estimates(costs, hint)
+        if costs.unknown:
+            raise FltrainError(
+                f"--hours: {count(len(costs.unknown), 'run')} without an estimate, for example "
+                f"{costs.unknown[0]}; add --calibrate, and give the size of datasets in config/datasets.yaml"
+            )
         planned = costs.within(hours)
         costs = PlanCosts.of(planned, folder)
     if cheapest:
@@ -71,7 +72,7 @@ def show_plan(
         if costs.unknown:
             typer.echo("order: by number of training images, as hours are not estimated yet")
     _print_costs(costs, claims=cheapest)
-    for line in _remarks(costs, folder, hint):
+    for line in _remarks(costs, folder):
         typer.echo(line)
     listed = out or results / scale / "plan.csv"
     write_text(listed, run_table(planned, costs.estimates))
@@ -80,13 +81,6 @@ def show_plan(
         note = "a part of it" if hours is None else f"the part that fits into {hours:g} hours"
         write_scale(new_file, config, planned, note)
         typer.echo(f"scale: {new_file}; train it with `snakemake --config scale={new_file.stem}`")
-
-
-def _calibration(items: list[str], scale: str, options: dict[str, object]) -> str:
-    """Return the command that measures the missing steps of the runs shown."""
-    unset = (None, Path("results"), Path("config"))
-    given = [text for name, value in options.items() if value not in unset for text in (name, str(value))]
-    return shlex.join(["fltrain", "plan", *items, "--scale", scale, *given, "--calibrate"])
 
 
 def _print_costs(costs: PlanCosts, claims: bool) -> None:
@@ -114,22 +108,10 @@ def _prices(costs: PlanCosts, runs: list[str]) -> list[str]:
     return [f"{value:,.2f}{more}" for value in values]
 
 
-def _remarks(costs: PlanCosts, results: Results, hint: str) -> list[str]:
+def _remarks(costs: PlanCosts, results: Results) -> list[str]:
     if costs.calibration is None:
-        return [f"hours: not estimated yet; measure a few steps on this machine: {hint}"]
+        return ["hours: not estimated yet; add --calibrate to measure a few steps on this machine"]
     remarks = [f"hours: one process on {costs.calibration.device}"]
     if costs.unknown:
-        remarks.append(f"+: {len(costs.unknown)} runs have no estimate yet: {hint}")
+        remarks.append(f"+: {count(len(costs.unknown), 'run')} without an estimate; add --calibrate")
     return [*remarks, *filter(None, [costs.check(results)])]
-
-
-def _check_estimates(costs: PlanCosts, hint: str) -> None:
-    """Refuse a time budget for runs without an estimate."""
-    for run in costs.unknown:
-        spec = costs.plan.runs[run]
-        if Workload.of(spec) is None:
-            raise FltrainError(
-                f"--hours: no estimate for {run}: config/datasets.yaml lacks the size of "
-                f"{spec.dataset.name!r}; exclude it with --where dataset!={spec.dataset.name}"
-            )
-        raise FltrainError(f"--hours: {len(costs.unknown)} runs have no estimate yet; run `{hint}`")

@@ -1,9 +1,8 @@
-"""Cost estimates of runs: wall time, traffic and disk, from steps measured on a device. Imports no torch.
+"""Cost estimates of runs: wall time, traffic and disk, from rounds measured on a device. Imports no torch.
 
 The wall time of a run is the sum of its start-up, its tests and, for every client sampled in every round, its
-local steps and its share of the server's work. ``fltrain.experiments.calibrate`` measures the duration of a
-FedAvg step for each network, image size and batch size of a plan, and for each composition of methods the
-ratio of its steps to FedAvg's.
+local steps and its share of the server's work. ``fltrain.experiments.calibrate`` measures these for each
+composition of methods, network, image size and batch size of a plan.
 """
 
 from __future__ import annotations
@@ -29,38 +28,33 @@ JSON_BYTES = 3_000
 """Bytes of a record without its rows: spec, summary, provenance and costs."""
 
 
-class StepCost(Settings):
-    """Seconds of a training step on a batch, and of testing one image."""
-
-    step: float
-    image: float
-
-
-class Exchange(Settings):
-    """Traffic, server time and record size of a method, per round.
+class Measurement(Settings):
+    """Times, traffic and record size of a method on a network.
 
     Attributes:
-        down, up: bytes per client.
+        step: seconds of a training step on a full batch.
+        image: seconds of testing one image.
+        server: seconds of aggregation per client and round.
+        down, up: bytes per client and round.
         model: bytes of weights and buffers.
-        server: seconds of aggregation per client.
         rows: bytes that a round adds to the record.
     """
 
+    step: float
+    image: float
+    server: float
     down: int
     up: int
     model: int
-    server: float
     rows: int
 
 
 class Calibration(Settings):
-    """Measurements on a device: seconds of starting a run, and costs by the keys of ``Workload``."""
+    """Measurements on a device: seconds of starting a run, and costs by ``Workload.key``."""
 
     device: str
     start: float
-    steps: dict[str, StepCost] = {}
-    factors: dict[str, float] = {}
-    exchanges: dict[str, Exchange] = {}
+    runs: dict[str, Measurement] = {}
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -84,22 +78,20 @@ def calibration_file(results: Results) -> Path:
 
 @dataclass(frozen=True)
 class Workload:
-    """The size of a run, and the keys of the measurements that its estimate needs.
+    """The size of a run, and the key of the measurement that its estimate needs.
 
     Attributes:
         images: training images per client, on average.
         batch: images in a full batch.
         tested: images per test.
-        step, composition, exchange: keys of the measurements.
+        key: names everything that the costs of a step or round depend on.
     """
 
     spec: RunSpec
     images: int
     batch: int
     tested: int
-    step: str
-    composition: str
-    exchange: str
+    key: str
 
     @classmethod
     def of(cls, spec: RunSpec) -> Self | None:
@@ -129,9 +121,8 @@ class Workload:
             images=images,
             batch=batch,
             tested=tested,
-            step=f"{network}, batch {batch}{precision}",
-            composition=composition,
-            exchange=f"{composition} on {network}, BatchNorm {spec.batchnorm}, {recorded} measured",
+            key=f"{composition} on {network}, batch {batch}{precision}, BatchNorm {spec.batchnorm}, "
+            f"{recorded} measured",
         )
 
     @property
@@ -168,21 +159,19 @@ class Estimate:
 
 def estimate(work: Workload, costs: Calibration) -> Estimate | None:
     """Return the estimated costs of a run; None if a measurement is missing."""
-    step = costs.steps.get(work.step)
-    factor = costs.factors.get(work.composition)
-    exchange = costs.exchanges.get(work.exchange)
-    if step is None or factor is None or exchange is None:
+    cost = costs.runs.get(work.key)
+    if cost is None:
         return None
     spec = work.spec
     sampled = spec.participation.per_round(spec.partition.clients)
-    client = work.steps * step.step * factor + exchange.server
+    client = work.steps * cost.step + cost.server
     if "dissimilarity" in spec.evaluation.statistics:  # one more pass over the client's images
-        client += work.images / work.batch * step.step
+        client += work.images / work.batch * cost.step
     models = {"nothing": 0, "model": 1, "clients": 1 + sampled}[spec.evaluation.keep]
     return Estimate(
-        seconds=costs.start + spec.rounds * sampled * client + work.tests * work.tested * step.image,
-        traffic=spec.rounds * sampled * (exchange.down + exchange.up),
-        disk=JSON_BYTES + spec.rounds * exchange.rows + models * exchange.model,
+        seconds=costs.start + spec.rounds * sampled * client + work.tests * work.tested * cost.image,
+        traffic=spec.rounds * sampled * (cost.down + cost.up),
+        disk=JSON_BYTES + spec.rounds * cost.rows + models * cost.model,
     )
 
 

@@ -14,9 +14,8 @@ from fltrain.experiments.costs import (
     JSON_BYTES,
     Calibration,
     Estimate,
-    Exchange,
+    Measurement,
     PlanCosts,
-    StepCost,
     Workload,
     calibration_file,
     device_name,
@@ -48,14 +47,9 @@ def toy(folder: Path, **settings: Any) -> Plan:
 
 
 def costs_of(work: Workload) -> Calibration:
-    """Measurements: a step takes 2 s, an image 0.25 s, and the method 1.5 times as long as FedAvg."""
-    return Calibration(
-        device="a device",
-        start=10.0,
-        steps={work.step: StepCost(step=2.0, image=0.25)},
-        factors={work.composition: 1.5},
-        exchanges={work.exchange: Exchange(down=100, up=50, model=80, server=0.5, rows=7)},
-    )
+    """Measurements: a step takes 3 s, an image 0.25 s."""
+    cost = Measurement(step=3.0, image=0.25, server=0.5, down=100, up=50, model=80, rows=7)
+    return Calibration(device="a device", start=10.0, runs={work.key: cost})
 
 
 def workload(**settings: Any) -> Workload:
@@ -70,7 +64,7 @@ def test_the_work_of_a_run_is_rounds_clients_steps_and_tests() -> None:
     assert (work.images, work.batch, work.tested) == (144, 32, 359)
     assert work.steps == 2 * 144 / 32
     assert work.tests == 5, "rounds 5, 10, 15, 20, and 19, of the last tenth"
-    client = 9 * 2.0 * 1.5 + 0.5
+    client = 9 * 3.0 + 0.5
     found = estimate(work, costs_of(work))
     assert found == Estimate(
         seconds=10 + 20 * 2 * client + 5 * 359 * 0.25, traffic=20 * 2 * 150, disk=JSON_BYTES + 20 * 7
@@ -78,11 +72,7 @@ def test_the_work_of_a_run_is_rounds_clients_steps_and_tests() -> None:
 
 
 def test_runs_without_measurements_are_not_estimated() -> None:
-    work = workload()
-    whole = costs_of(work)
-    for kind in ("steps", "factors", "exchanges"):
-        assert estimate(work, whole.model_copy(update={kind: {}})) is None
-    assert estimate(workload(method="fedprox"), whole) is None
+    assert estimate(workload(method="fedprox"), costs_of(workload())) is None
     unknown = {**TINY, "dataset": "femnist-leaf", "partition": {"name": "by_writer", "clients": 10}}
     assert Workload.of(RunSpec.parse({**unknown, "model": "lenet5"}, "test")) is None
 
@@ -115,16 +105,16 @@ def test_only_missing_measurements_are_made(tmp_path: Path, quick: None) -> None
     lines: list[str] = []
     some = planned.restricted(Selection(where=("method=fedavg",)))
     calibrate(some, results, CPU, lines.append)
-    assert len(lines) == 1 + 2 + 2, "one network and batch, two compositions"
+    assert len(lines) == 2, "two compositions"
     first = Calibration.read(calibration_file(results))
     assert first is not None and first.device == device_name(gather(CPU, 1))
     calibrate(planned, results, CPU, lines.append)
-    assert len(lines) == 5 + 4 + 4 and lines[-1].startswith("8 of 8: moon")
+    assert len(lines) == 2 + 4 and lines[-1].startswith("4 of 4: moon")
     second = Calibration.read(calibration_file(results))
     assert second is not None
-    assert second.factors.items() >= first.factors.items(), "earlier measurements remain"
+    assert second.runs.items() >= first.runs.items(), "earlier measurements remain"
     calibrate(planned, results, CPU, lines.append)
-    assert len(lines) == 13
+    assert len(lines) == 6
 
 
 @pytest.mark.slow
@@ -141,13 +131,10 @@ def test_cheapest_sorts_items_with_claims_by_remaining_work(papers: Plan) -> Non
 def measured(tmp_path: Path) -> tuple[Plan, Results]:
     """A plan, and measurements that give 36 s per run."""
     planned, results = toy(tmp_path), Results(tmp_path / "out")
-    costs = Calibration(device=device_name(gather(CPU, 1)), start=36.0)
-    for spec in planned.runs.values():
-        work = Workload.of(spec)
-        assert work is not None
-        costs.steps[work.step] = StepCost(step=0.0, image=0.0)
-        costs.factors[work.composition] = 1.0
-        costs.exchanges[work.exchange] = Exchange(down=1, up=1, model=0, server=0.0, rows=0)
+    nothing = Measurement(step=0.0, image=0.0, server=0.0, down=1, up=1, model=0, rows=0)
+    keys = [work.key for spec in planned.runs.values() if (work := Workload.of(spec))]
+    device = device_name(gather(CPU, 1))
+    costs = Calibration(device=device, start=36.0, runs=dict.fromkeys(keys, nothing))
     write_json(calibration_file(results), costs.model_dump(mode="json"))
     return planned, results
 
