@@ -17,7 +17,8 @@ from pathlib import Path
 import pandas as pd
 
 from fltrain.experiments.claims import All, Directed, Fails, NotJudged, Similar, Test, Tested, quantities
-from fltrain.experiments.plan import Plan, PlannedItem
+from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.plan import Plan
 from fltrain.reporting.claims.judge import JUDGED
 
 MAIN = {

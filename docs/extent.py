@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fltrain.experiments.plan import PlannedItem
+from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.published import read_reported
 from fltrain.experiments.schema import Paper
 

@@ -38,7 +38,8 @@ from fltrain.core.strict_yaml import read_settings
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import OWN
 from fltrain.engine.simulation import Simulation
-from fltrain.experiments.plan import PlannedItem, plan
+from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.plan import plan
 from fltrain.experiments.published import read_anomalies
 from fltrain.experiments.schema import Paper, Register, Scale
 from fltrain.experiments.tuning import Search

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli.options import comma_separated
 from fltrain.cli.output import print_table
 from fltrain.core.files import write_json
+from fltrain.experiments.selection import comma_separated
 from fltrain.runs.spec import Precision
 from fltrain.runtime.determinism import Profile
 from fltrain.runtime.devices import pick_device

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli.options import ConfigOption, ItemsArgument, ResultsOption, WhereOption, comma_separated
+from fltrain.cli.options import ConfigOption, ItemsArgument, ResultsOption, WhereOption
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError
+from fltrain.experiments.selection import comma_separated
 
 
 def compare(

@@ -11,18 +11,9 @@ import typer
 from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.plan import (
-    Entry,
-    Layer,
-    Layers,
-    PlannedItem,
-    leaves,
-    merged,
-    origins,
-    place_in,
-    plan,
-)
-from fltrain.experiments.selection import Selection
+from fltrain.experiments.items import Entry, PlannedItem
+from fltrain.experiments.plan import Layer, Layers, leaves, merged, origins, place_in, plan
+from fltrain.experiments.selection import Selection, comma_separated
 from fltrain.runs.where import short_names
 
 
@@ -38,7 +29,7 @@ def explain(
     planned = plan(config, scale).restricted(Selection(items=(item,))).items
     if len(planned) > 1:
         raise FltrainError(f"{item!r} is a paper; name one of its items, for example {planned[0].id}")
-    entry = _chosen(planned[0], options.comma_separated(cell))
+    entry = _chosen(planned[0], comma_separated(cell))
     layers, _ = Layers(planned[0].paper, planned[0].name, planned[0].scale, planned[0].reduction).cell(
         entry.labels
     )

@@ -28,8 +28,3 @@ WhereOption = Annotated[
 def selection_of(items: list[str] | None, seeds: int | None, where: list[str] | None) -> Selection:
     """Return the part of a scale that the options select; refuse wrong values."""
     return Selection.parse({"items": items, "seeds": seeds, "where": where}, "command line")
-
-
-def comma_separated(text: str) -> list[str]:
-    """Return the names in a text, without the spaces around them."""
-    return [name.strip() for name in text.split(",") if name.strip()]

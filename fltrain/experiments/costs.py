@@ -20,7 +20,8 @@ from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json
 from fltrain.core.hashing import short_hash
-from fltrain.experiments.plan import Plan, PlannedItem
+from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.plan import Plan
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 

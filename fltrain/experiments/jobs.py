@@ -10,16 +10,18 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from fltrain.core.errors import FltrainError
 from fltrain.core.files import backdate
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.costs import calibration_file
+from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import CURVES_FORM, scale_sentence
-from fltrain.experiments.plan import Plan, PlannedItem, plan
+from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Paper
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
@@ -61,7 +63,7 @@ class Jobs:
         """
         request = Request.parse(settings, "config/config.yaml or --config")
         whole = plan(config, request.scale)
-        part = whole.restricted(request.selection)
+        part = whole.restricted(request)
         folder = Results(results)
         part = part if request.train else _from_records(part, folder)
         return cls(request, whole, part, folder, config)
@@ -302,13 +304,27 @@ def _data_behind(item: PlannedItem, results: Results) -> list[str]:
 
 
 def _from_records(part: Plan, results: Results) -> Plan:
-    """Return the part of a plan that existing files suffice for."""
+    """Return the items that can be made without training, because some run has a complete record.
+
+    They keep all their cells; tables show missing and stale runs.
+
+    Raises:
+        FltrainError: if nothing can be made.
+    """
     complete = {run for run in part.runs if results.record(run).complete}
 
     def possible(item: PlannedItem) -> bool:
         runs = item.run_ids if item.looks_into_models else []
         files = [Path(file) for file in _data_behind(item, results)]
-        return all(file.exists() for file in (*files, *(results.run(run) / MODELS_FILE for run in runs)))
+        there = all(file.exists() for file in (*files, *(results.run(run) / MODELS_FILE for run in runs)))
+        return there and not (item.trains and complete.isdisjoint(item.run_ids))
 
-    stale = stale_runs(part.runs, results)
-    return part.recorded(complete, {run: str(old) for run, old in stale.items()}, possible)
+    stale = {run: str(old) for run, old in stale_runs(part.runs, results).items()}
+    rest = part.reduced_to([item for item in part.items if possible(item)], "what records allow")
+    if not rest.items:
+        older = f" ({len(stale)} have a stale one, see `fltrain status`)" if stale else ""
+        raise FltrainError(
+            f"scale {part.scale.scale!r}: none of its runs has a record{older}; import records "
+            "(`fltrain records import`), or train the runs"
+        )
+    return replace(rest, items=[replace(item, stale=stale) for item in rest.items])

@@ -9,32 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fltrain.core.config import Place, check_known, suggest
-from fltrain.core.errors import FltrainError, Problems
+from fltrain.core.errors import FltrainError, Problems, count
 from fltrain.core.strict_yaml import construct, place_of, read_settings, validated
 from fltrain.experiments.claims import quantities
-from fltrain.experiments.layout import (
-    Bubbles,
-    Cell,
-    Curves,
-    Figure,
-    Inversion,
-    Labels,
-    Preference,
-    Ranking,
-    Restriction,
-    Sheet,
-    Table,
-    Variance,
-    curves_of,
-    measures_of,
-)
+from fltrain.experiments.items import Entry, PlannedItem
+from fltrain.experiments.layout import Bubbles, Labels, Preference, Restriction, curves_of, measures_of
 from fltrain.experiments.published import check_reported
 from fltrain.experiments.schema import (
     Axis,
@@ -52,171 +38,16 @@ from fltrain.experiments.schema import (
     setting_at,
     tree_of,
 )
-from fltrain.experiments.selection import Demand, Selection
+from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Search, Selected, read_selection
 from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import choose, parse_where, settings_text
+from fltrain.runs.where import Condition, begins, choose, parse_where, settings_text
 
 MOST_RUNS = 100_000
 """Maximum of cells times seeds of an item: a plan holds all of them in memory."""
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The run of a cell with one seed: its position in the item's grid and among its seeds, and its spec.
-
-    ``drawn`` holds the settings of a trial.
-    """
-
-    labels: Labels
-    reported: dict[str, str]
-    number: int
-    spec: RunSpec
-    drawn: Patch = field(default_factory=dict)
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-        return self.spec.seed
-
-
-@dataclass(frozen=True)
-class PlannedItem:
-    """An item at a scale, with the runs behind it.
-
-    Attributes:
-        applied: the exceptions that match a cell.
-        restricted: restrictions of the item, by a full scale's axes or by the user's selection.
-        stale: for runs (by ID) with a stale record only, what has changed since.
-        refused: reason why an item that needs a selection has no entries yet.
-    """
-
-    paper: Paper
-    name: str
-    scale: Scale
-    reduction: Reduction
-    item: Item
-    assumptions: tuple[str, ...]
-    axes: dict[str, list[str]]
-    entries: list[Entry]
-    applied: tuple[Special, ...] = ()
-    restricted: tuple[Restriction, ...] = ()
-    stale: Mapping[str, str] = field(default_factory=dict)
-    refused: str = ""
-
-    @property
-    def id(self) -> str:
-        """ID of the item, for example ``flfa/table1``."""
-        return f"{self.paper.paper}/{self.name}"
-
-    @property
-    def claims(self) -> int:
-        """Number of the paper's claims that are decided by this item alone."""
-        needed = [{quantity.item for quantity in quantities(claim.test)} for claim in self.paper.claims]
-        return needed.count({self.name})
-
-    @property
-    def target(self) -> str:
-        """Name of the workflow's target, for example ``flfa_table1``."""
-        return f"{self.paper.paper}_{self.name}"
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names by which the user can select the item."""
-        return frozenset((self.paper.paper, self.id, self.target))
-
-    @property
-    def layout(self) -> Table | Figure:
-        """Layout of the item."""
-        layout = self.item.table or self.item.figure
-        assert layout is not None  # Item has made sure
-        return layout
-
-    @property
-    def trains(self) -> bool:
-        """True if the item needs run records, false if it needs only partitions."""
-        return not isinstance(self.layout, Bubbles)
-
-    @property
-    def looks_into_models(self) -> bool:
-        """True if the item needs the models in the records, and the dataset."""
-        return isinstance(self.layout, Preference | Variance | Inversion)
-
-    @cached_property
-    def run_ids(self) -> list[str]:
-        """Distinct runs to be trained, in the order of the grid."""
-        return list(dict.fromkeys(entry.spec.run_id for entry in self.entries)) if self.trains else []
-
-    @cached_property
-    def partition_ids(self) -> list[str]:
-        """Distinct partitions, in the order of the grid."""
-        return list(dict.fromkeys(entry.spec.partition_id for entry in self.entries))
-
-    @property
-    def scale_title(self) -> str:
-        """Scale of the item in words, if the item is complete."""
-        return self.reduction.title or self.scale.title
-
-    def keeping(self, demand: Demand) -> Self:
-        """Return the item with the cells that meet a demand; its sheet gives the reason for missing cells."""
-        references = list(_references(self.layout))
-        wanted = [entry for entry in self.entries if demand.holds(entry.spec, entry.number)]
-        compared = {
-            _place({**entry.labels, **labels})
-            for entry in wanted
-            for labels in references
-            if demand.references
-        }
-        kept = [
-            entry
-            for entry in self.entries
-            if demand.holds(entry.spec, entry.number) or _place(entry.labels) in compared
-        ]
-        if len(kept) == len(self.entries):
-            return self
-        shown = {place for entry in kept for place in entry.labels.items()}
-        shown |= {place for labels in references for place in labels.items()}
-        axes = {
-            axis: [label for label in labels if (axis, label) in shown] for axis, labels in self.axes.items()
-        }
-        restricted = *self.restricted, Restriction(to=demand.why)
-        return replace(self, axes=axes, entries=kept, restricted=restricted)
-
-    @cached_property
-    def sheet(self) -> Sheet:
-        """Plain data from which a job makes the table or figure."""
-        part = f", restricted to {', '.join(map(str, self.restricted))}" if self.restricted else ""
-        return Sheet(
-            id=self.id,
-            paper=self.paper.title,
-            title=self.item.title,
-            caption=self.item.caption,
-            scale=self.scale_title + part,
-            restricted=self.restricted,
-            assumptions=self.assumptions,
-            reduced=self.scale.reduced,
-            seen=self.reduction.seen or self.scale.seen,
-            axes={axis: tuple(labels) for axis, labels in self.axes.items()},
-            table=self.item.table,
-            figure=self.item.figure,
-            reported=self.item.reported.file if self.item.reported else None,
-            reported_seeds=self.item.reported.seeds if self.item.reported else None,
-            cells=tuple(
-                Cell(
-                    labels=entry.labels,
-                    reported=entry.reported,
-                    seed=entry.seed,
-                    run=entry.spec.run_id,
-                    partition=entry.spec.partition_id,
-                    methods=tuple(method.name for method in entry.spec.composition.methods),
-                    stale=self.stale.get(entry.spec.run_id, ""),
-                )
-                for entry in self.entries
-            ),
-        )
 
 
 @dataclass(frozen=True)
@@ -263,71 +94,40 @@ class Plan:
             sorted(item.id for item in self.items),
             "other scales may have more; it has",
         )
-        choose(list(self.runs.values()), parse_where(selection.where), settings_text)  # refuses unknown keys
-        named = [item for item in self.items if selection.wants(item.names)]
-        for item in named:
+        items = [item for item in self.items if not selection.items or item.names & set(selection.items)]
+        for item in items:
             if item.refused:
                 raise FltrainError(item.refused)
-        rest = self._reduced_to(named, *selection.named)
-        for demand in selection.demands:
-            rest = rest._reduced_to([item.keeping(demand) for item in rest.items], demand.why)
-        if not rest.items:
-            wanted = selection.model_dump(exclude_defaults=True, include=set(Selection.model_fields))
-            conditions = "; ".join(
-                f"{key}: {', '.join(value) if isinstance(value, tuple) else f'{value:g}'}"
-                for key, value in wanted.items()
+        plural = "s" if len(selection.items) > 1 else ""
+        named = [f"item{plural} {', '.join(selection.items)}"] if selection.items else []
+        rest = self.reduced_to(items, *named)
+        if seeds := selection.seeds:
+            why = count(seeds, "seed")
+            rest = rest.reduced_to(
+                [item.keeping(why, lambda entry: entry.number < seeds) for item in rest.items], why
             )
+        if conditions := parse_where(selection.where):
+            texts = {spec.run_id: settings_text(spec) for spec in self.specs}
+            choose([texts[run] for run in self.runs], conditions, dict)  # refuses unknown keys and values
+            for condition in conditions:
+                rest = rest._meeting(condition, {run for run, text in texts.items() if condition.meets(text)})
+        if not rest.items:
             raise FltrainError(
-                f"scale {self.scale.scale!r}: no run is left with {conditions}; drop one of these conditions"
+                f"scale {self.scale.scale!r}: no run is left with {'; '.join(rest.restrictions)}; "
+                "drop one of these conditions"
             )
         return rest
 
-    def _reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
+    def _meeting(self, condition: Condition, runs: Collection[str]) -> Plan:
+        """Return the plan with the runs that meet a condition and, if it is on methods, their baselines."""
+        why, compared = str(condition), begins(condition.key, ("method", "plugins"))
+        items = [item.keeping(why, lambda entry: entry.spec.run_id in runs, compared) for item in self.items]
+        return self.reduced_to(items, why)
+
+    def reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
         """Return the plan with the items that have cells; note ``why`` if a cell or item is removed."""
         kept = [item for item in items if item.entries]
-        same = [id(item) for item in kept] == [id(item) for item in self.items]
-        return self if same else Plan(self.scale, kept, (*self.restrictions, *why))
-
-    def recorded(
-        self, complete: Collection[str], stale: Mapping[str, str], there: Callable[[PlannedItem], bool]
-    ) -> Plan:
-        """Return the items that can be made without training, because some run has a complete record.
-
-        They keep all their cells; tables show missing and stale runs.
-
-        Args:
-            complete: runs (by ID) that have a complete record.
-            stale: for other runs with a stale record, the revisions since.
-            there: returns True if all other inputs of an item exist.
-
-        Raises:
-            FltrainError: if nothing can be made.
-        """
-        items = [item for item in self.items if not item.trains or set(item.run_ids) & set(complete)]
-        rest = self._reduced_to([item for item in items if there(item)], "what records allow")
-        if not rest.items:
-            older = f" ({len(stale)} have a stale one, see `fltrain status`)" if stale else ""
-            raise FltrainError(
-                f"scale {self.scale.scale!r}: none of its runs has a record{older}; import records "
-                "(`fltrain records import`), or train the runs"
-            )
-        return replace(rest, items=[replace(item, stale=stale) for item in rest.items])
-
-
-def _references(layout: Table | Figure) -> Iterator[Labels]:
-    """Yield the labels in which a reference cell differs from the cells that are compared with it."""
-    if isinstance(layout, Table):
-        for measured in layout.measures:
-            yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
-    if isinstance(layout, Ranking):
-        yield {layout.rows: layout.difference_from}
-    if isinstance(layout, Curves):
-        for panel in layout.panels:
-            yield from filter(None, (panel.reduction_from, panel.difference_from))
-
-
-def _place(labels: Labels) -> frozenset[tuple[str, str]]:
-    return frozenset(labels.items())
+        return self if kept == self.items else Plan(self.scale, kept, (*self.restrictions, *why))
 
 
 def plan(config: Path, scale: str) -> Plan:

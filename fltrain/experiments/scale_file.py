@@ -12,7 +12,8 @@ from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.core.strict_yaml import read_plain
-from fltrain.experiments.plan import Plan, PlannedItem
+from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Reduction
 
 Yaml = dict[str, Any]

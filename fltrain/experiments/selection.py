@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
 from fltrain.core.config import FileName, Settings
-from fltrain.core.errors import count
-from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import Condition, begins, parse_where, settings_text, short_names
+
+
+def comma_separated(text: str) -> list[str]:
+    """Return the names in a text, without the spaces around them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _names(value: Any) -> Any:
-    """Return the names in a comma-separated text."""
-    if isinstance(value, str):
-        return [name.strip() for name in value.split(",") if name.strip()]
-    return () if value is None else value
+    return comma_separated(value) if isinstance(value, str) else () if value is None else value
 
 
 def _texts(value: Any) -> Any:
@@ -27,21 +23,6 @@ def _texts(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)]
-
-
-@dataclass(frozen=True)
-class Demand:
-    """A condition on the runs of cells.
-
-    Attributes:
-        why: the condition in words.
-        holds: returns True for runs to keep, given the spec and the position of the seed in the item.
-        references: also keep the cells with which those are compared.
-    """
-
-    why: str
-    holds: Callable[[RunSpec, int], bool]
-    references: bool = False
 
 
 class Selection(Settings):
@@ -59,29 +40,6 @@ class Selection(Settings):
     items: Names = ()
     seeds: int | None = Field(default=None, ge=1)
     where: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_texts)] = ()
-
-    def wants(self, names: Set[str]) -> bool:
-        """Return True if an item with these names is selected."""
-        return not self.items or bool(names & set(self.items))
-
-    @property
-    def named(self) -> list[str]:
-        """The selected items in words."""
-        return [f"item{'s' if len(self.items) > 1 else ''} {', '.join(self.items)}"] if self.items else []
-
-    @property
-    def demands(self) -> Iterator[Demand]:
-        """The conditions on runs."""
-        if (seeds := self.seeds) is not None:
-            yield Demand(count(seeds, "seed"), lambda _, number: number < seeds)
-        for condition in parse_where(self.where):
-            compared = begins(condition.key, ("method", "plugins"))
-            yield Demand(str(condition), partial(_meets, condition), references=compared)
-
-
-def _meets(condition: Condition, spec: RunSpec, _: int) -> bool:
-    names = short_names(spec)
-    return condition.meets(names if condition.key in names else settings_text(spec))
 
 
 def _truth(value: Any) -> Any:
@@ -121,8 +79,3 @@ class Request(Selection):
     scale: FileName = "demo"
     train: Annotated[bool, BeforeValidator(_truth)] = True
     resources: JobResources = JobResources()
-
-    @property
-    def selection(self) -> Selection:
-        """The selection of the scale."""
-        return Selection(**{name: getattr(self, name) for name in Selection.model_fields})

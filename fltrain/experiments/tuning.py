@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import AfterValidator, Field, Strict, model_validator
@@ -22,6 +22,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.core.rng import Purpose, stream
 from fltrain.core.strict_yaml import read_settings
+from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.layout import Labels
 from fltrain.experiments.schema import TRIAL, Patch, Point
 from fltrain.methods import METHODS
@@ -29,9 +30,6 @@ from fltrain.methods.training import Training
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
-
-if TYPE_CHECKING:
-    from fltrain.experiments.plan import Entry, PlannedItem
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 """Base of each dimension of the sequence."""

@@ -18,8 +18,8 @@ from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import read_arrays
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
-from fltrain.experiments.plan import Entry, PlannedItem, plan
-from fltrain.experiments.selection import Demand
+from fltrain.experiments.items import Entry, PlannedItem
+from fltrain.experiments.plan import plan
 from fltrain.reporting.tables import write as tables
 from fltrain.runs.archive import moved_records
 from fltrain.runs.integrity import check_record
@@ -208,7 +208,7 @@ class Verification:
         if runs and len(runs) < len(item.run_ids):
             part = f"made from {len(runs)} of its {len(item.run_ids)} runs"
             yield Finding(f"{path}: {part}, and checked against these", harmless=True)
-            item = item.keeping(Demand(part, lambda spec, _: spec.run_id in runs))
+            item = item.keeping(part, lambda entry: entry.spec.run_id in runs)
         reported = self.config / "reported"
         published = reported / item.item.reported.file if item.item.reported else None
         with tempfile.TemporaryDirectory() as folder:

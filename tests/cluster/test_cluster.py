@@ -56,7 +56,7 @@ def snakemake(checkout: Checkout, *options: str) -> tuple[int, str]:
 
 def runs_of(checkout: Checkout) -> Mapping[str, RunSpec]:
     request = Request.parse({"scale": "demo", **SELECTION}, "selection")
-    return plan(checkout.root / "config", request.scale).restricted(request.selection).runs
+    return plan(checkout.root / "config", request.scale).restricted(request).runs
 
 
 def records_of(runs: Mapping[str, RunSpec]) -> tuple[str, ...]:

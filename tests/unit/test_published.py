@@ -13,8 +13,9 @@ import yaml
 from extent import Covered, coverage, experiments, totals
 
 from fltrain.experiments import claims
+from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Measured
-from fltrain.experiments.plan import Plan, PlannedItem, declared, plan
+from fltrain.experiments.plan import Plan, declared, plan
 from fltrain.experiments.schema import Paper, read_labels
 from fltrain.runs.measures import measure
 

@@ -14,7 +14,8 @@ from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_plain, read_settings
 from fltrain.engine.train import Execution, train
-from fltrain.experiments.plan import Plan, PlannedItem, plan
+from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Point
 from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Range, Search, Selected, halton, select, write_selection

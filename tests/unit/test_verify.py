@@ -17,7 +17,6 @@ from fltrain.cli import app
 from fltrain.core.files import read_arrays, write_arrays, write_json
 from fltrain.data.datasets import Dataset, registry
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.selection import Demand
 from fltrain.methods.fedprox import FedProx
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.verify import Finding, Verification
@@ -314,8 +313,7 @@ def test_files_that_are_not_tables_are_named(content: bytes, place: Place) -> No
 
 def test_a_restricted_table_is_checked_against_its_part_of_the_plan(place: Place) -> None:
     average = place.records[0].run_id
-    condition = Demand("a whim", lambda spec, number: spec.run_id == average)
-    items = [item.keeping(condition) for item in place.plan.items]
+    items = [item.keeping("a whim", lambda entry: entry.spec.run_id == average) for item in place.plan.items]
     place.make_tables(replace(place.plan, items=[item for item in items if item.entries]))
     place.only(place.table(), "made from 1 of its 2 runs", harmless=True)
     change_cell(place.table(), "mean", "99.0")
@@ -340,8 +338,7 @@ def test_tables_with_stale_cells_are_consistent(place: Place, monkeypatch: pytes
     monkeypatch.setattr(FedProx, "revision", 2)
     planned = place.plan
     stale = {run: str(one) for run, one in stale_runs(planned.runs, place.results).items()}
-    complete = {run for run in planned.runs if place.results.record(run).complete}
-    place.make_tables(planned.recorded(complete, stale, lambda item: True))
+    place.make_tables(replace(planned, items=[replace(item, stale=stale) for item in planned.items]))
     with place.table().open() as file:
         assert [(row["row"], row["stale"]) for row in csv.DictReader(file)] == [
             ("fedavg", "0"),

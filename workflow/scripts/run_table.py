@@ -6,7 +6,8 @@ from pathlib import Path
 from fltrain.core.files import write_text
 from fltrain.core.job_log import job
 from fltrain.experiments.costs import PlanCosts, run_table
-from fltrain.experiments.plan import PlannedItem, plan
+from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821

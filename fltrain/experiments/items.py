@@ -1,0 +1,193 @@
+"""Items of papers with the runs behind them, and the plain data from which jobs make them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+from fltrain.experiments.claims import quantities
+from fltrain.experiments.layout import (
+    Bubbles,
+    Cell,
+    Curves,
+    Figure,
+    Inversion,
+    Labels,
+    Preference,
+    Ranking,
+    Restriction,
+    Sheet,
+    Table,
+    Variance,
+)
+from fltrain.experiments.schema import Item, Paper, Patch, Reduction, Scale, Special
+from fltrain.runs.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The run of a cell with one seed: its position in the item's grid and among its seeds, and its spec.
+
+    ``drawn`` holds the settings of a trial.
+    """
+
+    labels: Labels
+    reported: dict[str, str]
+    number: int
+    spec: RunSpec
+    drawn: Patch = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.spec.seed
+
+
+@dataclass(frozen=True)
+class PlannedItem:
+    """An item at a scale, with the runs behind it.
+
+    Attributes:
+        applied: the exceptions that match a cell.
+        restricted: restrictions of the item, by a full scale's axes or by the user's selection.
+        stale: for runs (by ID) with a stale record only, what has changed since.
+        refused: reason why an item that needs a selection has no entries yet.
+    """
+
+    paper: Paper
+    name: str
+    scale: Scale
+    reduction: Reduction
+    item: Item
+    assumptions: tuple[str, ...]
+    axes: dict[str, list[str]]
+    entries: list[Entry]
+    applied: tuple[Special, ...] = ()
+    restricted: tuple[Restriction, ...] = ()
+    stale: Mapping[str, str] = field(default_factory=dict)
+    refused: str = ""
+
+    @property
+    def id(self) -> str:
+        """ID of the item, for example ``flfa/table1``."""
+        return f"{self.paper.paper}/{self.name}"
+
+    @property
+    def claims(self) -> int:
+        """Number of the paper's claims that are decided by this item alone."""
+        needed = [{quantity.item for quantity in quantities(claim.test)} for claim in self.paper.claims]
+        return needed.count({self.name})
+
+    @property
+    def target(self) -> str:
+        """Name of the workflow's target, for example ``flfa_table1``."""
+        return f"{self.paper.paper}_{self.name}"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names by which the user can select the item."""
+        return frozenset((self.paper.paper, self.id, self.target))
+
+    @property
+    def layout(self) -> Table | Figure:
+        """Layout of the item."""
+        layout = self.item.table or self.item.figure
+        assert layout is not None  # Item has made sure
+        return layout
+
+    @property
+    def trains(self) -> bool:
+        """True if the item needs run records, false if it needs only partitions."""
+        return not isinstance(self.layout, Bubbles)
+
+    @property
+    def looks_into_models(self) -> bool:
+        """True if the item needs the models in the records, and the dataset."""
+        return isinstance(self.layout, Preference | Variance | Inversion)
+
+    @cached_property
+    def run_ids(self) -> list[str]:
+        """Distinct runs to be trained, in the order of the grid."""
+        return list(dict.fromkeys(entry.spec.run_id for entry in self.entries)) if self.trains else []
+
+    @cached_property
+    def partition_ids(self) -> list[str]:
+        """Distinct partitions, in the order of the grid."""
+        return list(dict.fromkeys(entry.spec.partition_id for entry in self.entries))
+
+    @property
+    def scale_title(self) -> str:
+        """Scale of the item in words, if the item is complete."""
+        return self.reduction.title or self.scale.title
+
+    def keeping(self, why: str, holds: Callable[[Entry], bool], references: bool = False) -> Self:
+        """Return the item with the cells that meet a condition; its sheet gives the reason for missing cells.
+
+        Args:
+            why: the condition in words.
+            holds: returns True for entries to keep.
+            references: also keep the cells with which those are compared.
+        """
+        differing = list(_references(self.layout))
+        compared = {
+            tuple({**entry.labels, **labels}.values())
+            for entry in (filter(holds, self.entries) if references else ())
+            for labels in differing
+        }
+        kept = [entry for entry in self.entries if holds(entry) or tuple(entry.labels.values()) in compared]
+        if len(kept) == len(self.entries):
+            return self
+        shown = {
+            place for labels in (*differing, *(entry.labels for entry in kept)) for place in labels.items()
+        }
+        axes = {
+            axis: [label for label in labels if (axis, label) in shown] for axis, labels in self.axes.items()
+        }
+        return replace(self, axes=axes, entries=kept, restricted=(*self.restricted, Restriction(to=why)))
+
+    @cached_property
+    def sheet(self) -> Sheet:
+        """Plain data from which a job makes the table or figure."""
+        part = f", restricted to {', '.join(map(str, self.restricted))}" if self.restricted else ""
+        return Sheet(
+            id=self.id,
+            paper=self.paper.title,
+            title=self.item.title,
+            caption=self.item.caption,
+            scale=self.scale_title + part,
+            restricted=self.restricted,
+            assumptions=self.assumptions,
+            reduced=self.scale.reduced,
+            seen=self.reduction.seen or self.scale.seen,
+            axes={axis: tuple(labels) for axis, labels in self.axes.items()},
+            table=self.item.table,
+            figure=self.item.figure,
+            reported=self.item.reported.file if self.item.reported else None,
+            reported_seeds=self.item.reported.seeds if self.item.reported else None,
+            cells=tuple(
+                Cell(
+                    labels=entry.labels,
+                    reported=entry.reported,
+                    seed=entry.seed,
+                    run=entry.spec.run_id,
+                    partition=entry.spec.partition_id,
+                    methods=tuple(method.name for method in entry.spec.composition.methods),
+                    stale=self.stale.get(entry.spec.run_id, ""),
+                )
+                for entry in self.entries
+            ),
+        )
+
+
+def _references(layout: Table | Figure) -> Iterator[Labels]:
+    """Yield the labels in which a reference cell differs from the cells that are compared with it."""
+    if isinstance(layout, Table):
+        for measured in layout.measures:
+            yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
+    if isinstance(layout, Ranking):
+        yield {layout.rows: layout.difference_from}
+    if isinstance(layout, Curves):
+        for panel in layout.panels:
+            yield from filter(None, (panel.reduction_from, panel.difference_from))
