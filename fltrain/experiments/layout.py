@@ -11,7 +11,7 @@ from pydantic import Field, Strict, model_validator
 
 from fltrain.core.config import Settings, check_known
 from fltrain.core.errors import FltrainError
-from fltrain.runs.measures import Measure, measure
+from fltrain.runs.measures import measure
 
 Labels = dict[str, str]
 """Axis -> label of one of its points."""
@@ -26,17 +26,10 @@ NO_AXES = (*COLUMNS, "rows", "series")
 """Names of columns that an axis cannot have."""
 
 
-def _check_labels(item: str, field: str, labels: Labels, axes: Axes) -> None:
-    check_known(f"{item}: {field}: unknown axis", labels, axes, "axes")
+def _check_labels(field: str, labels: Labels, axes: Axes) -> None:
+    check_known(f"{field}: unknown axis", labels, axes, "axes")
     for axis, label in labels.items():
-        check_known(f"{item}: {field}: unknown label", [label], axes[axis], f"labels of {axis!r}")
-
-
-def _measure(item: str, name: str) -> Measure:
-    try:
-        return measure(name)
-    except FltrainError as error:
-        raise FltrainError(f"{item}: {error}") from None
+        check_known(f"{field}: unknown label", [label], axes[axis], f"labels of {axis!r}")
 
 
 class Layout(Settings):
@@ -52,21 +45,22 @@ class Layout(Settings):
         """Refuse a layout that names unknown axes or labels, or that would mix the points of an axis.
 
         Raises:
-            FltrainError: with the ones that exist.
+            FltrainError: with the item and the names that exist.
         """
-        self._check_places(item, axes)
+        try:
+            self._check(axes)
+        except FltrainError as error:
+            raise FltrainError(f"{item}: {error}") from None
 
-    def _check_places(self, item: str, axes: Axes) -> None:
+    def _check(self, axes: Axes) -> None:
         shown = [name for place in self.PLACES if (name := getattr(self, place)) is not None]
-        check_known(f"{item}: layout: unknown axis", shown, [*axes, *self.NO_AXIS], "axes")
+        check_known("layout: unknown axis", shown, [*axes, *self.NO_AXIS], "axes")
         for name in shown:
             if shown.count(name) > 1:
-                raise FltrainError(f"{item}: the layout names the axis {name!r} twice")
+                raise FltrainError(f"the layout names the axis {name!r} twice")
         for axis, labels in axes.items():
             if len(labels) > 1 and axis not in shown:
-                raise FltrainError(
-                    f"{item}: the layout does not show the axis {axis!r}; add it to the layout"
-                )
+                raise FltrainError(f"the layout does not show the axis {axis!r}; add it to the layout")
 
 
 class Average(Settings):
@@ -140,45 +134,43 @@ class Table(Layout):
     order_by: str | None = None
     best_of: str | None = None
 
-    def check(self, item: str, axes: Axes) -> None:
+    def _check(self, axes: Axes) -> None:
         headings = [(measured.measure, measured.label) for measured in self.measures]
         for name, label in headings:
             if headings.count((name, label)) > 1:
-                raise FltrainError(f"{item}: the measure {name!r} is shown twice; tell them apart by 'label'")
+                raise FltrainError(f"the measure {name!r} is shown twice; tell them apart by 'label'")
         names = dict.fromkeys(name for name, _ in headings)
-        check_known(f"{item}: order_by: unknown measure", filter(None, [self.order_by]), names, "shown")
+        check_known("order_by: unknown measure", filter(None, [self.order_by]), names, "shown")
         for measured in self.measures:
-            what = _measure(item, measured.measure)
+            what = measure(measured.measure)
             if what.targeted == "seconds" and measured.printed_target:
                 raise FltrainError(
-                    f"{item}: the measure {measured.measure!r} needs seconds, and 'printed_target' is an "
+                    f"the measure {measured.measure!r} needs seconds, and 'printed_target' is an "
                     "accuracy; write 'target_of'"
                 )
             if bool(what.targeted) != bool(measured.target_of or measured.printed_target):
                 targets = "needs" if what.targeted else "has no target; remove"
                 raise FltrainError(
-                    f"{item}: the measure {measured.measure!r} {targets} 'target_of' or 'printed_target'"
+                    f"the measure {measured.measure!r} {targets} 'target_of' or 'printed_target'"
                 )
             if measured.average and measured.average.of == "gain" and not measured.gain_over:
-                raise FltrainError(f"{item}: an average 'of: gain' needs 'gain_over'")
+                raise FltrainError("an average 'of: gain' needs 'gain_over'")
             if measured.gain_margin and (not measured.gain_over or what.margin.relative or measured.average):
                 raise FltrainError(
-                    f"{item}: 'gain_margin' needs 'gain_over', a measure in points and no 'average'; "
+                    f"'gain_margin' needs 'gain_over', a measure in points and no 'average'; "
                     f"{measured.measure!r} has not all of these"
                 )
             if measured.average and what.over_seeds != "mean":
-                raise FltrainError(
-                    f"{item}: {measured.measure!r} is not a mean over seeds; remove its 'average'"
-                )
+                raise FltrainError(f"{measured.measure!r} is not a mean over seeds; remove its 'average'")
             if what.over_seeds == "max" and (measured.gain_over or measured.relative_to):
                 raise FltrainError(
-                    f"{item}: {measured.measure!r} is a maximum over seeds, which cannot be paired: it has "
+                    f"{measured.measure!r} is a maximum over seeds, which cannot be paired: it has "
                     "no 'gain_over' and no 'relative_to'; show 'best_accuracy' for these"
                 )
             dimension = {what.dimension: ("several", "labels")} if what.dimension else {}
-            self._check_places(item, {**axes, **dimension})
+            super()._check({**axes, **dimension})
             for reference in ("gain_over", "relative_to", "target_of"):
-                _check_labels(item, reference, getattr(measured, reference), axes)
+                _check_labels(reference, getattr(measured, reference), axes)
 
 
 class Panel(Settings):
@@ -227,21 +219,17 @@ class Curves(Layout):
     rows: str | None = None
     panels: Annotated[tuple[Panel, ...], Strict(False)]
 
-    def check(self, item: str, axes: Axes) -> None:
+    def _check(self, axes: Axes) -> None:
         if self.smoothing % 2 == 0:
-            raise FltrainError(
-                f"{item}: smoothing: {self.smoothing} {self.over} have no centre; use an odd number"
-            )
-        self._check_places(item, axes)
+            raise FltrainError(f"smoothing: {self.smoothing} {self.over} have no centre; use an odd number")
+        super()._check(axes)
         for panel in self.panels:
             for key in ("reduction_from", "difference_from"):
                 base: Labels = getattr(panel, key)
-                _check_labels(item, key, base, axes)
+                _check_labels(key, base, axes)
                 if base and set(base) != {self.series}:
                     names = ", ".join(map(repr, base))
-                    raise FltrainError(
-                        f"{item}: {key} names {names}, but the lines are those of {self.series!r}"
-                    )
+                    raise FltrainError(f"{key} names {names}, but the lines are those of {self.series!r}")
 
 
 class Points(Layout):
@@ -262,13 +250,11 @@ class Points(Layout):
     series: str | None = None
     measure: str
 
-    def check(self, item: str, axes: Axes) -> None:
-        self._check_places(item, axes)
-        what = _measure(item, self.measure)
+    def _check(self, axes: Axes) -> None:
+        super()._check(axes)
+        what = measure(self.measure)
         if what.targeted or what.dimension or what.over_seeds == "max":
-            raise FltrainError(
-                f"{item}: the measure {self.measure!r} is not one number for each run; choose another"
-            )
+            raise FltrainError(f"the measure {self.measure!r} is not one number for each run; choose another")
 
 
 class Ranking(Layout):
@@ -291,12 +277,12 @@ class Ranking(Layout):
     difference_from: str
     margin: float = Field(gt=0)
 
-    def check(self, item: str, axes: Axes) -> None:
-        self._check_places(item, axes)
-        _check_labels(item, "difference_from", {self.rows: self.difference_from}, axes)
-        what = _measure(item, self.measure)
+    def _check(self, axes: Axes) -> None:
+        super()._check(axes)
+        _check_labels("difference_from", {self.rows: self.difference_from}, axes)
+        what = measure(self.measure)
         if what.targeted or what.dimension or what.margin.relative or what.over_seeds != "mean":
-            raise FltrainError(f"{item}: the measure {self.measure!r} is not one in points; choose another")
+            raise FltrainError(f"the measure {self.measure!r} is not one in points; choose another")
 
 
 class Histogram(Layout):

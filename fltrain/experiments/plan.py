@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from fltrain.core.config import Place, check_known, suggest
 from fltrain.core.errors import FltrainError, Problems, count
-from fltrain.core.strict_yaml import construct, place_of, read_settings, validated
+from fltrain.core.strict_yaml import construct, place_of, validated
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.layout import Bubbles, Labels, Preference, Restriction, curves_of, measures_of
 from fltrain.experiments.published import check_reported
 from fltrain.experiments.schema import (
     Axis,
+    DisplayLabels,
     Item,
     Paper,
     Patch,
@@ -34,7 +35,7 @@ from fltrain.experiments.schema import (
     Special,
     merge,
     names_of,
-    read_labels,
+    read_optional,
     setting_at,
     tree_of,
 )
@@ -140,29 +141,28 @@ def plan(config: Path, scale: str) -> Plan:
     Raises:
         FltrainError: if a file or a run is not valid; the message names item and cell.
     """
-    labels = read_labels(config)
-    chosen = declared(config, scale, Scale, labels)
-    register_file = config / "register.yaml"
-    register = read_settings(register_file, Register) if register_file.exists() else Register()
+    labels = read_optional(config / "labels.yaml", DisplayLabels).labels
+    register = read_optional(config / "register.yaml", Register)
+    search = read_optional(config / "search.yaml", Search)
+    chosen, where = declared(config, scale, Scale, labels), f"scale {scale!r}"
     papers: dict[str, Paper] = {}
     found = Problems()
     for name in dict.fromkeys(item_id.partition("/")[0] for item_id in chosen.items):
         with found.collected():
             papers[name] = declared(config, name, Paper, labels)
             check_reported(config / "reported", papers[name])
-    found.refuse(f"scale {scale!r}")
+    found.refuse(where)
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():
         name, _, item = item_id.partition("/")
         if item:
             known = [f"{name}/{known}" for known in papers[name].items]
             with found.collected():
-                check_known(f"scale {scale!r}: unknown item", [item_id], known)
+                check_known(f"{where}: unknown item", [item_id], known)
                 reductions[name, item] = reduction
         else:
             reductions |= dict.fromkeys(((name, one) for one in papers[name].items), reduction)
-    search_file, expanded = config / "search.yaml", dict[tuple[str, str], PlannedItem]()
-    search = read_settings(search_file, Search) if search_file.exists() else Search()
+    expanded: dict[tuple[str, str], PlannedItem] = {}
     # Items that select from trials come after these.
     for name, item in sorted(reductions, key=lambda key: bool(papers[key[0]].items[key[1]].selects)):
         expand = partial(_expand, papers[name], item, chosen, reductions[name, item], register, config)
@@ -178,14 +178,16 @@ def plan(config: Path, scale: str) -> Plan:
                     expanded[name, item] = expand(read_selection(config, expanded[name, source]))
                 except FltrainError as error:
                     expanded[name, item] = replace(one, entries=[], refused=f"{one.id}: {error}")
-    found.refuse(f"scale {scale!r}")
+    found.refuse(where)
     planned = [expanded[key] for key in reductions]
-    _check_axes(f"scale {scale!r}: none of its items", chosen, planned)
-    _check_exceptions(f"scale {scale!r}", chosen.exceptions, planned)
+    parts = [(where, chosen, planned)]
     for item_id, reduction in chosen.items.items():
-        concerned = [one for one in planned if one.reduction is reduction]
-        _check_axes(f"scale {scale!r}: nothing in {item_id!r}", reduction, concerned)
-        _check_exceptions(f"scale {scale!r}: {item_id}", reduction.exceptions, concerned)
+        of_item = [one for one in planned if one.reduction is reduction]
+        parts.append((f"{where}: {item_id}", reduction, of_item))
+    for place, part, concerned in parts:
+        axes = sorted({axis for item in concerned for axis in item.axes})
+        check_known(f"{place}: no item has the axis", part.axes, axes, "axes")
+        _check_exceptions(place, part.exceptions, concerned)
     if not (chosen.settings or chosen.axes):
         for name, paper in papers.items():
             if chosen.items.get(name) == Reduction():
@@ -206,16 +208,6 @@ def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[s
     if (own := getattr(declaration, what)) != name:
         raise FltrainError(f"{where}: {what}: must be called {name!r} like the file, not {own!r}")
     return declaration
-
-
-def _check_axes(where: str, reduction: Reduction, items: Sequence[PlannedItem]) -> None:
-    """Refuse axes that none of the items has."""
-    check_known(
-        f"{where} has the axis",
-        reduction.axes,
-        sorted({axis for item in items for axis in item.axes}),
-        "axes",
-    )
 
 
 def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence[PlannedItem]) -> None:

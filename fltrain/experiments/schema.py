@@ -11,7 +11,7 @@ import datetime
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
 
@@ -29,7 +29,7 @@ from pydantic import (
 
 from fltrain.core.config import FileName, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import compose, link, read_settings
+from fltrain.core.strict_yaml import AnySettings, compose, link, read_settings
 from fltrain.experiments.claims import Claim, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
 from fltrain.runs.spec import RunSpec
@@ -119,16 +119,8 @@ _ABSENT = object()
 
 @cache
 def _adapter(name: str) -> TypeAdapter[Any]:
+    """Return the validator of one setting of a run."""
     return TypeAdapter(get_type_hints(RunSpec, include_extras=True)[name])
-
-
-@lru_cache(maxsize=10_000)
-def _validated(name: str, text: bytes) -> Any:
-    """Return the value of one setting of a run from its JSON; ``_ABSENT`` if it is not valid."""
-    try:
-        return _adapter(name).validate_json(text)
-    except ValidationError:
-        return _ABSENT
 
 
 def setting_at(root: Any, path: Iterable[str]) -> Any:
@@ -185,10 +177,12 @@ class Special(Settings):
     def matches(self, settings: Mapping[str, Any]) -> bool:
         """Return True if the patch applies to a cell with these settings."""
         for (name, *keys), wanted in self.conditions:
+            value = RunSpec.model_fields[name].default
             if name in settings:
-                value = _validated(name, json.dumps(settings[name]).encode())
-            else:
-                value = RunSpec.model_fields[name].default
+                try:
+                    value = _adapter(name).validate_json(json.dumps(settings[name]))
+                except ValidationError:
+                    return False
             if not any(_same(name, one) for name in names_of(setting_at(value, keys)) for one in wanted):
                 return False
         return True
@@ -458,10 +452,9 @@ class DisplayLabels(Settings):
     labels: dict[str, str] = {}
 
 
-def read_labels(config: Path) -> dict[str, str]:
-    """Return the labels in ``labels.yaml``; empty without the file."""
-    path = config / "labels.yaml"
-    return read_settings(path, DisplayLabels).labels if path.exists() else {}
+def read_optional(path: Path, kind: type[AnySettings]) -> AnySettings:
+    """Return the settings in a file; the defaults if there is no file."""
+    return read_settings(path, kind) if path.exists() else kind()
 
 
 def tree_of(config: Path, what: str, name: str) -> yaml.Node:

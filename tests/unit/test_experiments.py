@@ -601,7 +601,7 @@ def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[s
         (["tou/table"], "items", ["unknown paper 'tou'", "'toy'"]),
         (["toy/tabel"], "items", ["unknown item 'toy/tabel'", "'toy/table'", "toy/figure"]),
         (["toy/table", "toy/table"], "items", ["tiny", "toy/table"]),
-        ([{"toy/table": {"axes": {"plugins": ["flfa"]}}}], "items", ["'toy/table'", "'plugins'", "'plugin'"]),
+        ([{"toy/table": {"axes": {"plugins": ["flfa"]}}}], "items", ["toy/table", "'plugins'", "'plugin'"]),
         ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, "axes", ["'BP'"]),
         (when({"methd": "fedavg"}), "exceptions", ["a run has no setting 'methd'; did you mean 'method'?"]),
     ],

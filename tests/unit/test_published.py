@@ -16,7 +16,7 @@ from fltrain.experiments import claims
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Measured
 from fltrain.experiments.plan import Plan, declared, plan
-from fltrain.experiments.schema import Paper, read_labels
+from fltrain.experiments.schema import DisplayLabels, Paper, read_optional
 from fltrain.runs.measures import measure
 
 ROOT = Path(__file__).parents[2]
@@ -234,8 +234,9 @@ def test_every_entry_of_the_register_is_used() -> None:
     """The plan refuses references to unknown entries."""
     entries = yaml.safe_load((CONFIG / "register.yaml").read_text(encoding="utf-8"))["entries"]
     used: set[str] = set()
+    labels = read_optional(CONFIG / "labels.yaml", DisplayLabels).labels
     for file in (CONFIG / "papers").iterdir():
-        paper = declared(CONFIG, file.stem, Paper, read_labels(CONFIG))
+        paper = declared(CONFIG, file.stem, Paper, labels)
         used.update(paper.assumptions, *(item.assumptions for item in paper.items.values()))
     for page in (ROOT / "docs" / "methods").glob("*.md"):
         used.update(re.findall(r"\b[AF]-\d+b?\b", page.read_text(encoding="utf-8")))
