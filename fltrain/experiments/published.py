@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
@@ -34,36 +34,49 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 @dataclass(frozen=True)
 class PublishedValue:
-    """A published value, in per cent if it was printed as a fraction; None if only a note is printed."""
+    """A row of a file of published values.
 
+    Attributes:
+        texts: its texts by column.
+        value: its number, in per cent if it was printed as a fraction; None if only a note is printed.
+        std: spread of the value, in the same unit.
+        notes: remarks on the value.
+        anomalies: reasons to doubt it.
+    """
+
+    texts: Names
     value: float | None
     std: float | None
     notes: tuple[str, ...]
-    anomalies: tuple[str, ...] = ()
+    anomalies: tuple[str, ...]
+
+    @classmethod
+    def of(cls, texts: Names, doubts: Iterable[Anomaly]) -> Self:
+        """Return the value in a row with these texts."""
+        factor = 100 if texts.get("unit") == "fraction" else 1
+        value, std = (
+            factor * float(text) if text else None for text in (texts["value"], texts.get("std", ""))
+        )
+        notes = tuple(note for note in texts["note"].split("; ") if note)
+        return cls(texts, value, std, notes, tuple(doubt.reason for doubt in doubts if doubt.concerns(texts)))
 
     @property
     def failed(self) -> bool:
         """True if the paper reports that its runs failed."""
         return self.value is None and any(note.startswith(FAILURES) for note in self.notes)
 
-
-@dataclass(frozen=True)
-class PublishedRow:
-    """A row of a file of published values: its texts by column, and its value."""
-
-    texts: Names
-    value: PublishedValue
-
-    def fits(self, names: Names) -> bool:
+    def fits(self, metric: str | None, names: Names) -> bool:
         """Return True if the row has these texts; columns that the file does not have do not count."""
-        return all(self.texts.get(column, text) == text for column, text in names.items())
+        return self.texts["metric"] == metric and all(
+            self.texts.get(column, text) == text for column, text in names.items()
+        )
 
 
 @dataclass(frozen=True)
 class Published:
     """Published values of one file, named ``file``; empty for an item without a file."""
 
-    rows: Sequence[PublishedRow] = ()
+    rows: Sequence[PublishedValue] = ()
     columns: Sequence[str] = ()
     file: str = ""
 
@@ -79,16 +92,8 @@ class Published:
         columns, rows = read_reported(path, REQUIRED)
         doubts = [one for one in read_anomalies(anomalies) if one.file == path.name] if anomalies else []
         for doubt in doubts:
-            doubt.check(columns)
-        return cls([_row(texts, doubts) for texts in rows], columns, path.name)
-
-    @cached_property
-    def _by_metric(self) -> Mapping[str, list[PublishedRow]]:
-        """Rows by metric: a table looks up thousands of values."""
-        groups: dict[str, list[PublishedRow]] = {}
-        for row in self.rows:
-            groups.setdefault(row.texts["metric"], []).append(row)
-        return groups
+            check_known(f"anomalies: {path.name} has no column", doubt.match, columns, "columns")
+        return cls([PublishedValue.of(texts, doubts) for texts in rows], columns, path.name)
 
     def find(self, metric: str | None, names: Names, reduced: bool = False) -> PublishedValue | None:
         """Return the published value of a metric that fits the names of a cell; None if there is none.
@@ -99,7 +104,7 @@ class Published:
         Raises:
             FltrainError: if several values fit at full scale.
         """
-        fitting = [row for row in self._by_metric.get(metric or "", []) if row.fits(names)]
+        fitting = [row for row in self.rows if row.fits(metric, names)]
         if not fitting or (reduced and len(fitting) > 1):
             return None
         if len(fitting) > 1:
@@ -108,7 +113,7 @@ class Published:
                 f"{self.file}: {len(fitting)} published values of {metric!r} fit {named}; "
                 f"name more columns under 'reported' (columns: {', '.join(self.columns)})"
             )
-        return fitting[0].value
+        return fitting[0]
 
     def absent(
         self, metric: str | None, declared: Iterable[Names], cells: Iterable[Names]
@@ -131,10 +136,11 @@ class Published:
             patterns[column] = "|".join(map(_pattern, used)) if len(used) == 1 or "" in used else ".+"
         return [
             {column: row.texts[column] for column in named}
-            for row in self._by_metric.get(metric or "", [])
-            if (row.value.value is not None or row.value.failed)
+            for row in self.rows
+            if row.fits(metric, {})
+            and (row.value is not None or row.failed)
             and all(re.fullmatch(pattern, row.texts[column]) for column, pattern in patterns.items())
-            and not any(row.fits(names) for names in cells)
+            and not any(row.fits(metric, names) for names in cells)
         ]
 
 
@@ -145,10 +151,6 @@ class Anomaly:
     file: str
     match: Mapping[str, list[str]]
     reason: str
-
-    def check(self, columns: Sequence[str]) -> None:
-        """Refuse columns that the file does not have."""
-        check_known(f"anomalies: {self.file} has no column", self.match, columns, "columns")
 
     def concerns(self, texts: Names) -> bool:
         """Return True if it applies to a row with these texts."""
@@ -195,8 +197,10 @@ def read_claims(path: Path) -> list[Statement]:
     Raises:
         FltrainError: if it cannot be read.
     """
-    rows = read_reported(path, STATED)[1]
-    return [Statement(row["where"], row["claim"], _float(row["value"]), row["unit"]) for row in rows]
+    return [
+        Statement(row["where"], row["claim"], float(row["value"]) if row["value"] else None, row["unit"])
+        for row in read_reported(path, STATED)[1]
+    ]
 
 
 def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], list[dict[str, str]]]:
@@ -224,21 +228,6 @@ def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], lis
         raise FltrainError(f"{path}: published values cannot be read ({reason})") from None
     check_known(f"{path}: there is no column", needed, columns, "columns")
     return columns, rows
-
-
-def _row(texts: Mapping[str, str], doubts: Iterable[Anomaly]) -> PublishedRow:
-    factor = 100 if texts.get("unit") == "fraction" else 1
-    value, std = (
-        None if number is None else factor * number
-        for number in (_float(texts["value"]), _float(texts.get("std", "")))
-    )
-    notes = tuple(note for note in texts["note"].split("; ") if note)
-    reasons = tuple(doubt.reason for doubt in doubts if doubt.concerns(texts))
-    return PublishedRow(texts, PublishedValue(value, std, notes, reasons))
-
-
-def _float(text: str) -> float | None:
-    return float(text) if text else None
 
 
 def _pattern(name: str) -> str:
@@ -278,15 +267,8 @@ def _check_item(item_id: str, item: Item, path: Path) -> None:
     # A single name does not distinguish cells.
     distinct = [column for column, used in names.items() if len(used) > 1]
     check_known(f"{item_id}: reported: {path} has no column", distinct, columns, "columns")
-    metrics = {row["metric"] for row in rows}
-    check_known(
-        f"{item_id}: reported: {path} has no row of the metric", _metrics(item), sorted(metrics), "metrics"
-    )
-
-
-def _metrics(item: Item) -> Iterator[str]:
-    for measured in item.table.measures if item.table else ():
-        if measured.reported:
-            yield measured.reported
-        if measured.average and measured.average.reported:
-            yield measured.average.reported
+    measures = item.table.measures if item.table else ()
+    shown = [one for measured in measures for one in (measured, measured.average) if one]
+    compared = [one.reported for one in shown if one.reported]
+    metrics = sorted({row["metric"] for row in rows})
+    check_known(f"{item_id}: reported: {path} has no row of the metric", compared, metrics, "metrics")
