@@ -69,21 +69,16 @@ class Jobs:
         return cls(request, whole, part, folder, config)
 
     @property
-    def scale(self) -> str:
-        """Name of the scale."""
-        return self.request.scale
-
-    @property
     def folder(self) -> str:
         """Folder of the scale's tables and figures."""
-        return f"{self.results.root}/{self.scale}"
+        return f"{self.results.root}/{self.request.scale}"
 
     def redate(self) -> None:
         """Set the dates of results that lie in the future, from before a clock was set back, to now.
 
         Snakemake deletes the output of a job if it is older than the job's input.
         """
-        patterns = ("vega.js", "data/*", "partitions/*", "runs/*/summary.json", f"{self.scale}/**/*")
+        patterns = ("vega.js", "data/*", "partitions/*", "runs/*/summary.json", f"{self.request.scale}/**/*")
         backdate(path for pattern in patterns for path in self.results.root.glob(pattern))
 
     @cached_property
@@ -148,17 +143,15 @@ class Jobs:
         return {run: spec.to_json() for run, spec in self.plan.runs.items()}
 
     @cached_property
-    def run_data(self) -> dict[str, list[str]]:
-        """Data files of each run."""
+    def run_inputs(self) -> dict[str, dict[str, list[str]]]:
+        """Data files and partition file of each run."""
         return {
-            run: [str(self.results.data(data)) for data in (spec.dataset, *spec.evaluation.extra)]
+            run: {
+                "data": [str(self.results.data(data)) for data in (spec.dataset, *spec.evaluation.extra)],
+                "partition": [str(self.results.partition(spec))],
+            }
             for run, spec in self.plan.runs.items()
         }
-
-    @cached_property
-    def run_partitions(self) -> dict[str, str]:
-        """Partition file of each run."""
-        return {run: str(self.results.partition(spec)) for run, spec in self.plan.runs.items()}
 
     def resource(self, name: Resource, run: str, attempt: int) -> int:
         """Return the amount of a resource that the job of a run requests at an attempt (1, 2 ...)."""
@@ -250,26 +243,21 @@ class Jobs:
         """Return the file of a paper's claims, if there are any."""
         return [f"{self.config}/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
 
-    def paper_heading(self, paper: str) -> str:
-        """Return name, title and scale of a paper as JSON."""
-        scale = self.plan.scale
-        titles = dict.fromkeys(item.scale_title for item in self.items_of(paper))
-        heading = {
-            "paper": paper,
-            "title": self.papers[paper].title,
-            "scale": scale.scale,
-            "reduced": scale.reduced,
-            "scale_note": scale_sentence("; ".join(titles), scale.reduced),
-        }
-        return json.dumps(heading)
-
-    def paper_sheets(self, paper: str) -> str:
-        """Return the sheets of a paper's items as JSON."""
-        return json.dumps([item.sheet.model_dump(mode="json") for item in self.items_of(paper)])
-
-    def paper_claims(self, paper: str) -> str:
-        """Return the claims of a paper as JSON."""
-        return json.dumps([claim.model_dump(mode="json") for claim in self.papers[paper].claims])
+    def paper_runs(self, paper: str) -> str:
+        """Return name, title and scale of a paper, the sheets of its items, and its claims, as JSON."""
+        scale, items, declared = self.plan.scale, self.items_of(paper), self.papers[paper]
+        titles = dict.fromkeys(item.scale_title for item in items)
+        return json.dumps(
+            {
+                "paper": paper,
+                "title": declared.title,
+                "scale": scale.scale,
+                "reduced": scale.reduced,
+                "scale_note": scale_sentence("; ".join(titles), scale.reduced),
+                "sheets": [item.sheet.model_dump(mode="json") for item in items],
+                "claims": [claim.model_dump(mode="json") for claim in declared.claims],
+            }
+        )
 
 
 def declarations() -> Path:

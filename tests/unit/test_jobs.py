@@ -58,8 +58,8 @@ def test_runs_name_their_spec_data_and_partition(folder: Path) -> None:
     assert every.run_specs.keys() == every.plan.runs.keys() == every.memberships.keys()
     for run, spec in every.plan.runs.items():
         assert RunSpec.parse(json.loads(every.run_specs[run]), "spec").run_id == run
-        assert every.run_data[run] == [str(results.data(spec.dataset))]
-        assert every.run_partitions[run] == str(results.partition(spec))
+        data, partition = results.data(spec.dataset), results.partition(spec)
+        assert every.run_inputs[run] == {"data": [str(data)], "partition": [str(partition)]}
         assert every.partition_data(spec.partition_id) == str(results.data(spec.dataset))
         settings = json.loads(every.partition(spec.partition_id))
         assert settings["seed"] == spec.seed and settings["scheme"]["settings"]["name"] == "dirichlet"
@@ -83,7 +83,7 @@ def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> No
     every = jobs(folder)
     (run,) = every.items["toy/figure1"].run_ids
     record = every.summaries([run])[0]
-    data, partition = every.run_data[run][0], every.run_partitions[run]
+    (data,), (partition,) = every.run_inputs[run].values()
     assert every.item_inputs("toy/figure1") == [record]
     assert every.item_inputs("toy/figure2") == [partition]
     assert every.item_inputs("other/figure1") == [record, *sorted((data, partition))]
@@ -112,7 +112,7 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
     left = jobs(folder, train="false")
     assert set(left.items) == {"toy/table1", "toy/figure1"}, "partitions and data are not there"
     assert list(left.memberships) == [spec.run_id]
-    for file in (*left.run_data[spec.run_id], left.run_partitions[spec.run_id]):
+    for (file,) in left.run_inputs[spec.run_id].values():
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).touch()
     assert (record.folder / MODELS_FILE).exists()

@@ -17,9 +17,7 @@ rule claims:
     conda:
         "../../environment.yml"
     params:
-        paper=by(JOBS.paper_heading, "paper"),
-        sheets=by(JOBS.paper_sheets, "paper"),
-        claims=by(JOBS.paper_claims, "paper"),
+        paper=by(JOBS.paper_runs, "paper"),
     message:
         "judging the claims of {wildcards.paper}"
     script:

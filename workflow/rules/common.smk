@@ -23,7 +23,7 @@ except FltrainError as error:
 # The plan is needed until the end; looking for garbage in it would take a quarter of the time.
 gc.freeze()
 
-SCALE, OUT = JOBS.scale, JOBS.folder
+SCALE, OUT = JOBS.request.scale, JOBS.folder
 
 # Without `--sdm`, jobs run in the Python environment of this process, even if it is not activated. The environment of
 # `--sdm conda` comes before it, because a job activates it later.
@@ -62,6 +62,5 @@ def train_resource(name):
 # Data and partitions are checked by digests and named after their settings: a newer file is no reason to retrain.
 def run_inputs(wildcards):
     return {
-        "data": ancient(JOBS.run_data[wildcards.run]),
-        "partition": ancient(JOBS.run_partitions[wildcards.run]),
+        name: ancient(files) for name, files in JOBS.run_inputs[wildcards.run].items()
     }

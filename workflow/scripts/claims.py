@@ -16,8 +16,8 @@ from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):  # noqa: F821
     paper = json.loads(snakemake.params.paper)  # noqa: F821
-    sheets = [Sheet.parse(sheet, "sheet") for sheet in json.loads(snakemake.params.sheets)]  # noqa: F821
-    claims = [Claim.parse(claim, "claim") for claim in json.loads(snakemake.params.claims)]  # noqa: F821
+    sheets = [Sheet.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
+    claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
     paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)
     files = {Path(path).name: Path(path) for path in snakemake.input.published}  # noqa: F821
     anomalies = Path(snakemake.input.anomalies)  # noqa: F821
