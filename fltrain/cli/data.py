@@ -14,7 +14,6 @@ from fltrain.core.errors import FltrainError
 from fltrain.runs.record import Results
 
 app = typer.Typer(help="List, fetch and show datasets.", no_args_is_help=True, rich_markup_mode=None)
-DataArgument = Annotated[str, typer.Argument(help="A name in config/datasets.yaml.")]
 SizeOption = Annotated[int | None, typer.Option(help="Resize images to this many pixels per side.")]
 
 
@@ -63,7 +62,7 @@ def fetch_data(
 
 @app.command("show")
 def show_data(
-    name: DataArgument,
+    name: Annotated[str, typer.Argument(help="A name in config/datasets.yaml.")],
     image_size: SizeOption = None,
     results: ResultsOption = Path("results"),
 ) -> None:

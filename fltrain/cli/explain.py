@@ -10,8 +10,8 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table
-from fltrain.core.errors import FltrainError
-from fltrain.experiments.items import Entry, PlannedItem
+from fltrain.core.errors import FltrainError, count
+from fltrain.experiments.items import Entry
 from fltrain.experiments.plan import Layer, Layers, leaves, merged, origins, place_in, plan
 from fltrain.experiments.selection import Selection, comma_separated
 from fltrain.runs.where import short_names
@@ -26,43 +26,34 @@ def explain(
     config: options.ConfigOption = Path("config"),
 ) -> None:
     """Show layer, file and line of each setting of a cell."""
-    planned = plan(config, scale).restricted(Selection(items=(item,))).items
-    if len(planned) > 1:
-        raise FltrainError(f"{item!r} is a paper; name one of its items, for example {planned[0].id}")
-    entry = _chosen(planned[0], comma_separated(cell))
-    layers, _ = Layers(planned[0].paper, planned[0].name, planned[0].scale, planned[0].reduction).cell(
-        entry.labels
-    )
+    items = plan(config, scale).restricted(Selection(items=(item,))).items
+    if len(items) > 1:
+        raise FltrainError(f"{item!r} is a paper; name one of its items, for example {items[0].id}")
+    (planned,) = items
+    words = set(comma_separated(cell.casefold()))
+    entries = [entry for entry in planned.entries if entry.number == 0 and words <= _names(entry)]
+    if len(entries) != 1:
+        axes = "; ".join(f"{axis}: {', '.join(labels)}" for axis, labels in planned.axes.items())
+        raise FltrainError(
+            f"--cell: {count(len(entries), 'cell')} of {planned.id} match {cell!r}; name one label of each "
+            f"axis: {axes}"
+        )
+    (entry,) = entries
+    layers = Layers(planned.paper, planned.name, planned.scale, planned.reduction).cell(entry.labels)
     layers.append(Layer("trial", "search", (), entry.drawn))
     settings, found = merged(layers), origins(layers)
     rows = []
     for path, value in leaves(settings):
         layer = found[path]
-        file, line = place_in(config, planned[0].paper, planned[0].scale, layer, path)
+        file, line = place_in(config, planned.paper, planned.scale, layer, path)
         rows.append((".".join(path), _text(value), layer.name, f"{file}:{line}"))
     defaults = [
         (".".join(path), _text(value), "default", "")
         for path, value in leaves(entry.spec.model_dump(mode="json"))
         if path not in found and path != ("seed",)
     ]
-    typer.echo(
-        f"{planned[0].id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}"
-    )
+    typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
     print_table(("setting", "value", "layer", "place"), [*rows, (), *sorted(defaults)])
-
-
-def _chosen(item: PlannedItem, words: list[str]) -> Entry:
-    """Return the first seed of the only cell that all words name."""
-    entries = [entry for entry in item.entries if entry.number == 0]
-    for word in words:
-        entries = [entry for entry in entries if word.casefold() in _names(entry)]
-        if not entries:
-            raise FltrainError(f"--cell: {item.id} has no such cell with {word!r}; {_axes(item)}")
-    if len(entries) > 1:
-        raise FltrainError(
-            f"--cell: {len(entries)} cells of {item.id} match; add one of each axis: {_axes(item)}"
-        )
-    return entries[0]
 
 
 def _names(entry: Entry) -> set[str]:
@@ -70,10 +61,6 @@ def _names(entry: Entry) -> set[str]:
     names = (*entry.labels.values(), *short_names(entry.spec).values())
     plugins = [plugin.name for plugin in entry.spec.plugins]
     return {name.casefold() for name in (*names, *plugins)}
-
-
-def _axes(item: PlannedItem) -> str:
-    return "; ".join(f"{axis}: {', '.join(labels)}" for axis, labels in item.axes.items())
 
 
 def _text(value: object) -> str:

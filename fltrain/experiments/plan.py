@@ -228,14 +228,16 @@ def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence
 
 
 class Layer(NamedTuple):
-    """A patch of a cell's settings: its layer, the kind of its file, its path of keys in it, its point."""
+    """A patch of a cell's settings: its layer, the kind of its file, and its path of keys in it.
+
+    ``declared`` is the point or exception that has the patch, if one has.
+    """
 
     name: str
     what: str
     keys: tuple[str, ...]
     patch: Patch
-    reported: Mapping[str, str] = {}
-    point: Point | None = None
+    declared: Point | Special | None = None
 
 
 class Layers:
@@ -254,34 +256,28 @@ class Layers:
             ("scale", "scale", (), scale),
             ("scale", "scale", in_scale, own),
         ]
-        self._common = [
-            Layer(layer, what, (*keys, "settings"), source.settings) for layer, what, keys, source in sources
-        ]
         self.axes: dict[str, dict[str, Layer]] = {axis: {} for axis in item.axes}
-        for _, what, keys, source in sources[1:]:
-            assert not isinstance(source, Paper)
-            for axis in source.axes.keys() & self.axes.keys():
+        self._common: list[Layer] = []
+        self._exceptions: list[Layer] = []
+        for layer, what, keys, source in sources:
+            self._common.append(Layer(layer, what, (*keys, "settings"), source.settings))
+            for number, special in enumerate(source.exceptions):
+                place = (*keys, "exceptions", str(number), "set")
+                self._exceptions.append(Layer("cell", what, place, special.set, special))
+            for axis in self.axes.keys() & ({} if isinstance(source, Paper) else source.axes).keys():
                 self.axes[axis] = {
-                    label: Layer(
-                        *("cell", what, (*keys, "axes", axis, label, "set"), point.set, point.reported, point)
-                    )
+                    label: Layer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point)
                     for label, point in source.axes[axis].items()
                 }
-        self._exceptions = [
-            (
-                special,
-                Layer("cell", what, (*keys, "exceptions", str(place), "set"), special.set, special.reported),
-            )
-            for _, what, keys, source in sources
-            for place, special in enumerate(source.exceptions)
-        ]
 
-    def cell(self, labels: Labels) -> tuple[list[Layer], list[Special]]:
-        """Return the patches of a cell, later ones win, and the exceptions that match it."""
+    def cell(self, labels: Labels) -> list[Layer]:
+        """Return the patches of a cell, with those of the exceptions that match it; later ones win."""
         layers = self._common + [self.axes[axis][label] for axis, label in labels.items()]
         settings = merged(layers)
-        matching = [(special, layer) for special, layer in self._exceptions if special.matches(settings)]
-        return layers + [layer for _, layer in matching], [special for special, _ in matching]
+        for layer in self._exceptions:
+            if isinstance(layer.declared, Special) and layer.declared.matches(settings):
+                layers.append(layer)
+        return layers
 
 
 def merged(layers: Iterable[Layer]) -> Patch:
@@ -345,11 +341,13 @@ def _expand(
     faulty: dict[str, FltrainError] = {}
     for combination in itertools.product(*axes.values()):
         labels = dict(zip(axes, combination, strict=True))
-        layers, matching = declared.cell(labels)
+        layers = declared.cell(labels)
+        sources = [layer.declared for layer in layers if layer.declared]
+        matching = [source for source in sources if isinstance(source, Special)]
         applied += [special for special in matching if special not in applied]
         if any(special.leave_out for special in matching):
             continue
-        reported = {key: value for layer in layers for key, value in layer.reported.items()}
+        reported = {key: value for source in sources for key, value in source.reported.items()}
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
 
         def place(keys: Sequence[str], layers: list[Layer] = layers) -> Place:
@@ -363,8 +361,8 @@ def _expand(
         # depends on it been computed of the first.
         try:
             first, drawn = RunSpec.parse({**merged(layers), "seed": 0}, where, place), Patch()
-            for layer in layers:
-                drawn |= tuning.patch(layer.point, first, labels) if layer.point else {}
+            for source in sources:
+                drawn |= tuning.patch(source, first, labels) if isinstance(source, Point) else {}
             if drawn:
                 first = RunSpec.parse({**merge(merged(layers), drawn), "seed": 0}, where)
         except FltrainError as error:

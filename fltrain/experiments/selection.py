@@ -42,11 +42,6 @@ class Selection(Settings):
     where: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_texts)] = ()
 
 
-def _truth(value: Any) -> Any:
-    """Return the truth value in a text; ``snakemake --config train=false`` passes a text."""
-    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
-
-
 Resource = Literal["runtime", "mem_mb", "disk_mb"]
 Amounts = dict[Resource, Annotated[int, Field(ge=1)]]
 
@@ -77,5 +72,5 @@ class Request(Selection):
     """
 
     scale: FileName = "demo"
-    train: Annotated[bool, BeforeValidator(_truth)] = True
+    train: Annotated[bool, Strict(False)] = True  # `snakemake --config train=false` passes a text
     resources: JobResources = JobResources()

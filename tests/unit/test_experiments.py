@@ -349,7 +349,7 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
         line = next(line for line in lines if f" {setting} " in line)
         assert all(f" {text} " in line for text in (value, layer)) and place in line
     assert "2 cells" in str(explained("--cell", "fedprox").exception)
-    assert "no such cell with 'fedpro'" in str(explained("--cell", "fedpro").exception)
+    assert "0 cells of toy/table2 match 'fedpro'" in str(explained("--cell", "fedpro").exception)
 
 
 def test_exceptions_of_a_paper_hold_for_all_items_and_must_match_a_cell(folder: Path) -> None:
