@@ -110,21 +110,11 @@ class Workload:
         tested, train = tested + validation, train - validation
         images = max(1, round(train / spec.partition.clients))
         batch = min(spec.training.batch_size, images)
-        settings = [spec.model.model_dump(mode="json"), spec.model.revision]
-        shape = f"{entry.channels}x{side}x{side}"
-        network = f"{spec.model.name}-{short_hash(settings)} {shape} {entry.classes} classes"
-        methods = [[method.model_dump(mode="json"), method.revision] for method in spec.composition.methods]
-        composition = f"{spec.composition.name}-{short_hash(methods)}"
-        recorded = ", ".join(sorted(spec.evaluation.statistics)) or "nothing"
-        precision = "" if spec.precision == "fp32" else f", {spec.precision}"
-        return cls(
-            spec=spec,
-            images=images,
-            batch=batch,
-            tested=tested,
-            key=f"{composition} on {network}, batch {batch}{precision}, BatchNorm {spec.batchnorm}, "
-            f"{recorded} measured",
-        )
+        parts = [spec.model, *spec.composition.methods]
+        settings = [[part.model_dump(mode="json"), part.revision] for part in parts]
+        others = [entry.classes, spec.batchnorm, spec.precision, sorted(spec.evaluation.statistics)]
+        what = f"{spec.composition.name} on {spec.model.name} {entry.channels}x{side}x{side}, batch {batch}"
+        return cls(spec, images, batch, tested, key=f"{what}, {short_hash([settings, others])}")
 
     @property
     def steps(self) -> float:

@@ -172,9 +172,10 @@ class Jobs:
         forms = TABLE_FORMS if item.item.table else FIGURE_FORMS
         return [f"{self.folder}/{item.id}{form}" for form in forms]
 
-    def outputs(self) -> list[str]:
-        """Return the files of all tables and figures."""
-        return [output for item in self.plan.items for output in self.item_outputs(item)]
+    def outputs(self, paper: str | None = None) -> list[str]:
+        """Return the files of the tables and figures of all papers, or of one."""
+        items = self.items_of(paper) if paper else self.plan.items
+        return [output for item in items for output in self.item_outputs(item)]
 
     def item_inputs(self, name: str) -> list[str]:
         """Return the files that a table or figure is made from: records, and data if it needs more."""
@@ -230,10 +231,6 @@ class Jobs:
     def items_of(self, paper: str) -> list[PlannedItem]:
         """Return the items of a paper."""
         return [item for item in self.plan.items if item.paper.paper == paper]
-
-    def paper_outputs(self, paper: str) -> list[str]:
-        """Return the files of a paper's tables and figures."""
-        return [output for item in self.items_of(paper) for output in self.item_outputs(item)]
 
     def paper_published(self, paper: str) -> list[str]:
         """Return the files of a paper's published values."""

@@ -1,7 +1,7 @@
 rule claims:
     """Judge a paper's claims on its runs, and summarise its comparisons with published values."""
     input:
-        made=by(JOBS.paper_outputs, "paper"),
+        made=by(JOBS.outputs, "paper"),
         published=by(JOBS.paper_published, "paper"),
         anomalies=JOBS.anomalies,
         claims=by(JOBS.paper_statements, "paper"),
