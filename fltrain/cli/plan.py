@@ -79,7 +79,7 @@ def show_plan(
     typer.echo(f"run table: {listed}")
     if new_file:
         note = "a part of it" if hours is None else f"the part that fits into {hours:g} hours"
-        write_scale(new_file, config, planned, note)
+        write_scale(new_file, planned, note)
         typer.echo(f"scale: {new_file}; train it with `snakemake --config scale={new_file.stem}`")
 
 

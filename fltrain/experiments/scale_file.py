@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,9 @@ import yaml
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
-from fltrain.core.strict_yaml import read_plain
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Reduction
-
-Yaml = dict[str, Any]
 
 
 def scale_file(config: Path, path: Path) -> Path:
@@ -33,43 +30,29 @@ def scale_file(config: Path, path: Path) -> Path:
     return target
 
 
-def write_scale(path: Path, config: Path, part: Plan, title: str) -> None:
+def write_scale(path: Path, part: Plan, title: str) -> None:
     """Write a scale with the items of ``part`` and their seeds.
 
     Args:
         path: file in ``config/scales``.
-        config: folder of ``part``'s own scale.
         part: plan of an existing scale, possibly with fewer items and seeds.
         title: addition to the scale's title.
     """
-    source: Yaml = read_plain(config / "scales" / f"{part.scale.scale}.yaml")
-    declared: Yaml = {}
-    for entry in source["items"]:
-        declared |= {entry: {}} if isinstance(entry, str) else entry
-    scale = _applied(source, part.scale, part.items) | {
-        "scale": path.stem,
-        "title": f"{part.scale.title}; {title}",
-        "items": [{item.id: _reduction(declared, item)} for item in part.items],
-    }
+    items = []
+    for item in part.items:
+        seeds = 1 + max(entry.number for entry in item.entries)
+        items.append({item.id: {**_applied(item.reduction, [item]), "seeds": seeds}})
+    head = {"scale": path.stem, "title": f"{part.scale.title}; {title}"}
+    scale = {**head, **_applied(part.scale, part.items), **head, "items": items}
     write_text(path, yaml.safe_dump(scale, sort_keys=False, allow_unicode=True, width=110))
 
 
-def _reduction(declared: Mapping[str, Yaml], item: PlannedItem) -> Yaml:
-    """Return the declaration of an item in a scale (the last by its ID or its paper), with fewer seeds."""
-    names = [name for name in declared if name in (item.id, item.paper.paper)]
-    seeds = 1 + max(entry.number for entry in item.entries)
-    return _applied(declared[names[-1]], item.reduction, [item]) | {"seeds": seeds}
-
-
-def _applied(declared: Mapping[str, Any], parsed: Reduction, items: Sequence[PlannedItem]) -> Yaml:
-    """Return a declaration without axes and exceptions that apply to none of the items."""
+def _applied(reduction: Reduction, items: Sequence[PlannedItem]) -> dict[str, Any]:
+    """Return a reduction as plain data, without axes and exceptions that apply to none of the items."""
     axes = {axis for item in items for axis in item.axes}
-    restricted: Yaml = dict(declared)
-    if "axes" in declared:
-        restricted["axes"] = {axis: points for axis, points in declared["axes"].items() if axis in axes}
-    if "exceptions" in declared:
-        pairs = zip(declared["exceptions"], parsed.exceptions, strict=True)
-        restricted["exceptions"] = [
-            raw for raw, special in pairs if any(special in item.applied for item in items)
-        ]
-    return restricted
+    exceptions = [special for item in items for special in item.applied]
+    used = {
+        "axes": {axis: points for axis, points in reduction.axes.items() if axis in axes},
+        "exceptions": tuple(special for special in reduction.exceptions if special in exceptions),
+    }
+    return reduction.model_copy(update=used).model_dump(mode="json", exclude_defaults=True)

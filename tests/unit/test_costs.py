@@ -160,7 +160,7 @@ def test_a_budget_is_spent_seed_by_seed_in_the_order_of_the_items(
     assert {item.id: sorted({entry.seed for entry in item.entries}) for item in part.items} == expected
     assert len(part.runs.keys() - finished) <= hours
     path = tmp_path / "scales" / "mine.yaml"
-    write_scale(path, tmp_path, part, "a part")
+    write_scale(path, part, "a part")
     again = plan(tmp_path, "mine")
     assert again.runs.keys() == part.runs.keys()
     assert [item.id for item in again.items] == [item.id for item in part.items]
