@@ -30,8 +30,6 @@ from fltrain.runs.status import stale_runs
 
 TABLE_FORMS = (".csv", ".md", ".tex", ".html", CURVES_FORM)
 FIGURE_FORMS = (".csv", ".pdf", ".svg", ".png", CURVES_FORM)
-NOTHING = "(?!)"
-"""Regular expression that matches no text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +193,7 @@ class Jobs:
             for item in self.plan.items
             if kind == ("tables" if item.item.table else "models" if item.looks_into_models else "figures")
         ]
-        return rf"(?=(?:{'|'.join(wanted)})\.)[^/]+" if wanted else NOTHING
+        return rf"(?=(?:{'|'.join(wanted)})\.)[^/]+" if wanted else "(?!)"  # matches nothing
 
     def report_labels(self, name: str) -> dict[str, str]:
         """Return the label of an item in the report."""

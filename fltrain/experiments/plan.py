@@ -15,7 +15,7 @@ from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fltrain.core.config import Place, check_known, suggest
+from fltrain.core.config import Place, check_known
 from fltrain.core.errors import FltrainError, Problems, count
 from fltrain.core.strict_yaml import construct, place_of, validated
 from fltrain.experiments.claims import quantities
@@ -218,12 +218,9 @@ def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence
             continue
         for keys, wanted in special.conditions:
             present = {str(name) for spec in specs for name in names_of(setting_at(spec, keys))}
-            if not present.intersection(map(str, wanted)):
-                near, known = suggest(str(wanted[0]), present), ", ".join(sorted(present)) or "none"
-                raise FltrainError(
-                    f"{where}: exceptions: no cell has {'.'.join(keys)} {' or '.join(map(repr, wanted))}"
-                    f"{near} (the cells have {known})"
-                )
+            if present.isdisjoint(names := [str(value) for value in wanted]):
+                problem = f"{where}: exceptions: no cell has {'.'.join(keys)}"
+                check_known(problem, names, sorted(present), "the cells have")
         raise FltrainError(f"{where}: exceptions: no cell has all of {special.when}; change 'when'")
 
 

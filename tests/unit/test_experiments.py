@@ -666,11 +666,7 @@ def test_committed_files_fit_the_schema_of_editors(path: Path) -> None:
 
 @pytest.mark.parametrize("scale", sorted({path.stem for path in CONFIG.glob("scales/*.yaml")} - {"paper"}))
 def test_committed_scales_expand_to_runs(scale: str) -> None:
-    planned = plan(CONFIG, scale)
-    assert len(planned.runs) > 0
-    for item in planned.items:
-        if item.item.reported is not None:
-            assert (CONFIG / "reported" / item.item.reported.file).is_file()
+    assert plan(CONFIG, scale).runs
 
 
 def test_committed_schemas_are_those_of_the_models(tmp_path: Path) -> None:
