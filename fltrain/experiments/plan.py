@@ -180,7 +180,7 @@ def plan(config: Path, scale: str) -> Plan:
                     expanded[name, item] = replace(one, entries=[], refused=f"{one.id}: {error}")
     found.refuse(where)
     planned = [expanded[key] for key in reductions]
-    parts = [(where, chosen, planned)]
+    parts: list[tuple[str, Reduction, list[PlannedItem]]] = [(where, chosen, planned)]
     for item_id, reduction in chosen.items.items():
         of_item = [one for one in planned if one.reduction is reduction]
         parts.append((f"{where}: {item_id}", reduction, of_item))
@@ -261,10 +261,11 @@ class Layers:
             for number, special in enumerate(source.exceptions):
                 place = (*keys, "exceptions", str(number), "set")
                 self._exceptions.append(Layer("cell", what, place, special.set, special))
-            for axis in self.axes.keys() & ({} if isinstance(source, Paper) else source.axes).keys():
+            axes: dict[str, Axis] = {} if isinstance(source, Paper) else source.axes
+            for axis in axes.keys() & self.axes.keys():
                 self.axes[axis] = {
                     label: Layer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point)
-                    for label, point in source.axes[axis].items()
+                    for label, point in axes[axis].items()
                 }
 
     def cell(self, labels: Labels) -> list[Layer]:
