@@ -1,7 +1,6 @@
 """Cost estimates against sums by hand, and measurements against records of real runs."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +126,6 @@ def test_cheapest_sorts_items_with_claims_by_remaining_work(papers: Plan) -> Non
     assert {item.name for item in ordered} == {item.name for item in planned.items if item.claims}
 
 
-@pytest.fixture
-def measured(tmp_path: Path) -> tuple[Plan, Results]:
-    """A plan, and measurements that give 36 s per run."""
-    planned, results = toy(tmp_path), Results(tmp_path / "out")
-    nothing = Measurement(step=0.0, image=0.0, server=0.0, down=1, up=1, model=0, rows=0)
-    keys = [work.key for spec in planned.runs.values() if (work := Workload.of(spec))]
-    device = device_name(gather(CPU, 1))
-    costs = Calibration(device=device, start=36.0, runs=dict.fromkeys(keys, nothing))
-    write_json(calibration_file(results), costs.model_dump(mode="json"))
-    return planned, results
-
-
 @pytest.mark.parametrize(
     ("order", "hours", "done", "expected"),
     [
@@ -180,16 +167,16 @@ def two_items(folder: Path, order: list[str]) -> Plan:
     return plan(folder, "one")
 
 
-def test_estimates_are_checked_against_finished_runs_on_this_device(measured: tuple[Plan, Results]) -> None:
-    planned, results = measured
-    assert PlanCosts.of(planned, results).check(results) is None
+def test_estimates_are_checked_against_finished_runs_on_this_device(tmp_path: Path) -> None:
+    planned, results = toy(tmp_path), Results(tmp_path / "out")
     records = [trained(spec, results.root) for spec in list(planned.runs.values())[:2]]
     first, second = sorted(record.costs["seconds"]["total"] for record in records)
-    costs = PlanCosts.of(planned, results)
-    assert costs.calibration
     estimates = {run: Estimate(36.0 + 2 * first, 0, 0) for run in planned.runs}
-    line = replace(costs, estimates=estimates).check(results)
+    finished = frozenset(record.run_id for record in records)
+    here = Calibration(device=device_name(gather(CPU, 1)), start=36.0)
     middle, high = (first + second) / 4 / first, second / 2 / first
+    line = PlanCosts(planned, here, estimates, finished).check(results)
     assert line == f"2 finished runs: actual / estimated median {middle:.2f} (0.50 to {high:.2f})"
-    elsewhere = costs.calibration.model_copy(update={"device": "another"})
-    assert replace(costs, calibration=elsewhere).check(results) is None
+    elsewhere = Calibration(device="another", start=36.0)
+    assert PlanCosts(planned, elsewhere, estimates, finished).check(results) is None
+    assert PlanCosts(planned, here, estimates, frozenset()).check(results) is None
