@@ -1,15 +1,14 @@
-"""Shared by the benchmarks: costs of commands, tables, CSV files."""
+"""Shared by the benchmarks: costs of commands, quartiles, CSV files."""
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,23 +54,17 @@ class Costs:
         return cls(wall, cpu, kibibytes / 1024)
 
 
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
-    yield "| " + " | ".join(columns) + " |"
-    yield "|" + " --- |" * len(columns)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
-
-
 def quartiles(values: Sequence[float]) -> str:
     """Return median and quartiles as text."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if values[1:] else [*values] * 3
+    import numpy as np  # slow: `startup` measures a process that imports this module
+
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def write_csv(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows to a file, if one is named."""
-    import pandas as pd  # slow: `startup` measures a process that imports this module
+    import pandas as pd
 
     if path is not None:
         write_text(path, pd.DataFrame(rows).to_csv(index=False))

@@ -17,17 +17,16 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-from common import markdown
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json, write_text
 from fltrain.core.statistics import Statistic
 from fltrain.data.datasets import REGISTRY_VARIABLE, registry
+from fltrain.reporting.tables.render import markdown_table
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.devices import pick_device
@@ -173,22 +172,23 @@ def compare_accuracy(machine: Machine, amount: Amount, dataset: str, file: Path 
         machine.run(f"{name}-{case}", ["-m", "fltrain", "train", "--quiet", *files, *how], **environment)
         summaries = [read_json(results.run(spec.run_id) / "summary.json") for spec in specs]
         accuracies[case] = [100 * summary["accuracy"]["final"] for summary in summaries]
-    table = "\n".join(accuracy_lines(accuracies))
+    table = accuracy_table(accuracies)
     write_text(machine.out / f"{name}.txt", table + "\n")
     print(table, flush=True)
 
 
-def accuracy_lines(accuracies: dict[str, list[float]]) -> Iterator[str]:
-    """Yield a Markdown table: means and deviations over seeds, differences from the first case by seed."""
-    first, rows = next(iter(accuracies)), []
+def accuracy_table(accuracies: dict[str, list[float]]) -> str:
+    """Return a Markdown table: means and deviations over seeds, differences from the first case by seed."""
+    first = next(iter(accuracies))
+    lines = [["", "accuracy, %", f"minus {first} (95 % interval)"]]
     for case, values in accuracies.items():
         differences = [one - other for one, other in zip(values, accuracies[first], strict=True)]
         summary = Statistic.of(differences)
         low, high = (summary and summary.interval) or (float("nan"), float("nan"))
         accuracy = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
         difference = f"{statistics.mean(differences):+.2f} ({low:+.2f} to {high:+.2f})"
-        rows.append([case, accuracy, difference])
-    yield from markdown(["", "accuracy, %", f"minus {first} (95 % interval)"], rows)
+        lines.append([case, accuracy, difference])
+    return markdown_table(lines)
 
 
 def main() -> None:

@@ -10,28 +10,29 @@ PyTorch's peak.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from common import markdown, quartiles, write_csv
+from common import quartiles, write_csv
 
-from fltrain.bench import Bench
+from fltrain.bench import seconds
 from fltrain.core.errors import FltrainError
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.synthetic import rehearsal
+from fltrain.reporting.tables.render import markdown_table
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.determinism import determined
 from fltrain.runtime.devices import pick_device
@@ -109,32 +110,14 @@ CURVES: dict[str, tuple[Sequence[int | str], Setting]] = {
 """Values of the attribute of a setting that grows, and the other attributes."""
 
 
-@dataclass
-class Point:
-    """Measurement of a setting with a method.
+def measure(name: str, where: Where, repeats: int) -> list[dict[str, Any]]:
+    """Measure a curve: memory of one point after the other, then the times of all in turns.
 
-    Attributes:
-        value: of the attribute that grows.
-        parameters: of the network.
-        memory: peak in MB.
-        kept: client state in MB; ``in_file`` if it lies in a file.
-        seconds: of each timed round.
+    Return a row for each method, value and timed round: the setting, number of ``parameters``, ``memory``
+    (peak in MB), ``kept`` (client state in MB; ``in_file`` if it lies in a file) and ``seconds``.
     """
-
-    setting: Setting
-    value: int | str
-    method: str
-    parameters: int
-    memory: float
-    kept: float
-    in_file: bool
-    seconds: list[float] = field(default_factory=list)
-
-
-def measure(name: str, where: Where, repeats: int) -> list[Point]:
-    """Measure a curve: memory of one point after the other, then the times of all in turns."""
     values, base = CURVES[name]
-    points: list[tuple[Point, Simulation]] = []
+    points: list[tuple[dict[str, Any], Simulation]] = []
     for method in METHODS:
         for value in values:
             change: dict[str, Any] = {name: value}
@@ -142,18 +125,17 @@ def measure(name: str, where: Where, repeats: int) -> list[Point]:
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 memory = pool.submit(memory_of, setting, method, where).result()
             run = setting.simulation(method, where)
-            kept = run.clients.bytes / 1e6
-            size = run.model.layout.size
-            point = Point(setting, value, method, size, memory, kept, run.clients.spilled)
-            points.append((point, run))
-    bench = Bench("lenet5", "mnist", "fedavg", [where.executor], where.device)  # for its clock
+            facts = {"curve": name, "method": method, **asdict(setting), "steps": setting.steps}
+            facts |= {"parameters": run.model.layout.size, "memory": memory}
+            points.append(({**facts, "kept": run.clients.bytes / 1e6, "in_file": run.clients.spilled}, run))
+    rows = []
     for number in range(1 + repeats):
         first = number % len(points)
-        for point, run in points[first:] + points[:first]:
-            seconds = bench.seconds(partial(run.round, number))
+        for facts, run in points[first:] + points[:first]:
+            taken = seconds(partial(run.round, number), where.device)
             if number:  # the first one warms up
-                point.seconds.append(seconds)
-    return [point for point, _ in points]
+                rows.append({**facts, "repeat": number - 1, "seconds": taken})
+    return rows
 
 
 def memory_of(setting: Setting, method: str, where: Where) -> float:
@@ -172,31 +154,26 @@ def peak(device: torch.device) -> float:
     return (torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()) / 1e6
 
 
-def table(name: str, points: Sequence[Point]) -> Iterator[str]:
+def table(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a Markdown table of medians; times also relative to the method's first point, with quartiles."""
-    columns = [name, "method", "parameters", "s/round", "ms/step", "of the first", "memory, MB", "state, MB"]
-    first = {method: next(point for point in points if point.method == method) for method in METHODS}
-    rows = []
-    for point in points:
-        base, steps = first[point.method], point.setting.steps
-        seconds = statistics.median(point.seconds)
-        ratios = [
-            mine / theirs * base.setting.steps / steps
-            for mine, theirs in zip(point.seconds, base.seconds, strict=True)
-        ]
-        times = (f"{seconds:.3f}", f"{1e3 * seconds / steps:.2f}", quartiles(ratios))
-        memory = (f"{point.memory:,.0f}", f"{point.kept:,.0f}{' (file)' if point.in_file else ''}")
-        rows.append([str(point.value), point.method, f"{point.parameters:,}", *times, *memory])
-    yield from markdown(columns, rows)
-    for method in METHODS if name != "model" else ():
-        exponent = power([point for point in points if point.method == method])
-        yield f"{method}: the time of a round grows as {name} ** {exponent:.2f}"
-
-
-def power(points: Sequence[Point]) -> float:
-    """Return the exponent k for which the time of a round grows as value ** k."""
-    seconds = [statistics.median(point.seconds) for point in points]
-    return float(np.polyfit(np.log([float(point.value) for point in points]), np.log(seconds), 1)[0])
+    lines = [[name, "method", "parameters", "s/round", "ms/step", "of the first", "memory, MB", "state, MB"]]
+    growth = []
+    for method, curve in pd.DataFrame(rows).groupby("method", sort=False):
+        points = curve.sort_values("repeat").groupby(name, sort=False)
+        medians = points["seconds"].median().loc[list(CURVES[name][0])]
+        first = points.get_group(medians.index[0])
+        for value, median in medians.items():
+            point = points.get_group(value)
+            fact = point.iloc[0]
+            ratios = (point["seconds"] / point["steps"]).to_numpy() / (first["seconds"] / first["steps"])
+            times = (f"{median:.3f}", f"{1e3 * median / fact['steps']:.2f}", quartiles(ratios))
+            memory = (f"{fact['memory']:,.0f}", f"{fact['kept']:,.0f}{' (file)' if fact['in_file'] else ''}")
+            lines.append([str(value), str(method), f"{fact['parameters']:,}", *times, *memory])
+        if name != "model":
+            exponent = np.polyfit(np.log(medians.index), np.log(medians), 1)[0]
+            growth.append(f"{method}: the time of a round grows as {name} ** {exponent:.2f}")
+    yield markdown_table(lines)
+    yield from growth
 
 
 def main() -> None:
@@ -215,12 +192,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with where.used():
         for name in options.curves:
-            points = measure(name, where, options.repeats)
-            print(f"\n{name}\n", "\n".join(table(name, points)), sep="\n", flush=True)
-            for point in points:
-                facts = {"curve": name, "method": point.method, **asdict(point.setting)}
-                facts |= {"parameters": point.parameters, "memory": point.memory, "kept": point.kept}
-                rows += [{**facts, "repeat": n, "seconds": one} for n, one in enumerate(point.seconds)]
+            curve = measure(name, where, options.repeats)
+            print(f"\n{name}\n", *table(name, curve), sep="\n", flush=True)
+            rows += curve
             write_csv(options.csv, rows)
 
 

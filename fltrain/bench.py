@@ -13,30 +13,28 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from fltrain.core.config import check_known
-from fltrain.core.errors import FltrainError, MethodError
-from fltrain.data.datasets import registry
+from fltrain.core.errors import MethodError
 from fltrain.engine.clients import Round
 from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.engine.executors.sequential import SequentialExecutor, batch_orders
 from fltrain.engine.simulation import ExecutorFactory, Simulation
 from fltrain.engine.synthetic import rehearsal
-from fltrain.methods import METHODS
 from fltrain.models.build import build
-from fltrain.models.networks import MODELS
 from fltrain.runs.spec import Precision, RunSpec
 from fltrain.runtime.determinism import Profile, determined, tf32_products
 from fltrain.runtime.devices import synchronize
-from fltrain.runtime.process import keep_freed_memory
+from fltrain.runtime.process import compute_as_runs
 
 BARE = "bare loop"
 TOLERANCE = 1e-6
@@ -72,17 +70,6 @@ class Bench:
     determinism: Profile = "exact"
     precision: Precision = "fp32"
 
-    def __post_init__(self) -> None:
-        """Refuse unknown names.
-
-        Raises:
-            FltrainError: with the known ones.
-        """
-        _check_names("model", [self.model], MODELS)
-        _check_names("dataset", [self.dataset], registry())
-        _check_names("method", self.method.split("+"), METHODS)
-        _check_names("executors", self.executors, EXECUTORS)
-
     def simulation(self, method: str, executor: ExecutorFactory = SequentialExecutor) -> Simulation:
         """Return clients with random images, all of which train in every round; nothing is tested.
 
@@ -106,16 +93,6 @@ class Bench:
         spec = RunSpec.parse(settings, f"{self.model}, {self.dataset}, {method}")
         return rehearsal(spec, self.steps * self.batch_size, self.clients, self.device, executor)
 
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Return the time of some work: CPU time on one CPU thread, else wall time."""
-        alone = self.device.type == "cpu" and self.threads == 1
-        clock = time.process_time if alone else time.perf_counter
-        synchronize(self.device)
-        started = clock()
-        work()
-        synchronize(self.device)
-        return clock() - started
-
     def peak(self) -> float:
         """Return the operations per second of the faster of a matrix product and a convolution."""
         size, width = PRODUCTS[self.device.type]
@@ -130,7 +107,20 @@ class Bench:
             lambda: functional.conv2d(maps, filters, padding=1),
         ]
         with tf32_products(self.precision == "tf32"):
-            return max(operations(work) / min(self.seconds(work) for _ in range(10)) for work in works)
+            return max(
+                operations(work) / min(seconds(work, self.device, self.threads) for _ in range(10))
+                for work in works
+            )
+
+
+def seconds(work: Callable[[], object], device: torch.device, threads: int = 1) -> float:
+    """Return the time of some work: CPU time on one CPU thread, else wall time."""
+    clock = time.process_time if device.type == "cpu" and threads == 1 else time.perf_counter
+    synchronize(device)
+    started = clock()
+    work()
+    synchronize(device)
+    return clock() - started
 
 
 def operations(work: Callable[[], object]) -> int:
@@ -139,12 +129,6 @@ def operations(work: Callable[[], object]) -> int:
         work()
     total: int = counter.get_total_flops()
     return total
-
-
-def _check_names(option: str, names: Collection[str], known: Collection[str]) -> None:
-    if not names:
-        raise FltrainError(f"--{option}: no name given; give one or more (known: {', '.join(known)})")
-    check_known(f"--{option}: unknown", names, known)
 
 
 # ---------------------------------------------------------------- contenders
@@ -230,58 +214,43 @@ class Timing:
     seconds: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Row:
-    """Line of the table; values are medians over repeats.
-
-    Attributes:
-        samples_per_second: images of local steps, over the time of whole rounds.
-        step_ms: milliseconds of a round per batch.
-        ratio, ratio_low, ratio_high: time relative to the bare loop's in the same repeat, with quartiles.
-        share: operations per second, relative to the device's peak.
-    """
-
-    executor: str
-    samples_per_second: float
-    step_ms: float
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    share: float
-
-    @property
-    def cells(self) -> dict[str, str]:
-        """Cells of the printed table by heading."""
-        return {
-            "executor": self.executor,
-            "samples/s": f"{self.samples_per_second:,.0f}",
-            "ms/step": f"{self.step_ms:.2f}",
-            "of bare (quartiles)": f"{self.ratio:.3f} ({self.ratio_low:.3f} to {self.ratio_high:.3f})",
-            "of peak": f"{self.share:.1%}",
-        }
-
-
-def measure(bench: Bench) -> list[Row]:
+def measure(bench: Bench) -> list[dict[str, Any]]:
     """Time the bare loop and the engine with each executor.
+
+    Returns:
+        a row per contender, with its ``executor`` and medians over repeats: ``samples_per_second``, images of
+        local steps over the time of whole rounds; ``step_ms``, milliseconds of a round per batch; ``ratio``,
+        ``ratio_low`` and ``ratio_high``, time relative to the bare loop's in the same repeat, with quartiles;
+        ``share``, operations per second relative to the device's peak.
 
     Raises:
         FltrainError: if network, dataset, method and device do not fit together.
         MethodError: if an executor or the bare loop does not compute federated averaging.
     """
-    keep_freed_memory()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(bench.threads)
-    try:
-        with determined(bench.determinism, bench.device, bench.precision == "tf32"):
-            timings = _contenders(bench)
-            for repeat in range(bench.repeats):
-                first = repeat % len(timings)
-                for timing in (*timings[first:], *timings[:first]):
-                    timing.seconds.append(bench.seconds(partial(timing.contender.round, repeat + 2)))
-            peak = bench.peak()
-    finally:
-        torch.set_num_threads(threads)
-    return [_row(bench, timing, timings[0], peak) for timing in timings]
+    compute_as_runs(bench.threads)
+    with determined(bench.determinism, bench.device, bench.precision == "tf32"):
+        timings = _contenders(bench)
+        for repeat in range(bench.repeats):
+            first = repeat % len(timings)
+            for timing in (*timings[first:], *timings[:first]):
+                work = partial(timing.contender.round, repeat + 2)
+                timing.seconds.append(seconds(work, bench.device, bench.threads))
+        peak = bench.peak()
+    rows = []
+    for timing in timings:
+        ratios = np.divide(timing.seconds, timings[0].seconds)
+        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+        median = statistics.median(timing.seconds)
+        rows.append(
+            {
+                "executor": timing.name,
+                "samples_per_second": timing.images / median,
+                "step_ms": 1e3 * median / (bench.clients * bench.steps),
+                **{"ratio": middle, "ratio_low": low, "ratio_high": high},
+                "share": timing.operations / median / peak,
+            }
+        )
+    return rows
 
 
 def _contenders(bench: Bench) -> list[Timing]:
@@ -317,18 +286,3 @@ def _check(timing: Timing, start: Tensor, expected: Tensor, exact: bool) -> None
             f"{timing.name}: after a round of federated averaging its weights differ by "
             f"{float(difference.abs().max()):.1e} from those of the reference executor"
         )
-
-
-def _row(bench: Bench, timing: Timing, bare: Timing, peak: float) -> Row:
-    ratios = [mine / theirs for mine, theirs in zip(timing.seconds, bare.seconds, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if ratios[1:] else ratios * 3
-    seconds = statistics.median(timing.seconds)
-    return Row(
-        executor=timing.name,
-        samples_per_second=timing.images / seconds,
-        step_ms=1e3 * seconds / (bench.clients * bench.steps),
-        ratio=middle,
-        ratio_low=low,
-        ratio_high=high,
-        share=timing.operations / seconds / peak,
-    )

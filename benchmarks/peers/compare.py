@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from common import markdown, quartiles
+from common import quartiles
 from describe import CASES, spec_of, write_task
 from numpy.typing import NDArray
 from task import Task, accuracy
 from watch import Watch
 
 from fltrain.engine.executors.choose import EXECUTORS
+from fltrain.reporting.tables.render import markdown_table
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".venvs"
@@ -206,10 +207,10 @@ def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turn
     return pd.DataFrame(rows)
 
 
-def table(rows: pd.DataFrame) -> Iterable[str]:
-    """Yield a table of medians over all turns, and ratios to our time in the same turn, with quartiles."""
+def table(rows: pd.DataFrame) -> str:
+    """Return a table of medians over all turns, and ratios to our time in the same turn, with quartiles."""
     ours = rows[(rows["who"] == "ours") & (rows["how"] != DIVIDED)].set_index(["cores", "turn"])
-    lines = []
+    lines = [["", "cores", *COLUMNS, "time / ours", "CPU time / ours"]]
     for (who, how), own in rows.sort_values("cores", kind="stable").groupby(["who", "how"], sort=False):
         own = own.set_index(["cores", "turn"])
         beside, medians = ours.loc[own.index], own.median(numeric_only=True)
@@ -217,7 +218,7 @@ def table(rows: pd.DataFrame) -> Iterable[str]:
         times = list(beside["images_per_second"] / own["images_per_second"])
         cpu_times = list(own["cpu_seconds"] / beside["cpu_seconds"])
         lines.append([f"{who}, {how}", str(own.index[0][0]), *values, quartiles(times), quartiles(cpu_times)])
-    yield from markdown(["", "cores", *COLUMNS, "time / ours", "CPU time / ours"], lines)
+    return markdown_table(lines)
 
 
 def main() -> None:
@@ -249,7 +250,7 @@ def main() -> None:
         rows = compare(dataset, path, chosen, rounds, options.turns)
         images = rows["images"].iloc[0]
         print(f"{dataset}: {rounds} rounds of {images:,} images; medians of {options.turns} turns\n")
-        print("\n".join(table(rows)), flush=True)
+        print(table(rows), flush=True)
         done.append(rows)
         if options.csv:
             pd.concat(done).to_csv(options.csv, index=False)

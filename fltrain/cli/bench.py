@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fltrain.cli.output import print_table
+from fltrain.core.config import check_known
 from fltrain.core.files import write_json
 from fltrain.experiments.selection import comma_separated
 from fltrain.runs.spec import Precision
@@ -43,12 +44,15 @@ def run_bench(
     from fltrain.engine.executors.choose import EXECUTORS
 
     chosen = pick_device(device, runs=1)  # another process on the device would disturb the times
-    usable = [name for name in EXECUTORS if name != "cuda_graph" or chosen.type == "cuda"]
+    names = [name for name in EXECUTORS if name != "cuda_graph" or chosen.type == "cuda"]
+    if executors is not None:
+        names = comma_separated(executors)
+        check_known("--executors: unknown", names, EXECUTORS)
     settings = benching.Bench(
         model=model,
         dataset=dataset,
         method=method,
-        executors=usable if executors is None else comma_separated(executors),
+        executors=names,
         batch_size=batch_size,
         clients=clients,
         steps=steps,
@@ -59,9 +63,19 @@ def run_bench(
         precision=precision,
     )
     rows = benching.measure(settings)
-    cells = [row.cells for row in rows]
-    print_table(list(cells[0]), [list(row.values()) for row in cells])
+    print_table(
+        ["executor", "samples/s", "ms/step", "of bare (quartiles)", "of peak"],
+        [
+            [
+                row["executor"],
+                f"{row['samples_per_second']:,.0f}",
+                f"{row['step_ms']:.2f}",
+                f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})",
+                f"{row['share']:.1%}",
+            ]
+            for row in rows
+        ],
+    )
     if out is not None:
-        content = {**asdict(settings), "device": str(settings.device), "rows": [asdict(row) for row in rows]}
-        write_json(out, content)
+        write_json(out, {**asdict(settings), "device": str(settings.device), "rows": rows})
         typer.echo(f"written: {out}")
