@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import clear_leftovers, read_arrays, write_arrays
@@ -93,7 +93,8 @@ class Checkpoints:
         started = time.monotonic()
         path = checkpoint_file(self.folder, simulation.finished)
         try:
-            state = dict(_paths(_state(simulation)))
+            leaves, _ = tree_flatten_with_path(_state(simulation))
+            state = {"/".join(step.key for step in path): tensor for path, tensor in leaves}
             host = [name for name, tensor in state.items() if tensor.device.type != simulation.device.type]
             arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
             lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in progress.rows)
@@ -151,8 +152,7 @@ class Checkpoints:
     def _check(self, path: Path, about: Mapping[str, Any]) -> None:
         what_to_do = f"delete the folder {path.parent} to train the run from its beginning"
         if about["format"] != FORMAT:
-            version = "a newer" if about["format"] > FORMAT else "an older"
-            raise FltrainError(f"{path}: written by {version} version of fltrain; use that, or {what_to_do}")
+            raise FltrainError(f"{path}: written by another version of fltrain; use that, or {what_to_do}")
         for name, value in self.identity.items():
             if about["identity"].get(name) != value:
                 raise FltrainError(f"{path}: the state of a run with another {name}; {what_to_do}")
@@ -166,15 +166,6 @@ def _state(simulation: Simulation) -> dict[str, Any]:
         **{"last": simulation.last_models, "server": server.states},
         **{str(client): clients.views(client) for client in clients},
     }
-
-
-def _paths(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in nested dictionaries by their paths."""
-    for name, value in tree.items():
-        if isinstance(value, Tensor):
-            yield f"{folder}{name}", value
-        else:
-            yield from _paths(value, f"{folder}{name}/")
 
 
 def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -201,7 +192,7 @@ def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[s
 
 
 def _tree(paths: Iterable[str]) -> dict[str, Any]:
-    """Return paths in nested dictionaries, the inverse of ``_paths``."""
+    """Return paths in nested dictionaries."""
     tree: dict[str, Any] = {}
     for path in paths:
         level, (*folders, name) = tree, path.split("/")

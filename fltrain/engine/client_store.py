@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import ClientState
@@ -25,8 +26,9 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Spilled:
-    """A tensor in the file: its offset in bytes, and the device that it belongs to."""
+    """A tensor in a file: its offset in bytes, and the device that it belongs to."""
 
+    file: SpillFile
     offset: int
     shape: torch.Size
     dtype: torch.dtype
@@ -37,6 +39,15 @@ class Spilled:
         """Size in bytes."""
         return self.shape.numel() * self.dtype.itemsize
 
+    def view(self) -> Tensor:
+        """Return the tensor in the file; it changes when something else is written there."""
+        content = torch.from_numpy(self.file.content[self.offset : self.offset + self.nbytes])
+        return content.view(self.dtype).view(self.shape)
+
+    def load(self) -> Tensor:
+        """Copy the tensor to its device."""
+        return self.view().to(self.device, copy=True)
+
 
 class SpillFile:
     """A file without a name in ``folder``, which the system removes with the process."""
@@ -45,7 +56,7 @@ class SpillFile:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it lives as long as the store)
-        self._content: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.content: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def write(self, tensor: Tensor, old: Tensor | Spilled | None) -> Spilled:
         """Copy a tensor into the file, over ``old`` if that has the same size.
@@ -53,26 +64,21 @@ class SpillFile:
         Raises:
             FltrainError: if the disk is full.
         """
-        offset = len(self._content)
+        offset = len(self.content)
         if isinstance(old, Spilled) and old.nbytes == tensor.nbytes:
             offset = old.offset
         else:
             self._grow(tensor.nbytes)
-        place = Spilled(offset, tensor.shape, tensor.dtype, tensor.device)
-        self.view(place).copy_(tensor)
-        return place
-
-    def view(self, place: Spilled) -> Tensor:
-        """Return the tensor in the file; it changes when something else is written there."""
-        content = torch.from_numpy(self._content[place.offset : place.offset + place.nbytes])
-        return content.view(place.dtype).view(place.shape)
+        spilled = Spilled(self, offset, tensor.shape, tensor.dtype, tensor.device)
+        spilled.view().copy_(tensor)
+        return spilled
 
     def _grow(self, nbytes: int) -> None:
         """Reserve space on the disk: writing to a mapped page that has none would kill the process."""
         nbytes += -nbytes % _ALIGNMENT
         try:
-            os.posix_fallocate(self._file.fileno(), len(self._content), nbytes)
-            self._content = np.memmap(self._file, np.uint8, "r+")
+            os.posix_fallocate(self._file.fileno(), len(self.content), nbytes)
+            self.content = np.memmap(self._file, np.uint8, "r+")
         except OSError as error:
             raise FltrainError(
                 f"{self.folder}: client state cannot be written ({error.strerror}); free some space there, "
@@ -80,7 +86,7 @@ class SpillFile:
             ) from None
 
 
-class ClientStore(MutableMapping[int, ClientState]):
+class ClientStore(Mapping[int, ClientState]):
     """Client states by client.
 
     Tensors stay on their device until all of them together take more than ``limit`` bytes. From then on, the
@@ -91,7 +97,7 @@ class ClientStore(MutableMapping[int, ClientState]):
         self.folder = folder
         self.limit = limit
         self.bytes = 0
-        self._clients: dict[int, Mapping[str, Mapping[str, Tensor | Spilled]]] = {}
+        self._clients: dict[int, dict[str, dict[str, Tensor | Spilled]]] = {}
         self._file: SpillFile | None = None
 
     @property
@@ -101,24 +107,13 @@ class ClientStore(MutableMapping[int, ClientState]):
 
     def views(self, client: int) -> ClientState:
         """Return a client's state without copying it out of the file; writing to the store may change it."""
-        return {
-            method: {name: self._view(stored) for name, stored in state.items()}
-            for method, state in self._clients[client].items()
-        }
+        return self._read(client, Spilled.view)
 
     def __contains__(self, client: object) -> bool:
         return client in self._clients
 
     def __getitem__(self, client: int) -> ClientState:
-        return {
-            method: {
-                name: self._view(stored).to(stored.device, copy=True)
-                if isinstance(stored, Spilled)
-                else stored
-                for name, stored in state.items()
-            }
-            for method, state in self._clients[client].items()
-        }
+        return self._read(client, Spilled.load)
 
     def __setitem__(self, client: int, states: ClientState) -> None:
         """Replace a client's state.
@@ -133,14 +128,17 @@ class ClientStore(MutableMapping[int, ClientState]):
                 self._put(number, self.views(number))
         self._put(client, states)
 
-    def __delitem__(self, client: int) -> None:
-        self.bytes -= _size(self._clients.pop(client))
-
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def _read(self, client: int, read: Callable[[Spilled], Tensor]) -> ClientState:
+        states: ClientState = tree_map(
+            lambda stored: read(stored) if isinstance(stored, Spilled) else stored, self._clients[client]
+        )
+        return states
 
     def _put(self, client: int, states: ClientState) -> None:
         old, file = self._clients.get(client, {}), self._file
@@ -154,12 +152,6 @@ class ClientStore(MutableMapping[int, ClientState]):
             for method, state in states.items()
         }
 
-    def _view(self, stored: Tensor | Spilled) -> Tensor:
-        if isinstance(stored, Tensor):
-            return stored
-        assert self._file is not None
-        return self._file.view(stored)
 
-
-def _size(states: Mapping[str, Mapping[str, Tensor | Spilled]]) -> int:
-    return sum(stored.nbytes for state in states.values() for stored in state.values())
+def _size(states: ClientState | dict[str, dict[str, Tensor | Spilled]]) -> int:
+    return sum(stored.nbytes for stored in tree_leaves(states))

@@ -112,17 +112,12 @@ class Clients:
         """
         server, layout, indices = round.server, self.model.layout, self.data.clients[client]
         start, client_state = server.weights, client_state or {}
-        model_state, private = (
-            client_state.get(self.ownership.name, {}),
-            layout.private(self.ownership.private),
-        )
+        model_state = client_state.get(self.ownership.name, {})
         if "weights" in model_state:
             start = start.clone()
-            start[private] = model_state["weights"]
-        buffers, counters = (
-            model_state.get("buffers", server.buffers),
-            model_state.get("counters", server.counters),
-        )
+            start[layout.private(self.ownership.private)] = model_state["weights"]
+        buffers = model_state.get("buffers", server.buffers)
+        counters = model_state.get("counters", server.counters)
         training = round.training
         local = Local(
             task=round.task,

@@ -21,7 +21,7 @@ from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.clients import SECOND, Clients, Ownership, Round, initial_updates
-from fltrain.engine.data import FederatedData
+from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.evaluation import TestResult, test, test_clients
 from fltrain.engine.executors.sequential import Cohort, SequentialExecutor, Trained
 from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, measure
@@ -291,19 +291,12 @@ class Simulation:
 
     def _evaluate(self, finished: int) -> list[Row]:
         """Test after ``finished`` rounds."""
-        data, tested = self.data, partial(test, self.network, workers=self.workers)
-        rows: list[Row] = []
-        splits = {"local_test": data.tests, "validation": data.validation}
-        present = {split: parts for split, parts in splits.items() if parts is not None}
-        personal = data.tests is not None and self.spec.personal
-        if personal:
-            for split, parts in present.items():
-                owners, round = self.everyone, self._at(finished)
-                if self.second is not None:
-                    owners, round = self.second.clients, self._second(round)
-                result = test_clients(owners, round, self.clients, parts, self.workers)
-                rows.append(_tested(split, result, "personal", parts))
-        self.model.load(self.server.weights, self.server.buffers, self.server.counters)
+        data, rows = self.data, list[Row]()
+
+        def tested(split: Split, indices: Tensor | None = None, keep_features: bool = False) -> TestResult:
+            self.model.load(self.server.weights, self.server.buffers, self.server.counters)
+            return test(self.network, split, indices, keep_features, self.workers)
+
         if data.tests is None:
             wants_features = "separability" in self.spec.evaluation.statistics
             result = tested(data.test, keep_features=wants_features)
@@ -312,11 +305,18 @@ class Simulation:
                 measured = separability(result.features, data.test.labels, data.classes)
                 values = {name: finite_or_none(value) for name, value in vars(measured).items()}
                 rows.append({"kind": "separability", **values})
-        if not personal:
-            for split, parts in present.items():
-                clients = parts if data.tests is not None else ()
+        for split, parts in {"local_test": data.tests, "validation": data.validation}.items():
+            if parts is None:
+                continue
+            if data.tests is not None and self.spec.personal:
+                owners, round = self.everyone, self._at(finished)
+                if self.second is not None:
+                    owners, round = self.second.clients, self._second(round)
+                result = test_clients(owners, round, self.clients, parts, self.workers)
+                rows.append(_tested(split, result, "personal", parts))
+            else:
                 result = tested(data.train, torch.cat(parts))
-                rows.append(_tested(split, result, "global", clients))
+                rows.append(_tested(split, result, clients=parts if data.tests is not None else ()))
         rows += [_tested(name, tested(more)) for name, more in data.extra.items()]
         return rows
 

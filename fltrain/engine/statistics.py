@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -44,11 +45,8 @@ class FinishedRound:
 
 
 def _grouped(slots: Iterable[Slot], name_of: Callable[[str], str]) -> dict[str, list[Slot]]:
-    """Return slots grouped by a part of their names, in order."""
-    groups: dict[str, list[Slot]] = {}
-    for slot in slots:
-        groups.setdefault(name_of(slot.name), []).append(slot)
-    return groups
+    """Return slots grouped by a part of their names; slots of a module follow one another."""
+    return {name: list(group) for name, group in groupby(slots, lambda slot: name_of(slot.name))}
 
 
 def _blocks(layout: Layout) -> dict[str, list[Slot]]:

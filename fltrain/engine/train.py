@@ -187,7 +187,11 @@ def _trained(
     try:
         with _lease(results.lease(spec.run_id), spec.run_id, stopping):
             if record.complete:
-                left = _clear_checkpoints(results, record, again)
+                folder = results.checkpoints(spec.run_id)
+                left = checkpoint_files(folder)
+                # With `--again`, later checkpoints are those of a training that was interrupted.
+                if not again or all(path.stat().st_mtime <= record.written for path in left):
+                    shutil.rmtree(folder, ignore_errors=True)
                 if not again:
                     what = (
                         "has a record; its checkpoints are deleted"
@@ -211,14 +215,6 @@ def _trained(
     return Record(record.folder)
 
 
-def _clear_checkpoints(results: Results, record: Record, again: bool) -> bool:
-    """Delete checkpoints of a complete run, except those that `--again` resumes; return if it had any."""
-    left = checkpoint_files(results.checkpoints(record.run_id))
-    if not again or all(path.stat().st_mtime <= record.written for path in left):
-        shutil.rmtree(results.checkpoints(record.run_id), ignore_errors=True)
-    return bool(left)
-
-
 def _train(spec: RunSpec, results: Results, process: Process) -> Generator[Cohort, list[Trained], None]:
     """Train the remaining rounds and write the record."""
     started, execution, determinism = time.perf_counter(), process.execution, process.determinism
@@ -226,10 +222,8 @@ def _train(spec: RunSpec, results: Results, process: Process) -> Generator[Cohor
         simulation, digests, identity = _prepare(spec, results, process)
     layout, folder = simulation.model.layout, results.run(spec.run_id)
     checkpoints = Checkpoints(results.checkpoints(spec.run_id), identity, execution.checkpoints)
-    LOG.info(
-        "%s: %s parameters, %s layers, on %s",
-        *(spec.run_id, f"{layout.size:,}", len(layout.layers), execution.device),
-    )
+    size = f"{layout.size:,} parameters, {len(layout.layers)} layers"
+    LOG.info("%s: %s, on %s", spec.run_id, size, execution.device)
     progress = checkpoints.restore(simulation) or Progress([], 0.0, [])
     facts = gather(execution.device, execution.threads, outside_files(spec))
     facts |= {"sources": source_digests(spec), "after_round": simulation.finished}
@@ -279,13 +273,14 @@ def _rounds(
     log: Path,
 ) -> Generator[Cohort, list[Trained], Row | None]:
     """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
-    spec = simulation.spec
+    spec, until = simulation.spec, simulation.spec.evaluation.until
     try:
         for number in range(simulation.finished, spec.rounds):
             finished = yield from simulation.steps(number)
             rows += finished
             report(simulation.finished, rows)
-            if _reached(spec, finished):
+            tests = [row["accuracy"] for row in finished if row.get("split") == spec.test_split]
+            if until is not None and max(tests, default=0) >= until:
                 return None
             if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
                 checkpoints.save(simulation, account())
@@ -302,14 +297,6 @@ def _rounds(
     except Exception as error:
         raise _failure(spec, error, log) from error
     return None
-
-
-def _reached(spec: RunSpec, rows: list[Row]) -> bool:
-    """Return True if a test of a round reaches the accuracy at which the run ends."""
-    until = spec.evaluation.until
-    return until is not None and any(
-        row.get("split") == spec.test_split and row["accuracy"] >= until for row in rows
-    )
 
 
 def _prepare(
@@ -338,11 +325,8 @@ def _prepare(
     )
     digests = {"data": data.digest, "partition": divided.digest}
     others = {name: more.digest for name, more in extra.items()}
-    return (
-        simulation,
-        digests,
-        {"settings or revisions": spec.canonical, "data or partition": [digests, others]},
-    )
+    identity = {"settings or revisions": spec.canonical, "data or partition": [digests, others]}
+    return simulation, digests, identity
 
 
 @contextmanager
@@ -398,16 +382,14 @@ def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
 def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
     """Return the costs of all processes of a run, without the work between a checkpoint and a kill."""
     costs, device = simulation.costs, simulation.device
-    training = costs.seconds["train"]
+    training, cuda = costs.seconds["train"], device.type == "cuda"
     return {
         "seconds": {**costs.seconds, "total": total},
         "round_seconds": costs.round_seconds,
         "samples": costs.samples,
         "samples_per_second": costs.samples / training if training else None,
         "peak_memory_bytes": peak_memory(),
-        "peak_device_memory_bytes": torch.cuda.max_memory_allocated(device)
-        if device.type == "cuda"
-        else None,
+        "peak_device_memory_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
     }
 
 

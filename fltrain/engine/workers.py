@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
@@ -24,8 +24,8 @@ from fltrain.runtime.process import end_with_parent
 from fltrain.runtime.signals import ENDINGS
 
 POLL_SECONDS = 0.1
-MOST_BUNDLES = 4096
-"""Maximum number of bundles of items; their numbers must fit into a pipe (64 KiB)."""
+MOST_TICKETS = 4096
+"""Maximum number of tickets, each for some items; their numbers must fit into a pipe (64 KiB)."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -81,24 +81,28 @@ class Workers:
             FltrainError: if a process was killed.
         """
         count = min(self.count, len(items))
+        results: dict[int, Result] = {}
         if count <= 1:
-            return list(_worked(work, items, poll))
+            for index, item in enumerate(items):
+                poll()
+                results[index] = work(item)
+            return list(results.values())
         order = sorted(range(len(items)), key=lambda index: -size(items[index]))
-        bundles = [order[first::MOST_BUNDLES] for first in range(min(len(order), MOST_BUNDLES))]
+        tickets = min(len(items), MOST_TICKETS)
         with ExitStack() as stack:
             queue, entry = os.pipe()
             stack.callback(os.close, queue)
-            os.write(entry, b"".join(number.to_bytes(4) for number in range(len(bundles))))
+            os.write(entry, b"".join(number.to_bytes(4) for number in range(tickets)))
             os.close(entry)
 
             def take(poll: Callable[[], None]) -> dict[int, Result]:
-                """Work on the next bundle until none is left: a process that is done early takes more."""
-                results: dict[int, Result] = {}
+                """Take tickets until none is left: a process that is done early takes more."""
+                taken: dict[int, Result] = {}
                 while ticket := os.read(queue, 4):
-                    indices = bundles[int.from_bytes(ticket)]
-                    done = _worked(work, [items[index] for index in indices], poll)
-                    results |= zip(indices, done, strict=True)
-                return results
+                    for index in order[int.from_bytes(ticket) :: tickets]:
+                        poll()
+                        taken[index] = work(items[index])
+                return taken
 
             helpers = [stack.enter_context(_Helper(take)) for _ in range(count - 1)]
             results = take(poll)
@@ -112,14 +116,6 @@ class Workers:
 
 ALONE = Workers()
 """The training process only."""
-
-
-def _worked(
-    work: Callable[[Item], Result], items: Sequence[Item], poll: Callable[[], None]
-) -> Iterator[Result]:
-    for item in items:
-        poll()
-        yield work(item)
 
 
 class _Helper:

@@ -18,7 +18,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,17 +103,16 @@ def determined(profile: Profile, device: torch.device, tf32: bool = False) -> It
             torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
-def tf32_products(allowed: bool) -> AbstractContextManager[None]:
+@contextmanager
+def tf32_products(allowed: bool) -> Iterator[None]:
     """Allow TF32 for matrix products on CUDA within the context.
 
     It encloses the passes of a network only, so that products of methods and statistics stay in single
     precision: PyTorch's flag holds for the whole process.
     """
-    return _tf32_products() if allowed else nullcontext()  # every local step enters it
-
-
-@contextmanager
-def _tf32_products() -> Iterator[None]:
+    if not allowed:
+        yield
+        return
     import torch
 
     before = torch.backends.cuda.matmul.allow_tf32

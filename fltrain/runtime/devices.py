@@ -7,16 +7,17 @@ The system releases the locks of a process that was killed. This module imports 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from filelock import BaseFileLock, FileLock, Timeout
 
@@ -84,7 +85,7 @@ class Slots:
 
     Attributes:
         folder: folder of the lock files, created when needed. A file without a lock is a leftover.
-        devices: names of the devices, usable in file names; the same in all processes.
+        devices: names of the devices, without dots and usable in file names; the same in all processes.
         runs: maximum number of processes that hold a slot of the same device.
     """
 
@@ -116,26 +117,19 @@ class Slots:
         try:
             _make_private(self.folder)
             with _lock(self.folder / "choosing.lock"):  # one process at a time counts and chooses
-                held = [path.name for path in self.folder.glob("*.slot") if not _cleared(path)]
-                holders = [_holders(device, held) for device in self.devices]
-                free = [number for number, slots in enumerate(holders) if len(slots) < self.runs]
-                if not free:
+                slots = [path for path in self.folder.glob("*.slot") if not _cleared(path)]
+                held = Counter(path.name.partition(".")[0] for path in slots)
+                device = min(self.devices, key=held.__getitem__)
+                if held[device] >= self.runs:
                     return None
-                number = min(free, key=lambda number: len(holders[number]))
-                slot = next(slot for slot in itertools.count() if slot not in holders[number])
-                lock = _lock(self.folder / f"{self.devices[number]}.{slot}.slot")
+                lock = _lock(self.folder / f"{device}.{uuid4().hex}.slot")
                 lock.acquire(timeout=0)
-                return Slot(number, lock)
+                return Slot(self.devices.index(device), lock)
         except OSError as error:
             raise FltrainError(
                 f"{self.folder}: cannot keep the locks of GPUs ({error.strerror or error}); "
                 f"name a folder on this machine in {LOCKS}"
             ) from None
-
-
-def _holders(device: str, names: Iterable[str]) -> set[int]:
-    """Return the numbers of a device's slots among the names of locked files."""
-    return {int(name.split(".")[-2]) for name in names if name.startswith(f"{device}.")}
 
 
 def _lock(path: Path) -> BaseFileLock:

@@ -21,17 +21,13 @@ _PR_SET_PDEATHSIG = 1  # as prctl.h has it
 
 
 def compute_as_runs(threads: int = 1) -> None:
-    """Set this process up to train: number of CPU threads, and ``keep_freed_memory``."""
-    torch.set_num_threads(threads)
-    keep_freed_memory()
+    """Set this process up to train: number of CPU threads, and freed memory.
 
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for the next local step; do nothing with other C libraries.
-
-    Otherwise glibc returns the memory at the end of its heap to the system in every step, and the system
-    clears each page again. That takes up to a tenth of the time of LeNet-5's steps.
+    glibc keeps freed memory for the next local step. Otherwise it returns the memory at the end of its heap
+    to the system in every step, and the system clears each page again. That takes up to a tenth of the time
+    of LeNet-5's steps. Other C libraries stay as they are.
     """
+    torch.set_num_threads(threads)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(_M_MMAP_THRESHOLD, LARGEST)

@@ -140,14 +140,15 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[t
     devices._held.cache_clear()
 
 
-def locks(folder: Path) -> set[str]:
-    return {path.name for path in folder.glob("locks/*.slot")}
+def locks(folder: Path) -> list[str]:
+    """The devices of all slots."""
+    return sorted(path.name.partition(".")[0] for path in folder.glob("locks/*.slot"))
 
 
 def test_a_process_keeps_the_device_that_it_has_taken(tmp_path: Path, two_gpus: list[torch.device]) -> None:
     other = taken(Slots(tmp_path / "locks", GPUS))
     assert [pick_device(name) for name in ("auto", "cuda")] == two_gpus == [torch.device("cuda:1")] * 2
-    assert locks(tmp_path) == {"first.0.slot", "second.0.slot"}
+    assert locks(tmp_path) == ["first", "second"]
     assert Slots(tmp_path / "locks", GPUS).take() is None
     assert other.lock.is_locked
 
@@ -166,7 +167,7 @@ def test_gpus_assigned_by_slurm_are_shared_within_the_job_only(
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
     other = [taken(Slots(tmp_path / "locks", GPUS)) for _ in GPUS]
     assert pick_device("auto") == torch.device("cuda:0")
-    assert "job17-first.0.slot" in locks(tmp_path)
+    assert "job17-first" in locks(tmp_path)
     assert len(other) == 2
 
 
@@ -176,7 +177,7 @@ def test_the_number_of_processes_per_device_can_be_set(
     held = [taken(Slots(tmp_path / "locks", GPUS)) for _ in GPUS]
     monkeypatch.setenv(RUNS, "2")
     assert pick_device("auto") == torch.device("cuda:0")
-    assert locks(tmp_path) == {"first.0.slot", "second.0.slot", "first.1.slot"}
+    assert locks(tmp_path) == ["first", "first", "second"]
     monkeypatch.setenv(RUNS, "of no matter")
     assert pick_device("auto", 3) == torch.device("cuda:1")
     assert len(held) == 2

@@ -15,7 +15,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.engine import memory
 from fltrain.engine.checkpoint import Interval
 from fltrain.engine.train import Execution, train
-from fltrain.engine.workers import MOST_BUNDLES, Workers
+from fltrain.engine.workers import MOST_TICKETS, Workers
 from fltrain.methods.scaffold import Scaffold
 from fltrain.runs.record import Results
 
@@ -33,7 +33,7 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_come_in_the_order_of_the_items() -> None:
-    items = list(range(2 * MOST_BUNDLES + 1))
+    items = list(range(2 * MOST_TICKETS + 1))
     results = Workers(3).map(lambda item: (item, os.getpid()), items, size=lambda item: item % 7)
     assert [item for item, _ in results] == items
     assert Workers(3).map(lambda item: os.getpid(), [0]) == [os.getpid()], "one item needs no other process"
