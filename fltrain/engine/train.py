@@ -394,34 +394,27 @@ def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(spec: RunSpec, bar: bool) -> Iterator[Any]:
+def _progress(spec: RunSpec, bar: bool) -> Iterator[Callable[[int, list[Row]], None]]:
     """Show progress: a bar on a terminal if ``bar`` is true, otherwise a line every 15 seconds.
 
     Yields a function of the number of finished rounds and all rows so far.
     """
-    console = Console(stderr=True)
+    console, last = Console(stderr=True), time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    accuracy_column, hidden = TextColumn("{task.fields[accuracy]}"), not (bar and console.is_terminal)
+    with Bar(*columns, accuracy_column, console=console, disable=hidden) as shown:
+        task = shown.add_task(spec.run_id, total=spec.rounds, accuracy="")
 
-    def latest(rows: list[Row]) -> str:
-        tests = (row for row in reversed(rows) if row.get("split") == spec.test_split)
-        accuracy = next((row["accuracy"] for row in tests), None)
-        return "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
+        def report(done: int, rows: list[Row]) -> None:
+            nonlocal last
+            tests = (row for row in reversed(rows) if row.get("split") == spec.test_split)
+            accuracy = next((f"accuracy {100 * row['accuracy']:.2f} %" for row in tests), "")
+            shown.update(task, completed=done, accuracy=accuracy)
+            if hidden and (time.monotonic() - last >= LOG_EVERY_SECONDS or done == spec.rounds):
+                last = time.monotonic()
+                LOG.info("%s: round %d of %d, %s", spec.run_id, done, spec.rounds, accuracy)
 
-    if console.is_terminal and bar:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Bar(*columns, TextColumn("{task.fields[accuracy]}"), console=console) as shown:
-            task = shown.add_task(spec.run_id, total=spec.rounds, accuracy="")
-            yield lambda done, rows: shown.update(task, completed=done, accuracy=latest(rows))
-        return
-
-    last = time.monotonic()
-
-    def line(done: int, rows: list[Row]) -> None:
-        nonlocal last
-        if time.monotonic() - last >= LOG_EVERY_SECONDS or done == spec.rounds:
-            last = time.monotonic()
-            LOG.info("%s: round %d of %d, %s", spec.run_id, done, spec.rounds, latest(rows))
-
-    yield line
+        yield report
 
 
 def _log_to(paths: Sequence[Path], quiet: bool) -> None:

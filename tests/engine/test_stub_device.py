@@ -53,7 +53,6 @@ class Tiny(Model):
 
 READING = {
     *("engine.evaluation.accuracy", "engine.evaluation.loss", "engine.simulation._tested"),
-    "engine.simulation._tested_locally",
     *("engine.simulation._finite", "metrics.updates.layer_similarity"),
     *("methods.fedamp.aggregate", "methods.fedfcd.server_step", "methods.fedimpro.report"),
     *("methods.fednova._shares", "methods.flfa.report"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.data.prepared import PreparedData
-from fltrain.engine.executors.sequential import SequentialExecutor, Trained
-from fltrain.engine.simulation import Simulation
+from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.types import Local
 
 from .helpers import federation, tiny
 
@@ -117,35 +117,18 @@ DROPOUT = tiny(
 """Two rounds of two clients with 36 images each."""
 
 
-class Watching(SequentialExecutor):
-    """Records the seeds of PyTorch in each client's training."""
+def test_dropout_has_a_separate_stream_for_every_round_and_client(
+    digits: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: dict[tuple[int, int], int] = {}
+    begin = FedAvg.client_init
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.seeds: dict[tuple[int, int], int] = {}
+    def noted(self: FedAvg, local: Local) -> Any:
+        seeds[local.round, local.client] = torch.initial_seed()
+        return begin(self, local)
 
-    def _train(self, round: Any, client: int, kept: Any) -> Trained:
-        self.seeds[round.number, client] = torch.initial_seed()
-        return super()._train(round, client, kept)
-
-
-def dropout_run(
-    digits: PreparedData, executor: type[SequentialExecutor] = SequentialExecutor, workers: int = 1
-) -> Simulation:
-    """A run with dropout, started with another state of the global generator; its rows are in ``rows``."""
-    torch.manual_seed(workers)
-    simulation = federation(DROPOUT, digits, executor, workers=workers)
-    simulation.rows = [row for rows in simulation.run() for row in rows]
-    return simulation
-
-
-@pytest.fixture(scope="module")
-def dropped(digits: PreparedData) -> Simulation:
-    return dropout_run(digits, Watching)
-
-
-def test_dropout_has_a_separate_stream_for_every_round_and_client(dropped: Simulation) -> None:
-    seeds = dropped.executor.seeds
+    monkeypatch.setattr(FedAvg, "client_init", noted)
+    list(federation(DROPOUT, digits).run())
     assert len(seeds) == len(set(seeds.values())) == 4
     for (round, client), seed in seeds.items():
         assert seed == int(stream(0, Purpose.DROPOUT, round=round, client=client).integers(2**63))

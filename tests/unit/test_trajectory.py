@@ -25,6 +25,7 @@ from fltrain.methods.types import Local, Needs, Place, Recording, State, Update
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
+from ..properties.helpers import Tracing
 from .helpers import TINY, federation, tiny
 
 STEPS, SIZE = 7, 40
@@ -81,21 +82,6 @@ class Keeping(Method):
         return replace(update, statistics={self.name: {"rows": update.trajectory}}), {}
 
 
-class Watching(SequentialExecutor):
-    """Stores the weights before and after every step, the images in it, and the uploads."""
-
-    def train(self, round: Any, clients: Any, kept: Any) -> Any:
-        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.results = super().train(round, clients, kept)
-        return self.results
-
-    def _step(self, images: Any, chosen: Tensor, how: Any, hooks: Any, optimiser: Any) -> Any:
-        before = self.model.weights.clone()
-        result = super()._step(images, chosen, how, hooks, optimiser)
-        self.steps.append((chosen, before, self.model.weights.clone()))
-        return result
-
-
 @cache
 def lenet() -> RunSpec:
     """Two clients take several steps each on a network without BatchNorm."""
@@ -111,7 +97,7 @@ def trained(method: Method, data: PreparedData, *plugins: Method, spec: RunSpec 
     spec = spec or lenet()
     settings = {name: getattr(spec, name) for name in RunSpec.model_fields}
     made = RunSpec.model_construct(**{**settings, "method": method, "plugins": plugins})
-    simulation = federation(made, data, Watching)
+    simulation = federation(made, data, Tracing)
     simulation.round(0)
     return simulation
 
@@ -129,34 +115,31 @@ def images(digits: PreparedData) -> PreparedData:
 def test_displacements_contain_all_changes_of_the_weights(images: PreparedData) -> None:
     """Momentum, weight decay, corrections of the gradient, and changes after the optimiser."""
     simulation = trained(Keeping(), images)
-    steps = iter(simulation.executor.steps)
-    for result in simulation.executor.results:
-        update = result.update
-        rows = update.statistics["keeping"]["rows"]
+    for update in simulation.executor.updates:
+        rows, before = update.statistics["keeping"]["rows"], update.start
         assert len(rows) == update.steps > 2
-        for row in rows:
-            _, before, after = next(steps)
-            assert torch.equal(row, before - after)
+        for row, step in zip(rows, simulation.executor.of(update.client), strict=True):
+            assert torch.equal(row, before - step.weights)
+            before = step.weights
         torch.testing.assert_close(rows.sum(0), update.start - update.weights, rtol=1e-4, atol=1e-6)
         assert update.trajectory is None, "recordings do not leave the client"
-    assert next(steps, None) is None
 
 
 def test_gradients_are_those_of_the_optimiser(images: PreparedData) -> None:
     """Of the loss on the batch, corrected, without weight decay and momentum."""
     simulation = trained(Keeping(what="gradient"), images)
-    model, steps = simulation.model, iter(simulation.executor.steps)
-    for result in simulation.executor.results:
-        update = result.update
-        for row in update.statistics["keeping"]["rows"]:
-            chosen, before, _ = next(steps)
+    model = simulation.model
+    for update in simulation.executor.updates:
+        rows, before = update.statistics["keeping"]["rows"], update.start
+        for row, step in zip(rows, simulation.executor.of(update.client), strict=True):
             model.weights.copy_(before)
-            inputs, labels = simulation.data.train.batch(chosen)
+            inputs, labels = simulation.data.train.batch(step.chosen)
             loss = functional.cross_entropy(model.network(inputs), labels)
             parts = torch.autograd.grad(loss, list(model.network.parameters()))
             gradient = torch.cat([part.flatten() for part in parts])
             expected = gradient + 0.5 * (before - update.start)
             torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-6)
+            before = step.weights
 
 
 def test_no_recording_is_stored_between_rounds(digits: PreparedData) -> None:
@@ -164,8 +147,8 @@ def test_no_recording_is_stored_between_rounds(digits: PreparedData) -> None:
 
     def sizes(*plugins: Method) -> tuple[object, ...]:
         simulation = trained(Scaffold(), digits, *plugins, spec=tiny())
-        assert all(result.update.trajectory is None for result in simulation.executor.results)
-        states = [tensor for result in simulation.executor.results for tensor in held(result.client_state)]
+        assert all(update.trajectory is None for update in simulation.executor.updates)
+        states = [tensor for state in simulation.clients.values() for tensor in held(state)]
         return simulation.bytes_up, simulation.bytes_down, sum(states), sum(held(simulation.server.states))
 
     assert sizes(Ecgr()) == sizes()

@@ -96,11 +96,9 @@ class SequentialExecutor:
 
     def images(self, round: Round) -> Augmented:
         """Return the training images with the run's augmentation."""
-        split, augmentation = self.clients.data.train, round.training.augmentation
-        images = self._images
-        if images is None or images.split is not split or images.augmentation != augmentation:
-            images = self._images = Augmented(split, augmentation)
-        return images
+        if self._images is None:
+            self._images = Augmented(self.clients.data.train, round.training.augmentation)
+        return self._images
 
     def train(
         self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]

@@ -52,10 +52,6 @@ class _Client:
     moving: Moving
     losses: Tensor
 
-    def held(self) -> dict[str, Any]:
-        """Return the tensors that steps only read."""
-        return {name: tensors_of(local, PER_CLIENT) for name, local in self.hooks.locals_.items()}
-
 
 class VectorizedExecutor(SequentialExecutor):
     """All clients of a round side by side, also those of several seeds."""
@@ -222,7 +218,10 @@ class _Stack:
     def __init__(self, members: Sequence[_Client]) -> None:
         self.members = members
         self.moving: Moving = tree_map(lambda *rows: torch.stack(rows), *(one.moving for one in members))
-        held = [client.held() for client in members]
+        held = [
+            {name: tensors_of(local, PER_CLIENT) for name, local in client.hooks.locals_.items()}
+            for client in members
+        ]
         known: dict[tuple[int, ...], Tensor] = {}
 
         def dim(*column: Tensor) -> int | None:
