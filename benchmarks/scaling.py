@@ -33,14 +33,12 @@ from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.synthetic import rehearsal
 from fltrain.reporting.tables.render import markdown_table
-from fltrain.runs.spec import RunSpec
 from fltrain.runtime.determinism import determined
 from fltrain.runtime.devices import pick_device
 from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory
 
 METHODS = ("fedavg", "scaffold")
 IMAGES, BATCH = 20, 10
-NEVER = 10**6
 ROUNDS_FOR_MEMORY = 3
 LIMIT_MB = 128
 """Megabytes of client state in memory; in runs the default is 4 GiB."""
@@ -70,11 +68,8 @@ class Setting:
             "method": method,
             "training": {"epochs": self.epochs, "batch_size": BATCH, "lr": 0.001},
             "participation": {"fraction": self.per_round / self.clients},
-            "rounds": NEVER,
-            "evaluation": {"every": NEVER},
         }
-        spec = RunSpec.parse(settings, "benchmark")
-        run = rehearsal(spec, IMAGES, 1, where.device, EXECUTORS[where.executor])
+        run = rehearsal(settings, IMAGES, 1, where.device, EXECUTORS[where.executor])
         run.clients = ClientStore(where.folder, LIMIT_MB * 10**6)
         control = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
         for client in range(self.clients):

@@ -31,7 +31,7 @@ from fltrain.engine.executors.sequential import SequentialExecutor, batch_orders
 from fltrain.engine.simulation import ExecutorFactory, Simulation
 from fltrain.engine.synthetic import rehearsal
 from fltrain.models.build import build
-from fltrain.runs.spec import Precision, RunSpec
+from fltrain.runs.spec import Precision
 from fltrain.runtime.determinism import Profile, determined, tf32_products
 from fltrain.runtime.devices import synchronize
 from fltrain.runtime.process import compute_as_runs
@@ -41,7 +41,6 @@ TOLERANCE = 1e-6
 """Maximum difference of a weight after a round of federated averaging on the CPU, for exact executors."""
 ALIKE = 0.25
 """Maximum length of the difference otherwise, relative to the update: deep networks magnify rounding."""
-NEVER = 10**6
 PRODUCTS = {"cpu": (1024, 32), "cuda": (8192, 256)}
 """By device: rows of the matrices whose product is timed; images, and channels, of the convolution."""
 
@@ -86,12 +85,9 @@ class Bench:
             "plugins": plugins,
             "training": {"epochs": 1, "batch_size": self.batch_size},
             "participation": {"fraction": 1.0},
-            "rounds": NEVER,
-            "evaluation": {"every": NEVER},
             "precision": self.precision,
         }
-        spec = RunSpec.parse(settings, f"{self.model}, {self.dataset}, {method}")
-        return rehearsal(spec, self.steps * self.batch_size, self.clients, self.device, executor)
+        return rehearsal(settings, self.steps * self.batch_size, self.clients, self.device, executor)
 
     def peak(self) -> float:
         """Return the operations per second of the faster of a matrix product and a convolution."""

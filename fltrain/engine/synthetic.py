@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -11,9 +14,11 @@ from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import ExecutorFactory, Simulation
 from fltrain.runs.spec import RunSpec
 
+NEVER = 10**6
+
 
 def rehearsal(
-    spec: RunSpec,
+    settings: Mapping[str, Any],
     images: int,
     tests: int,
     device: torch.device,
@@ -22,15 +27,18 @@ def rehearsal(
     """Return a simulation of a run with random images.
 
     Args:
-        spec: the run; only the number of clients of its partition matters.
+        settings: the run; by default it neither ends nor tests. Only the number of clients of its partition
+            matters.
         images: training images of each client.
         tests: number of test images; with local test splits, the clients share them.
         device: device of the run.
         executor: executor of local training.
 
     Raises:
-        FltrainError: if the registry lacks the size of the images, or they do not fit the run.
+        FltrainError: if settings are wrong, the registry lacks the size of the images, or they do not fit the
+            run.
     """
+    spec = RunSpec.parse({"rounds": NEVER, "evaluation": {"every": NEVER}, **settings}, "rehearsal")
     entry, side = spec.dataset.entry, spec.dataset.side
     if not (entry.channels and entry.classes and side):
         raise FltrainError(

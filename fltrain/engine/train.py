@@ -317,7 +317,7 @@ def _prepare(
         data,
         divided,
         execution.device,
-        partial(executor_for(execution.executor, execution.device), recordings=execution.recordings),
+        partial(executor_for(execution.executor), recordings=execution.recordings),
         extra,
         ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
         process.stopping.poll,

@@ -18,11 +18,10 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
 from fltrain.engine.memory import BATCH
 from fltrain.engine.simulation import Diverged, Simulation
-from fltrain.engine.synthetic import rehearsal
+from fltrain.engine.synthetic import NEVER, rehearsal
 from fltrain.experiments.costs import Calibration, Measurement, Workload, calibration_file, device_name
 from fltrain.experiments.plan import Plan
 from fltrain.runs.record import Results
-from fltrain.runs.spec import RunSpec
 from fltrain.runtime.process import compute_as_runs
 from fltrain.runtime.provenance import gather
 
@@ -79,13 +78,13 @@ def measure(work: Workload, device: torch.device) -> Measurement:
     settings |= {
         "partition": {"name": "iid", "clients": CLIENTS},
         "participation": {"fraction": 1.0},
-        "rounds": 10**6,
+        "rounds": NEVER,
         "training": {**settings["training"], **training},
         "evaluation": {"point": spec.evaluation.point, "statistics": list(spec.evaluation.statistics)},
     }
     # Two images of each class, because the separability of features needs them.
     tests = max(BATCH[device.type], 2 * (spec.dataset.entry.classes or 1))
-    simulation = rehearsal(RunSpec.parse(settings, work.key), STEPS * work.batch, tests, device)
+    simulation = rehearsal(settings, STEPS * work.batch, tests, device)
     simulation.round(0)  # warms up, and gives the clients their states
     before, rounds = _spent(simulation), 0
     while rounds == 0 or (rounds < 20 and _spent(simulation)["train"] - before["train"] < PATIENCE):

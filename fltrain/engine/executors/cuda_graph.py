@@ -101,11 +101,17 @@ class CudaGraphExecutor(SequentialExecutor):
 
     def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
         super().__init__(clients, recordings)
+        self.check(self.model.weights.device)
         self.sessions: dict[tuple[Any, ...], Session] = {}
         self.pool: Any = None
 
     @classmethod
     def check(cls, device: torch.device) -> None:
+        """Refuse a device that is no GPU.
+
+        Raises:
+            FltrainError: for such a device.
+        """
         if device.type != "cuda":
             raise FltrainError(
                 f"executor 'cuda_graph' needs a CUDA device, not {str(device)!r}; use --executor sequential"

@@ -77,7 +77,6 @@ class SequentialExecutor:
         """
         self.clients = clients
         self.model = clients.model
-        self.check(self.model.weights.device)
         self.composition = clients.composition
         self.recordings = recordings
         self.frozen = FrozenModels(self.model, self.composition.needs.frozen_models)
@@ -85,14 +84,6 @@ class SequentialExecutor:
         self.poll: Callable[[], None] = lambda: None
         self.workers = ALONE
         self._images: Augmented | None = None
-
-    @classmethod
-    def check(cls, device: torch.device) -> None:
-        """Refuse a device that the executor does not support.
-
-        Raises:
-            FltrainError: for such a device.
-        """
 
     def images(self, round: Round) -> Augmented:
         """Return the training images with the run's augmentation."""
