@@ -93,7 +93,7 @@ class Checkpoints:
         started = time.monotonic()
         path = checkpoint_file(self.folder, simulation.finished)
         try:
-            leaves, _ = tree_flatten_with_path(_state(simulation))
+            leaves: list[tuple[Any, Tensor]] = tree_flatten_with_path(_state(simulation))[0]
             state = {"/".join(step.key for step in path): tensor for path, tensor in leaves}
             host = [name for name, tensor in state.items() if tensor.device.type != simulation.device.type]
             arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}

@@ -241,15 +241,8 @@ def test_two_processes_write_the_same_bytes(
     }
     spec = RunSpec.parse(settings, "test")
     (tmp_path / "spec.json").write_text(spec.to_json())
-    command = [
-        "fltrain",
-        "train",
-        str(tmp_path / "spec.json"),
-        "--quiet",
-        "--device",
-        str(device),
-        "--results",
-    ]
+    path = tmp_path / "spec.json"
+    command = ["fltrain", "train", str(path), "--quiet", "--device", str(device), "--results"]
     monkeypatch.setattr(sys, "argv", [*command, str(tmp_path / "here")])
     with pytest.raises(SystemExit) as left:
         main()
