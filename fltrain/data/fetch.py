@@ -1,14 +1,41 @@
-"""Bring the raw files of a dataset to this machine, or state where they are."""
+"""Bring the raw files of a dataset to this machine, and verify their checksums.
+
+A file is searched in the folder of earlier downloads, then in the folder in ``FLTRAIN_DATA``. Otherwise it is
+downloaded: first from the server in ``FLTRAIN_MIRROR``, then from the addresses of the file. Pooch writes to
+a temporary file and renames it when the checksum matches, so no file is ever half there.
+"""
 
 from __future__ import annotations
 
-import secrets
+import logging
+import os
+import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pooch
+from filelock import FileLock
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.download import OFFLINE, fetch, offline_folder
-from fltrain.data.registry import DatasetEntry
-from fltrain.data.unpack import ARCHIVES, unpack
+from fltrain.data.readers.base import ARCHIVES, unpack
+from fltrain.data.registry import DatasetEntry, RemoteFile
+
+LOG = logging.getLogger("fltrain")
+OFFLINE = "FLTRAIN_DATA"
+MIRROR = "FLTRAIN_MIRROR"
+
+ATTEMPTS = 4
+"""Rounds in which every address is tried once."""
+PAUSE = 1.0
+"""Seconds between the first two rounds; doubled after each round."""
+TIMEOUT = (10.0, 60.0)
+"""Seconds to wait for a connection, and for the next bytes."""
 
 
 def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False) -> Path:
@@ -22,32 +49,19 @@ def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False)
         FltrainError: if the files cannot be found or downloaded; the message tells how to get them.
     """
     folder = downloads / name
-    if entry.files:
-        for file in entry.files:
-            found = fetch(file, folder, name, quiet=quiet)
-            if found.parent != folder:
-                folder.mkdir(parents=True, exist_ok=True)
-                # Renamed into place: another job may create it at the same time, or an old link may dangle.
-                link = folder / f".{file.name}.{secrets.token_hex(4)}.part"
-                link.symlink_to(found.resolve())
-                link.replace(folder / file.name)
-        return folder
+    for file in entry.files:
+        fetch(file, folder, name, quiet)
     if entry.own_copy is not None:
         return entry.own_copy
-    if not entry.reader.needs_files:
+    if entry.files or not entry.reader.needs_files:
         return folder
-    if offline := offline_folder():
-        brought = offline / name
-        if brought.exists():
-            return brought
-        for ending in ARCHIVES:
-            archive = brought.with_name(brought.name + ending)
-            if archive.exists():
-                return unpack(archive, folder)
-    raise FltrainError(
-        f"dataset {name!r} cannot be downloaded freely. {entry.obtain} Or put it into the folder that "
-        f"{OFFLINE} names, as {name}/ or {name}.zip"
-    )
+    brought = _offline(*_places(name))
+    if brought is None:
+        raise FltrainError(
+            f"dataset {name!r} cannot be downloaded freely. {entry.obtain} Or put it into the folder that "
+            f"{OFFLINE} names, as {name}/ or {name}.zip"
+        )
+    return brought if brought.name == name else unpack(brought, folder)
 
 
 def whereabouts(name: str, entry: DatasetEntry, downloads: Path) -> str:
@@ -58,11 +72,135 @@ def whereabouts(name: str, entry: DatasetEntry, downloads: Path) -> str:
         return f"{entry.own_copy}{'' if entry.own_copy.exists() else ' (missing)'}"
     if entry.files and all((downloads / name / file.name).exists() for file in entry.files):
         return str(downloads / name)
-    if root := offline_folder():
-        places = [root / name, root]
-        if entry.files and any(all((place / file.name).exists() for file in entry.files) for place in places):
-            return str(root)
-        if not entry.files and any((root / f"{name}{ending}").exists() for ending in ("", *ARCHIVES)):
-            return str(root)
+    if all(_offline(*_places(name, file)) for file in entry.files or (None,)):
+        return os.environ[OFFLINE]
     urls = [url for file in entry.files for url in file.urls]
-    return f"download from {urls[0].split('/')[2]}" if urls else "by hand"
+    return f"download from {urlsplit(urls[0]).netloc}" if urls else "by hand"
+
+
+def fetch(file: RemoteFile, folder: Path, dataset: str, quiet: bool = False) -> None:
+    """Put a file with the right checksum into a folder; download it if it is not on this machine.
+
+    Args:
+        file: name, addresses and checksum.
+        folder: created if necessary.
+        dataset: sub-folder of the offline folder to search first.
+        quiet: show no progress bar.
+
+    Raises:
+        FltrainError: if the local copy has another checksum, no address delivers the file, or it cannot be
+            written.
+    """
+    path = folder / file.name
+    if not path.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / f".{file.name}.lock"):
+                if brought := _offline(*_places(dataset, file)):
+                    path.unlink(missing_ok=True)  # an old link may dangle
+                    path.symlink_to(brought.resolve())
+                elif not path.exists():  # else another process has downloaded it meanwhile
+                    _download(file, folder, quiet)
+        except OSError as error:
+            raise FltrainError(
+                f"{file.name}: cannot be written to {folder} ({error.strerror or error}); "
+                "make room or choose another folder"
+            ) from None
+    kind = file.checksum.partition(":")[0]
+    found = f"{kind}:{pooch.file_hash(path, kind)}"
+    if found != file.checksum:
+        raise FltrainError(
+            f"{path.resolve()}: damaged or another version: expected {file.identity}, found {found} "
+            f"({path.stat().st_size:,} bytes); delete or replace it"
+        )
+
+
+def _places(name: str, file: RemoteFile | None = None) -> list[str]:
+    """Return where the offline folder may have a file of a dataset, or the dataset as folder or archive."""
+    return [f"{name}/{file.name}", file.name] if file else [name, *(name + ending for ending in ARCHIVES)]
+
+
+def _offline(*places: str) -> Path | None:
+    """Return the first of these places that exists in the folder ``FLTRAIN_DATA``; None if it is not set.
+
+    Raises:
+        FltrainError: if the folder does not exist.
+    """
+    folder = os.environ.get(OFFLINE)
+    if not folder:
+        return None
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise FltrainError(f"{OFFLINE}: {folder}: no such folder; name the folder with your data or unset it")
+    return next((root / place for place in places if (root / place).exists()), None)
+
+
+def _download(file: RemoteFile, folder: Path, quiet: bool) -> None:
+    """Try every address in turn, for several rounds, until one delivers the file."""
+    mirror = os.environ.get(MIRROR)
+    urls = [f"{mirror.rstrip('/')}/{quote(file.name)}", *file.urls] if mirror else file.urls
+    reasons: dict[str, str] = {}
+    for attempt in range(ATTEMPTS if urls else 0):
+        if attempt:
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+        for url in urls:
+            try:
+                return _retrieve(file, url, folder, quiet)
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # from the disk: network errors come wrapped, without a number
+                reasons[url] = _without_password(f"{url}: {_root_cause(error)}")
+                LOG.info("%s: attempt %d: %s", file.name, attempt + 1, reasons[url])
+    tried = "; ".join(reasons.values()) or "it has no public address"
+    raise FltrainError(
+        f"{file.name}: cannot be downloaded ({tried}); try again later, or get it by hand and name its "
+        f"folder in {OFFLINE} (expected: {file.identity})"
+    )
+
+
+def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
+    """Download from one address, with a progress bar."""
+    size = "" if file.bytes is None else f" {decimal(file.bytes)}"
+    LOG.info("%s: downloading%s from %s", file.name, size, _without_password(url))
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    http = pooch.HTTPDownloader(
+        chunk_size=1 << 16,
+        timeout=TIMEOUT,
+        headers={"Accept-Encoding": "identity"},
+        hooks={"response": _keep_compressed},
+    )
+
+    def download(url: str, path: str, _: Any) -> None:
+        with (
+            open(path, "wb") as out,
+            Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar,
+        ):
+            task = bar.add_task(file.name, total=file.bytes)
+
+            def write(chunk: bytes) -> None:
+                out.write(chunk)
+                bar.advance(task, len(chunk))
+
+            http(url, SimpleNamespace(write=write, flush=out.flush), None)
+
+    pooch.get_logger().setLevel("WARNING")  # its messages show passwords
+    path = Path(pooch.retrieve(url, file.checksum, file.name, folder, downloader=download))
+    path.chmod(folder.stat().st_mode & 0o666)  # as readable as its folder; pooch makes it private
+    LOG.info("%s: downloaded, checksum verified", file.name)
+
+
+def _keep_compressed(response: Any, **_: Any) -> None:
+    """Ignore a header for which requests would decompress ``.gz`` files."""
+    response.raw.headers.pop("Content-Encoding", None)
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the message of the innermost cause."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error) or type(error).__name__
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", text)

@@ -84,7 +84,7 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
     """
     entry = dataset.entry
     source = obtain(dataset.name, entry, downloads, quiet)
-    raw = entry.reader.read(source, entry.facts, dataset.image_size)
+    raw = entry.reader.read(source, entry, dataset.image_size)
     classes = entry.classes or raw.classes
     arrays: dict[str, NDArray[Any]] = {}
     for split in SPLITS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 from pydantic import Field, Strict, model_validator
 
@@ -71,8 +71,8 @@ UNIVERSAL = {"unit": (0.0, 1.0), "half": (0.5, 0.5)}
 """Normalisations of every dataset: pixels from 0 to 1, or from -1 to 1."""
 
 
-class DatasetEntry(Settings):
-    """A dataset.
+class DatasetEntry(Facts):
+    """A dataset, with the facts that its files must have.
 
     Attributes:
         title: name for texts.
@@ -81,11 +81,6 @@ class DatasetEntry(Settings):
         path: folder or file of your own, relative to the working directory.
         obtain: instructions, if the dataset cannot be downloaded freely.
         of: for a test set only: the dataset whose models it tests.
-        classes: number of classes.
-        channels: 1 (grey) or 3 (colour).
-        side: native height and width in pixels; None if images differ in size.
-        train_images: number of training images; 0 for a test set.
-        test_images: number of test images.
         mean: mean of each channel, for pixels from 0 to 1.
         std: standard deviation of each channel.
         normalisations: alternatives to ``mean`` and ``std``, by name.
@@ -101,11 +96,6 @@ class DatasetEntry(Settings):
     path: str | None = None
     obtain: str | None = None
     of: str | None = None
-    classes: int | None = Field(default=None, ge=2)
-    channels: Literal[1, 3] | None = None
-    side: int | None = Field(default=None, ge=1, le=1024)
-    train_images: int | None = Field(default=None, ge=0)
-    test_images: int | None = Field(default=None, ge=1)
     mean: Numbers | None = None
     std: Numbers | None = None
     normalisations: dict[str, Normalisation] = {}
@@ -140,11 +130,6 @@ class DatasetEntry(Settings):
         return self
 
     @property
-    def facts(self) -> Facts:
-        """Properties that the files must have."""
-        return Facts(self.classes, self.channels, self.side, self.train_images, self.test_images)
-
-    @property
     def own_copy(self) -> Path | None:
         """Expanded ``path``; None if the entry has none."""
         return None if self.path is None else Path(self.path).expanduser()
@@ -152,7 +137,7 @@ class DatasetEntry(Settings):
     @property
     def side_read(self) -> int | None:
         """Height and width of the images before resizing; None if they depend on the files."""
-        return self.reader.side_read(self.facts)
+        return getattr(self.reader, "side", None) or self.side
 
     def normalisation(self, name: str = "default", channels: int | None = None) -> Normalisation | None:
         """Return a normalisation by name; None for a default that the entry does not state.

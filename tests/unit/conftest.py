@@ -10,7 +10,7 @@ import yaml
 from hypothesis import settings
 
 from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
-from fltrain.data.download import MIRROR, OFFLINE
+from fltrain.data.fetch import MIRROR, OFFLINE
 from fltrain.data.prepared import PreparedData, load_prepared, prepare
 from fltrain.experiments.plan import Plan, plan
 

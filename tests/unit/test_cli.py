@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from fltrain import __version__
 from fltrain.cli import app, main
 from fltrain.data.datasets import Dataset, registry
-from fltrain.data.download import OFFLINE
+from fltrain.data.fetch import OFFLINE
 from fltrain.data.prepared import load_prepared
 from fltrain.experiments import calibrate as calibration
 from fltrain.runs.record import RECORD_FILES, Results

@@ -54,7 +54,7 @@ def mine(tmp_path: Path, register: Register, **entry: Any) -> PreparedData:
 # ------------------------------------------------------------------------------------ contents
 def test_prepared_data_are_read_back(digits: PreparedData) -> None:
     entry = registry()["digits"]
-    raw = entry.reader.read(Path("nowhere"), entry.facts)
+    raw = entry.reader.read(Path("nowhere"), entry)
     for name in ARRAYS_OF_DATA:
         ours, theirs = getattr(digits, name), getattr(raw, name)
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)

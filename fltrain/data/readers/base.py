@@ -7,20 +7,23 @@ file, value and expected value.
 from __future__ import annotations
 
 import logging
+import tarfile
 import tempfile
+import zipfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.registry import Component
-from fltrain.data.unpack import unpack
 
 LOG = logging.getLogger("fltrain")
 Images = NDArray[np.uint8]
@@ -29,6 +32,9 @@ Split = tuple[Images, Labels]
 
 CHANNELS = (1, 3)
 """Grey or colour."""
+
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2")
+"""Endings of the archives that can be unpacked."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,25 @@ class RawSplits:
         return len(self.class_names) or 1 + int(np.concatenate([self.train_labels, self.test_labels]).max())
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Known properties of a dataset; None: derived from the data."""
+class Facts(Settings):
+    """Known properties of a dataset; None: derived from the data.
 
-    classes: int | None = None
-    channels: int | None = None
-    side: int | None = None
-    train_images: int | None = None
-    test_images: int | None = None
+    Attributes:
+        classes: number of classes.
+        channels: 1 (grey) or 3 (colour).
+        side: native height and width in pixels; None if images differ in size.
+        train_images: number of training images; 0 for a test set.
+        test_images: number of test images.
+    """
+
+    classes: int | None = Field(default=None, ge=2)
+    channels: Literal[1, 3] | None = None
+    side: int | None = Field(default=None, ge=1, le=1024)
+    train_images: int | None = Field(default=None, ge=0)
+    test_images: int | None = Field(default=None, ge=1)
+
+
+UNKNOWN = Facts()
 
 
 class Reader(Component):
@@ -75,7 +91,7 @@ class Reader(Component):
     needs_files: ClassVar[bool] = True
     """False if the images ship with a dependency."""
 
-    def read(self, source: Path, facts: Facts = Facts(), side: int | None = None) -> RawSplits:
+    def read(self, source: Path, facts: Facts = UNKNOWN, side: int | None = None) -> RawSplits:
         """Return the checked splits of a dataset.
 
         Args:
@@ -100,10 +116,6 @@ class Reader(Component):
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         """Read the format; ``read`` checks the splits as a whole."""
 
-    def side_read(self, facts: Facts) -> int | None:
-        """Return height and width of the images without a target; None if they depend on the files."""
-        return facts.side
-
 
 def statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel, for pixels from 0 to 1.
@@ -122,7 +134,7 @@ def statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
-def as_images(array: NDArray[Any], where: str, facts: Facts = Facts()) -> Images:
+def as_images(array: NDArray[Any], where: str, facts: Facts) -> Images:
     """Check images ``[n, h, w]`` or ``[n, h, w, c]`` and return them as ``[n, c, h, w]``.
 
     Raises:
@@ -176,6 +188,45 @@ def as_labels(
         expected = f"{first} to {first + classes - 1}" if classes is not None else f"{first} or more"
         raise FltrainError(f"{where}: found labels {low} to {high}, expected {expected}")
     return array.astype(np.int64)
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack a zip or tar archive into ``folder``, unless the folder exists, and return ``folder``.
+
+    The archive is not trusted. The folder appears when everything is in it.
+
+    Raises:
+        FltrainError: if the archive is damaged or truncated, or holds devices, links or paths that lead out
+            of the folder; the folder does not exist then.
+    """
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary,
+        readable(archive, "an archive"),
+    ):
+        content = Path(temporary) / folder.name
+        if archive.suffix.lower() == ".zip":
+            with zipfile.ZipFile(archive) as file:
+                file.extractall(content)
+        else:
+            _unpack_tar(archive, content)
+        if not folder.exists():  # else another process has unpacked it meanwhile
+            content.rename(folder)
+    return folder
+
+
+def _unpack_tar(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+        # tarfile takes damage for the end, and leaves the checksum of the compression unread.
+        content: Any = file.fileobj
+        content.seek(file.offset)
+        if content.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise EOFError(f"no member and no end after {file.offset} bytes")
+        while content.read(1 << 20):
+            pass
 
 
 def listing(names: Iterable[str], most: int = 3) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -49,21 +49,29 @@ class Folder(Reader):
     train_fraction: float | None = Field(default=None, gt=0, lt=1)
     only: Annotated[tuple[str, ...], Strict(False)] | None = None
 
-    def side_read(self, facts: Facts) -> int | None:
-        return self.side or facts.side
-
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         train, test, notes = self._splits(source)
         names = sorted(train, key=natural)
         if facts.classes not in (None, len(names)):
             found = f"{count(len(names), 'folder')} with images ({listing(names)})"
             raise FltrainError(f"{source}: found {found}, expected {facts.classes} classes")
-        form = Form.of(train[names[0]][0], facts, side or self.side)
+        with opened(train[names[0]][0]) as first:
+            width, grey = first.width, first.mode in GREY_MODES
+        target = side or self.side or facts.side or width
+        native = facts.side if side or self.side else target
+        channels = facts.channels or (1 if grey else 3)
+        grey_only = grey and facts.channels is None
+        read = partial(_read, native=native, side=target, channels=channels, grey_only=grey_only)
 
         def split(tree: Tree) -> Split:
             files = [file for name in names for file in tree[name]]
             labels = np.repeat(np.arange(len(names)), [len(tree[name]) for name in names])
-            return form.stack(files), labels
+            images = np.empty((len(files), channels, target, target), np.uint8)
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                # In order, so that the error names the first bad image.
+                for index, image in enumerate(pool.map(read, files)):
+                    images[index] = image
+            return images, labels
 
         return RawSplits(*split(train), *split(test), class_names=tuple(names), notes=notes)
 
@@ -111,7 +119,7 @@ def class_tree(root: Path, only: Sequence[str] | None) -> Tree:
         shown = [name for name in subfolders if not name.startswith((".", "__MACOSX"))]
         subfolders[:] = sorted(shown, key=natural)
         path = Path(folder)
-        images = [file for file in files if _is_image(file)]
+        images = [file for file in files if file[0] != "." and Path(file).suffix.lower() in SUFFIXES]
         if path == root or not images:
             continue
         if only is not None and path.name not in only:
@@ -136,10 +144,6 @@ def _refuse(error: OSError) -> None:
     raise FltrainError(f"{error.filename}: cannot be listed ({error.strerror})")
 
 
-def _is_image(file: str) -> bool:
-    return not file.startswith(".") and os.path.splitext(file)[1].lower() in SUFFIXES
-
-
 def _divided(tree: Tree, fraction: float, source: Path) -> tuple[Tree, Tree]:
     train: Tree = {}
     test: Tree = {}
@@ -154,64 +158,29 @@ def _divided(tree: Tree, fraction: float, source: Path) -> tuple[Tree, Tree]:
     return train, test
 
 
-@dataclass(frozen=True)
-class Form:
-    """Target form of images, and the form that files must have.
+def _read(file: Path, native: int | None, side: int, channels: int, grey_only: bool) -> Images:
+    """Return one image ``[channels, side, side]``.
 
-    Attributes:
+    Args:
+        file: the image.
+        native: height and width that the file must have; None: any.
         side: target height and width.
-        native: required width and height of every file; None if they may differ.
-        reason: origin of ``native``, for messages.
         channels: target channels, 1 or 3.
         grey_only: refuse colour, because ``channels`` was derived from a grey first image.
     """
-
-    side: int
-    native: tuple[int, int] | None
-    reason: str
-    channels: int
-    grey_only: bool
-
-    @classmethod
-    def of(cls, first: Path, facts: Facts, side: int | None) -> Form:
-        """Return the form given by the facts and the target side, or else by the first image."""
-        with opened(first) as image:
-            size, grey = image.size, image.mode in GREY_MODES
-        native, reason = (facts.side, facts.side) if facts.side else None, "as stated in the registry"
-        if side is None and native is None:
-            native, reason = size, "like the first; set the reader's 'side' to resize all"
-            if size[0] != size[1]:
-                raise FltrainError(
-                    f"{first}: found {_pixels(size)}, expected a square image; set the reader's 'side'"
-                )
-        channels = facts.channels or (1 if grey else 3)
-        grey_only = channels == 1 and facts.channels is None
-        return cls(side or facts.side or size[0], native, reason, channels, grey_only)
-
-    def stack(self, files: Sequence[Path]) -> Images:
-        """Return the images ``[n, c, side, side]``."""
-        images = np.empty((len(files), self.channels, self.side, self.side), np.uint8)
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            # In order, so that the error names the first bad image.
-            for index, image in enumerate(pool.map(self.read, files)):
-                images[index] = image
-        return images
-
-    def read(self, file: Path) -> Images:
-        """Return one image ``[c, side, side]``."""
-        with opened(file) as image:
-            if self.native is not None and self.native != image.size:
-                expected = f"{_pixels(self.native)} {self.reason}"
-                raise FltrainError(f"{file}: found {_pixels(image.size)}, expected {expected}")
-            if image.mode in DEEP_MODES:
-                raise FltrainError(
-                    f"{file}: found more than 8 bits per channel (mode {image.mode}), expected 8"
-                )
-            if self.grey_only and image.mode not in GREY_MODES:
-                raise FltrainError(f"{file}: found a colour image after grey ones; state 'channels' (1 or 3)")
-            plain = image.convert("L" if self.channels == 1 else "RGB")
-            pixels = np.asarray(centred(plain, self.side)).reshape(self.side, self.side, self.channels)
-        return pixels.transpose(2, 0, 1)
+    with opened(file) as image:
+        if native is not None and image.size != (native, native):
+            raise FltrainError(
+                f"{file}: found {image.height} x {image.width} pixels, expected {native} x {native}; "
+                "set the reader's 'side' to resize all images, or correct 'side' of the dataset"
+            )
+        if image.mode in DEEP_MODES:
+            raise FltrainError(f"{file}: found more than 8 bits per channel (mode {image.mode}), expected 8")
+        if grey_only and image.mode not in GREY_MODES:
+            raise FltrainError(f"{file}: found a colour image after grey ones; state 'channels' (1 or 3)")
+        plain = image.convert("L" if channels == 1 else "RGB")
+        pixels = np.asarray(centred(plain, side)).reshape(side, side, channels)
+    return pixels.transpose(2, 0, 1)
 
 
 def centred(image: Image, side: int) -> Image:
@@ -231,8 +200,3 @@ def opened(file: Path) -> Iterator[Image]:
 
     with readable(file, "an image"), Image.open(file) as image:
         yield image
-
-
-def _pixels(size: tuple[int, int]) -> str:
-    width, height = size
-    return f"{height} x {width} pixels"

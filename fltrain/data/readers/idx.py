@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -45,10 +44,5 @@ def _read(path: Path, dimensions: int) -> NDArray[np.uint8]:
         magic, expected = file.read(4), bytes([0, 0, _UNSIGNED_BYTES, dimensions])
         if magic != expected:
             raise FltrainError(f"{path}: found the header {magic.hex(' ')}, expected {expected.hex(' ')}")
-        shape = tuple(np.frombuffer(file.read(4 * dimensions), ">u4").tolist())
-        values = file.read(math.prod(shape))
-        surplus = len(file.read(1))
-    if len(shape) != dimensions or len(values) != math.prod(shape) or surplus:
-        found = "more" if surplus else f"{len(values):,}"
-        raise FltrainError(f"{path}: found {found} values, expected {math.prod(shape):,} (shape {shape})")
-    return np.frombuffer(values, np.uint8).reshape(shape).copy()
+        shape = np.frombuffer(file.read(4 * dimensions), ">u4")
+        return np.frombuffer(file.read(), np.uint8).reshape(shape).copy()

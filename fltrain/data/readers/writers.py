@@ -92,13 +92,7 @@ def _read_hdf5(path: Path, facts: Facts) -> ByWriter:
 
     split: ByWriter = {}
     with readable(path, "an HDF5 file"), h5py.File(path, "r") as file:
-        examples = file.get("examples")
-        if not isinstance(examples, h5py.Group):
-            raise FltrainError(f"{path}: found {', '.join(file) or 'nothing'}, expected the group 'examples'")
-        for writer, group in examples.items():
-            missing = [name for name in ("pixels", "label") if name not in group]
-            if missing:
-                raise FltrainError(f"{path}, {writer}: found no {' and no '.join(missing)}")
+        for writer, group in file["examples"].items():
             _add(split, writer, group["pixels"][()], group["label"][()], path, facts)
     return split
 
@@ -109,29 +103,14 @@ def _read_leaf(folder: Path, facts: Facts) -> ByWriter:
         raise FltrainError(f"{folder}: found no .json files, expected those of LEAF")
     split: ByWriter = {}
     for path in files:
-        users = read_json(path)
-        users = users.get("user_data") if isinstance(users, dict) else None
-        if not isinstance(users, dict):
-            raise FltrainError(f"{path}: found no 'user_data', expected images and labels by user")
-        for writer, data in users.items():
-            if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
-                raise FltrainError(f"{path}, {writer}: found no x and y, expected images and labels")
-            if writer in split:
-                raise FltrainError(f"{path}, {writer}: this writer is in an earlier file as well")
-            with readable(path, "images and labels of LEAF"):
-                pixels, labels = np.array(data["x"], np.float32), np.array(data["y"])
-            _add(split, writer, _square(pixels, f"{path}, {writer}"), labels, path, facts)
+        with readable(path, "images and labels of LEAF"):
+            for writer, data in read_json(path)["user_data"].items():
+                if writer in split:
+                    raise FltrainError(f"{path}, {writer}: this writer is in an earlier file as well")
+                rows, labels = np.array(data["x"], np.float32), np.array(data["y"])
+                side = math.isqrt(rows.shape[-1])
+                _add(split, writer, rows.reshape(len(rows), side, side), labels, path, facts)
     return split
-
-
-def _square(pixels: NDArray[Any], where: str) -> NDArray[Any]:
-    """Return rows of pixels as square images."""
-    if not len(pixels):
-        return pixels
-    side = math.isqrt(pixels.shape[1]) if pixels.ndim == 2 else 0
-    if not side or side**2 != pixels.shape[1]:
-        raise FltrainError(f"{where}: found pixels of shape {pixels.shape}, expected rows of square images")
-    return pixels.reshape(-1, side, side)
 
 
 def _add(
