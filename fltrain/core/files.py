@@ -113,8 +113,6 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FltrainError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise FltrainError(f"{path}: cannot be read ({error})") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,27 +16,12 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from fltrain.core.config import Place, Settings, suggest
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, as_mistake
 
-_NOT_UTF_8 = "not YAML: not a text in UTF-8; save it as UTF-8"
 _TAG = "tag:yaml.org,2002:"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-DEEPEST = 100
-"""Maximum depth of nested lists and mappings; libyaml crashes on very deep ones."""
-
-MOST_VALUES = 1_000_000
-"""Maximum number of values, with aliases written out."""
-
 AnySettings = TypeVar("AnySettings", bound=Settings)
-
-
-class _Named(StringIO):
-    """A text whose marks have the name of its file."""
-
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__(text)
-        self.name = name
 
 
 class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
@@ -44,15 +30,9 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
     def number(self, node: yaml.ScalarNode) -> int | float:
         """Return an integer or a float."""
         text = self.construct_scalar(node).lower()
-        try:
-            if node.tag == f"{_TAG}int":
-                return int(text, 0 if text[:2] in ("0x", "0o") else 10)
-            return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-        except ValueError:
-            shown = text if len(text) <= 25 else f"{text[:25]}..."
-            raise ConstructorError(
-                problem=f"{shown!r} is not a number", problem_mark=node.start_mark
-            ) from None
+        if node.tag == f"{_TAG}int":
+            return int(text, 0 if text[:2] in ("0x", "0o") else 10)
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
 
 _CORE = {
@@ -104,20 +84,7 @@ def validated(
     data = construct(tree)
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if key not in ignored}
-    return kind.parse(data, where or place_of(tree, ())[0], partial(place_of, tree), context)
-
-
-def _text(path: Path | None) -> tuple[str, str]:
-    """Return a text and its description."""
-    where = "standard input" if path is None else str(path)
-    try:
-        return sys.stdin.read() if path is None else path.read_text(encoding="utf-8"), where
-    except FileNotFoundError:
-        raise FltrainError(f"{where}: no such file") from None
-    except OSError as error:
-        raise FltrainError(f"{where}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise FltrainError(f"{where}: {_NOT_UTF_8}") from None
+    return kind.parse(data, where or tree.start_mark.name, partial(place_of, tree), context)
 
 
 def compose(path: Path | None) -> yaml.Node:
@@ -126,16 +93,15 @@ def compose(path: Path | None) -> yaml.Node:
     Raises:
         FltrainError: if it is missing, cannot be read, or is not YAML.
     """
-    return _compose(*_text(path))
-
-
-def parse_plain(text: str, where: str) -> Any:
-    """Return the data of a YAML document (JSON is YAML, too); None if it is empty.
-
-    Raises:
-        FltrainError: if it is not valid; the message begins with ``where`` and the line.
-    """
-    return construct(_compose(text, where))
+    where = "standard input" if path is None else str(path)
+    with _refusing(where):
+        stream: Any = StringIO(sys.stdin.read() if path is None else path.read_text(encoding="utf-8"))
+        stream.name = where  # of the marks
+        tree = _Loader(stream).get_single_node()
+        if tree is None:
+            return yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
+        _check_keys([tree])
+        return tree
 
 
 def construct(tree: yaml.Node) -> Any:
@@ -144,12 +110,8 @@ def construct(tree: yaml.Node) -> Any:
     Raises:
         FltrainError: if values are not valid.
     """
-    where = place_of(tree, ())[0]
-    with _refusing(where):
-        data = _Loader("").construct_document(tree)
-        if _size(data, {}) <= MOST_VALUES:
-            return data
-    raise FltrainError(f"{where}: more than {MOST_VALUES:,} values with aliases written out; use fewer")
+    with _refusing(tree.start_mark.name):
+        return _Loader("").construct_document(tree)
 
 
 def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
@@ -158,10 +120,8 @@ def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
     Raises:
         FltrainError: if a block is unknown, or a key occurs twice.
     """
-    with _refusing(place_of(tree, ())[0]):
-        seen: set[yaml.Node] = set()
-        for node in (tree, *blocks.values()):
-            _check_keys(node, seen, blocks)
+    with _refusing(tree.start_mark.name):
+        _check_keys([tree, *blocks.values()], blocks)
 
 
 def place_of(tree: yaml.Node, keys: Sequence[str]) -> Place:
@@ -184,37 +144,31 @@ def place_of(tree: yaml.Node, keys: Sequence[str]) -> Place:
     return node.start_mark.name, node.start_mark.line + 1
 
 
-def _compose(text: str, where: str) -> yaml.Node:
-    with _refusing(where, text):
-        _check_depth(_Named(text, where))
-        tree = _Loader(_Named(text, where)).get_single_node()
-        _check_keys(tree, set())
-    return tree or yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
-
-
-def _check_keys(node: yaml.Node, seen: set[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None) -> None:
+def _check_keys(nodes: Sequence[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None) -> None:
     """Refuse keys that are no texts or occur twice in one mapping; turn ``use`` into a merge key."""
-    if node in seen or not isinstance(node, yaml.CollectionNode):
-        return
-    seen.add(node)
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_keys(item, seen, blocks)
-        return
-    names: set[str] = set()
-    for place, (key, value) in enumerate(node.value):
-        if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
-            what = f"the key {key.value!r} is no text; write it in quotes"
-        elif key.value in names:
-            what = f"the key {key.value!r} occurs twice; leave one out"
-        else:
+    pending, seen = deque(nodes), set[yaml.Node]()
+    while pending:
+        node = pending.popleft()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        names: set[str] = set()
+        for place, (key, value) in enumerate(node.value):
+            if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+                what = f"the key {key.value!r} is no text; write it in quotes"
+                raise ConstructorError(problem=what, problem_mark=key.start_mark)
+            if key.value in names:
+                what = f"the key {key.value!r} occurs twice; leave one out"
+                raise ConstructorError(problem=what, problem_mark=key.start_mark)
             names.add(key.value)
             if blocks is not None and key.value == "use":
                 node.value[place] = _merging(key, value, blocks)
             else:
-                _check_keys(value, seen, blocks)
-            continue
-        raise ConstructorError(problem=what, problem_mark=key.start_mark)
+                pending.append(value)
 
 
 def _merging(
@@ -235,42 +189,16 @@ def _merging(
 
 
 @contextmanager
-def _refusing(where: str, text: str = "") -> Iterator[None]:
+def _refusing(where: str) -> Iterator[None]:
     """Turn exceptions of the YAML library into messages with file and line."""
     try:
         yield
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = mark.line if mark else 0
-        tabs = "\t" in "".join(text.splitlines()[line : line + 1])
-        hint = "; indent with spaces, not with tabs" if tabs else ""
-        place = f"{mark.name if mark else where}: line {line + 1}"
-        raise FltrainError(f"{place}: not YAML: {error.problem}{hint}") from None
-    except RecursionError:
-        raise FltrainError(
-            f"{where}: an alias refers to itself, or aliases are nested too deeply; use fewer"
-        ) from None
-    except UnicodeEncodeError:
-        raise FltrainError(f"{where}: {_NOT_UTF_8}") from None
-    except yaml.YAMLError as error:
-        raise FltrainError(f"{where}: not YAML: {error}") from None
-
-
-def _check_depth(stream: _Named) -> None:
-    depth = 0
-    for event in yaml.parse(stream, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise FltrainError(
-                f"{stream.name}: more than {DEEPEST} lists and mappings in one another; use fewer"
-            )
-
-
-def _size(data: Any, sizes: dict[int, int]) -> int:
-    """Return the number of values, with aliases written out; an alias of itself is a RecursionError."""
-    if not isinstance(data, dict | list):
-        return 1
-    if id(data) not in sizes:
-        inner = data.values() if isinstance(data, dict) else data
-        sizes[id(data)] = 1 + sum(_size(one, sizes) for one in inner)
-    return sizes[id(data)]
+    except OSError as error:
+        raise as_mistake(error) from None
+    except UnicodeError:
+        raise FltrainError(f"{where}: not YAML: not a text in UTF-8; save it as UTF-8") from None
+    except (yaml.YAMLError, ValueError) as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
+        place = f"{mark.name}: line {mark.line + 1}" if mark else where
+        hint = "; indent with spaces, not with tabs" if "cannot start any token" in str(problem) else ""
+        raise FltrainError(f"{place}: not YAML: {problem}{hint}") from None

@@ -19,7 +19,7 @@ from typer.main import get_command
 from fltrain.cli import app, main
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import construct, parse_plain, read_plain
+from fltrain.core.strict_yaml import construct, read_plain
 from fltrain.data.partition import SCHEMES
 from fltrain.data.registry import load
 from fltrain.experiments.plan import plan
@@ -173,11 +173,12 @@ def mutated(draw: Any, pool: Pool) -> Any:
 @example({**SPECS[0], "evaluation": {"targets": [1e-05]}})
 @example({**SPECS[0], "rounds": 10**400})
 @example({**SPECS[0], "training": {"lr": nested(300)}})
-def test_a_run_is_read_and_written_back_or_refused(data: Any) -> None:
+def test_a_run_is_read_and_written_back_or_refused(tmp_path: Path, data: Any) -> None:
     with accepted_or_refused():
         spec = RunSpec.parse(data, "spec.yaml")
         # The workflow hands specs over as JSON text, which is then read as YAML.
-        for again in (json.loads(spec.to_json()), parse_plain(spec.to_json(), "again")):
+        (tmp_path / "again.yaml").write_text(spec.to_json())
+        for again in (json.loads(spec.to_json()), read_plain(tmp_path / "again.yaml")):
             assert RunSpec.parse(again, "again").run_id == spec.run_id
         for name in (spec.run_id, spec.partition_id):
             assert re.fullmatch(r"\w[\w.+-]*", name, re.ASCII)

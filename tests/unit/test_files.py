@@ -56,7 +56,7 @@ def test_json_is_read_back_or_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "file.json", {"name": "Nøkland", "values": [1, 2.5, None]})
     assert read_json(tmp_path / "file.json") == {"name": "Nøkland", "values": [1, 2.5, None]}
     (tmp_path / "bad.json").write_text('{"half": ')
-    for name, reason in [("none.json", "no such file"), ("bad.json", "cannot be"), (".", "cannot be read")]:
-        with pytest.raises(FltrainError, match=reason) as caught:
+    for name in ("none.json", "bad.json", "."):
+        with pytest.raises(FltrainError, match="cannot be read") as caught:
             read_json(tmp_path / name)
         assert str(caught.value).startswith(f"{tmp_path / name}: ") and "\n" not in str(caught.value)
