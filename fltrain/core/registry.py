@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
 
-from fltrain.core.config import Settings, suggest
+from fltrain.core.config import Settings, check_known
 from fltrain.core.errors import FltrainError
 
 
@@ -96,10 +96,9 @@ def choice(
             name = value.get("name")
             if name is None:
                 raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
-            if elsewhere and isinstance(name, str) and name in elsewhere:
-                raise ValueError(f"{name!r} {elsewhere[name]}")
-            if not isinstance(name, str) or name not in known:
-                raise ValueError(f"unknown {kind} {name!r}{suggest(name, known)} (known: {', '.join(known)})")
+            if hint := (elsewhere or {}).get(str(name)):
+                raise ValueError(f"{name!r} {hint}")
+            check_known(f"unknown {kind}", [name], known)
         return value
 
     members = tuple(known.values())

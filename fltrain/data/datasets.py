@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from fltrain.core.config import Settings, suggest
-from fltrain.core.errors import FltrainError
+from fltrain.core.config import Settings, check_known
 from fltrain.data.registry import DatasetEntry, Normalisation, load
 
 REGISTRY_VARIABLE = "FLTRAIN_DATASETS"
@@ -39,9 +38,7 @@ class Dataset(Settings):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in registry():
-            hint = f"{suggest(name, registry())} (known: {', '.join(registry())})"
-            raise FltrainError(f"unknown dataset {name!r}{hint}")
+        check_known("unknown dataset", [name], registry())
         return name
 
     @property

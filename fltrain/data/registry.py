@@ -6,14 +6,13 @@ does not import torch, because planning uses it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 from pydantic import Field, Strict, model_validator
 
-from fltrain.core.config import FileName, Settings, suggest
+from fltrain.core.config import FileName, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.registry import choice, external
 from fltrain.core.strict_yaml import read_plain
@@ -26,9 +25,6 @@ else:
     AnyReader = choice(READERS, "reader")
 
 Numbers = Annotated[tuple[float, ...], Strict(False)]
-
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-"""Names of datasets; they become parts of paths."""
 
 
 class RemoteFile(Settings):
@@ -155,11 +151,7 @@ class DatasetEntry(Facts):
             mean, std = UNIVERSAL[name]
             width = self.channels or channels or 1
             return Normalisation(mean=(mean,) * width, std=(std,) * width)
-        if name not in self.normalisations:
-            names = ["default", *UNIVERSAL, *self.normalisations]
-            raise FltrainError(
-                f"unknown normalisation {name!r}{suggest(name, names)} (known: {', '.join(names)})"
-            )
+        check_known("unknown normalisation", [name], ["default", *UNIVERSAL, *self.normalisations])
         return self.normalisations[name]
 
 
@@ -182,40 +174,25 @@ def load(path: Path) -> dict[str, DatasetEntry]:
             entries[name] = _entry(name, entry, source)
     for name, one in entries.items():
         if one.of is not None:
-            _check_relation(f"{path}: {name}: of", one, entries)
+            _check_relation(f"{path}: {name}: of", one, one.of, entries)
     return dict(sorted(entries.items()))
 
 
 def _entry(name: str, entry: Any, source: str) -> DatasetEntry:
-    """Return a validated entry of a registry."""
-    if not NAME.fullmatch(name):
-        raise FltrainError(
-            f"{source}: dataset {name!r}: names consist of up to 100 lower-case letters, digits, '.', '_' "
-            "and '-'"
-        )
+    """Return a validated entry of a registry; the package medmnist states the facts of its sets."""
+    where = f"{source}: {file_name(name, f'name of a dataset in {source}')}"
     if name in ("test", "local_test", "validation"):
-        raise FltrainError(f"{source}: dataset {name!r}: this is the name of a split; choose another name")
-    return DatasetEntry.parse(_completed(name, entry, f"{source}: {name}"), f"{source}: {name}")
+        raise FltrainError(f"{where}: this is the name of a split; choose another name")
+    stated = entry if isinstance(entry, Mapping) else {}
+    if stated.get("reader") in ("medmnist", {"name": "medmnist"}) and not {"path", "files"} & stated.keys():
+        entry = {**medmnist_entry(name, where), **stated}
+    return DatasetEntry.parse(entry, where)
 
 
-def _completed(name: str, entry: Any, where: str) -> Any:
-    """Add the facts that the package medmnist states to an entry of one of its sets."""
-    if not isinstance(entry, Mapping) or {"path", "files"} & entry.keys():
-        return entry
-    if entry.get("reader") not in ("medmnist", {"name": "medmnist"}):
-        return entry
-    try:
-        return {**medmnist_entry(name), **entry}
-    except FltrainError as error:
-        raise FltrainError(f"{where}: {error}") from None
-
-
-def _check_relation(where: str, entry: DatasetEntry, entries: Mapping[str, DatasetEntry]) -> None:
-    """Refuse a test set whose images or classes differ from those of its dataset."""
-    other = entries.get(entry.of or "")
-    if other is None:
-        raise FltrainError(f"{where}: unknown dataset {entry.of!r}{suggest(entry.of or '', entries)}")
+def _check_relation(where: str, entry: DatasetEntry, other: str, entries: Mapping[str, DatasetEntry]) -> None:
+    """Refuse a test set whose images or classes differ from those of its dataset, ``other``."""
+    check_known(f"{where}: unknown dataset", [other], entries)
     for key in ("classes", "channels", "side"):
-        mine, theirs = getattr(entry, key), getattr(other, key)
+        mine, theirs = getattr(entry, key), getattr(entries[other], key)
         if mine != theirs:
-            raise FltrainError(f"{where}: {key} is {mine}, but {entry.of} has {theirs}; state the same")
+            raise FltrainError(f"{where}: {key} is {mine}, but {other} has {theirs}; state the same")
