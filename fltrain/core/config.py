@@ -235,7 +235,10 @@ def faults(error: ValidationError, data: Any) -> list[tuple[list[str], str]]:
             if chosen or part == place or str(part).startswith("function-"):
                 continue
             keys.append(str(part))
-            place = _at(place, part)
+            try:
+                place = place[part]
+            except (KeyError, IndexError, TypeError):  # a missing key, or the short form of a component
+                place = None
         message = fault["msg"].removeprefix("Value error, ")
         if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
             message = "input should be a mapping"
@@ -255,12 +258,3 @@ def explain(error: ValidationError, data: Any) -> str:
     """Return the first fault that pydantic found in ``data`` and the number of other faults, in one line."""
     first, *others = faults(error, data)
     return _line(*first) + (f" (and {len(others)} more)" if others else "")
-
-
-def _at(data: Any, part: int | str) -> Any:
-    """Return the value at a key or position of plain data; None if a short form has no such position."""
-    if isinstance(data, Mapping):
-        return data.get(part)
-    if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
-        return data[part]
-    return None

@@ -97,6 +97,17 @@ class Problems(list[FltrainError]):
 
 
 @contextmanager
+def refusing(problem: str) -> Iterator[None]:
+    """Turn any exception of the enclosed block into one line: the problem and the exception."""
+    try:
+        yield
+    except (FltrainError, MemoryError):
+        raise
+    except Exception as error:
+        raise FltrainError(f"{problem} ({type(error).__name__}: {error})") from error
+
+
+@contextmanager
 def noting(where: str) -> Iterator[None]:
     """Add a note on the place to exceptions of the enclosed block."""
     try:

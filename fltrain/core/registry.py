@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
 
 from fltrain.core.config import Settings, check_known
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, refusing
 
 
 class Component(Settings):
@@ -26,18 +25,6 @@ class Component(Settings):
 AnyComponent = TypeVar("AnyComponent", bound=Component)
 
 
-@contextmanager
-def _loading(source: str) -> Iterator[None]:
-    """Turn any error within the context into a one-line error that names the source."""
-    try:
-        yield
-    except FltrainError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise FltrainError(f"{source}: cannot be loaded ({reason})") from error
-
-
 def external(group: str) -> Iterator[tuple[str, Any]]:
     """Yield source and object of each entry point that other packages declare in a group.
 
@@ -46,7 +33,7 @@ def external(group: str) -> Iterator[tuple[str, Any]]:
     """
     for point in entry_points(group=group):
         source = f"entry point {point.name!r} of {group} ({point.value})"
-        with _loading(source):
+        with refusing(f"{source}: cannot be loaded"):
             loaded = point.load()
         yield source, loaded
 
@@ -63,7 +50,7 @@ def catalogue(
     """
     if package is not None:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            with _loading(f"{package}.{module.name}"):
+            with refusing(f"{package}.{module.name}: cannot be loaded"):
                 importlib.import_module(f"{package}.{module.name}")
     for _ in external(group) if group else ():
         pass

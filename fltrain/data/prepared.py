@@ -86,14 +86,9 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
     source = obtain(dataset.name, entry, downloads, quiet)
     raw = entry.reader.read(source, entry, dataset.image_size)
     classes = entry.classes or raw.classes
-    arrays: dict[str, NDArray[Any]] = {}
-    for split in SPLITS:
-        images: Images = getattr(raw, f"{split}_images")
-        arrays[f"{split}_images"] = _resized(images, dataset.side or images.shape[2])
-        arrays[f"{split}_labels"] = getattr(raw, f"{split}_labels")
-    for name in ("writers", "test_writers"):
-        if (writers := getattr(raw, name)) is not None:
-            arrays[name] = writers
+    arrays = {name: array for name, array in vars(raw).items() if isinstance(array, np.ndarray)}
+    for name in ("train_images", "test_images"):
+        arrays[name] = _resized(arrays[name], dataset.side or arrays[name].shape[2])
     about = {
         "dataset": dataset.prepared.model_dump(mode="json"),
         "revision": dataset.revision,

@@ -1,6 +1,8 @@
 """A small training run on the handwritten digits, and small custom datasets."""
 
+import io
 import itertools
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,4 +214,19 @@ def write_npz(path: Path, train: int = 40, test: int = 20, shape: tuple[int, ...
         arrays[f"{split}_labels"] = labels(count)[:, None]
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
+    return path
+
+
+def write_tar(path: Path, files: Mapping[str, bytes | tuple[bytes, str]]) -> Path:
+    """A tar archive of files, or of members of another type with a target, by name."""
+    mode = {".tar": "w", ".bz2": "w:bz2"}.get(path.suffix, "w:gz")
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            if isinstance(content, tuple):
+                member.type, member.linkname = content
+                archive.addfile(member)
+            else:
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
     return path

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import random
 import re
 import stat
@@ -23,6 +22,8 @@ from fltrain.data import fetch as fetching
 from fltrain.data.readers.base import unpack
 from fltrain.data.registry import RemoteFile
 
+from .helpers import write_tar
+
 BODY = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
 
@@ -36,7 +37,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies = {"/f.bin": BODY}
-        self.length: str | None = ""  # None: without Content-Length
+        self.states_length = True
         self.cuts = 0  # responses that end after two thirds
         self.stall = False  # responses stall after two thirds
         self.errors, self.status = 0, 500  # responses have this status
@@ -65,8 +66,8 @@ class Handler(BaseHTTPRequestHandler):
             does.errors = max(does.errors - 1, 0)
             return self.send_error(404 if body is None else does.status)
         self.send_response(200)
-        if does.length is not None:
-            self.send_header("Content-Length", does.length or str(len(body)))
+        if does.states_length:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         whole = not (does.cuts or does.stall)
         does.cuts = max(does.cuts - 1, 0)
@@ -101,15 +102,14 @@ def sha(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+def wanted(*urls: str) -> RemoteFile:
+    return RemoteFile(name="f.bin", urls=urls, checksum=sha(BODY), bytes=len(BODY))
+
+
 def fetch(file: RemoteFile, folder: Path) -> Path:
     """Fetch a file of the dataset ``some``; return its path."""
     fetching.fetch(file, folder, "some")
     return folder / file.name
-
-
-def wanted(*urls: str, content: bytes = BODY, name: str = "f.bin", size: int | None = -1) -> RemoteFile:
-    size = len(content) if size == -1 else size
-    return RemoteFile(name=name, urls=urls, checksum=sha(content), bytes=size)
 
 
 def left(folder: Path) -> set[str]:
@@ -126,14 +126,14 @@ def refusal(call: Callable[[], object]) -> str:
     return message
 
 
-@pytest.mark.parametrize(("length", "size"), [("", -1), (None, None), (None, -1)])
+@pytest.mark.parametrize("states_length", [True, False])
 def test_a_download_is_complete_and_has_the_permissions_of_its_folder(
-    server: Server, tmp_path: Path, length: str | None, size: int | None
+    server: Server, tmp_path: Path, states_length: bool
 ) -> None:
     """A missing Content-Length does not matter: the checksum decides."""
-    server.length = length
+    server.states_length = states_length
     folder = tmp_path / "new" / "folder"
-    path = fetch(wanted(server.url(), size=size), folder)
+    path = fetch(wanted(server.url()), folder)
     assert path.read_bytes() == BODY
     assert left(folder) == {"f.bin"}
     (tmp_path / "plain").touch()
@@ -178,18 +178,17 @@ fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"), Pat
 @pytest.mark.parametrize(
     ("body", "behaviour", "reason"),
     [
-        (OTHER, {}, rf"known hash: expected .*{sha(BODY)[7:]} but got {sha(OTHER)[7:]}\."),
-        (BODY, {"cuts": 99}, r"200000 bytes read, 100000 more expected|IncompleteRead"),
-        (BODY, {"stall": True}, r"timed out"),
+        (OTHER, "", rf"known hash: expected .*{sha(BODY)[7:]} but got {sha(OTHER)[7:]}\."),
+        (BODY, "cuts", r"200000 bytes read, 100000 more expected|IncompleteRead"),
+        (BODY, "stall", r"timed out"),
     ],
 )
 def test_failed_downloads_leave_no_file(
-    server: Server, tmp_path: Path, monkeypatch: Any, body: bytes, behaviour: dict[str, Any], reason: str
+    server: Server, tmp_path: Path, monkeypatch: Any, body: bytes, behaviour: str, reason: str
 ) -> None:
     monkeypatch.setattr(fetching, "TIMEOUT", (5.0, 0.2))
     server.bodies["/f.bin"] = body
-    for name, value in behaviour.items():
-        setattr(server, name, value)
+    server.cuts, server.stall = (99 if behaviour == "cuts" else 0), behaviour == "stall"
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
     assert message.startswith(f"f.bin: cannot be downloaded ({server.url()}: ")
     assert re.search(reason, message)
@@ -268,19 +267,6 @@ FILES = {"a.txt": b"first", "sub/b.txt": b"second" * 1000, "sub/empty": b""}
 KINDS = ["x.zip", "x.tar", "x.tar.gz", "x.tgz", "x.tar.bz2"]
 
 
-def tar(path: Path, *members: tuple[str, bytes] | tarfile.TarInfo) -> Path:
-    mode = {".tar": "w", ".bz2": "w:bz2"}.get(path.suffix, "w:gz")
-    with tarfile.open(path, mode) as file:  # type: ignore[call-overload]
-        for member in members:
-            if isinstance(member, tarfile.TarInfo):
-                file.addfile(member)
-            else:
-                info = tarfile.TarInfo(member[0])
-                info.size = len(member[1])
-                file.addfile(info, io.BytesIO(member[1]))
-    return path
-
-
 def zipped(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in members:
@@ -289,13 +275,7 @@ def zipped(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
 
 
 def pack(path: Path) -> Path:
-    return zipped(path, *FILES.items()) if path.suffix == ".zip" else tar(path, *FILES.items())
-
-
-def member(kind: bytes, target: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo("odd")
-    info.type, info.linkname = kind, target
-    return info
+    return zipped(path, *FILES.items()) if path.suffix == ".zip" else write_tar(path, FILES)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -336,7 +316,8 @@ def test_truncated_archives_are_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["x.zip", "x.tgz"])
 def test_nothing_is_written_outside_the_folder(tmp_path: Path, path: str, name: str) -> None:
     (tmp_path / "in").mkdir()
-    archive = (zipped if name == "x.zip" else tar)(tmp_path / "in" / name, ("good", b"1"), (path, b"2"))
+    files, archive = {"good": b"1", path: b"2"}, tmp_path / "in" / name
+    zipped(archive, *files.items()) if name == "x.zip" else write_tar(archive, files)
     with contextlib.suppress(FltrainError):
         unpack(archive, tmp_path / "in" / "out")
     assert not list(Path("/tmp").glob("evil")) and {one.name for one in tmp_path.iterdir()} == {"in"}
@@ -345,9 +326,9 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, path: str, name: 
 
 def test_links_out_of_the_folder_and_devices_are_refused(tmp_path: Path) -> None:
     links = [(tarfile.SYMTYPE, "/etc"), (tarfile.SYMTYPE, "../.."), (tarfile.LNKTYPE, "../x.tar.gz")]
-    for odd in (*links, (tarfile.FIFOTYPE,), (tarfile.CHRTYPE,)):
-        archive = tar(tmp_path / "x.tar.gz", ("good", b"1"), member(*odd), ("odd/evil", b"2"))
-        assert "not readable as an archive ('odd'" in refused(archive, tmp_path)
+    for odd in (*links, (tarfile.FIFOTYPE, ""), (tarfile.CHRTYPE, "")):
+        archive = write_tar(tmp_path / "x.tar.gz", {"good": b"1", "odd": odd, "odd/evil": b"2"})
+        assert "not readable as an archive" in refused(archive, tmp_path)
 
 
 def test_links_in_zip_files_are_unpacked_as_files(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.data.partition.iid import Iid
+from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split

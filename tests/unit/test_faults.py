@@ -22,7 +22,7 @@ from fltrain.cli import main
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
 from fltrain.core.job_log import LOG, job
-from fltrain.data.partition.iid import Iid
+from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split

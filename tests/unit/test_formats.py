@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import struct
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from fltrain.data.readers import READERS, Facts, RawSplits, Reader
 from fltrain.data.readers.base import UNKNOWN
 from fltrain.data.readers.cifar import restricted_load
 
-from .helpers import pixels
+from .helpers import pixels, write_tar
 
 Pixels = NDArray[np.uint8]
 Spoil = Callable[[Path], object]
@@ -127,13 +126,10 @@ def cifar10() -> dict[str, bytes]:
     return {name: py2_pickle(batch(10, seed)) for seed, name in enumerate(names)}
 
 
-def write_tar(path: Path, files: dict[str, bytes], folder: str = "cifar-10-batches-py") -> Path:
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w:bz2") as archive:
-        for name, content in {"readme.html": b"", **files}.items():
-            member = tarfile.TarInfo(f"{folder}/{name}" if folder else name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
+def write_cifar(folder: Path, files: dict[str, bytes], version: str = "cifar-10") -> Path:
+    parent = "cifar-10-batches-py" if version == "cifar-10" else "cifar-100-python"
+    files = {f"{parent}/{name}": content for name, content in {"readme.html": b"", **files}.items()}
+    return write_tar(folder / f"{version}-python.tar.gz", files)
 
 
 CIFAR_FACTS = facts(10, 3, 32, 50, 10)
@@ -143,7 +139,7 @@ CIFAR_FACTS = facts(10, 3, 32, 50, 10)
 def test_cifar10_is_read(tmp_path: Path, form: str) -> None:
     archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / "cifar-10-batches-py"
     if form.startswith("archive"):
-        write_tar(archive, cifar10())
+        write_cifar(tmp_path, cifar10())
     else:
         folder.mkdir()
         for name, content in cifar10().items():
@@ -161,7 +157,7 @@ def test_cifar100_is_read_with_the_fine_labels(tmp_path: Path) -> None:
         name: py2_pickle({**batch(100, 0, b"fine_labels"), b"coarse_labels": [0] * 100})
         for name in ("train", "test")
     }
-    write_tar(tmp_path / "cifar-100-python.tar.gz", files, "cifar-100-python")
+    write_cifar(tmp_path, files, "cifar-100")
     splits = reader("cifar", version="cifar-100").read(tmp_path, facts(10, 3, 32, 100, 100))
     assert splits.train_labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
 
@@ -180,7 +176,7 @@ UNREADABLE = r"test_batch: not readable as a batch of CIFAR \(.+\)"
     ],
 )
 def test_bad_cifar_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    write_tar(tmp_path / "cifar-10-python.tar.gz", {**cifar10(), "test_batch": content})
+    write_cifar(tmp_path, {**cifar10(), "test_batch": content})
     refused("cifar", tmp_path, message, CIFAR_FACTS, version="cifar-10")
 
 
@@ -198,7 +194,7 @@ class Shell:
 def test_a_pickle_cannot_run_code(tmp_path: Path, protocol: int) -> None:
     marker = tmp_path / "executed"
     content = pickle.dumps({"data": Shell(marker)}, protocol)
-    write_tar(tmp_path / "cifar-10-python.tar.gz", {**cifar10(), "test_batch": content})
+    write_cifar(tmp_path, {**cifar10(), "test_batch": content})
     refused("cifar", tmp_path, r"it refers to \w+\.system, which no such file needs", version="cifar-10")
     assert not marker.exists()
     pickle.loads(content)  # the command is real
@@ -296,8 +292,11 @@ def test_npz_files_are_read(tmp_path: Path, name: str, form: tuple[int, ...], ch
         ({"test_labels": None}, r"some.npz: not readable as a numpy archive \(.*test_labels"),
         ({"train_images": pixels(20, 8, 8) / 255}, r"train_images: found float64 images, expected uint8"),
         ({"train_images": pixels(0, 8, 8)}, r"train_images: found no images"),
-        ({"test_images": pixels(10, 9, 9)}, r"training images of 8 x 8 pixels.* but test images of 9 x 9"),
-        ({"test_images": pixels(10, 8, 8, 3)}, r"1 channel but test images of 8 x 8 pixels and 3 channels"),
+        ({"test_images": pixels(10, 9, 9)}, r"training images of \(1, 8, 8\) but .* \(1, 9, 9\)"),
+        (
+            {"test_images": pixels(10, 8, 8, 3)},
+            r"training images of \(1, 8, 8\) but .* \(3, 8, 8\)",
+        ),
         ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
         ({"train_labels": np.full(20, 7)}, r"labels up to 7 but no label 5; .*or state 'classes'"),
         ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
@@ -328,20 +327,11 @@ def test_a_split_of_one_class_gives_a_warning(
     assert caplog.messages == [f"{tmp_path}: {note}"]
 
 
-def write_cifar10(folder: Path) -> Path:
-    return write_tar(folder / "cifar-10-python.tar.gz", cifar10())
-
-
 @pytest.mark.parametrize(
     ("name", "write", "missing", "unreadable"),
     [
-        (
-            "idx",
-            write_idx,
-            "found no train-images-idx3-ubyte.gz or train-images-idx3-ubyte",
-            "as an IDX file",
-        ),
-        ("cifar", write_cifar10, "found no cifar-10-batches-py/data_batch_1", "as an archive"),
+        ("idx", write_idx, "found no train-images-idx3-ubyte.gz or train-images", "as an IDX file"),
+        ("cifar", lambda folder: write_cifar(folder, cifar10()), "found no cifar-10", "as an archive"),
         ("svhn", write_svhn, "found no train_32x32.mat", "as a MATLAB file"),
         ("npz", lambda folder: write_npz(folder, arrays(8, 8)), r"found no \*.npz", "as a numpy archive"),
     ],
@@ -427,14 +417,14 @@ def check_femnist(splits: RawSplits) -> None:
 def test_femnist_is_read_from_its_archive(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "files")
     files = {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()}
-    archive = write_tar(tmp_path / "fed_emnist.tar.bz2", files, folder="")
+    archive = write_tar(tmp_path / "fed_emnist.tar.bz2", files)
     shutil.rmtree(tmp_path / "files")
     check_femnist(reader("femnist").read(tmp_path, FEMNIST_FACTS))
     check_femnist(reader("femnist").read(archive, FEMNIST_FACTS))
     assert [path.name for path in tmp_path.iterdir()] == [archive.name]
     archive.write_bytes(archive.read_bytes()[:1000])
     refused("femnist", tmp_path, r"tar.bz2: not readable as an archive \(.+\)")
-    write_tar(archive, {}, folder="")
+    write_tar(archive, {"readme.html": b""})
     refused("femnist", tmp_path, r"tar.bz2: found no fed_emnist_train.h5")
 
 
@@ -471,7 +461,7 @@ def test_bad_femnist_files_are_refused(tmp_path: Path, content: dict[str, Any], 
     ("content", "message"),
     [
         ('{"user_data": []}', r"new.json: not readable as images and labels of LEAF"),
-        ('{"user_data": {"w": {"x": [[0, 0, 0]], "y": [1]}}}', r"new.json: not readable .*\(cannot reshape"),
+        ('{"user_data": {"w": {"x": [[0, 0, 0]], "y": [1]}}}', r"new.json: not readable .*cannot reshape"),
         ('{"user_data": {"w": {"x": [[2]], "y": [1]}}}', r"w: found pixels 2 to 2, expected floats"),
         ('{"user_data": {"f09_01": {"x": [[1]], "y": [1]}}}', r"f09_01: this writer is in an earlier"),
     ],

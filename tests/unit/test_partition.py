@@ -19,12 +19,10 @@ from fltrain.core.rng import Purpose, stream
 from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
 from fltrain.data.partition.base import LabelSkew
-from fltrain.data.partition.by_writer import ByWriter
 from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp, Quantity
 from fltrain.data.partition.fixed_classes import NByC, Pathological, contiguous, cyclic, random_balanced
-from fltrain.data.partition.iid import Iid
 from fltrain.data.partition.local import local_split
-from fltrain.data.partition.shards import Shards
+from fltrain.data.partition.plain import ByWriter, Iid, Shards
 from fltrain.engine.data import FederatedData
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec

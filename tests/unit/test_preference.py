@@ -16,7 +16,7 @@ from fltrain.analysis.class_preference import (
     total_variance,
 )
 from fltrain.core.errors import FltrainError
-from fltrain.data.partition.iid import Iid
+from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.data import FederatedData, Split
 from fltrain.methods.fed2 import Fed2

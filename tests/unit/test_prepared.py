@@ -18,9 +18,8 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.partition import LocalTest
-from fltrain.data.partition.by_writer import ByWriter
 from fltrain.data.partition.dirichlet import Dirichlet
-from fltrain.data.partition.iid import Iid
+from fltrain.data.partition.plain import ByWriter, Iid
 from fltrain.data.prepared import (
     SHEET_COLUMNS,
     PreparedData,

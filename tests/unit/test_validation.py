@@ -10,8 +10,8 @@ import torch
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.partition.dirichlet import Dirichlet
-from fltrain.data.partition.iid import Iid
 from fltrain.data.partition.local import LocalTest
+from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData, load_partition, partition
 from fltrain.engine.simulation import Simulation
 from fltrain.runs.integrity import check_record

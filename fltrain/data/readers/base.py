@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fltrain.core.config import Settings
-from fltrain.core.errors import FltrainError, count
+from fltrain.core.errors import FltrainError, count, refusing
 from fltrain.core.registry import Component
 
 LOG = logging.getLogger("fltrain")
@@ -271,26 +271,19 @@ def extracted(source: Path, archive_name: str) -> Iterator[Path]:
             raise FltrainError(str(error).replace(str(folder), str(archive))) from None
 
 
-@contextmanager
-def readable(path: Path, kind: str) -> Iterator[None]:
+def readable(path: Path, kind: str) -> AbstractContextManager[None]:
     """Turn any error of a parser into one line that names the file and the expected kind.
 
     Parsers raise almost anything on damaged files, and the user can only replace the file.
     """
-    try:
-        yield
-    except (FltrainError, MemoryError):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise FltrainError(f"{path}: not readable as {kind} ({reason})") from None
+    return refusing(f"{path}: not readable as {kind}")
 
 
 def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
     if splits.train_images.shape[1:] != splits.test_images.shape[1:]:
         raise FltrainError(
-            f"{source}: found training images of {_form(splits.train_images)} "
-            f"but test images of {_form(splits.test_images)}"
+            f"{source}: found training images of {splits.train_images.shape[1:]} but test images of "
+            f"{splits.test_images.shape[1:]} (channels, height, width)"
         )
     for split, labels, expected in (
         ("training", splits.train_labels, facts.train_images),
@@ -311,11 +304,6 @@ def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
             f"{source}: found labels up to {splits.classes - 1} but no label {missing}; "
             "number the classes from 0, or state 'classes'"
         )
-
-
-def _form(images: Images) -> str:
-    _, channels, height, width = images.shape
-    return f"{height} x {width} pixels and {count(channels, 'channel')}"
 
 
 def _single_class_warnings(splits: RawSplits, source: Path) -> tuple[str, ...]:
