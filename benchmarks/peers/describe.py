@@ -77,7 +77,7 @@ def write_task(
         [own[client][_epochs(spec, round, client, size)] for client in range(CLIENTS)]
         for round in range(rounds)
     ]
-    normalisation = spec.dataset.normalise(channels)
+    normalisation = spec.dataset.entry.normalisation(spec.dataset.normalisation, channels)
     assert normalisation is not None  # the registry states one for these datasets
     network = build(spec.model, channels, side, classes, spec.seed)
     np.savez(

@@ -70,13 +70,9 @@ def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[
 
 
 def validated(
-    tree: yaml.Node,
-    kind: type[AnySettings],
-    where: str = "",
-    context: Any = None,
-    ignored: Sequence[str] = (),
+    tree: yaml.Node, kind: type[AnySettings], context: Any = None, ignored: Sequence[str] = ()
 ) -> AnySettings:
-    """Return the settings in a tree; ``where`` describes it in messages (default: its file).
+    """Return the settings in a tree, without ``ignored`` keys; validators read ``context``.
 
     Raises:
         FltrainError: with all faults, each with its file, line and path of keys.
@@ -84,7 +80,7 @@ def validated(
     data = construct(tree)
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if key not in ignored}
-    return kind.parse(data, where or tree.start_mark.name, partial(place_of, tree), context)
+    return kind.parse(data, tree.start_mark.name, partial(place_of, tree), context)
 
 
 def compose(path: Path | None) -> yaml.Node:
@@ -97,7 +93,7 @@ def compose(path: Path | None) -> yaml.Node:
     with _refusing(where):
         stream: Any = StringIO(sys.stdin.read() if path is None else path.read_text(encoding="utf-8"))
         stream.name = where  # of the marks
-        tree = _Loader(stream).get_single_node()
+        tree: yaml.Node | None = _Loader(stream).get_single_node()
         if tree is None:
             return yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
         _check_keys([tree])

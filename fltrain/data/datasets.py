@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from fltrain.core.config import Settings, check_known
-from fltrain.data.registry import DatasetEntry, Normalisation, load
+from fltrain.data.registry import DatasetEntry, load
 
 REGISTRY_VARIABLE = "FLTRAIN_DATASETS"
 
@@ -65,11 +65,3 @@ class Dataset(Settings):
     def side(self) -> int | None:
         """Height and width of the prepared images in pixels; None if they depend on the files."""
         return self.image_size or self.entry.side_read
-
-    def normalise(self, channels: int) -> Normalisation | None:
-        """Return the chosen normalisation; None if it is the default and the entry states none.
-
-        Raises:
-            FltrainError: if the name is unknown.
-        """
-        return self.entry.normalisation(self.normalisation, channels)

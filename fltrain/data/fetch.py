@@ -96,10 +96,12 @@ def fetch(file: RemoteFile, folder: Path, dataset: str, quiet: bool = False) -> 
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / f".{file.name}.lock"):
-                if brought := _offline(*_places(dataset, file)):
+                if path.exists():
+                    LOG.info("%s: another process has fetched it", file.name)
+                elif brought := _offline(*_places(dataset, file)):
                     path.unlink(missing_ok=True)  # an old link may dangle
                     path.symlink_to(brought.resolve())
-                elif not path.exists():  # else another process has downloaded it meanwhile
+                else:
                     _download(file, folder, quiet)
         except OSError as error:
             raise FltrainError(

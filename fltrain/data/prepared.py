@@ -141,7 +141,7 @@ def _checked(
         )
     if difference := changed(dataset.entry, about):
         raise FltrainError(f"dataset {dataset.name!r}: {difference}")
-    normalisation = dataset.normalise(arrays["test_images"].shape[1])
+    normalisation = dataset.entry.normalisation(dataset.normalisation, arrays["test_images"].shape[1])
     mean, std = (
         (normalisation.mean, normalisation.std)
         if normalisation

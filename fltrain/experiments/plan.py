@@ -204,7 +204,7 @@ def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[s
     what = kind.__name__.lower()
     tree = tree_of(config, what, name)
     where = place_of(tree, ())[0]
-    declaration = validated(tree, kind, where, labels)
+    declaration = validated(tree, kind, labels)
     if (own := getattr(declaration, what)) != name:
         raise FltrainError(f"{where}: {what}: must be called {name!r} like the file, not {own!r}")
     return declaration

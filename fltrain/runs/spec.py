@@ -163,7 +163,7 @@ class RunSpec(Settings):
         _ = self.composition
         self.training.lr_schedule.check(self.rounds)
         entry, side = self.dataset.entry, self.dataset.side
-        self.dataset.normalise(entry.channels or 1)
+        entry.normalisation(self.dataset.normalisation)
         if entry.train_images == 0:
             raise ValueError(
                 f"dataset {self.dataset.name!r} is for testing only; name it in evaluation.extra"
@@ -184,11 +184,7 @@ class RunSpec(Settings):
             )
         self._check_personal()
         self._check_participation()
-        images = self._images
-        if images is not None:
-            self.partition.check(images)
-        if entry.classes is not None:
-            self.partition.check_classes(entry.classes)
+        self.partition.check(self._images, entry.classes or math.inf)
         if side is not None:
             if side < self.model.min_side:
                 raise ValueError(
@@ -258,11 +254,11 @@ class RunSpec(Settings):
         return "personal" if self.personal else "global"
 
     @property
-    def _images(self) -> int | None:
-        """Number of images to be divided over clients; None if the registry lacks it."""
+    def _images(self) -> float:
+        """Number of images to be divided over clients; infinite if the registry lacks it."""
         entry = self.dataset.entry
         if entry.train_images is None or entry.test_images is None:
-            return None
+            return math.inf
         if self.local_test:
             return entry.train_images + entry.test_images
         return entry.train_images - math.ceil(self.evaluation.validation * entry.train_images)

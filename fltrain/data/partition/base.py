@@ -41,8 +41,12 @@ class Scheme(Component):
 
     clients: int = Field(default=100, ge=1)
 
-    def check(self, images: int) -> None:
-        """Refuse settings that need more than this number of training images.
+    def check(self, images: float, classes: float) -> None:
+        """Refuse settings that need more than these numbers of training images and classes.
+
+        Args:
+            images: number of training images; infinite if unknown.
+            classes: number of classes; infinite if unknown.
 
         Raises:
             FltrainError: naming the largest possible value.
@@ -52,13 +56,6 @@ class Scheme(Component):
                 f"partition.clients: {self.clients} clients cannot share {images} training images; "
                 f"use at most {images}"
             )
-
-    def check_classes(self, classes: int) -> None:
-        """Refuse settings that need more than this number of classes.
-
-        Raises:
-            FltrainError: naming the largest possible value.
-        """
 
     def split(
         self, labels: Indices, classes: int, seed: int, writers: Indices | None = None
@@ -74,7 +71,7 @@ class Scheme(Component):
         Raises:
             FltrainError: if the scheme cannot be satisfied; the message names the best result.
         """
-        self.check(len(labels))
+        self.check(len(labels), classes)
         return self.divide(TrainingLabels(labels, classes, writers), stream(seed, Purpose.PARTITION))
 
     @abstractmethod
@@ -91,8 +88,8 @@ class LabelSkew(Scheme):
 
     min_size: int = Field(default=10, ge=0)
 
-    def check(self, images: int) -> None:
-        super().check(images)
+    def check(self, images: float, classes: float) -> None:
+        super().check(images, classes)
         if self.min_size * self.clients > images:
             raise FltrainError(
                 f"partition.min_size: {self.clients} clients with at least {self.min_size} images each need "

@@ -68,7 +68,8 @@ class FixedClasses(LabelSkew):
     classes_per_client: int = Field(default=2, ge=1)
     assignment: str
 
-    def check_classes(self, classes: int) -> None:
+    def check(self, images: float, classes: float) -> None:
+        super().check(images, classes)
         if self.classes_per_client > classes:
             raise FltrainError(
                 f"partition.classes_per_client: got {self.classes_per_client}, but the dataset has {classes} "
@@ -77,7 +78,6 @@ class FixedClasses(LabelSkew):
 
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
         classes = len(class_sizes)
-        self.check_classes(classes)
         held = _ASSIGNMENTS[self.assignment](self.clients, self.classes_per_client, classes, random)
         holders = held.sum(axis=0)
         if not holders.all():

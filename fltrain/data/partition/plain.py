@@ -38,8 +38,8 @@ class Shards(Scheme):
     )
     shards_per_client: int = Field(default=2, ge=1)
 
-    def check(self, images: int) -> None:
-        super().check(images)
+    def check(self, images: float, classes: float) -> None:
+        super().check(images, classes)
         if self.clients * self.shards_per_client > images:
             raise FltrainError(
                 f"partition.shards_per_client: {self.clients} clients with {self.shards_per_client} shards "
