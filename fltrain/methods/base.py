@@ -29,10 +29,10 @@ order of the configuration. Only ``client_final`` runs the other way round (plug
 method), so that the base method sees the final upload.
 
 Weights, gradients and control variates are flat vectors ``[P]`` in the order of the network's parameters;
-``local.task.layout`` maps names to slices. Hooks do not write into weights, states, payloads, updates or the
-server; the engine refuses it. The hooks of a step take tensors and return tensors. They must not change
-Python state, read values on the host, branch on values, or draw from a random generator. Then every executor
-(one client at a time, recorded steps, stacked clients) computes the same result.
+``local.task.layout`` maps names to slices. Hooks do not write into gradients, weights, states, payloads,
+updates or the server; the engine refuses it. The hooks of a step take tensors and return tensors. They must
+not change Python state, read values on the host, branch on values, or draw from a random generator. Then
+every executor (one client at a time, recorded steps, stacked clients) computes the same result.
 
 Planning imports this module and all method files, so they take PyTorch from ``fltrain.core.lazy``.
 """
@@ -42,6 +42,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,15 +57,50 @@ from fltrain.methods.types import (
     Aggregate,
     Footprint,
     Local,
-    Needs,
     Network,
     Outputs,
+    Recording,
+    Schedule,
     Server,
     State,
     Step,
     Task,
     Update,
 )
+from fltrain.models.part import Private
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Requirements of a method on the engine, in addition to its hooks.
+
+    ``private``, ``schedule``, ``second`` and ``recording`` are exclusive: only one method may set each.
+
+    Attributes:
+        private: parameters that never leave their client: they start from the client's previous values and
+            are not averaged. With ``all`` and ``batchnorm``, BatchNorm statistics also stay with the client.
+        schedule: the passes of local training over a client's images; one ordinary pass per epoch if None.
+        second: method that trains a second model of each client, after the ordinary training and on the same
+            batches. Clients keep this model and are tested with it. It begins with the global model of the
+            client's first round; the payload ``global`` holds the global weights ``[P]``.
+        recording: a record of the local steps, for ``update.trajectory`` in ``client_final``.
+        all_clients: all clients must take part in every round.
+        initial_upload: before the first round, all clients run ``client_final`` without a local step, and
+            ``server_step`` takes in their uploads.
+        uploads: the method changes uploaded weights, so its base method must upload some.
+        global_model: the server's weights are a model that can be tested.
+        frozen_models: number of different weights that a step passes to ``step.frozen``.
+    """
+
+    private: Private | None = None
+    schedule: Schedule | None = None
+    second: Method | None = None
+    recording: Recording | None = None
+    all_clients: bool = False
+    initial_upload: bool = False
+    uploads: bool = False
+    global_model: bool = True
+    frozen_models: int = 0
 
 
 class Method(Component):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
+from fltrain.core.lazy import Tensor, torch
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.types import (
     Aggregate,
     Local,
-    Needs,
     Network,
     Outputs,
     Schedule,
@@ -33,31 +32,31 @@ EXCLUSIVE_NEEDS = ("private", "recording", "schedule", "second")
 """Needs that only one method of a combination may set."""
 
 
-def _versions(tensors: Sequence[Tensor]) -> int:
-    """Sum of the tensors' versions; every write into one of them increases it."""
-    return sum([tensor._version for tensor in tensors])
+def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among a hook's arguments, also those in states, clients, updates and servers."""
+    for item in arguments:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, list | tuple):
+            yield from _tensors(item)
+        elif isinstance(item, dict):
+            yield from _tensors(item.values())
+        elif isinstance(item, Local | Server | Update):
+            yield from _tensors(vars(item).values())
 
 
-def _tensors(*shared: Tensor | State | Local) -> list[Tensor]:
-    """Tensors that methods share, with those of states and of a client."""
-    tensors: list[Tensor] = []
-    for item in shared:
-        if isinstance(item, Local):
-            tensors += _tensors(item.start, item.buffers, item.class_counts, item.payload, item.state)
-        else:
-            tensors += item.values() if isinstance(item, dict) else [item]
-    return tensors
-
-
-def _guarded(method: Method, hook: str, *arguments: Any, shared: Sequence[Tensor]) -> Any:
-    """Return the result of a hook that must not write into the shared tensors.
+def _guarded(method: Method, hook: str, *arguments: Any) -> Any:
+    """Return the result of a hook, which must not write into its arguments.
 
     Raises:
         FltrainError: if it does.
     """
-    before = _versions(shared)
+    # Defaults write into nothing; the check would take 5 % of a step of a small network.
+    overridden = getattr(type(method), hook) is not getattr(Method, hook)
+    tensors = list(_tensors(arguments)) if overridden else []
+    versions = [tensor._version for tensor in tensors]
     result = getattr(method, hook)(*arguments)
-    if _versions(shared) != before:
+    if [tensor._version for tensor in tensors] != versions:
         raise FltrainError(
             f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
             "too; return a new tensor, or clone it first"
@@ -85,15 +84,15 @@ class Composition:
             if names.count(name) > 1:
                 raise ValueError(f"{name!r} is named twice")
         for claim in sorted((*EXCLUSIVE_HOOKS, *EXCLUSIVE_NEEDS)):
-            owners = self._claiming(claim) if claim in EXCLUSIVE_NEEDS else self._with(claim)
+            owners = [method.name for method in self._with(claim)]
             if len(owners) > 1:
-                first, second = owners[0].name, owners[1].name
+                first, second, *_ = owners
                 raise ValueError(f"{first!r} and {second!r} cannot be combined: both define '{claim}'")
         for method in self.methods if self.needs.private == "all" else ():
             if method.needs.uploads:
                 raise ValueError(
                     f"{method.name!r} needs the weights that clients send; "
-                    f"with {self._claiming('private')[0].name!r} they send none"
+                    f"with {self._with('private')[0].name!r} they send none"
                 )
 
     @property
@@ -101,18 +100,16 @@ class Composition:
         """Names of the methods, for example ``fedprox+flfa``."""
         return "+".join(method.name for method in self.methods)
 
-    def _with(self, hook: str) -> tuple[Method, ...]:
-        """Return the methods that define a hook."""
-        default = getattr(Method, hook)
-        return tuple(method for method in self.methods if getattr(type(method), hook) is not default)
+    def _with(self, claim: str) -> list[Method]:
+        """Return the methods that define a hook or set an exclusive need."""
+        if claim in EXCLUSIVE_NEEDS:
+            return [method for method in self.methods if getattr(method.needs, claim) is not None]
+        default = getattr(Method, claim)
+        return [method for method in self.methods if getattr(type(method), claim) is not default]
 
     def _owner(self, hook: str) -> Method:
         """Return the method that defines an exclusive hook; else the base method with its default."""
         return next(iter(self._with(hook)), self.methods[0])
-
-    def _claiming(self, need: str) -> tuple[Method, ...]:
-        """Return the methods that set an exclusive need."""
-        return tuple(method for method in self.methods if getattr(method.needs, need) is not None)
 
     # ---------------------------------------------------------------- needs
     @cached_property
@@ -120,7 +117,7 @@ class Composition:
         """Requirements of all methods together."""
         needs = [method.needs for method in self.methods]
         exclusive = {
-            name: next((claim for one in needs if (claim := getattr(one, name)) is not None), None)
+            name: getattr(owners[0].needs, name) if (owners := self._with(name)) else None
             for name in EXCLUSIVE_NEEDS
         }
         return Needs(
@@ -162,21 +159,13 @@ class Composition:
         self, task: Task, before: Server, updates: Sequence[Update]
     ) -> tuple[Tensor, Tensor, dict[str, State]]:
         """Return new global weights ``[P]``, BatchNorm statistics ``[B]``, and the state of every method."""
-        shared = _tensors(before.weights, before.buffers, *before.states.values())
-        for update in updates:
-            shared += _tensors(update.start, update.trained, update.weights, update.buffers)
-            shared += _tensors(*update.extras.values())
         states, owner = dict(before.states), self._owner("aggregate")
-        arguments = (task, states[owner.name], before, updates)
-        result: Aggregate = _guarded(owner, "aggregate", *arguments, shared=shared)
+        result: Aggregate = _guarded(owner, "aggregate", task, states[owner.name], before, updates)
         states[owner.name], buffers = result.state, result.buffers
         if buffers is None:
             buffers = data_weighted_mean(updates, [update.buffers for update in updates])
         for method in self._with("server_step"):
-            state = states[method.name]
-            arguments = (task, state, before, updates)
-            shared = [*shared, *state.values()]
-            states[method.name] = _guarded(method, "server_step", *arguments, shared=shared)
+            states[method.name] = _guarded(method, "server_step", task, states[method.name], before, updates)
         return result.weights, buffers, states
 
     def report(
@@ -222,9 +211,7 @@ class Composition:
         """Return the client with the weights that its local training or its test starts from."""
         for method in self._with("start_weights"):
             view, state = self.views(local, payloads, states)[method.name], server.states[method.name]
-            shared = _tensors(server.weights, state, view)
-            start = _guarded(method, "start_weights", local.start, state, view, shared=shared)
-            local = replace(local, start=start)
+            local = replace(local, start=_guarded(method, "start_weights", local.start, state, view))
         return local
 
     def client_init(
@@ -233,8 +220,7 @@ class Composition:
         """Return the hooks of one client's local training, which starts from ``local.start``."""
         locals_ = self.views(local, payloads, states)
         step_states = {
-            method.name: _guarded(method, "client_init", view, shared=_tensors(view))
-            for method, view in zip(self.methods, locals_.values(), strict=True)
+            method.name: _guarded(method, "client_init", locals_[method.name]) for method in self.methods
         }
         return LocalHooks(self, locals_, step_states)
 
@@ -242,8 +228,7 @@ class Composition:
     def test_weights(self, views: Mapping[str, Local], weights: Tensor) -> Tensor:
         """Return the weights that a client is tested with, given those of its model."""
         for method in self._with("test_weights"):
-            view = views[method.name]
-            weights = _guarded(method, "test_weights", weights, view, shared=_tensors(view))
+            weights = _guarded(method, "test_weights", weights, views[method.name])
         return weights
 
     def predict(self, network: Network, images: Tensor, views: Mapping[str, Local]) -> Tensor:
@@ -260,66 +245,50 @@ class LocalHooks:
     locals_: Mapping[str, Local]
     step_states: dict[str, State]
 
-    def __post_init__(self) -> None:
-        hooks = ("route", "forward", "criterion", "loss", "gradient", "correct", "post_step", "next_state")
-        self._methods = {hook: self.composition._with(hook) for hook in hooks}
-        self._shared = {name: _tensors(local) for name, local in self.locals_.items()}
+    def _call(self, method: Method, hook: str, *arguments: Any) -> Any:
+        """Return the result of a hook, with the client and the step state as last arguments."""
+        name = method.name
+        return _guarded(method, hook, *arguments, self.locals_[name], self.step_states[name])
 
-    def _of(self, method: Method) -> tuple[Local, State]:
-        return self.locals_[method.name], self.step_states[method.name]
-
-    def _call(self, method: Method, hook: str, *arguments: Any, shared: Sequence[Tensor] = ()) -> Any:
-        """Return the result of a hook, which must not write into the client's tensors or the shared ones."""
-        shared = [*self._shared[method.name], *shared]
-        return _guarded(method, hook, *arguments, *self._of(method), shared=shared)
-
-    def _exclusive(self, hook: str, *arguments: Any, shared: Sequence[Tensor] = ()) -> Any:
-        """Return the result of an exclusive hook; the default, which writes nothing, is not guarded."""
-        if owners := self._methods[hook]:
-            return self._call(owners[0], hook, *arguments, shared=shared)
-        base = self.composition.methods[0]
-        return getattr(base, hook)(*arguments, *self._of(base))
+    def _chained(self, hook: str, value: Tensor, *arguments: Any) -> Tensor:
+        """Return a value after it has passed through the hook of all methods."""
+        for method in self.composition._with(hook):
+            value = self._call(method, hook, value, *arguments)
+        return value
 
     def route(self, network: Network) -> AbstractContextManager[Any]:
         """Return the context of a forward and backward pass."""
-        if not self._methods["route"]:
-            return nullcontext()
         with ExitStack() as stack:
-            for method in self._methods["route"]:
-                stack.enter_context(method.route(network, *self._of(method)))
+            for method in self.composition._with("route"):
+                stack.enter_context(self._call(method, "route", network))
             return stack.pop_all()
 
     def forward(self, network: Network, step: Step) -> Outputs:
         """Return features and logits of a batch."""
-        outputs: Outputs = self._exclusive("forward", network, step)
+        outputs: Outputs = self._call(self.composition._owner("forward"), "forward", network, step)
         return outputs
 
     def loss(self, outputs: Outputs, step: Step) -> Tensor:
         """Return the client's training loss on a batch."""
-        loss: Tensor = self._exclusive("criterion", outputs.logits, step.labels)
-        for method in self._methods["loss"]:
-            loss = self._call(method, "loss", loss, outputs, step)
-        return loss
+        owner = self.composition._owner("criterion")
+        loss = self._call(owner, "criterion", outputs.logits, step.labels)
+        return self._chained("loss", loss, outputs, step)
 
     def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of the step and its loss."""
-        if not self._methods["gradient"]:
-            return step.gradient()
-        result: tuple[Tensor, Tensor] = self._exclusive("gradient", step, weights, shared=[weights])
+        owner = self.composition._owner("gradient")
+        result: tuple[Tensor, Tensor] = self._call(owner, "gradient", step, weights)
         return result
 
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
         """Return the gradient that the optimiser uses."""
-        for method in self._methods["correct"]:
-            gradient = self._call(method, "correct", gradient, weights, shared=[weights])
-        return gradient
+        return self._chained("correct", gradient, weights)
 
     def post_step(self, weights: Tensor) -> None:
         """Move the weights, in place, after an optimiser step."""
-        for method in self._methods["post_step"]:
-            moved = self._call(method, "post_step", weights, shared=[weights])
-            if moved is not weights:
-                weights.copy_(moved)
+        moved = self._chained("post_step", weights)
+        if moved is not weights:
+            weights.copy_(moved)
 
     def next_state(self, observed: Sequence[tuple[Outputs, Step]], weights: Tensor) -> None:
         """Renew the step states after a step, given the passes that its gradient came from.
@@ -328,15 +297,14 @@ class LocalHooks:
             FltrainError: if a method renews a step state, but no pass was observed.
         """
         renewed: dict[str, State] = {}
-        for method in self._methods["next_state"]:
+        for method in self.composition._with("next_state"):
             if not observed:
-                owner = self._methods["gradient"][0].name
+                owner = self.composition._owner("gradient").name
                 raise FltrainError(
                     f"'gradient' of method {owner!r} takes no gradient of the client's own loss, which "
                     f"'next_state' of {method.name!r} needs; call step.differentiate() without a loss once"
                 )
-            arguments = (*observed[-1], weights)
-            renewed[method.name] = self._call(method, "next_state", *arguments, shared=[weights])
+            renewed[method.name] = self._call(method, "next_state", *observed[-1], weights)
         self.step_states.update(renewed)  # together: a method may have taken another pass on the batch
 
     def client_final(self, update: Update) -> tuple[Update, dict[str, State]]:
@@ -344,6 +312,5 @@ class LocalHooks:
         base, *plugins = self.composition.methods
         states: dict[str, State] = {}
         for method in (*plugins, base):
-            shared = [update.trained, update.buffers]
-            update, states[method.name] = self._call(method, "client_final", update, shared=shared)
+            update, states[method.name] = self._call(method, "client_final", update)
         return replace(update, trajectory=None), states

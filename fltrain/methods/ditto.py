@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops.vectors import pull
-from fltrain.methods.types import Footprint, Local, Needs, Schedule, State
+from fltrain.methods.types import Footprint, Local, Schedule, State
 
 
 class Ditto(Method):

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops.vectors import gram
-from fltrain.methods.types import Local, Needs, Recording, State, Task, Update
+from fltrain.methods.types import Local, Recording, State, Task, Update
 
 Vector = NDArray[np.float64]
 

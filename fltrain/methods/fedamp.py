@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops.vectors import gram, mean, pull
-from fltrain.methods.types import Aggregate, Footprint, Local, Needs, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 
 class FedAmp(Method):

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.lazy import nn
-from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Needs, Network
+from fltrain.methods.base import Method, Needs
+from fltrain.methods.types import Footprint, Network
 
 
 class FedBN(Method):

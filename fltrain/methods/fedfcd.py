@@ -8,12 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import classifier_head, prototypes
 from fltrain.methods.types import (
     Footprint,
     Local,
-    Needs,
     Network,
     Outputs,
     Phase,

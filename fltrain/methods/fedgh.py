@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import classifier_head, prototypes
-from fltrain.methods.types import Footprint, Local, Needs, Server, State, Task, Update
+from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
 
 
 class FedGh(Method):

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import prototypes
-from fltrain.methods.types import Footprint, Local, Needs, Network, Outputs, Server, State, Step, Task, Update
+from fltrain.methods.types import Footprint, Local, Network, Outputs, Server, State, Step, Task, Update
 
 
 class FedProto(Method):

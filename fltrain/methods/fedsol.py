@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, functional, torch
-from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Needs, Outputs, State, Step
+from fltrain.methods.base import Method, Needs
+from fltrain.methods.types import Footprint, Local, Outputs, State, Step
 from fltrain.models.part import Part
 
 NEGLIGIBLE = 1e-5

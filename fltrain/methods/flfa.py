@@ -13,8 +13,8 @@ from fltrain import models
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Needs, Network, Outputs, Server, State, Step, Task, Update
+from fltrain.methods.base import Method, Needs
+from fltrain.methods.types import Local, Network, Outputs, Server, State, Step, Task, Update
 from fltrain.metrics.updates import layer_similarity, skewness
 
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional
-from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Needs, Network, Outputs, State, Step, Update
+from fltrain.methods.base import Method, Needs
+from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update
 
 VALVE, EMBEDDINGS = "valve.", "embeddings."
 """Prefixes of the additional parameters' names."""

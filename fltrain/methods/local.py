@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Needs
+from fltrain.methods.base import Method, Needs
+from fltrain.methods.types import Footprint
 
 
 class LocalOnly(Method):

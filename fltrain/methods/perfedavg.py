@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Needs, Schedule, State, Step
+from fltrain.methods.base import Method, Needs
+from fltrain.methods.types import Footprint, Local, Schedule, State, Step
 
 
 class PerFedAvg(Method):

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.training import Training
-from fltrain.models.part import Part, Private
+from fltrain.models.part import Part
 
 if TYPE_CHECKING:
-    from fltrain.methods.base import Method
     from fltrain.models.flat import Layout as Layout
     from fltrain.models.network import Network as Network
 else:
@@ -229,13 +228,6 @@ class Step(ABC):
         gradient, value = self._gradient(loss, at, part or self.part, track, route, observe)
         return gradient.clone(), value
 
-    def gradient(self) -> tuple[Tensor, Tensor]:
-        """Return gradient and value of the client's own loss, for the engine.
-
-        The next pass may overwrite the gradient; methods call ``differentiate``.
-        """
-        return self._gradient(None, None, self.part, True, True, True)
-
     @abstractmethod
     def _gradient(
         self, loss: Loss | None, at: Tensor | None, part: Part, track: bool, route: bool, observe: bool
@@ -300,39 +292,6 @@ class Recording:
 
     what: Literal["displacement", "gradient"]
     storage: Literal["float32", "bfloat16"]
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Requirements of a method on the engine, in addition to its hooks.
-
-    ``private``, ``schedule``, ``second`` and ``recording`` are exclusive: only one method may set each.
-
-    Attributes:
-        private: parameters that never leave their client: they start from the client's previous values and
-            are not averaged. With ``all`` and ``batchnorm``, BatchNorm statistics also stay with the client.
-        schedule: the passes of local training over a client's images; one ordinary pass per epoch if None.
-        second: method that trains a second model of each client, after the ordinary training and on the same
-            batches. Clients keep this model and are tested with it. It begins with the global model of the
-            client's first round; the payload ``global`` holds the global weights ``[P]``.
-        recording: a record of the local steps, for ``update.trajectory`` in ``client_final``.
-        all_clients: all clients must take part in every round.
-        initial_upload: before the first round, all clients run ``client_final`` without a local step, and
-            ``server_step`` takes in their uploads.
-        uploads: the method changes uploaded weights, so its base method must upload some.
-        global_model: the server's weights are a model that can be tested.
-        frozen_models: number of different weights that a step passes to ``step.frozen``.
-    """
-
-    private: Private | None = None
-    schedule: Schedule | None = None
-    second: Method | None = None
-    recording: Recording | None = None
-    all_clients: bool = False
-    initial_upload: bool = False
-    uploads: bool = False
-    global_model: bool = True
-    frozen_models: int = 0
 
 
 Place = Literal["auto", "device", "host"]

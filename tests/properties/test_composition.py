@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition, LocalHooks
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedacg import FedACG
@@ -17,7 +17,7 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.scaffold import Scaffold
-from fltrain.methods.types import Needs, Outputs, Recording, Server, Update
+from fltrain.methods.types import Outputs, Recording, Server, Update
 from fltrain.metrics.updates import layer_similarity
 
 from .helpers import Tracing, assert_same_model, by_name, local_of, rows_of, simulation, trained, update_of

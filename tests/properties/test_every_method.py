@@ -136,7 +136,7 @@ def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type
 
 
 class Scribbling(Method):
-    """Overwrites, in every step, all tensors that a hook may change, after another pass on the batch."""
+    """Overwrites, after another pass on the batch, all tensors that a hook may change in a step."""
 
     name: Literal["scribbling"] = "scribbling"
     plugin: ClassVar[bool] = True
@@ -144,18 +144,11 @@ class Scribbling(Method):
     def client_init(self, local: Local) -> State:
         return {"steps": local.start.new_zeros(())}
 
-    def correct(self, gradient, weights, local, step_state):
-        own = gradient.clone()
-        gradient.fill_(7.0)
-        return own
-
     def next_state(self, outputs, step, weights, local, step_state):
         gradient, loss = step.differentiate(at=weights + 1, track=False, observe=False)
         for tensor in (gradient, loss, outputs.features, outputs.logits, step.images):
             tensor.detach().fill_(7.0)
-        steps = step_state["steps"] + 1
-        step_state["steps"].fill_(7.0)
-        return {"steps": steps}
+        return {"steps": step_state["steps"] + 1}
 
     def client_final(self, update, local, step_state):
         assert int(step_state["steps"]) == update.steps
@@ -177,7 +170,7 @@ def test_hooks_may_overwrite_their_own_tensors(methods: tuple[Method, ...]) -> N
 SHARED: dict[str, Callable[..., Tensor]] = {
     "start_weights": lambda weights, state, local: weights,
     "client_init": lambda local: local.class_counts,
-    "correct": lambda gradient, weights, local, step_state: weights,
+    "correct": lambda gradient, weights, local, step_state: gradient,
     "post_step": lambda weights, local, step_state: local.start,
     "next_state": lambda outputs, step, weights, local, step_state: weights,
     "loss": lambda loss, outputs, step, local, step_state: local.buffers,

@@ -13,11 +13,10 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods import METHODS
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedbn import FedBN
-from fltrain.methods.types import Needs
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.part import Private

@@ -18,10 +18,10 @@ from fltrain.engine.executors import choose as executors
 from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.trajectory import Trajectory
-from fltrain.methods.base import Method
+from fltrain.methods.base import Method, Needs
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.scaffold import Scaffold
-from fltrain.methods.types import Local, Needs, Place, Recording, State, Update
+from fltrain.methods.types import Local, Place, Recording, State, Update
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
