@@ -57,7 +57,7 @@ class Fed2(Method):
         class_groups[order] = torch.arange(len(sizes)).repeat_interleave(sizes)
         return models.decoupled.decouple(
             network,
-            max(models.decoupled.depth(network, self.count) - self.decoupled, 0),
+            self.decoupled,
             class_groups.tolist(),
             width=self.width,
             entry=self.entry,

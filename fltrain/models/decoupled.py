@@ -193,23 +193,10 @@ def _chain(network: Network, count: Count) -> list[_Layer]:
     return layers
 
 
-def depth(network: Network, count: Count = "blocks") -> int:
-    """Return the number of layers of a chain; each can be shared or decoupled.
-
-    Args:
-        network: a chain of layers.
-        count: unit of counting: a depthwise-separable (or inverted) block, or each layer with weights.
-
-    Raises:
-        FltrainError: if the network is not a chain.
-    """
-    return len({layer.unit for layer in _chain(network, count)})
-
-
 # ---------------------------------------------------------------- surgery
 def decouple(
     network: Network,
-    shared: int,
+    decoupled: int,
     class_groups: Sequence[int],
     *,
     width: Width = "round_up",
@@ -217,15 +204,15 @@ def decouple(
     norm: Norm = "gn",
     count: Count = "blocks",
 ) -> Network:
-    """Return the network with all except its first layers cut into independent groups.
+    """Return the network with its last layers cut into independent groups.
 
     The network's blocks are changed, not copied. Layers whose form changes are drawn again, as in PyTorch,
     from the global generator: all decoupled layers, and the last shared one if its width is rounded. With
-    one group, or all layers shared, nothing is decoupled; with ``norm`` ``keep`` the network is unchanged.
+    one group, or no layer to cut, nothing is decoupled; with ``norm`` ``keep`` the network is unchanged.
 
     Args:
         network: a chain of layers. Inverted residual blocks may add their input if its width allows it.
-        shared: number of first layers that all groups share, of ``depth(network, count)``.
+        decoupled: number of last layers that are cut into groups (all, if the network has fewer).
         class_groups: group of each class: 0, 1 ..., each at least once.
         width: rule for decoupled widths that the number of groups does not divide: the next multiple (at
             least one channel per group), or groups of nearly equal widths.
@@ -233,7 +220,7 @@ def decouple(
             or (``dense``) all of them. All groups read whole images.
         norm: behind every convolution GroupNorm (in decoupled layers with the structure's groups, in shared
             ones with about 16 channels each), BatchNorm, nothing, or the existing kind.
-        count: see ``depth``.
+        count: unit of counting: a depthwise-separable (or inverted) block, or each layer with weights.
 
     Raises:
         FltrainError: if the network is not a chain, or if its widths do not fit the groups.
@@ -241,7 +228,8 @@ def decouple(
     layers = _chain(network, count)
     groups = max(class_groups) + 1
     units = list(dict.fromkeys(layer.unit for layer in layers))
-    first = sum(units.index(layer.unit) < shared for layer in layers) if groups > 1 else len(layers)
+    shared = units[: max(len(units) - decoupled, 0)] if groups > 1 else units
+    first = sum(layer.unit in shared for layer in layers)
     dense = entry == "dense" or first == 0
     # If all groups read everything, no channel of an earlier depthwise layer belongs to one group.
     while dense and first < len(layers) and layers[first].depthwise:

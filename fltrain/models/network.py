@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -99,11 +99,6 @@ class Network(nn.Module):
         """Return the representation ``[n, d]`` of ``maps`` from the part above a cut."""
         return self.through(self._parts(split)[1][:-1], maps)
 
-    def upper(self, maps: Tensor, split: int) -> Tensor:
-        """Return the logits of ``maps`` from the part above a cut."""
-        logits: Tensor = self.classifier(self.upper_features(maps, split))
-        return logits
-
     def _parts(self, split: int) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the blocks below and above a cut."""
         last_below = self.splits[self.cut(split)]
@@ -147,53 +142,38 @@ class Layer:
         name: module path, for example ``stage1.expand``.
         inputs: number of input channels (Conv2d) or features (Linear).
         sends_error: True if an error travels on from its input; False if its input is the images.
-        producers: indices of the layers whose outputs feed this one; empty for the first layers.
         consumers: indices of the layers that this one feeds; empty for the classifier.
     """
 
     name: str
     inputs: int
     sends_error: bool
-    producers: tuple[int, ...]
     consumers: tuple[int, ...]
-
-    @property
-    def block(self) -> str:
-        """The top-level child that holds the layer."""
-        return self.name.partition(".")[0]
 
 
 def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
     """Return the layers in registration order with their connections, from one forward pass.
 
-    Connections are read from the autograd graph: behind a layer's input, the nearest nodes that are outputs
-    of layers are its producers, across norms, activations, poolings and sums.
+    Connections are read from the autograd graph: a layer reads the nearest outputs of other layers behind its
+    input, across norms, activations, poolings and sums.
 
     Args:
         network: any module; its mode and buffers do not change.
         example: a batch of images that the network accepts.
     """
     modules = {
-        name: module
+        module: name
         for name, module in network.named_modules()
         if isinstance(module, nn.Conv2d) or hasattr(module, "in_features")
     }
-    names = list(modules)
-    inputs: dict[str, Node | None] = {}
-    sending: set[str] = set()
-    outputs: dict[Node, int] = {}
+    inputs = dict.fromkeys(modules, example)  # also of layers that the network does not use
+    outputs: dict[Node | None, nn.Module] = {}
 
-    def watch(index: int, name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
-        def record(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs[name] = args[0].grad_fn
-            if args[0].requires_grad:
-                sending.add(name)
-            if output.grad_fn is not None:
-                outputs[output.grad_fn] = index
+    def record(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs[module] = args[0]
+        outputs[output.grad_fn] = module
 
-        return module.register_forward_hook(record)
-
-    handles = [watch(index, name, module) for index, (name, module) in enumerate(modules.items())]
+    handles = [module.register_forward_hook(record) for module in modules]
     try:
         # Evaluation mode: BatchNorm buffers do not change, and one image is enough.
         with torch.enable_grad(), in_mode(network, training=False):
@@ -202,22 +182,21 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
         for handle in handles:
             handle.remove()
 
-    producers = [_nearest(inputs.get(name), outputs) for name in names]
+    producers = [_nearest(inputs[module].grad_fn, outputs) for module in modules]
     return tuple(
         Layer(
             name,
             inputs=module.in_channels if isinstance(module, nn.Conv2d) else module.in_features,
-            sends_error=name in sending,
-            producers=producers[index],
-            consumers=tuple(other for other, feeding in enumerate(producers) if index in feeding),
+            sends_error=inputs[module].requires_grad,
+            consumers=tuple(index for index, feeding in enumerate(producers) if module in feeding),
         )
-        for index, (name, module) in enumerate(modules.items())
+        for module, name in modules.items()
     )
 
 
-def _nearest(node: Node | None, outputs: dict[Node, int]) -> tuple[int, ...]:
-    """Return the indices of the first layer outputs on every path behind ``node``."""
-    found: set[int] = set()
+def _nearest(node: Node | None, outputs: Mapping[Node | None, nn.Module]) -> set[nn.Module]:
+    """Return the layers whose outputs come first on every path behind ``node``."""
+    found: set[nn.Module] = set()
     seen: set[Node] = set()
     pending = [node]
     while pending:
@@ -229,4 +208,4 @@ def _nearest(node: Node | None, outputs: dict[Node, int]) -> tuple[int, ...]:
             found.add(outputs[current])
         else:
             pending.extend(following for following, _ in current.next_functions)
-    return tuple(sorted(found))
+    return found
