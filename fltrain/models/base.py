@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from abc import abstractmethod
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from fltrain import models
-from fltrain.core.errors import FltrainError
 from fltrain.core.lazy import nn
 from fltrain.core.registry import Component
 
@@ -15,7 +15,7 @@ from fltrain.core.registry import Component
 class Model(Component):
     """A network architecture and its options.
 
-    A subclass with a ``name`` defines ``min_side`` and ``blocks``.
+    A subclass defines ``min_side``, and ``blocks`` or ``network``.
     """
 
     channels_last: ClassVar[bool] = True
@@ -25,23 +25,10 @@ class Model(Component):
     the difference, so they set this to False.
     """
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Refuse a network without its smallest image or without blocks."""
-        if not isinstance(cls.model_fields["name"].default, str):
-            return
-        where = f"{cls.__module__}.{cls.__name__}"
-        if cls.min_side is Model.min_side:
-            raise FltrainError(
-                f"{where}: set 'min_side', the smallest image height and width in pixels that it accepts"
-            )
-        if cls.blocks is Model.blocks and cls.network is Model.network:
-            raise FltrainError(f"{where}: define 'blocks', which returns the network's modules by name")
-
     @property
+    @abstractmethod
     def min_side(self) -> int:
         """Smallest image height and width, in pixels, that the network accepts."""
-        raise NotImplementedError
 
     def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
         """Return new modules by name, in the order in which they run; the last one is ``classifier``.
@@ -51,8 +38,12 @@ class Model(Component):
         raise NotImplementedError
 
     def network(self, channels: int, side: int, classes: int) -> models.network.Network:
-        """Return the network with new weights, for images ``[n, channels, side, side]``."""
-        return models.network.Network(**self.blocks(channels, side, classes))
+        """Return the network with new weights, for images ``[n, channels, side, side]``.
+
+        The option ``initialisation`` of a subclass redraws the weights of the blocks.
+        """
+        network = models.network.Network(**self.blocks(channels, side, classes))
+        return models.parts.initialised(network, getattr(self, "initialisation", "pytorch"))
 
 
 class NormedModel(Model):

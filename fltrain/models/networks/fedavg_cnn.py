@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fltrain import models
 from fltrain.core.config import added
 from fltrain.core.lazy import nn
 from fltrain.models.base import Model
@@ -44,6 +43,3 @@ class FedAvgCnn(Model):
             "fc1": nn.Sequential(nn.Linear(64 * side**2, 512), nn.ReLU()),
             "classifier": nn.Linear(512, classes),
         }
-
-    def network(self, channels: int, side: int, classes: int) -> models.network.Network:
-        return models.parts.initialised(super().network(channels, side, classes), self.initialisation)

@@ -40,9 +40,6 @@ class ResNet(NormedModel):
         pool, stem = models.parts.mean_pool(), self._stem(channels)
         return {"stem": stem, **stages, "pool": pool, "classifier": nn.Linear(inputs, classes)}
 
-    def network(self, channels: int, side: int, classes: int) -> models.network.Network:
-        return models.parts.initialised(super().network(channels, side, classes), self.initialisation)
-
     def _stem(self, channels: int) -> nn.Module:
         if self.stem == "cifar":
             layer = nn.Conv2d(channels, 64, 3, padding=1, bias=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fltrain import models
 from fltrain.core.lazy import nn
 from fltrain.models.base import Model
 
@@ -31,6 +30,3 @@ class TwoNN(Model):
             "fc2": nn.Sequential(nn.Linear(200, 200), nn.ReLU()),
             "classifier": nn.Linear(200, classes),
         }
-
-    def network(self, channels: int, side: int, classes: int) -> models.network.Network:
-        return models.parts.initialised(super().network(channels, side, classes), self.initialisation)

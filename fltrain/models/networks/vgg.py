@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fltrain import models
 from fltrain.core.lazy import nn
 from fltrain.models.base import NormedModel
 
@@ -22,9 +21,6 @@ class Vgg(NormedModel):
 
     norm: Literal["bn", "gn", "none"] = "none"
     initialisation: Literal["pytorch", "he"]
-
-    def network(self, channels: int, side: int, classes: int) -> models.network.Network:
-        return models.parts.initialised(super().network(channels, side, classes), self.initialisation)
 
     def _convolutions(self, channels: int) -> dict[str, nn.Sequential]:
         """Blocks conv1, conv2, ... of a convolution, norm and ReLU."""
