@@ -303,7 +303,7 @@ class Simulation:
             rows.append(_tested("test", result))
             if result.features is not None:
                 measured = separability(result.features, data.test.labels, data.classes)
-                values = {name: finite_or_none(value) for name, value in vars(measured).items()}
+                values = {name: finite_or_none(value) for name, value in measured.items()}
                 rows.append({"kind": "separability", **values})
         for split, parts in {"local_test": data.tests, "validation": data.validation}.items():
             if parts is None:
