@@ -53,12 +53,10 @@ class Chain:
     """Positions of a chain's layers in its weight vector ``[P]``; layers count from 0.
 
     Attributes:
-        weights: slot of each layer's weight.
-        biases: slot of each layer's bias; None without a bias.
+        slots: slots of each layer's weight and, if it has one, its bias.
     """
 
-    weights: tuple[Slot, ...]
-    biases: tuple[Slot | None, ...]
+    slots: tuple[tuple[Slot, ...], ...]
 
     @classmethod
     def of(cls, network: Network, layout: Layout) -> Chain:
@@ -67,15 +65,11 @@ class Chain:
         Raises:
             FltrainError: if the network is not a chain.
         """
-        by_name = {slot.name: slot for slot in layout.parameters}
-        names = chained(network)
-        return cls(
-            tuple(by_name[f"{name}.weight"] for name in names),
-            tuple(by_name.get(f"{name}.bias") for name in names),
-        )
+        names = [(f"{name}.weight", f"{name}.bias") for name in chained(network)]
+        return cls(tuple(tuple(slot for slot in layout.parameters if slot.name in own) for own in names))
 
     def __len__(self) -> int:
-        return len(self.weights)
+        return len(self.slots)
 
     @property
     def last(self) -> int:
@@ -85,11 +79,15 @@ class Chain:
     @property
     def widths(self) -> list[int]:
         """Number of neurons of each hidden layer."""
-        return [slot.shape[0] for slot in self.weights[:-1]]
+        return [weight.shape[0] for weight, *_ in self.slots[:-1]]
 
     def start(self, layer: int) -> int:
         """Return the first position of a layer in the vector; the layers below it come before."""
-        return self.weights[layer].start
+        return self.slots[layer][0].start
+
+    def parts(self, vector: Tensor, layer: int) -> list[Tensor]:
+        """Return views of a layer's weights ``[neurons, ...]`` and its biases ``[neurons]``, if any."""
+        return [slot.of(vector) for slot in self.slots[layer]]
 
     def incoming(self, vector: Tensor, layer: int) -> Tensor:
         """Return a view of a layer's weights, ``[neurons, inputs, block]``.
@@ -97,39 +95,31 @@ class Chain:
         A block connects two neurons: it is one number, a kernel, or the H x W consecutive inputs of a linear
         layer that come from one channel of the maps before it.
         """
-        weight = self.weights[layer].of(vector)
-        inputs = self.weights[layer - 1].shape[0] if layer else weight.shape[1]
+        weight = self.parts(vector, layer)[0]
+        inputs = self.widths[layer - 1] if layer else weight.shape[1]
         return weight.view(len(weight), inputs, -1)
-
-    def bias(self, vector: Tensor, layer: int) -> Tensor | None:
-        """Return a view of a layer's biases, ``[neurons]``."""
-        slot = self.biases[layer]
-        return None if slot is None else slot.of(vector)
 
     def neurons(self, vector: Tensor, layer: int) -> Tensor:
         """Return the vectors to match, ``[neurons, D]`` in double precision: incoming weights and bias."""
-        rows, bias = self.incoming(vector, layer).flatten(1), self.bias(vector, layer)
-        return (rows if bias is None else torch.cat([rows, bias[:, None]], 1)).double()
+        return torch.cat([part.reshape(len(part), -1) for part in self.parts(vector, layer)], 1).double()
 
     def prior(self, vector: Tensor, layer: int) -> Tensor:
         """Return the prior mean of a layer's neurons ``[D]``, see ``Pool``."""
-        weights = vector.new_zeros(self.incoming(vector, layer)[0].numel(), dtype=torch.float64)
-        return (
-            weights if self.biases[layer] is None else torch.cat([weights, weights.new_tensor([BIAS_MEAN])])
-        )
+        weight, *biases = self.parts(vector, layer)
+        means = [0.0] * weight[0].numel() + [BIAS_MEAN] * len(biases)
+        return torch.tensor(means, dtype=torch.float64, device=vector.device)
 
     def write(self, vector: Tensor, layer: int, neurons: Tensor) -> None:
         """Write neurons ``[n, D]`` into the first places of a layer, and zeros into the others."""
-        incoming, bias = self.incoming(vector, layer), self.bias(vector, layer)
-        incoming.zero_()[: len(neurons)] = neurons[:, : incoming[0].numel()].view(-1, *incoming.shape[1:])
-        if bias is not None:
-            bias.zero_()[: len(neurons)] = neurons[:, -1]
+        parts = self.parts(vector, layer)
+        columns = neurons.split([part[0].numel() for part in parts], 1)
+        for part, values in zip(parts, columns, strict=True):
+            part.zero_()[: len(neurons)] = values.reshape(-1, *part.shape[1:])
 
     def reorder_outputs(self, vector: Tensor, layer: int, order: Tensor) -> None:
         """Reorder a layer's neurons in place: the new i-th neuron is the old neuron ``order[i]``."""
-        for values in (self.incoming(vector, layer), self.bias(vector, layer)):
-            if values is not None:
-                values.copy_(values[order])
+        for part in self.parts(vector, layer):
+            part.copy_(part[order])
 
     def reorder_inputs(self, vector: Tensor, layer: int, sources: Tensor) -> None:
         """Reorder a layer's inputs in place; inputs whose source is -1 get zero weights."""
@@ -146,20 +136,18 @@ class Chain:
         """
         vector = vector.clone()
         for layer, mask in enumerate(masks):
-            for values in (self.incoming(vector, layer), self.bias(vector, layer)):
-                if values is not None:
-                    values[~mask] = 0.0
+            for part in self.parts(vector, layer):
+                part[~mask] = 0.0
             self.incoming(vector, layer + 1)[:, ~mask] = 0.0
         return vector
 
     def set_rows(self, into: Tensor, vectors: Sequence[Tensor], rows: Tensor) -> None:
         """Set the last layer to the mean of the vectors' last layers with weights ``[vectors, classes]``."""
-        for slot in (self.weights[-1], self.biases[-1]):
-            if slot is not None:
-                total = torch.zeros(slot.shape, dtype=torch.float64, device=into.device)
-                for vector, weights in zip(vectors, rows, strict=True):
-                    total += weights.view(-1, *[1] * (len(slot.shape) - 1)) * slot.of(vector)
-                slot.of(into).copy_(total)
+        for slot in self.slots[-1]:
+            total = torch.zeros(slot.shape, dtype=torch.float64, device=into.device)
+            for vector, weights in zip(vectors, rows, strict=True):
+                total += weights.view(-1, *[1] * (len(slot.shape) - 1)) * slot.of(vector)
+            slot.of(into).copy_(total)
 
 
 def widened(network: Network, growth: float) -> Network:
