@@ -111,16 +111,16 @@ class Ecgr(Method):
         ``lateness`` is the mean position of a client's selected steps, from -1/2 for the first step to 1/2
         for the last, averaged over the clients with several steps: 0 on average under random selection.
         """
-        selected = {update.client: update.statistics[self.name]["selected"].tolist() for update in updates}
-        steps = {update.client: update.steps for update in updates}
+        selected = {str(one.client): one.statistics[self.name]["selected"].tolist() for one in updates}
+        steps = {str(update.client): update.steps for update in updates}
         lateness = [
             sum(picked) / len(picked) / (steps[client] - 1) - 0.5
             for client, picked in selected.items()
             if steps[client] > 1
         ]
         return {
-            "selected": {str(client): picked for client, picked in selected.items()},
-            "steps": {str(client): count for client, count in steps.items()},
+            "selected": selected,
+            "steps": steps,
             "lateness": sum(lateness) / len(lateness) if lateness else None,
         }
 

@@ -14,6 +14,12 @@ from fltrain.methods.base import Method
 from fltrain.methods.ops.counter_normal import standard_normal
 from fltrain.methods.types import Footprint, Local, Network, Outputs, Server, State, Step, Task, Update
 
+ESTIMATES = ("mean", "spread", "seen", "spread_seen")
+"""Per class: ``mean`` and ``spread`` ``[C, *shape]``, and flags ``[C]`` for those that are known.
+
+The shape is that of the maps, or ``[channels, 1, 1]`` for estimates per channel.
+"""
+
 
 class FedImpro(Method):
     """Features at a cut of the network are modelled by one Gaussian per class, as a plug-in on any base.
@@ -77,8 +83,6 @@ class FedImpro(Method):
         return self
 
     # ---------------------------------------------------------------- estimates
-    # Per class: "mean" and "spread" [C, *shape], and flags for known ones, "seen" and "spread_seen" [C].
-    # The shape is that of the maps, or [channels, 1, 1] for estimates per channel.
     def server_init(self, task: Task, start: Tensor) -> State:
         maps = task.map_shape(task.network.cut(self.split))
         shape = maps if self.shape == "element" else (maps[0], *[1] * (len(maps) - 1))
@@ -195,7 +199,7 @@ class FedImpro(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Upload the estimates, with noise, and the classes of the client."""
-        sent = {name: step_state[name] for name in ("mean", "spread", "seen", "spread_seen")}
+        sent = {name: step_state[name] for name in ESTIMATES}
         if self.noise:
             random = self.random(local.task, round=local.round, client=local.client, use="noise")
             for name in ("mean", "spread"):
@@ -211,10 +215,9 @@ class FedImpro(Method):
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         """Average the estimates (equation 7); keep classes without uploads."""
         sent = [update.extras[self.name] for update in updates]
-        means, spreads = (torch.stack([one[name] for one in sent]) for name in ("mean", "spread"))
+        means, spreads, seen, spread_seen = (torch.stack([one[name] for one in sent]) for name in ESTIMATES)
         spreads = self._capped(spreads)
         weights = torch.stack([one.get("counts", torch.ones_like(one["seen"])) for one in sent])
-        seen, spread_seen = (torch.stack([one[name] for one in sent]) for name in ("seen", "spread_seen"))
         mean = _mean(means, weights * seen)
         if self.aggregation == "label_size":
             variances = spreads**2 if self.moment == "std" else spreads

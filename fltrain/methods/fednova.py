@@ -51,21 +51,18 @@ class FedNova(Method):
     def server_init(self, task: Task, start: Tensor) -> State:
         return {"velocity": start.new_zeros(start.shape)} if self.server_momentum else {}
 
-    def _shares(self, updates: Sequence[Update]) -> list[float]:
-        """Return p_k tau_eff / a_k, the factor of each displacement; their sum is at least one."""
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
+        """Add the displacements, each times p_k tau_eff / a_k; the sum of these factors is at least one."""
         shares = data_shares(updates)
         normalisers = torch.stack([update.extras[self.name]["normaliser"] for update in updates]).tolist()
         counted = normalisers if self.tau_eff == "normalisers" else [update.steps for update in updates]
         effective = sum(share * steps for share, steps in zip(shares, counted, strict=True))
-        return [share * effective / steps for share, steps in zip(shares, normalisers, strict=True)]
-
-    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        shares = self._shares(updates)
-        moved = mean([update.displacement for update in updates], shares)
+        factors = [share * effective / steps for share, steps in zip(shares, normalisers, strict=True)]
+        moved = mean([update.displacement for update in updates], factors)
         buffers = None
         if self.buffers == "normalised":
-            buffers = before.buffers + mean([update.buffers - before.buffers for update in updates], shares)
-        if not self.server_momentum:
-            return Aggregate(before.weights + moved, state, buffers)
-        velocity = self.server_momentum * state["velocity"] + moved
-        return Aggregate(before.weights + velocity, {"velocity": velocity}, buffers)
+            buffers = before.buffers + mean([update.buffers - before.buffers for update in updates], factors)
+        if self.server_momentum:
+            moved = self.server_momentum * state["velocity"] + moved
+            state = {"velocity": moved}
+        return Aggregate(before.weights + moved, state, buffers)

@@ -72,11 +72,10 @@ class FedProto(Method):
         }
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        sent = (
-            prototypes.of_client(local)
-            if self.source == "post"
-            else prototypes.describe(step_state["counts"], step_state["sums"])
-        )
+        if self.source == "post":
+            sent = prototypes.of_client(local)
+        else:
+            sent = prototypes.describe(step_state["counts"], step_state["sums"])
         return update.sending(self.name, sent), {}
 
     # ---------------------------------------------------------------- server

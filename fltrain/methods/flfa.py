@@ -91,16 +91,12 @@ class Flfa(Method):
         displacements = torch.stack([update.displacement for update in updates])
         similarity = layer_similarity(displacements, task.layout.weights, shares)
         asymmetry = skewness(similarity)
-        highest = state.get("highest")
-        if highest is None:
-            highest = torch.tensor(self.strategy == "highest")
-            if self.strategy == "skew":
-                signed = asymmetry * self.skew_sign
-                highest = torch.tensor(signed < 0 and abs(signed) >= 0.05)
+        skewed = self.strategy == "skew" and asymmetry * self.skew_sign <= -0.05
+        highest = state.get("highest", torch.tensor(self.strategy == "highest" or skewed))
         eligible = [
             index
             for index, value in enumerate(similarity)
-            if value == value and (self.candidates == "all" or self._takes_effect(task, index))
+            if value == value and (self.candidates == "all" or self._takes_effect(task, [index]))
         ]
         ranked = sorted(eligible, key=lambda index: -similarity[index] if highest else similarity[index])
         return {
@@ -109,25 +105,22 @@ class Flfa(Method):
             "skewness": torch.tensor(asymmetry, dtype=torch.float64),
         }
 
-    def _routed(self, task: Task, selected: Tensor) -> list[int]:
+    def _routed(self, task: Task, selected: list[int]) -> list[int]:
         """Return the indices of the layers whose feedback is replaced if ``selected`` are."""
-        chosen: list[int] = selected.tolist()
         if self.target == "own":
-            return chosen
-        return sorted({consumer for index in chosen for consumer in task.layout.layers[index].consumers})
+            return selected
+        return sorted({consumer for index in selected for consumer in task.layout.layers[index].consumers})
 
-    def _takes_effect(self, task: Task, index: int) -> bool:
-        """Return True if selecting the layer has an effect: an error passes through the replaced weights."""
-        layers = task.layout.layers
-        routed = [index] if self.target == "own" else layers[index].consumers
-        return any(layers[layer].sends_error for layer in routed)
+    def _takes_effect(self, task: Task, selected: list[int]) -> bool:
+        """Return True if selecting the layers has an effect: an error passes through replaced weights."""
+        return any(task.layout.layers[index].sends_error for index in self._routed(task, selected))
 
     # ---------------------------------------------------------------- local training
     # The step state holds, per rerouted layer i: "feedback.i" (B), and if B is rescaled "source.i" and
     # "norm.i" (the tensor that B is a multiple of, and its norm).
     def client_init(self, local: Local) -> State:
         step_state: State = {}
-        for index in self._routed(local.task, local.payload["selected"]):
+        for index in self._routed(local.task, local.payload["selected"].tolist()):
             weight = local.task.layout.weights[index].of(local.start)
             source = self._drawn(local, index) if self.feedback in ("random", "direct") else weight
             step_state[f"feedback.{index}"] = source
@@ -143,25 +136,23 @@ class Flfa(Method):
 
     def _rescaled(self, weights: Tensor, local: Local, step_state: State) -> State:
         """Return the step state with each B rescaled to the norm of W."""
-        renewed = dict(step_state)
-        for key in step_state:
-            kind, _, index = key.partition(".")
-            weight = local.task.layout.weights[int(index)].of(weights)
-            if kind == "feedback" and self.feedback == "local":
-                renewed[key] = weight
-            if kind == "source":
-                # From the original source: repeated rescaling of B would accumulate rounding errors.
-                norm = step_state[f"norm.{index}"]
-                ratio = (weight.norm() / norm).where(norm > 0, 1.0)
-                renewed[f"feedback.{index}"] = step_state[key] * ratio
+        slots, renewed = local.task.layout.weights, dict(step_state)
+        if self.feedback == "local":
+            return {
+                f"feedback.{index}": slots[index].of(weights) for index in _layers(step_state, "feedback")
+            }
+        for index, source in _layers(step_state, "source").items():
+            # From the original source: repeated rescaling of B would accumulate rounding errors.
+            norm = step_state[f"norm.{index}"]
+            ratio = (slots[index].of(weights).norm() / norm).where(norm > 0, 1.0)
+            renewed[f"feedback.{index}"] = source * ratio
         return renewed
 
     def route(self, network: Network, local: Local, step_state: State) -> AbstractContextManager[None]:
         layers = local.task.layout.layers
         routed = {
-            network.get_submodule(layers[int(key.partition(".")[2])].name): tensor
-            for key, tensor in step_state.items()
-            if key.startswith("feedback.")
+            network.get_submodule(layers[index].name): tensor
+            for index, tensor in _layers(step_state, "feedback").items()
         }
         if not routed:
             return nullcontext()
@@ -172,13 +163,10 @@ class Flfa(Method):
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Record the final scale and cosine of B against W per layer."""
         measured: State = {}
-        for key in step_state:
-            kind, _, index = key.partition(".")
-            if kind == "source":
-                weight = local.task.layout.weights[int(index)].of(update.trained).flatten()
-                source = step_state[key].flatten()
-                measured[f"scale.{index}"] = weight.norm() / step_state[f"norm.{index}"]
-                measured[f"cosine.{index}"] = torch.cosine_similarity(weight, source, dim=0)
+        for index, source in _layers(step_state, "source").items():
+            weight = local.task.layout.weights[index].of(update.trained).flatten()
+            measured[f"scale.{index}"] = weight.norm() / step_state[f"norm.{index}"]
+            measured[f"cosine.{index}"] = torch.cosine_similarity(weight, source.flatten(), dim=0)
         return replace(update, statistics={**update.statistics, self.name: measured}), local.state
 
     # ---------------------------------------------------------------- records and random tensors
@@ -190,16 +178,13 @@ class Flfa(Method):
         selected: list[int] = state["selected"].tolist()
         row: dict[str, Any] = {
             "selected": [task.layout.layers[index].name for index in selected],
-            "effective": any(self._takes_effect(task, index) for index in selected),
+            "effective": self._takes_effect(task, selected),
         }
         if "skewness" in state:
             row["skewness"] = float(state["skewness"])
         for kind in ("scale", "cosine"):
             values = [
-                value
-                for update in updates
-                for key, value in update.statistics[self.name].items()
-                if key.startswith(kind)
+                value for update in updates for value in _layers(update.statistics[self.name], kind).values()
             ]
             if values:
                 row[kind] = sum(torch.stack(values).tolist()) / len(values)
@@ -220,3 +205,8 @@ class Flfa(Method):
             bound = shape[1:].numel() ** -0.5
             values = random.uniform(-bound, bound, tuple(shape))
         return torch.from_numpy(values).to(local.start)
+
+
+def _layers(tensors: State, kind: str) -> dict[int, Tensor]:
+    """Return the tensors of a kind (``feedback``, ``source`` ...) by index of their layer."""
+    return {int(name.partition(".")[2]): tensors[name] for name in tensors if name.startswith(f"{kind}.")}

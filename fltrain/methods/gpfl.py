@@ -43,18 +43,17 @@ class Gpfl(Method):
 
     # ---------------------------------------------------------------- client
     def client_init(self, local: Local) -> State:
-        """Return the conditions."""
-        general, personal = self._conditions(local)
-        return {"general": general, "personal": personal}
+        """Return the conditions ``[d]``: the mean of the class embeddings, plain and by the class counts.
 
-    def _conditions(self, local: Local) -> tuple[Tensor, Tensor]:
-        """Return the class embeddings' mean and their mean by the client's class counts ``[d]``; first 0."""
+        Before there are embeddings, both are 0.
+        """
         embeddings = self._embeddings(local, local.start)
         if self.conditions == "trained":
             embeddings = local.state.get("embeddings", embeddings * 0)
         elif local.round == 0:
             embeddings = embeddings * 0
-        return embeddings.mean(0), local.class_counts @ embeddings / local.samples
+        personal = local.class_counts @ embeddings / local.samples
+        return {"general": embeddings.mean(0), "personal": personal}
 
     def _embeddings(self, local: Local, weights: Tensor) -> Tensor:
         return next(
@@ -95,6 +94,6 @@ class Gpfl(Method):
     # ---------------------------------------------------------------- tests
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
         assert isinstance(network, models.valve.ValveNetwork)
-        _, personal = self._conditions(local)
-        logits: Tensor = network.classifier(network.valve(network.features(images), personal))
+        personal = network.valve(network.features(images), self.client_init(local)["personal"])
+        logits: Tensor = network.classifier(personal)
         return logits

@@ -10,6 +10,9 @@ from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.types import Footprint, Local, Schedule, State, Step
 
+BATCHES = {"fo": 2, "hf": 3}
+"""Number of batches in a step."""
+
 
 class PerFedAvg(Method):
     """A local step adapts w' = w - a grad F(w; D1) and moves w by v = grad F(w'; D2), like MAML.
@@ -36,22 +39,18 @@ class PerFedAvg(Method):
 
     @property
     def needs(self) -> Needs:
-        return Needs(schedule=Schedule(batches=self._batches, passes=self.passes))
-
-    @property
-    def _batches(self) -> int:
-        return 2 if self.version == "fo" else 3
+        return Needs(schedule=Schedule(batches=BATCHES[self.version], passes=self.passes))
 
     def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
         rate = self._inner_lr(local)
-        adapting, judging, *curving = step.split(self._batches)
+        adapting, judging, *curving = step.split(BATCHES[self.version])
         adapted = weights - rate * adapting.differentiate(track=False, observe=False)[0]
         found, loss = judging.differentiate(at=adapted)
-        if self.version == "fo":
+        if not curving:
             return found, loss
         ahead, behind = (
-            curving[0].differentiate(at=there, track=False, observe=False)[0]
-            for there in (weights + self.delta * found, weights - self.delta * found)
+            curving[0].differentiate(at=weights + shift, track=False, observe=False)[0]
+            for shift in (self.delta * found, -self.delta * found)
         )
         return found - rate * (ahead - behind) / (2 * self.delta), loss
 

@@ -20,7 +20,6 @@ from fltrain.models.base import Model
 from fltrain.models.network import Network
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mlp import Mlp
-from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.networks.vgg import Vgg9
 from fltrain.runs.spec import RunSpec
 
@@ -249,13 +248,6 @@ def test_clients_with_neurons_in_the_same_order_are_averaged_by_size() -> None:
     first, second = matched.server.weights, plain.server.weights
     torch.testing.assert_close(first[:head], second[:head], rtol=0, atol=1e-6)
     assert (first[head:] - second[head:]).abs().max() > 1e-5
-
-
-@pytest.mark.parametrize("mode", ["hungarian_fixed", "bbp_map"])
-def test_networks_with_norm_layers_are_refused(mode: str) -> None:
-    for model in (MobileNetTiny(), Vgg9(norm="gn")):
-        with pytest.raises(FltrainError, match=r"method 'fedma' matches .* without norm layers, branches"):
-            simulation(FedMA(mode=mode), model=model)
 
 
 PASS = len(LAYERS)
