@@ -30,7 +30,7 @@ from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.engine.executors.sequential import SequentialExecutor, batch_orders
 from fltrain.engine.simulation import ExecutorFactory, Simulation
 from fltrain.engine.synthetic import rehearsal
-from fltrain.models.build import build
+from fltrain.models.base import build
 from fltrain.runs.spec import Precision
 from fltrain.runtime.determinism import Profile, determined, tf32_products
 from fltrain.runtime.devices import synchronize

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from task import Task, read
 
 from fltrain.core.rng import Purpose, stream
-from fltrain.models.build import build
+from fltrain.models.base import build
 from fltrain.runs.spec import RunSpec
 
 CLIENTS = 10

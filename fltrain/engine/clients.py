@@ -18,9 +18,9 @@ from fltrain.engine.workers import Workers
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Training
 from fltrain.methods.types import Local, Server, State, Task, Update
+from fltrain.models.base import Private
 from fltrain.models.flat import FlatModel, Layout
 from fltrain.models.network import in_mode
-from fltrain.models.part import Private
 from fltrain.runtime.determinism import tf32_products
 
 OWN, SECOND, TRAINED = "own model", "second model", "trained model"

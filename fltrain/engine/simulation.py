@@ -29,7 +29,7 @@ from fltrain.engine.workers import ALONE, Workers
 from fltrain.methods.composition import Composition
 from fltrain.methods.types import Server, State, Task
 from fltrain.metrics.separability import separability
-from fltrain.models.build import build
+from fltrain.models.base import build
 from fltrain.models.flat import FlatModel, pack
 from fltrain.models.network import Network, map_shape
 from fltrain.runs.spec import RunSpec

@@ -67,7 +67,7 @@ from fltrain.methods.types import (
     Task,
     Update,
 )
-from fltrain.models.part import Private
+from fltrain.models.base import Private
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pydantic import Field
 from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.types import Footprint, Local, Outputs, State, Step
-from fltrain.models.part import Part
+from fltrain.models.base import Part
 
 NEGLIGIBLE = 1e-5
 """Norm below which a proximal gradient is rounding noise; it is not scaled up."""

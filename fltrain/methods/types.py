@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.training import Training
-from fltrain.models.part import Part
+from fltrain.models.base import Part
 
 if TYPE_CHECKING:
     from fltrain.models.flat import Layout as Layout

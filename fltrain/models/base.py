@@ -1,4 +1,4 @@
-"""Base classes of the networks in ``fltrain/models/networks``: options and blocks."""
+"""Base classes of the networks in ``fltrain/models/networks``: options and blocks; parts of a network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from pydantic import Field, field_validator
 from fltrain import models
 from fltrain.core.lazy import nn
 from fltrain.core.registry import Component
+from fltrain.core.rng import Purpose, seeded_torch
+
+Part = Literal["all", "head", "body"]
+"""Which parameters: all, those of the classifier, or those before it."""
+
+Private = Literal[Part, "batchnorm"]
+"""Parameters that can stay with their client: a part, or the scales and shifts of BatchNorm."""
 
 
 class Model(Component):
@@ -73,3 +80,14 @@ class NormedModel(Model):
     def norm_layer(self, width: int) -> nn.Module:
         """Return a new norm layer for a number of channels."""
         return models.parts.norm_layer(self.norm, self.norm_groups)(width)
+
+
+def build(
+    model: Model, channels: int, side: int, classes: int, seed: int, client: int | None = None
+) -> models.network.Network:
+    """Return the network with the framework's default initialisation, drawn from the seed's own stream.
+
+    Without ``client`` it is the initial network of the run; with ``client``, the initial one of that client.
+    """
+    with seeded_torch(seed, Purpose.INITIALISATION, client=0 if client is None else client + 1):
+        return model.network(channels, side, classes)

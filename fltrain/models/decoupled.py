@@ -284,12 +284,11 @@ class _Surgery:
         made.class_groups = self.class_groups
         names = {module: name for name, module in made.named_modules()}
         made.structure_groups = {
-            f"{names[module]}.{name}": self._rows(module, name, len(parameter))
+            f"{names[module]}.{name}": self.class_groups
+            if module is made.classifier
+            else self._rows(module, name, len(parameter))
             for module in decoupled
             for name, parameter in module.named_parameters()
-        }
-        made.structure_groups |= {
-            name: self.class_groups for name in made.structure_groups if name.startswith("classifier.")
         }
         return made
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fltrain.models.base import Part, Private
 from fltrain.models.network import Layer, Network, layers
-from fltrain.models.part import Part, Private
 
 
 @dataclass(frozen=True)

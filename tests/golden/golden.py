@@ -33,8 +33,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.networks import MODELS
 from fltrain.runs.spec import ENGINE_REVISION, RunSpec
 

@@ -16,8 +16,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods.fed2 import Fed2
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Update
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup, decouple
 from fltrain.models.network import Network
 from fltrain.models.networks import MODELS

@@ -15,8 +15,7 @@ from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.scaffold import Scaffold
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 

@@ -17,11 +17,10 @@ from fltrain.methods.fedfcd import FedFcd
 from fltrain.methods.local import LocalOnly
 from fltrain.methods.training import Exponential
 from fltrain.methods.types import State
-from fltrain.models.base import Model
+from fltrain.models.base import Model, Part
 from fltrain.models.network import Network
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.models.part import Part
 
 from .helpers import assert_same_model, digits, reference, rows_of, simulation, trained
 from .ordinary import Description, averages, check_client_tests, features, flat, replica, running

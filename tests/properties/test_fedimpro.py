@@ -25,8 +25,7 @@ from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.types import Server, Task, Update
 from fltrain.metrics.updates import gradient_variance
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.network import Network, map_shape
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny

@@ -14,8 +14,7 @@ from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.moon import Moon
 from fltrain.methods.types import Outputs
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.network import Network
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny

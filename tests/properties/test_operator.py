@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrain.models.build import build
+from fltrain.models.base import build
 from fltrain.models.feedback import direct_feedback, feedback
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 

@@ -17,9 +17,9 @@ from fltrain.methods.base import Method, Needs
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedbn import FedBN
+from fltrain.models.base import Private
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.models.part import Private
 from fltrain.runs.spec import RunSpec
 
 from .helpers import (

@@ -15,8 +15,7 @@ from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.ops.vectors import clip_norm
 from fltrain.methods.scaffold import Scaffold
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.spec import RunSpec

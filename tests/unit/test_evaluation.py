@@ -16,7 +16,7 @@ from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.evaluation import test as evaluate
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import ensure_data
-from fltrain.models.build import build
+from fltrain.models.base import build
 from fltrain.models.network import Network
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.integrity import check_record

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
 from fltrain.methods.ops.neuron_matching import Pool, align, grow, match, row_weights
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.chain import Chain, chained, widened
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network

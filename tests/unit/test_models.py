@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.flat import FlatModel, pack, slots
 from fltrain.models.network import Network, layers
 from fltrain.models.networks import MODELS

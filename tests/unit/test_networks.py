@@ -10,8 +10,7 @@ import torchvision
 from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
-from fltrain.models.base import Model
-from fltrain.models.build import build
+from fltrain.models.base import Model, build
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network, layers
 from fltrain.models.networks import MODELS

@@ -22,8 +22,8 @@ from fltrain.engine.workers import ALONE
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
 from fltrain.methods.types import Local, Loss, Outputs, Phase, Place, Step, Update
+from fltrain.models.base import Part
 from fltrain.models.flat import FlatModel
-from fltrain.models.part import Part
 from fltrain.runtime.determinism import tf32_products
 
 

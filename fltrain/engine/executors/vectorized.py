@@ -31,9 +31,9 @@ from fltrain.engine.executors.views import PER_CLIENT, signature, tensors_of
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, Loss, Outputs, Place, State
+from fltrain.models.base import Part
 from fltrain.models.flat import FlatModel, Slot
 from fltrain.models.network import in_mode
-from fltrain.models.part import Part
 from fltrain.runtime.determinism import tf32_products
 
 Moving = dict[str, Any]
