@@ -138,15 +138,6 @@ def test_the_order_of_flfa_and_ecgr_does_not_matter_bit_for_bit(base: Method) ->
         assert rows_of(one, kind) == rows_of(other, kind)
 
 
-@pytest.mark.parametrize("base", SEVERAL, ids=by_name)
-def test_neutral_flfa_and_ecgr_together_are_the_base_bit_for_bit(base: Method) -> None:
-    neutral = [plugin(**plugin.neutral) for plugin in (Flfa, Ecgr)]
-    settings = {"rounds": 2, "epochs": 2, "fraction": 0.34}
-    plain = trained(base, **settings)
-    for plugins in (neutral, neutral[::-1]):
-        assert_same_model(trained(base, *plugins, **settings), plain)
-
-
 def test_flfa_selects_layers_by_uploads_and_reports_trained_weights() -> None:
     """Similarities use the re-aggregated updates; scale and cosine of B use the trained weights."""
     federation = simulation(Flfa(n_fa=2), Ecgr(beta=0.0), epochs=3, executor=Tracing)

@@ -33,9 +33,8 @@ from .helpers import (
 
 STEM, CLASSIFIER = LAYERS[0], LAYERS[-1]
 SHARING = [base for base in BASES if by_name(base) in VARIED and goes_with(base(), Flfa())]
-# Per-FedAvg takes several steps on one batch, and gradients away from the start of its steps.
+# Not Per-FedAvg, which takes several steps on one batch, and gradients away from the start of its steps.
 STEPPING = [base for base in SHARING if base().needs.schedule is None]
-bases = pytest.mark.parametrize("base", SHARING, ids=by_name)
 stepping_bases = pytest.mark.parametrize("base", STEPPING, ids=by_name)
 
 
@@ -62,13 +61,6 @@ def departures(steps: int, *methods: Method, **settings: object) -> set[str]:
 def upstream(name: str) -> set[str]:
     """Modules strictly upstream of a layer of mobilenet_tiny."""
     return set(FORWARD_ORDER[: FORWARD_ORDER.index(name)])
-
-
-@bases
-def test_without_selected_layers_it_is_the_base_bit_for_bit(base: type[Method]) -> None:
-    fed, plain = trained(base(), Flfa(n_fa=0), rounds=3), reference(base(), rounds=3)
-    assert_same_model(fed, plain)
-    assert rows_of(fed, "train") == rows_of(plain, "train")
 
 
 @pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)

@@ -180,11 +180,6 @@ def test_local_training_is_cross_entropy_of_restricted_logits(alpha: float) -> N
         check_round(federation, number, loss)
 
 
-@pytest.mark.parametrize("mode", ["binary", "frequency"])
-def test_without_restriction_it_is_federated_averaging_bit_for_bit(mode: str) -> None:
-    assert_same_model(trained(FedRS(alpha=1.0, mode=mode), rounds=3), trained(FedAvg(), rounds=3))
-
-
 def test_without_restriction_all_factors_are_one_bit_for_bit() -> None:
     """For any counts, also if 1 - n / max n is rounded."""
     counts = torch.arange(4097, dtype=torch.float32)
