@@ -45,8 +45,7 @@ class FedNova(Method):
         steps: float = local.steps
         if self.normaliser == "momentum":
             steps = accumulated_steps(local.steps, local.task.training.momentum, local.lr * self.mu)
-        sent = {"normaliser": update.weights.new_full((), steps)}
-        return update.sending(self.name, sent), local.state
+        return update.sending(self.name, {"normaliser": update.weights.new_full((), steps)}), local.state
 
     def server_init(self, task: Task, start: Tensor) -> State:
         return {"velocity": start.new_zeros(start.shape)} if self.server_momentum else {}

@@ -82,7 +82,6 @@ def test_plugins_finish_in_order_and_the_base_last() -> None:
         ((Adding(), Doubling()), [4.0, 12.0]),
     ):
         bound = hooks_of(Base(factor=10.0), *plugins, start=torch.zeros(2))
-        bound = LocalHooks(bound.composition, bound.locals_, bound.step_states)
         update, states = bound.client_final(update_of(torch.zeros(2), weights))
         assert update.statistics["base"]["weights"].tolist() == expected
         assert update.weights.tolist() == [10 * value for value in expected]

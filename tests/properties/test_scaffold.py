@@ -13,7 +13,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.ops.vectors import clip_norm
+from fltrain.methods.ops.vectors import accumulated_steps, clip_norm
 from fltrain.methods.scaffold import Scaffold
 from fltrain.models.base import Model, build
 from fltrain.models.networks.lenet5 import LeNet5
@@ -23,15 +23,6 @@ from fltrain.runs.spec import RunSpec
 from .helpers import FULL_BATCH, Tracing, assert_same_steps, drawn, local_of, simulation, trained, update_of
 from .ordinary import gradient_of
 from .quadratics import SIZE, TWO_CLIENTS, Quadratics, weights_after
-
-
-def accumulated(steps: int, momentum: float) -> float:
-    """Displacement of SGD with momentum under a constant gradient of 1 and learning rate 1, step by step."""
-    velocity = displacement = 0.0
-    for _ in range(steps):
-        velocity = momentum * velocity + 1
-        displacement += velocity
-    return displacement
 
 
 def test_displacement_under_a_constant_gradient_gives_that_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +39,10 @@ def test_displacement_under_a_constant_gradient_gives_that_gradient(monkeypatch:
 def test_the_client_control_follows_its_definition(momentum: float) -> None:
     """c_k <- c_k - c + (r - w_k) / (lr Q); the client sends the change and stores the new control."""
     start, weights, server, own = drawn(4, 30)
-    for method, normaliser in ((Scaffold(), accumulated(5, momentum)), (Scaffold(normaliser="plain"), 5)):
+    for method, normaliser in (
+        (Scaffold(), accumulated_steps(5, momentum)),
+        (Scaffold(normaliser="plain"), 5),
+    ):
         local = local_of(start, {"control": server}, {"control": own}, lr=0.2, steps=5, momentum=momentum)
         update, state = method.client_final(update_of(start, weights), local, method.client_init(local))
         expected = own - server + (start - weights) / (0.2 * normaliser)
