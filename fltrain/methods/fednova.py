@@ -42,9 +42,8 @@ class FedNova(Method):
         return gradient + pull(weights, local.start, self.mu) if self.mu else gradient
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        steps: float = local.steps
-        if self.normaliser == "momentum":
-            steps = accumulated_steps(local.steps, local.task.training.momentum, local.lr * self.mu)
+        movement = local.task.training.momentum, local.lr * self.mu
+        steps = accumulated_steps(local.steps, *(movement if self.normaliser == "momentum" else ()))
         return update.sending(self.name, {"normaliser": update.weights.new_full((), steps)}), local.state
 
     def server_init(self, task: Task, start: Tensor) -> State:

@@ -10,8 +10,7 @@ from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.types import Footprint, Local, Schedule, State, Step
 
-BATCHES = {"fo": 2, "hf": 3}
-"""Number of batches in a step."""
+BATCHES = {"fo": 2, "hf": 3}  # batches of a step
 
 
 class PerFedAvg(Method):
@@ -42,9 +41,8 @@ class PerFedAvg(Method):
         return Needs(schedule=Schedule(batches=BATCHES[self.version], passes=self.passes))
 
     def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
-        rate = self._inner_lr(local)
         adapting, judging, *curving = step.split(BATCHES[self.version])
-        adapted = weights - rate * adapting.differentiate(track=False, observe=False)[0]
+        adapted = weights - self._inner_lr(local) * adapting.differentiate(track=False, observe=False)[0]
         found, loss = judging.differentiate(at=adapted)
         if not curving:
             return found, loss
@@ -52,7 +50,7 @@ class PerFedAvg(Method):
             curving[0].differentiate(at=weights + shift, track=False, observe=False)[0]
             for shift in (self.delta * found, -self.delta * found)
         )
-        return found - rate * (ahead - behind) / (2 * self.delta), loss
+        return found - self._inner_lr(local) * (ahead - behind) / (2 * self.delta), loss
 
     def _inner_lr(self, local: Local) -> float:
         return local.lr if self.inner_lr is None else self.inner_lr
