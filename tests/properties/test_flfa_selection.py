@@ -46,10 +46,7 @@ def chain(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Task:
         for index, weight in enumerate(shapes)
         for part, shape in (("weight", weight), ("bias", weight[:1]))
     )
-    layers = tuple(
-        Layer(f"layer{i}", 1, i > 0, (i - 1,) if i else (), (i + 1,) if i < last else ())
-        for i in range(len(shapes))
-    )
+    layers = tuple(Layer(f"layer{i}", 1, i > 0, (i + 1,) if i < last else ()) for i in range(len(shapes)))
     return task_of(Layout(parameters, (), (), layers, parameters[::2]))
 
 
