@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -45,18 +45,18 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(vars(item).values())
 
 
-def _guarded(method: Method, hook: str, *arguments: Any) -> Any:
+def _guarded(method: Method, hook: str, *arguments: Any, tensors: Sequence[Tensor] | None = None) -> Any:
     """Return the result of a hook, which must not write into its arguments.
+
+    ``tensors`` are those of the arguments, if the caller has them.
 
     Raises:
         FltrainError: if it does.
     """
-    # Defaults write into nothing; the check would take 5 % of a step of a small network.
-    overridden = getattr(type(method), hook) is not getattr(Method, hook)
-    tensors = list(_tensors(arguments)) if overridden else []
-    versions = [tensor._version for tensor in tensors]
+    tensors = list(_tensors(arguments)) if tensors is None else tensors
+    versions = sum([tensor._version for tensor in tensors])  # every write increases it
     result = getattr(method, hook)(*arguments)
-    if [tensor._version for tensor in tensors] != versions:
+    if sum([tensor._version for tensor in tensors]) != versions:
         raise FltrainError(
             f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
             "too; return a new tensor, or clone it first"
@@ -245,39 +245,55 @@ class LocalHooks:
     locals_: Mapping[str, Local]
     step_states: dict[str, State]
 
+    def __post_init__(self) -> None:
+        # Steps look up hooks and the client's tensors: both are collected once.
+        hooks = ("route", "forward", "criterion", "loss", "gradient", "correct", "post_step", "next_state")
+        self._methods = {hook: self.composition._with(hook) for hook in hooks}
+        self._tensors = {name: list(_tensors([local])) for name, local in self.locals_.items()}
+
     def _call(self, method: Method, hook: str, *arguments: Any) -> Any:
         """Return the result of a hook, with the client and the step state as last arguments."""
-        name = method.name
-        return _guarded(method, hook, *arguments, self.locals_[name], self.step_states[name])
+        local, state = self.locals_[method.name], self.step_states[method.name]
+        tensors = [*self._tensors[method.name], *_tensors(arguments), *state.values()]
+        return _guarded(method, hook, *arguments, local, state, tensors=tensors)
+
+    def _exclusive(self, hook: str, *arguments: Any) -> Any:
+        """Return the result of an exclusive hook; the default, which writes nothing, is not guarded."""
+        if owners := self._methods[hook]:
+            return self._call(owners[0], hook, *arguments)
+        base = self.composition.methods[0]
+        return getattr(base, hook)(*arguments, self.locals_[base.name], self.step_states[base.name])
 
     def _chained(self, hook: str, value: Tensor, *arguments: Any) -> Tensor:
         """Return a value after it has passed through the hook of all methods."""
-        for method in self.composition._with(hook):
+        for method in self._methods[hook]:
             value = self._call(method, hook, value, *arguments)
         return value
 
     def route(self, network: Network) -> AbstractContextManager[Any]:
         """Return the context of a forward and backward pass."""
+        if not self._methods["route"]:
+            return nullcontext()
         with ExitStack() as stack:
-            for method in self.composition._with("route"):
+            for method in self._methods["route"]:
                 stack.enter_context(self._call(method, "route", network))
             return stack.pop_all()
 
     def forward(self, network: Network, step: Step) -> Outputs:
         """Return features and logits of a batch."""
-        outputs: Outputs = self._call(self.composition._owner("forward"), "forward", network, step)
+        outputs: Outputs = self._exclusive("forward", network, step)
         return outputs
 
     def loss(self, outputs: Outputs, step: Step) -> Tensor:
         """Return the client's training loss on a batch."""
-        owner = self.composition._owner("criterion")
-        loss = self._call(owner, "criterion", outputs.logits, step.labels)
+        loss = self._exclusive("criterion", outputs.logits, step.labels)
         return self._chained("loss", loss, outputs, step)
 
     def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of the step and its loss."""
-        owner = self.composition._owner("gradient")
-        result: tuple[Tensor, Tensor] = self._call(owner, "gradient", step, weights)
+        if not self._methods["gradient"]:
+            return step.gradient()
+        result: tuple[Tensor, Tensor] = self._exclusive("gradient", step, weights)
         return result
 
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
@@ -297,9 +313,9 @@ class LocalHooks:
             FltrainError: if a method renews a step state, but no pass was observed.
         """
         renewed: dict[str, State] = {}
-        for method in self.composition._with("next_state"):
+        for method in self._methods["next_state"]:
             if not observed:
-                owner = self.composition._owner("gradient").name
+                owner = self._methods["gradient"][0].name
                 raise FltrainError(
                     f"'gradient' of method {owner!r} takes no gradient of the client's own loss, which "
                     f"'next_state' of {method.name!r} needs; call step.differentiate() without a loss once"

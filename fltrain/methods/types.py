@@ -228,6 +228,13 @@ class Step(ABC):
         gradient, value = self._gradient(loss, at, part or self.part, track, route, observe)
         return gradient.clone(), value
 
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """Return gradient and value of the client's own loss, for the engine.
+
+        The next pass may overwrite the gradient; methods call ``differentiate``.
+        """
+        return self._gradient(None, None, self.part, True, True, True)
+
     @abstractmethod
     def _gradient(
         self, loss: Loss | None, at: Tensor | None, part: Part, track: bool, route: bool, observe: bool

@@ -220,6 +220,9 @@ class LocalStep(Step):
         gradient, loss = hooks.gradient(self, weights)
         gradient = hooks.correct(gradient, weights)
         optimiser.step(gradient, weights, velocity)
+        recording = hooks.composition.needs.recording
+        if recording and recording.what == "gradient":
+            gradient = gradient.clone()  # a pass in next_state would overwrite it
         hooks.post_step(weights)
         hooks.next_state(self.outputs, weights)
         self.outputs.clear()  # they refer to the step, and this circle would keep its tensors in memory
