@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.statistics import Sample, Statistic, holm, one_sided, pooled_spreads
+from fltrain.core.statistics import Sample, Statistic, holm, number_text, one_sided, pooled_spreads
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_anomalies
 from fltrain.reporting.summary import aggregates, rank_correlation
@@ -291,6 +291,64 @@ def test_error_rates_are_those_of_the_documentation(row: tuple[str, ...]) -> Non
     assert miss != 0 or missed <= 0.01
     assert miss != 1 or max(reproduced, missed) <= 0.06
     assert (miss, spread) != (3, 0.5) or missed >= 0.9
+
+
+BASELINES = re.findall(r"^\| (one|separate) \| (pooled|own) \| (\S+) \| (\S+) \|$", PROTOCOL, re.MULTILINE)
+"""Rows of the table on differences from one baseline: baselines, spread, false tables and false cells."""
+assert len(BASELINES) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", BASELINES, ids=" ".join)
+def test_error_rates_with_a_shared_baseline_are_those_of_the_documentation(row: tuple[str, ...]) -> None:
+    """1,000 simulated tables of 15 differences of 0, whose baseline varies more than the methods do."""
+    baselines, spread, *documented = row
+    draws = np.random.default_rng(0)
+    deviations = np.resize([1.0, 2.5], 15)[:, None]
+    false = []
+    for _ in range(1000):
+        methods = draws.normal(0, deviations, (15, 5))
+        gains = methods - draws.normal(0, 6.8, (1 if baselines == "one" else 15, 5))
+        table = [
+            numbers(
+                values, None, gains=tuple(values), own_margin=0.5, group=place if spread == "own" else None
+            )
+            for place, values in enumerate(gains.tolist())
+        ]
+        verdicts = [one.gain.verdict for one in compare(table) if one.gain]
+        false.append(sum(verdict in ("better", "worse") for verdict in verdicts))
+    found = [np.mean([count > 0 for count in false]), np.mean(false) / 15]
+    assert found == pytest.approx([float(rate) for rate in documented], abs=0.0006), (
+        "docs/protocol.md is out of date"
+    )
+
+
+def test_the_fair_table_with_own_spreads_is_that_of_the_documentation() -> None:
+    docs = (CONFIG.parent / "docs" / "fair-table.md").read_text(encoding="utf-8")
+    published = [
+        cell for cell in read_csv(CONFIG.parent / "published" / "fair" / "accuracy.csv") if cell.gain_verdict
+    ]
+    own = compare(
+        [
+            numbers(cell.values, None, gains=cell.gains, own_margin=0.5, group=place)
+            for place, cell in enumerate(published)
+        ]
+    )
+    pairs = [
+        (cell, one.gain)
+        for cell, one in zip(published, own, strict=True)
+        if one.gain and {cell.gain_verdict, one.gain.verdict} != {"inconclusive"}
+    ]
+    kept = [cell.gain_verdict for cell, gain in pairs if cell.gain_verdict == gain.verdict]
+    assert (len(published), len(pairs), len(kept), kept.count("equivalent")) == (62, 18, 11, 8)
+    rows = [
+        f"| {cell.row} | {cell.panel} | {cell.column} | "
+        f"{number_text(cell.gain, 2, '+', None, gain.interval)} | {gain.p:.3f} | "
+        f"{cell.gain_verdict} | {gain.verdict} |"
+        for cell, gain in pairs
+        if cell.gain_verdict != "equivalent"
+    ]
+    assert "\n".join(rows) in docs, "docs/fair-table.md is out of date"
 
 
 @pytest.mark.parametrize("miss", [0.0, 2.0])
