@@ -241,6 +241,21 @@ def _targets(sheet: Sheet, runs: Runs, measured: Measured, published: Published)
     return {**own, **printed}
 
 
+def targets_text(sheet: Sheet, runs: Runs, published: Published) -> str:
+    """Return a sentence with the target accuracies that runs of a table set; empty if there are none."""
+    texts: dict[str, None] = {}
+    for measured in sheet.table.measures if sheet.table else ():
+        if measured.target_of and measure(measured.measure).targeted == "accuracy":
+            for key, target in _targets(sheet, runs, measured, published).items():
+                varied = [
+                    named(axis, label)
+                    for axis, label in key
+                    if axis not in measured.target_of and len(sheet.axes[axis]) > 1
+                ]
+                texts[f"{100 * target:g} %" + (f" ({', '.join(varied)})" if varied else "")] = None
+    return f"Target accuracy: {', '.join(texts)}." if texts else ""
+
+
 def _printed_target(measured: Measured, cell: Cell, published: Published) -> float | None:
     if measured.printed_target is not None:
         return measured.printed_target

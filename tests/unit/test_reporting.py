@@ -18,6 +18,7 @@ from fltrain.core.files import write_arrays
 from fltrain.experiments.layout import Bubbles, Curves, Sheet
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import draw as figures
+from fltrain.reporting.numbers import targets_text
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import published_text, value_text
@@ -153,7 +154,8 @@ def test_rounds_to_target_use_fedavgs_worst_seed(runs: Runs) -> None:
             runs.add({"method": method}, max(accuracies), rows=accuracy_rows(*accuracies))
     sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
     shown = {row: value_text(cell) for (row,), cell in runs.shown(sheet).items()}
-    assert shown == {"FedAvg": "2", "FedProx": "2", "MOON": "never"}
+    assert shown == {"FedAvg": "2", "FedProx": "2", "MOON": "1 of 3 seeds reach it"}
+    assert targets_text(sheet, runs.results.record, Published()) == "Target accuracy: 60 %."
 
 
 def test_accuracy_at_equal_time_uses_the_median_time_of_the_base(runs: Runs) -> None:
@@ -174,7 +176,7 @@ def test_a_run_that_diverged_sets_no_target(runs: Runs) -> None:
     runs.add({"method": "SCAFFOLD"}, 1.0, rows=accuracy_rows(0.1, 0.99, 1.0))
     sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
     shown = {row: value_text(cell) for (row,), cell in runs.shown(sheet).items()}
-    assert shown == {"FedAvg": "1 of 2 diverged; never", "SCAFFOLD": "3"}, "it ranks last"
+    assert shown == {"FedAvg": "1 of 2 diverged; 1 of 2 seeds reach it", "SCAFFOLD": "3"}, "it ranks last"
 
 
 def test_medians_of_few_seeds_are_not_tested(runs: Runs, tmp_path: Path) -> None:

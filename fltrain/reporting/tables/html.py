@@ -104,7 +104,11 @@ def verdict_sentence(cell: TableCell) -> str:
     if cell.verdict in (None, "not run") or cell.published is None:
         start = f"Ours: {ours}" if ours else ""
         return f"{start}; {cell.full_verdict}." if start and cell.verdict else f"{start}." if start else ""
-    ours = "ours never reaches the target" if cell.mean == math.inf else f"ours is {ours}"
+    reached = sum(map(math.isfinite, cell.values))
+    if cell.mean == math.inf:
+        ours = f"ours reaches the target with {reached} of {cell.n} seeds"
+    else:
+        ours = f"ours is {ours}"
     digits, parts = cell.decimals, [f"{cell.full_verdict.capitalize()}: {ours}"]
     parts.append(f"published is {cell.published:.{digits}f}")
     if cell.difference_interval and cell.margin is not None:

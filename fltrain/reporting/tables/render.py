@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,10 +57,17 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
         return lost or next((name for name, count in absent.items() if count), "—")
     if cell.diverged and cell.diverged == cell.complete:
         return lost
-    text = number_text(cell.mean, cell.decimals, "", cell.std, cell.interval if as_interval else None)
+    text = _mean_text(cell, as_interval)
     text += f" at {cell.best}" if cell.best else ""
     notes = [f"{count} of {cell.seeds} {name}" for name, count in absent.items() if count]
     return (f"{lost}; " if lost else "") + text + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _mean_text(cell: TableCell, as_interval: bool) -> str:
+    """Return our mean; if a seed misses the target, the mean is infinite: count the seeds that reach it."""
+    if cell.mean == math.inf and cell.n > 1:
+        return f"{sum(map(math.isfinite, cell.values))} of {cell.n} seeds reach it"
+    return number_text(cell.mean, cell.decimals, "", cell.std, cell.interval if as_interval else None)
 
 
 def gain_text(cell: TableCell, as_interval: bool = False) -> str:
@@ -202,6 +210,10 @@ BEST = (
     "Each cell has the {axis} with which its first seed is best. With further seeds, the number is that of "
     "these alone."
 )
+BEST_OR_MEDIAN = (
+    "Each cell has the {axis} that is best (or median, if the column says so) with its first seed. With "
+    "further seeds, the number is that of these alone."
+)
 DIVERGED_RUNS = "A diverged run counts as chance accuracy in means and gains."
 ONE_SEED = "One seed: no spread and no intervals; ranks carry no weight."
 EXPLORATORY = "Exploratory: the rule was decided after these runs had been seen."
@@ -237,18 +249,21 @@ class Notes:
         shown: Sequence[TableCell],
         missing: Sequence[TableCell],
         remarks: Sequence[str] = (),
+        targets: str = "",
     ) -> Notes:
-        """Collect the notes of a table."""
+        """Collect the notes of a table; ``targets`` is the sentence on its target accuracies."""
         reasons = dict.fromkeys(reason for cell in shown for reason in cell.anomalies)
         diverged = DIVERGED_RUNS if any(cell.diverged and cell.n for cell in shown) else ""
         ends = [cell.place for cell in shown if cell.best_at_end]
-        best = BEST.format(axis=checked(sheet).best_of) if checked(sheet).best_of else ""
+        table = checked(sheet)
+        chosen = BEST_OR_MEDIAN if any(one.place == "median" for one in table.measures) else BEST
+        best = chosen.format(axis=table.best_of) if table.best_of else ""
         at_end = (
             f"At the end of the grid, where a better one may lie beyond: {'; '.join(ends)}." if ends else ""
         )
         return cls(
             marks={reason: str(number) for number, reason in enumerate(reasons, start=1)},
-            seeds=" ".join(filter(None, (over_seeds(sheet), best, at_end, diverged))),
+            seeds=" ".join(filter(None, (targets, over_seeds(sheet), best, at_end, diverged))),
             comparison=_comparison(shown),
             stale=STALE_RUNS if any(cell.stale for cell in shown) else "",
             absent=f"Published values without a run here: {len(missing)}." if missing else "",
@@ -431,6 +446,8 @@ def to_macros(cells: Iterable[TableCell]) -> str:
         for name in NUMBERS:
             value = getattr(cell, name)
             texts[name] = "" if value is None else number_text(value, cell.decimals, "")
+        if cell.mean == math.inf:
+            texts["mean"] = _mean_text(cell, as_interval=False)
         for name, text in texts.items():
             key = f"{cell.paper}/{cell.item} / {cell.place} / {cell.measure} / {name}"
             if text:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published
-from fltrain.reporting.numbers import Runs
+from fltrain.reporting.numbers import Runs, targets_text
 from fltrain.reporting.tables.cells import absent, cells
 from fltrain.reporting.tables.html import table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown
@@ -39,7 +39,7 @@ def write(
     shown = cells(sheet, runs, printed)
     missing = absent(sheet, printed, shown)
     records = [runs(cell.run) for cell in sheet.cells]
-    notes = Notes.of(sheet, shown, missing, remarks(records))
+    notes = Notes.of(sheet, shown, missing, remarks(records), targets_text(sheet, runs, printed))
     grid = Grid.of(sheet, shown, notes.marks)
     if grid.quantity:
         notes = replace(notes, seeds=f"Numbers: {grid.quantity}. {notes.seeds}")
