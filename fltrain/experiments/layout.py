@@ -262,7 +262,7 @@ class Ranking(Layout):
 
     Attributes:
         rows: axis whose points are ranked by their mean over ``series``.
-        series: axis with a colour for each point.
+        series: axis with a panel for each point.
         measure: name of a measure in points (see ``fltrain.runs.measures``).
         difference_from: label on the axis ``rows`` from which the others differ.
         margin: half the width of the grey band around zero, in points.

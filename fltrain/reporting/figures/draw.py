@@ -134,10 +134,15 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
         notes += [f"Mean and range over {seeds} seeds."] if seeds > 1 else []
     if isinstance(sheet.figure, Curves) and any(panel.difference_from for panel in sheet.figure.panels):
         notes.append("Differences are paired by seed; bands are 90 % intervals of their means.")
+        if sheet.figure.columns:
+            notes.append(
+                "Their axes fit the second half of the rounds; earlier values beyond them are cut off."
+            )
     if isinstance(sheet.figure, Ranking):
         notes.append(
             f"Differences from {sheet.figure.difference_from}, paired by seed ({seeds} seeds), with 90 % "
-            f"intervals; grey: {sheet.figure.margin:g} points. Diverged runs count as chance."
+            f"intervals; grey: {sheet.figure.margin:g} points. Intervals use each row's own "
+            "spread; tables pool it over rows. Panels have their own scales. Diverged runs count as chance."
         )
     if isinstance(sheet.figure, Histogram):
         notes += [f"Layers of {seeds} seeds together."] if seeds > 1 else []
@@ -390,11 +395,12 @@ def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas
 def ranking(sheet: Sheet, figure: Ranking, runs: Runs) -> pd.DataFrame:
     """Return mean, ``low`` and ``high`` end of the differences by row (best first) and series.
 
-    The ends are missing (NaN) if there is no interval.
+    The row from which the others differ is left out. The ends are missing (NaN) if there is no interval.
     """
     what = measure(figure.measure)
     frame = values_of(sheet, runs, lambda record, _: what.of(record), None, what.of_diverged)
     frame["value"] -= at_labels(frame, {figure.rows: figure.difference_from})
+    frame = frame[frame[figure.rows] != figure.difference_from]
     lines = []
     for (row, series), group in frame.dropna(subset="value").groupby([figure.rows, figure.series]):
         low, high = mean_interval(list(group["value"])) or (math.nan, math.nan)
@@ -408,30 +414,27 @@ def ranking(sheet: Sheet, figure: Ranking, runs: Runs) -> pd.DataFrame:
 
 def _draw_ranking(sheet: Sheet, figure: Ranking, results: Results) -> tuple[Canvas, pd.DataFrame]:
     numbers = ranking(sheet, figure, results.record)
-    canvas, ((axes,),) = style.canvas(1)
-    rows = list(dict.fromkeys(numbers[figure.rows]))
+    rows, series = list(dict.fromkeys(numbers[figure.rows])), sheet.axes[figure.series]
+    canvas, (panels,) = style.canvas(len(series))
     canvas.set_figheight(1.2 + 0.24 * len(rows))
-    axes.axvspan(-figure.margin, figure.margin, color=style.GREY, alpha=0.15, linewidth=0)
-    axes.axvline(0, color=style.GREY, linewidth=0.8)
-    looks = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
-    for index, (label, look) in enumerate(looks.items()):
+    # Each panel has its own scale: differences can be much larger in one than in another.
+    for axes, label in zip(panels, series, strict=True):
         shown = numbers[numbers[figure.series] == label]
-        heights = [rows.index(row) + (index - (len(looks) - 1) / 2) * 0.3 for row in shown[figure.rows]]
-        ends = [shown["difference"] - shown["low"], shown["high"] - shown["difference"]]
+        style.heading(axes, [named(figure.series, label)], len(series))
+        axes.axvspan(-figure.margin, figure.margin, color=style.GREY, alpha=0.15, linewidth=0)
+        axes.axvline(0, color=style.GREY, linewidth=0.8)
         axes.errorbar(
             shown["difference"],
-            heights,
-            xerr=[end.fillna(0.0) for end in ends],
-            color=look.colour,
-            marker=look.marker,
+            [rows.index(row) for row in shown[figure.rows]],
+            xerr=[(shown["difference"] - shown[end]).abs().fillna(0.0) for end in ("low", "high")],
+            color=style.INDIGO,
+            marker="o",
             linestyle="none",
             capsize=2,
-            label=label,
         )
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(f"{measure(figure.measure).label}: difference from {figure.difference_from}, points")
-    style.legend(canvas, [axes], figure.series)
+        axes.set_yticks(range(len(rows)), rows if axes is panels[0] else [""] * len(rows))
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel(f"difference from {figure.difference_from}, points")
     return canvas, numbers
 
 

@@ -205,12 +205,13 @@ def panel_width(columns: int) -> float:
 
 
 def heading(axes: Axes, parts: Iterable[str], columns: int) -> None:
-    """Write the title of one of ``columns`` panels side by side; lines break between parts."""
+    """Write the title of one of ``columns`` panels side by side; lines break after parts, without a comma."""
     # A character is about 1.6 mm wide; the labels of the vertical axis take 10 mm.
     fitting = int((panel_width(columns) - 10) / 1.6)
     tied = ", ".join(part.replace(" ", TIE) for part in parts if part)
     lines = textwrap.wrap(tied, fitting, break_long_words=False, break_on_hyphens=False)
-    axes.set_title("\n".join(textwrap.fill(line.replace(TIE, " "), fitting) for line in lines), loc="left")
+    filled = [textwrap.fill(line.replace(TIE, " ").removesuffix(","), fitting) for line in lines]
+    axes.set_title("\n".join(filled), loc="left")
 
 
 def legend(figure: Canvas, panels: Iterable[Axes], series: str = "") -> None:
