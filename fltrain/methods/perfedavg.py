@@ -10,8 +10,6 @@ from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.types import Footprint, Local, Schedule, State, Step
 
-BATCHES = {"fo": 2, "hf": 3}  # batches of a step
-
 
 class PerFedAvg(Method):
     """A local step adapts w' = w - a grad F(w; D1) and moves w by v = grad F(w'; D2), like MAML.
@@ -38,10 +36,14 @@ class PerFedAvg(Method):
 
     @property
     def needs(self) -> Needs:
-        return Needs(schedule=Schedule(batches=BATCHES[self.version], passes=self.passes))
+        return Needs(schedule=Schedule(batches=self._batches, passes=self.passes))
+
+    @property
+    def _batches(self) -> int:
+        return 2 if self.version == "fo" else 3
 
     def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
-        adapting, judging, *curving = step.split(BATCHES[self.version])
+        adapting, judging, *curving = step.split(self._batches)
         adapted = weights - self._inner_lr(local) * adapting.differentiate(track=False, observe=False)[0]
         found, loss = judging.differentiate(at=adapted)
         if not curving:
