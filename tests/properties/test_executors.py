@@ -101,11 +101,15 @@ def test_a_step_in_fixed_memory_equals_the_reference(
 
 
 def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torch.device) -> None:
-    """FedDyn's pull depends on a client's number of images; the learning rate changes every round."""
+    """FedDyn's pull depends on a client's number of images; the learning rate changes every round.
+
+    These numbers are float32 tensors here, and Python floats in the reference. BatchNorm magnifies this
+    rounding: the network has none.
+    """
     schedule = Exponential(decay=0.5)
     plain, fixed = compared(
         *(graphs(device), FedDyn(alpha_mode="data")),
-        **{"rounds": 4, "fraction": 1.0, "lr_schedule": schedule, "device": device},
+        **{"rounds": 4, "fraction": 1.0, "lr_schedule": schedule, "device": device, "model": LeNet5()},
     )
     sizes = {len(images) % 8 for images in fixed.data.clients} - {0}
     assert fixed.executor.captures <= 2 * (1 + len(sizes)), "clients with a dual state, and without one"
