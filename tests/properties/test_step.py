@@ -6,13 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from fltrain.engine.executors import sequential
+from fltrain.engine.executors.sequential import FrozenModels
+from fltrain.methods.base import Method
+from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
 from fltrain.methods.types import Outputs
+from fltrain.models.base import Model
+from fltrain.models.flat import FlatModel
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import FORWARD_ORDER, by_name, changed_parameters
+from .helpers import FORWARD_ORDER, assert_same_model, by_name, changed_parameters, trained
 from .ordinary import elsewhere, features, federation_of, replica, step_of
 
 models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
@@ -34,16 +40,17 @@ def test_plugins_reroute_errors_only_with_route(flfa: Flfa) -> None:
     assert torch.equal(step.differentiate(route=False)[0], ordinary)
 
 
+@models
 @pytest.mark.parametrize("count", [1, 2])
-def test_frozen_models_depend_on_their_weights_only(count: int) -> None:
+def test_frozen_models_depend_on_their_weights_and_statistics_only(count: int, model: Model) -> None:
     """Frozen passes do not depend on the order or number of calls."""
-    federation = federation_of(model=LeNet5())
+    federation = federation_of(model=model)
     step = step_of(federation, frozen=count)
     others = [elsewhere(federation, seed) for seed in range(3)]
 
     def check(weights: Tensor, buffers: Tensor) -> None:
         with torch.no_grad():
-            expected = replica(federation, weights, buffers)(step.images)
+            expected = replica(federation, weights, buffers).eval()(step.images)
         torch.testing.assert_close(step.frozen(weights, buffers).logits, expected, rtol=1e-5, atol=1e-6)
 
     for which in (0, 1, 0, 0, 2, 1, 2, 0, 1, 1):
@@ -51,7 +58,27 @@ def test_frozen_models_depend_on_their_weights_only(count: int) -> None:
     for seed in range(6):  # new tensors, possibly at the addresses of earlier ones
         check(*elsewhere(federation, seed))
     check(others[0][0].clone(), others[0][1])
+    check(*others[0])
     check(others[0][0], others[1][1])  # another client's statistics, with the same weights
+
+
+class Forgetful(FrozenModels):
+    """Copies weights and statistics at every use."""
+
+    def holding(self, weights: Tensor, buffers: Tensor) -> FlatModel:
+        self.twins = [(None, twin) for _, twin in self.twins]
+        return super().holding(weights, buffers)
+
+
+@pytest.mark.parametrize("method", [Moon(), FedSOL()], ids=by_name)
+def test_frozen_models_have_the_local_statistics_of_their_client(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``batchnorm: local``, all clients receive the same weights and have other statistics."""
+    settings = {"fraction": 1.0, "rounds": 2, "evaluate_every": 100, "batchnorm": "local"}
+    cached = trained(method, **settings)
+    monkeypatch.setattr(sequential, "FrozenModels", Forgetful)
+    assert_same_model(cached, trained(method, **settings))
 
 
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
