@@ -26,13 +26,13 @@ from fltrain.models.networks.lenet5 import LeNet5
 
 from .helpers import (
     REPRESENTATIVES,
-    assert_same_model,
     by_name,
     reference,
     simulation,
     slow_unless_daily,
     trained,
 )
+from .tape import taped
 from .test_statistics import DroppingModel
 
 SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
@@ -59,22 +59,34 @@ class Counting(CudaGraphExecutor):
         return replay
 
 
-class Repeating(Counting):
-    """The same on the CPU: it repeats a step instead of replaying a recording.
+class Replaying(Counting):
+    """The same on the CPU, with tapes instead of CUDA graphs, and learning rates in tensors as on CUDA."""
 
-    The rest is unchanged: fixed memory, one step for all clients and rounds, times and contents of copies.
-    """
+    def __init__(self, clients: Clients, recordings: str = "auto") -> None:
+        super().__init__(clients, recordings)
+        for optimiser in self.optimisers:
+            optimiser.rate = torch.zeros_like(self.model.weights[0])
 
     @classmethod
     def check(cls, device: torch.device) -> None:
         """Accept the CPU."""
 
     def recorded(self, work: Work) -> Work:
-        return work
+        with taped():
+            return super().recorded(work)
+
+
+class FrozenRate(Replaying):
+    """Has its learning rates in Python numbers, which a capture freezes."""
+
+    def __init__(self, clients: Clients, recordings: str = "auto") -> None:
+        super().__init__(clients, recordings)
+        for optimiser in self.optimisers:
+            optimiser.rate = 0.0
 
 
 def graphs(device: torch.device) -> type[Counting]:
-    return Counting if device.type == "cuda" else Repeating
+    return Counting if device.type == "cuda" else Replaying
 
 
 @pytest.fixture
@@ -141,9 +153,32 @@ def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torc
     torch.testing.assert_close(plain.server.weights, fixed.server.weights, rtol=1e-5, atol=1e-6)
 
 
+def test_a_frozen_learning_rate_is_found() -> None:
+    """The test above compares rates: without them in tensors, all rounds have that of the capture."""
+    settings = {"rounds": 2, "fraction": 1.0, "lr_schedule": Exponential(decay=0.5), "model": LeNet5()}
+    plain, frozen = compared(FrozenRate, FedAvg(), **settings)
+    assert (plain.server.weights - frozen.server.weights).abs().max() > 1e-3
+
+
+class Reading(FedAvg):
+    """Reads the norm of the gradient on the host."""
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        return gradient * float(gradient.norm())
+
+
+def test_a_step_that_reads_values_on_the_host_is_refused(device: torch.device) -> None:
+    message = (
+        r"(?m)^executor 'cuda_graph': a local step cannot be captured \(.*\); use --executor sequential$"
+    )
+    with pytest.raises(FltrainError, match=message):
+        simulation(Reading(), executor=graphs(device), device=device, **SETTINGS).round(0)
+
+
+@pytest.mark.usefixtures("double")
 def test_every_step_draws_a_new_dropout_mask(device: torch.device) -> None:
     plain, fixed = compared(graphs(device), FedAvg(), model=DroppingModel(), rounds=3, device=device)
-    assert_same_model(plain, fixed)
+    assert_equal_up_to_rounding(plain, fixed)
 
 
 class Growing(FedAvg):
@@ -159,7 +194,7 @@ def test_a_step_state_keeps_its_names() -> None:
     with pytest.raises(
         FltrainError, match=r"step state of 'fedavg' changes its names or shapes.*--executor sequential"
     ):
-        simulation(Growing(), executor=Repeating, **SETTINGS).round(0)
+        simulation(Growing(), executor=Replaying, **SETTINGS).round(0)
 
 
 @pytest.mark.usefixtures("double")

@@ -319,7 +319,7 @@ class Sgd:
 
     Attributes:
         part: parameters of the phase.
-        rate: learning rate of the round; on CUDA a tensor of no dimension, so that captured steps read it.
+        rate: learning rate of the round; on a GPU a tensor of no dimension, so that captured steps read it.
         velocity: momentum of the current client.
     """
 
@@ -328,7 +328,8 @@ class Sgd:
         self.part = phase.part
         self.where = model.layout.part(phase.part)
         self.velocity = torch.zeros_like(model.weights[self.where])
-        self.rate: float | Tensor = torch.zeros_like(model.weights[0]) if model.weights.is_cuda else 0.0
+        on_host = model.weights.device.type == "cpu"
+        self.rate: float | Tensor = 0.0 if on_host else torch.zeros_like(model.weights[0])
 
     def reset(self, round: Round) -> None:
         """Set the learning rate of a round, and forget all steps."""

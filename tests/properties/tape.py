@@ -1,0 +1,65 @@
+"""CUDA graphs on other devices: a tape records the operations of a step and replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+ATEN = torch.ops.aten
+READING = (ATEN._local_scalar_dense, ATEN.nonzero, ATEN.equal)
+"""Operations that read values on the host; CUDA refuses to capture them."""
+
+
+class Tape(TorchDispatchMode):
+    """Stands in for ``torch.cuda.CUDAGraph``, and for the context ``torch.cuda.graph`` that captures it.
+
+    As in a CUDA graph, a replay runs no Python: numbers and branches stay as they were at capture, and
+    results appear in the tensors of the capture. Unlike CUDA, the capture computes, and the first replay not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self.computed = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.overloadpacket in READING:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        if self.computed:
+            self.computed = False
+            return
+        with torch.no_grad():
+            for func, args, kwargs, result in self.calls:
+                renewed = func(*args, **kwargs)
+                for place, value in zip(tree_leaves(result), tree_leaves(renewed), strict=True):
+                    if isinstance(place, Tensor) and _memory(place) != _memory(value):
+                        place.detach().copy_(value)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def taped() -> Iterator[None]:
+    """Capture tapes instead of CUDA graphs within the context."""
+    with (
+        patch("torch.cuda.CUDAGraph", Tape),
+        patch("torch.cuda.graph", lambda tape, pool: tape),
+        patch("torch.cuda.graph_pool_handle", object),
+    ):
+        yield
