@@ -1,13 +1,16 @@
 """FLFA in training: when it equals its base bit for bit, when it differs, and the feedback B."""
 
+from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
+from fltrain.methods.types import Task
 from fltrain.models.base import Model
 from fltrain.models.feedback import feedback
 from fltrain.models.networks.lenet5 import LeNet5
@@ -145,6 +148,30 @@ def test_random_tensors_are_drawn_once_per_run(kind: str) -> None:
     assert not any(flat[i] == flat[j] for i in range(len(flat)) for j in range(i)), "layers share numbers"
     other = feedback_tensors(kind, seed=1)[0]
     assert not any(torch.equal(other[key], step_states[0][key]) for key in other)
+
+
+@pytest.mark.parametrize("kind", ["random", "direct"])
+def test_random_numbers_of_a_layer_are_drawn_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients and rounds of a run share them; another run in the same process draws other ones."""
+    draws: Counter[tuple[int, int]] = Counter()
+    draw = Flfa.random
+
+    def counted(self: Flfa, task: Task, **where: int) -> np.random.Generator:
+        draws[task.seed, where["client"]] += 1
+        return draw(self, task, **where)
+
+    monkeypatch.setattr(Flfa, "random", counted)
+    runs = [simulation(pinned(feedback=kind), seed=seed, fraction=1.0) for seed in range(2)]
+    for number in range(2):
+        for run in runs:
+            run.round(number)
+    assert draws == Counter((seed, layer) for seed in range(2) for layer in range(len(LAYERS)))
+
+
+@pytest.mark.parametrize("kind", ["random", "direct"])
+def test_workers_have_the_same_random_feedback(kind: str) -> None:
+    plain, divided = (trained(pinned(feedback=kind), rounds=3, workers=count) for count in (1, 2))
+    assert_same_model(plain, divided)
 
 
 def test_random_feedback_has_the_distribution_of_initial_weights() -> None:

@@ -45,11 +45,12 @@ def assert_close(record: Record, other: Record) -> None:
         ({"method": "fedavg", "training": {"epochs": 1, "batch_size": 8, "lr": 0.1}}, 3),
         ({"method": "scaffold"}, 3),
         ({"method": "fedavg", "plugins": [FLFA]}, 3),
+        ({"method": "fedavg", "plugins": [{**FLFA, "feedback": "random"}]}, 3),
         ({"method": "ditto", "local_test": {"fraction": 0.3}}, 2),
         ({"method": FED2, "model": "lenet5", "dataset": {"name": "digits", "image_size": 16}}, 1),
         ({"method": "feddyn", "feature_skew": {"noise": 0.5}}, 3),
     ],
-    ids=["fedavg", "scaffold", "flfa", "ditto", "fed2", "skew"],
+    ids=["fedavg", "scaffold", "flfa", "random", "ditto", "fed2", "skew"],
 )
 def test_each_record_equals_that_of_the_run_trained_alone(
     settings: Any, sharing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
