@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import numpy as np
 
 
+@unique
 class Purpose(IntEnum):
     """Use of the random numbers. The values are part of every result: never change or reuse them."""
 
@@ -26,9 +27,9 @@ class Purpose(IntEnum):
     DROPOUT = 6
     METHOD = 7
     TEST_SPLIT = 8
-    FEATURE_SKEW = 9
     VALIDATION_SPLIT = 9
     SEARCH = 10
+    FEATURE_SKEW = 11
 
 
 def stream(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -31,6 +31,9 @@ class FeatureSkew(Settings):
             i mod k times 360 / k degrees (Ghosh et al., An efficient framework for clustered federated
             learning, NeurIPS 2020).
     """
+
+    revision: ClassVar[int] = 2
+    """Part of the run ID; increase it with every change of the numbers."""
 
     noise: float = Field(default=0.0, ge=0)
     level: Literal["variance", "deviation"] = "variance"

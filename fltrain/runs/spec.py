@@ -288,6 +288,8 @@ class RunSpec(Settings):
             "methods": [method.revision for method in self.composition.methods],
             "lr_schedule": self.training.lr_schedule.revision,
         }
+        if self.feature_skew is not None:
+            revisions["feature_skew"] = self.feature_skew.revision
         return {**self.model_dump(mode="json"), "revisions": revisions}
 
     @cached_property

@@ -28,7 +28,7 @@ def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
     def shown(spec: Mapping[str, Any], name: str) -> str:
         revisions = spec.get("revisions")
-        revision = revisions.get(name) if isinstance(revisions, Mapping) else None
+        revision = revisions.get(name, 1) if isinstance(revisions, Mapping) else None
         return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
 
     changes = [

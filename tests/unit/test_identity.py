@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fltrain.core.config import Settings, added
 from fltrain.core.hashing import canonical_json
+from fltrain.data.feature_skew import FeatureSkew
 from fltrain.experiments.plan import plan
 from fltrain.runs.spec import RunSpec
 
@@ -63,6 +64,16 @@ def test_a_new_setting_in_every_class_changes_no_id() -> None:
         for item in plan(ROOT / "config", "demo").items
         for entry in item.entries
     ]
+
+
+def test_a_revision_of_feature_skew_concerns_its_runs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ids() -> list[str]:
+        return [RunSpec.parse(TINY | more, "spec").run_id for more in ({}, {"feature_skew": {"noise": 0.1}})]
+
+    before = ids()
+    monkeypatch.setattr(FeatureSkew, "revision", FeatureSkew.revision + 1)
+    after = ids()
+    assert before[0] == after[0] and before[1] != after[1]
 
 
 class Inner(Settings):

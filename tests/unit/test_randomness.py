@@ -43,6 +43,12 @@ def test_first_values_follow_the_documented_scheme() -> None:
     ]
 
 
+def test_no_purposes_share_a_stream() -> None:
+    """Published runs split off validation images with number 9."""
+    assert len(Purpose) == len(Purpose.__members__)
+    assert Purpose.VALIDATION_SPLIT == 9
+
+
 @given(seed=WORDS, purpose=st.sampled_from(Purpose), coordinates=COORDINATES, others=st.lists(COORDINATES))
 def test_a_stream_does_not_depend_on_earlier_draws(
     seed: int, purpose: Purpose, coordinates: dict[str, int], others: list[dict[str, int]]
