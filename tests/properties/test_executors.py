@@ -3,12 +3,14 @@
 import gc
 from collections.abc import Iterator
 from functools import cache
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
+from fltrain.data.augmentation import Augmentation
 from fltrain.engine.clients import Clients
 from fltrain.engine.executors.cuda_graph import NUMBERS, CudaGraphExecutor, Work
 from fltrain.engine.executors.sequential import SequentialExecutor
@@ -160,6 +162,9 @@ def test_a_frozen_learning_rate_is_found() -> None:
     assert (plain.server.weights - frozen.server.weights).abs().max() > 1e-3
 
 
+REFUSED = r"(?m)^executor 'cuda_graph': a local step cannot be captured \(%s\); use --executor sequential$"
+
+
 class Reading(FedAvg):
     """Reads the norm of the gradient on the host."""
 
@@ -168,11 +173,33 @@ class Reading(FedAvg):
 
 
 def test_a_step_that_reads_values_on_the_host_is_refused(device: torch.device) -> None:
-    message = (
-        r"(?m)^executor 'cuda_graph': a local step cannot be captured \(.*\); use --executor sequential$"
-    )
-    with pytest.raises(FltrainError, match=message):
+    with pytest.raises(FltrainError, match=REFUSED % ".+"):
         simulation(Reading(), executor=graphs(device), device=device, **SETTINGS).round(0)
+
+
+@pytest.mark.parametrize("name", ["graph", "CUDAGraph", "graph_pool_handle"])
+def test_a_capture_that_cuda_refuses_ends_the_run(name: str) -> None:
+    def refuse(*args: object, **settings: object) -> None:
+        raise RuntimeError("CUDA error:\nout of memory")
+
+    class Refused(Replaying):
+        def recorded(self, work: Work) -> Work:
+            with taped(), patch.object(torch.cuda, name, refuse):
+                return CudaGraphExecutor.capture(self, work)
+
+    with pytest.raises(FltrainError, match=REFUSED % "CUDA error: out of memory"):
+        simulation(executor=Refused, **SETTINGS).round(0)
+
+
+@pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor, Replaying])
+def test_all_rounds_have_the_same_images(executor: type[SequentialExecutor]) -> None:
+    """Captured steps read them at their addresses."""
+    run, seen = simulation(executor=executor, augmentation=Augmentation(flip=True), **SETTINGS), []
+    images = run.executor.images
+    run.executor.images = lambda round: seen.append(images(round)) or seen[-1]
+    for number in range(2):
+        run.round(number)
+    assert len(seen) > 2 and all(each is seen[0] for each in seen)
 
 
 @pytest.mark.usefixtures("double")

@@ -123,9 +123,9 @@ class CudaGraphExecutor(SequentialExecutor):
         Raises:
             FltrainError: if CUDA refuses an operation of the step.
         """
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
         try:
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
                 result = work()
         except RuntimeError as error:
