@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from fltrain.core.rng import Purpose, stream
 from fltrain.data.augmentation import Augmentation
-from fltrain.engine.data import Split, uploaded
+from fltrain.engine.data import Split
+from fltrain.runtime.devices import uploaded
 
 
 class Augmented:

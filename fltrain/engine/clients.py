@@ -22,6 +22,7 @@ from fltrain.models.base import Private
 from fltrain.models.flat import FlatModel, Layout
 from fltrain.models.network import in_mode
 from fltrain.runtime.determinism import tf32_products
+from fltrain.runtime.devices import uploaded
 
 OWN, SECOND, TRAINED = "own model", "second model", "trained model"
 """Names of the entries of a client's model in its client state, next to those of the methods."""
@@ -177,7 +178,7 @@ class ClientExamples:
     def mean_gradient(self, weights: Tensor, chosen: NDArray[np.int64] | None = None) -> Tensor:
         model, indices = self.model, self.indices
         if chosen is not None:
-            indices = indices.index_select(0, torch.from_numpy(chosen).to(indices.device))
+            indices = indices.index_select(0, uploaded(chosen, indices.device))
         current = model.weights.clone()
         model.weights.copy_(weights)
         model.gradient.zero_()

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import Indices
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.data.readers import Images, Labels
-
-
-def uploaded(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array on the device; a GPU need not finish its work before the copy."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @dataclass(frozen=True)

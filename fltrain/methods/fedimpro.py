@@ -13,6 +13,7 @@ from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.counter_normal import standard_normal
 from fltrain.methods.types import Footprint, Local, Network, Outputs, Server, State, Step, Task, Update
+from fltrain.runtime.devices import uploaded
 
 ESTIMATES = ("mean", "spread", "seen", "spread_seen")
 """Per class: ``mean`` and ``spread`` ``[C, *shape]``, and flags ``[C]`` for those that are known.
@@ -107,7 +108,7 @@ class FedImpro(Method):
             random = self.random(local.task, round=local.round, client=local.client)
             step_state["key"] = step_state["step"] + int(random.integers(2**63))
             drawn = self._draw_labels(seen, local, random)
-            step_state["labels"] = torch.from_numpy(drawn).to(local.start.device)
+            step_state["labels"] = uploaded(drawn, local.start.device)
             for name, weight in zip(("real", "sampled"), self._weights(local), strict=True):
                 step_state[name] = local.start.new_full((), weight)
         return step_state

@@ -69,6 +69,7 @@ class Layout:
         layers: Conv2d and Linear modules in order, see ``fltrain.models.network.layers``.
         weights: slot of each layer's weight.
         batchnorm: slots of the scales and shifts of BatchNorm.
+        device: device of the vectors.
     """
 
     parameters: tuple[Slot, ...]
@@ -77,6 +78,7 @@ class Layout:
     layers: tuple[Layer, ...]
     weights: tuple[Slot, ...]
     batchnorm: tuple[Slot, ...] = ()
+    device: torch.device | None = None
 
     @property
     def size(self) -> int:
@@ -109,7 +111,7 @@ class Layout:
 
     @cached_property
     def _batchnorm(self) -> Tensor:
-        return torch.cat([torch.arange(slot.start, slot.stop) for slot in self.batchnorm])
+        return torch.cat([torch.arange(slot.start, slot.stop, device=self.device) for slot in self.batchnorm])
 
 
 def _tensors(network: Network) -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, Tensor]]:
@@ -144,6 +146,7 @@ class FlatModel:
             layers=wired,
             weights=tuple(by_name[f"{layer.name}.weight"] for layer in wired),
             batchnorm=tuple(slot for name, slot in by_name.items() if name.rpartition(".")[0] in norms),
+            device=example.device,
         )
         self._bind(network)
 

@@ -24,7 +24,9 @@ from filelock import BaseFileLock, FileLock, Timeout
 from fltrain.core.errors import FltrainError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 LOG = logging.getLogger("fltrain")
 LOCKS = "FLTRAIN_GPU_LOCKS"
@@ -186,3 +188,11 @@ def _runs() -> int:
     if not text.isdecimal() or int(text) < 1:
         raise FltrainError(f"{RUNS}: {text!r} is not a number of processes; set it to 1 or more")
     return int(text)
+
+
+def uploaded(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Return an array on the device; a GPU need not finish its work before the copy."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -44,12 +45,14 @@ class Transfers(TorchDispatchMode):
     Attributes:
         in_steps: functions of the package that transfer within a local step.
         elsewhere: the functions that read values outside of local steps.
+        uploads: number of copies to the device outside of local steps, by function.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.in_steps: set[str] = set()
         self.elsewhere: set[str] = set()
+        self.uploads: Counter[str] = Counter()
         self.stepping = False
 
     def __torch_dispatch__(
@@ -61,6 +64,9 @@ class Transfers(TorchDispatchMode):
             source, target = tensors[-1:], kwargs.get("device") or (tensors and tensors[0].device)
             if source and target != source[0].device:
                 self.note(reads=target == CPU)
+        elif operation in (ATEN.index, ATEN.index_put, ATEN.index_put_):  # it copies indices of the host
+            if any(index is not None and index.device != args[0].device for index in args[1]):
+                self.note(reads=False)
         elif operation in (ATEN._local_scalar_dense, ATEN.nonzero, ATEN.equal) and args[0].device != CPU:
             self.note(reads=True)
         if operation is ATEN._local_scalar_dense:
@@ -79,6 +85,8 @@ class Transfers(TorchDispatchMode):
             self.in_steps.add(place)
         elif reads:
             self.elsewhere.add(place)
+        else:
+            self.uploads[place] += 1
 
     def watched(self, take: Callable[..., Any]) -> Callable[..., Any]:
         """A local step during which transfers are faults."""

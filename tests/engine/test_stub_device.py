@@ -66,6 +66,18 @@ READING_OFTEN = {
 """Functions that do so for every client."""
 
 
+UPLOADING = {
+    *("engine.data.of", "engine.data.split", "engine.data.<genexpr>"),
+    *("methods.fed2.aggregate", "methods.ops.classifier_head.train", "metrics.updates.layer_similarity"),
+    *("methods.ops.neuron_matching._nearest", "methods.ops.neuron_matching.row_weights"),
+    "engine.executors.vectorized._index",
+}
+"""Functions that copy to the device outside of local steps: for a run, or for a group of clients."""
+
+UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 2, "methods.fed2.client_final": 1}
+"""Functions that do so for every client, and how often; ``uploaded`` does not wait for the device."""
+
+
 def run(executor: str, *methods: Method) -> Transfers:
     """Train on the stub device: a client in a full and a smaller batch, another one in a full batch.
 
@@ -103,6 +115,9 @@ def test_training_mixes_no_devices_and_steps_transfer_nothing(
     transfers = run(executor, *methods)
     assert transfers.in_steps == set()
     assert transfers.elsewhere <= READING | READING_OFTEN
+    visits = 2 * (2 if executor == "cuda_graph" else 1)
+    for place, count in transfers.uploads.items():
+        assert place in UPLOADING or count <= visits * UPLOADS_PER_CLIENT.get(place, 0), place
 
 
 class Faulty(FedAvg):

@@ -16,7 +16,6 @@ from fltrain.core.errors import noting
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, ClientState, Round
-from fltrain.engine.data import uploaded
 from fltrain.engine.trajectory import Trajectory
 from fltrain.engine.workers import ALONE
 from fltrain.methods.composition import LocalHooks
@@ -25,6 +24,7 @@ from fltrain.methods.types import Local, Loss, Outputs, Phase, Place, Step, Upda
 from fltrain.models.base import Part
 from fltrain.models.flat import FlatModel
 from fltrain.runtime.determinism import tf32_products
+from fltrain.runtime.devices import uploaded
 
 
 @dataclass(frozen=True)
