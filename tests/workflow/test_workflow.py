@@ -353,6 +353,15 @@ def test_a_target_needs_only_its_data_and_partitions(fresh: Checkout) -> None:
 
 
 @pytest.mark.slow
+def test_the_cores_of_a_training_job_are_its_workers(fresh: Checkout, tmp_path: Path) -> None:
+    checkout, run = fresh.copy(tmp_path / "checkout"), fresh.plan.items[0].entries[0].spec.run_id
+    target, cores = f"results/runs/{run}/summary.json", ("--cores", "2", "--set-threads", "train=2")
+    code, output = checkout.snakemake(target, *cores)
+    assert code == 0, output
+    assert checkout.results.record(run).provenance["workers"] == 2
+
+
+@pytest.mark.slow
 def test_a_restriction_selects_the_named_methods_and_their_baselines(fresh: Checkout) -> None:
     """FedProx needs FedAvg, over which the table shows its gain."""
     average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
