@@ -1,5 +1,9 @@
 """``fltrain bench``: the bare loop against the engine, refusals."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +60,18 @@ def test_an_executor_with_different_results_is_not_measured(monkeypatch: pytest.
     monkeypatch.setitem(EXECUTORS, "careless", Careless)  # type: ignore[index]
     with pytest.raises(MethodError, match=r"^careless: after a round .* its weights differ by "):
         measure(small(executors=["careless"]))
+
+
+@pytest.mark.slow
+def test_measurements_of_a_gpu_can_be_rehearsed(tmp_path: Path) -> None:
+    """Without the parts `scaling` and `startup`, which take minutes."""
+    options = ("--rehearse", "--device", "cpu", "--only", "bench-mlp-fp32-exact", "accuracy")
+    command = (sys.executable, "benchmarks", "on_cuda", *options, "--out", str(tmp_path))
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "bench-mlp-fp32-exact.json").read_text())["rows"]
+    assert len(rows) == 3 and all(0 < row["share"] < 1 for row in rows)
+    assert "of peak" in (tmp_path / "bench-mlp-fp32-exact.txt").read_text()
+    cases = (tmp_path / "accuracy-digits.txt").read_text()
+    assert all(case in cases for case in ("reference", "vectorized", "fast", "bf16"))
