@@ -1,4 +1,4 @@
-"""Pages of results: the main claims of each paper, and the cost of testing the judged ones again.
+"""Pages of results: the main claims of each paper, replications, fair table, controls, and costs of tests.
 
 Verdicts come from ``published/<paper>/claims.csv`` and the tables next to it, costs from the records.
 """
@@ -19,6 +19,7 @@ import pandas as pd
 from fltrain.experiments.claims import All, Directed, Fails, NotJudged, Similar, Test, Tested, quantities
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
+from fltrain.experiments.schema import Paper
 from fltrain.reporting.claims.judge import JUDGED
 
 MAIN = {
@@ -74,6 +75,9 @@ MAIN = {
 }
 """Paper -> its main claims, in the words of ``config/reported``."""
 
+REPLICATION = "replication"
+"""The paper of the conceptual replications; ``where`` of its claims begins with the name of a paper."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -128,11 +132,50 @@ class Evidence:
             raise ValueError(f"{paper} has no claim {unknown[0]!r}; see config/reported/{paper}_claims.csv")
         return [self._line(row) for row in [*tables, *(claims[name] for name in MAIN[paper])]]
 
+    def replications(self) -> list[list[str]]:
+        """Claims of the conceptual replications: claim, runs, verdict, numbers, how sure."""
+        return [self._line(row) for row in self._claims(REPLICATION).values()]
+
+    def replicated(self) -> Counter[str]:
+        """Paper -> number of its claims that have a conceptual replication."""
+        claims = self._declared(REPLICATION).claims
+        return Counter(claim.where.partition(",")[0].lower() for claim in claims)
+
+    def fair(self) -> list[list[str]]:
+        """Fair table: part, restriction, runs, hours, megabytes, verdicts on tuned and default settings."""
+        trials = {run for item in self.published.items if item.id == "fair/trials" for run in item.run_ids}
+        rows = [["trials", "`items=fair/trials`", *self._cost(trials), "", ""]]
+        cells = pd.read_csv(self.folder / "fair" / "accuracy.csv")
+        for skew, part in cells.groupby("panel", sort=False):
+            runs = {run for cell in part["runs"] for run in cell.split()}
+            verdicts = (part.loc[part["column"] == name, "gain_verdict"] for name in ("tuned", "default"))
+            rows.append([str(skew), "`items=fair/accuracy`", *self._cost(runs), *map(counted, verdicts)])
+        return rows
+
+    def controls(self) -> list[list[str]]:
+        """Controls: title, restriction, runs, hours, megabytes, verdicts."""
+        return [
+            [
+                item.item.title,
+                f"`items={item.id}`",
+                *self._cost(set(item.run_ids)),
+                counted(pd.read_csv(self.folder / f"{item.id}.csv")["verdict"]),
+            ]
+            for item in self.published.items
+            if item.paper.paper == "controls"
+        ]
+
     def decided(self, paper: str) -> list[list[str]]:
         """Judged values and claims: text, restriction, runs, hours, megabytes, margin, expected verdict."""
         judged = [row for row in self._claims(paper).values() if row.verdict.partition(",")[0] in JUDGED]
         return [
-            [row.claim, f"`items={','.join(row.items)}`", *self._cost(row), row.margin, row.verdict]
+            [
+                row.claim,
+                f"`items={','.join(row.items)}`",
+                *self._cost(self._runs(row)),
+                row.margin,
+                row.verdict,
+            ]
             for row in [*self._tables(paper), *judged]
         ]
 
@@ -141,9 +184,8 @@ class Evidence:
         path = self.folder / paper / "claims.csv"
         made = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
         judged = {(one["where"], one["claim"]): one for one in made if one["verdict"] != "not run"}
-        declared = next(item.paper.claims for item in self.complete.items if item.paper.paper == paper)
         rows = {}
-        for claim in declared:
+        for claim in self._declared(paper).claims:
             items = tuple(dict.fromkeys(f"{paper}/{one.item}" for one in quantities(claim.test)))
             verdict = evidence = stated = ""
             if isinstance(claim.test, Tested):
@@ -157,6 +199,10 @@ class Evidence:
             text = f"{claim.claim} ({claim.where}{stated})"
             rows[claim.claim] = Row(text, items, verdict, evidence, tolerance(claim.test, evidence))
         return rows
+
+    def _declared(self, paper: str) -> Paper:
+        items = (*self.complete.items, *self.published.items)
+        return next(item.paper for item in items if item.paper.paper == paper)
 
     def _tables(self, paper: str) -> Iterator[Row]:
         """The published values of each table that has verdicts on them."""
@@ -180,14 +226,20 @@ class Evidence:
         numbers, part, _ = row.evidence.partition(" Undecided, as")
         if not row.verdict:
             needed = {run for item in self.complete.items if item.id in row.items for run in item.run_ids}
-            return [row.claim, f"none of {len(needed)}", "**not run yet**", "", "no evidence"]
+            return [
+                row.claim,
+                f"none of {len(needed)}",
+                "**not run yet**",
+                "",
+                "none with the paper's protocol",
+            ]
         if row.verdict in ("tested", "not judged"):
             return [row.claim, "", row.verdict, numbers.rstrip("."), ""]
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         runs = "; ".join([f"{len(self._runs(row))}, {seeds} seeds", *limits])
-        sure = "confirmed by runs younger than the rule"
+        sure = "the test was decided before the runs"
         if "undecided" in row.verdict:
             sure = "the runs cover a part of the claim" if part else "open: wide interval or few seeds"
         elif "exploratory" in row.verdict:
@@ -200,10 +252,15 @@ class Evidence:
     def _runs(self, row: Row) -> set[str]:
         return {run for item in self._items(row) for run in item.run_ids}
 
-    def _cost(self, row: Row) -> list[str]:
-        """Runs, hours and megabytes of the items."""
-        hours, size = map(sum, zip(*(self.costs[run] for run in self._runs(row)), strict=True))
-        return [str(len(self._runs(row))), f"{hours:.1f}", f"{size / 1e6:.1f}"]
+    def _cost(self, runs: set[str]) -> list[str]:
+        """Number of the runs, their hours and megabytes."""
+        hours, size = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
+        return [str(len(runs)), f"{hours:.1f}", f"{size / 1e6:.1f}"]
+
+
+def counted(verdicts: pd.Series[str]) -> str:
+    """Return each verdict with its number, the most frequent one first."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts.dropna()).most_common())
 
 
 def tolerance(test: Test, evidence: str) -> str:

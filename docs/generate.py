@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from click import Context
-from evidence import MAIN, Evidence
+from evidence import MAIN, REPLICATION, Evidence
 from extent import Covered, cells, coverage, experiments, totals
 from typer.cli import get_docs_for_click
 from typer.main import get_command
@@ -442,11 +442,13 @@ RESULTS = """\
 
 This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
 from the [published records](../published/README.md). So far we have {runs} runs on {datasets}: for
-{ran} of the papers, the controls, the [fair table](fair-table.md), and
-[conceptual replications](replication.md) of four papers. All else is declared and tested, but not run yet.
+{ran} of the papers, the [controls](#controls), the [fair table](#the-fair-table), and
+[conceptual replications](#conceptual-replications) of four papers. All else is declared and tested, but not
+run yet.
 
-* **Runs**: published runs with the paper's own protocol, their seeds, and the part of the claim that they
-  cover. *None of N*: the paper's protocol needs N runs (`--scale paper`), and we have none of them.
+* **Runs**: published runs with the paper's own protocol (in the last three sections: with ours), their seeds,
+  and the part of the claim that they cover. *None of N*: the paper's protocol needs N runs (`--scale paper`),
+  and we have none of them.
 * **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
   rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
 * **Numbers**: intervals are 90 % intervals over seeds.
@@ -455,6 +457,27 @@ Before you trust a verdict, look at the [controls](protocol.md#controls): tables
 the same rule. To check the results yourself, see [artefact evaluation](artifact.md).
 
 {papers}
+
+## Conceptual replications
+
+These claims are about MNIST with small networks. They test the direction of a paper's claim, not its numbers
+([protocol](replication.md), [tables](../published/README.md#conceptual-replications)).
+
+{replications}
+
+## The fair table
+
+Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md),
+[tables](../published/README.md#the-fair-table)). All methods had the same number of trials.
+
+{fair}
+
+## Controls
+
+The true values of these tables are known ([truth](protocol.md#controls),
+[tables](../published/README.md#controls)). They share their runs.
+
+{controls}
 """
 
 ARTIFACT = """\
@@ -511,6 +534,23 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
   a p value near 0.05 can change; [results](results.md) lists these values.
 
 {papers}
+
+## [Conceptual replications](replication.md)
+
+Claims about MNIST with small networks. `--config scale=replication` without `items` trains all of them.
+
+{replications}
+
+## [The fair table](fair-table.md)
+
+The selection is part of the repository, so you can train the final runs without the trials. The expected
+verdicts compare with tuned FedAvg. Both skews are in one table.
+
+{fair}
+
+## [Controls](protocol.md#controls)
+
+{controls}
 """
 
 
@@ -520,34 +560,64 @@ def evidence() -> Evidence:
     return Evidence(PAGES.parent / "published", plan(CONFIG, "published"), plan(CONFIG, "paper"))
 
 
-def by_paper(heads: Sequence[str], rows: Callable[[str], list[list[str]]]) -> str:
-    """A table for each paper that has rows."""
+def by_paper(
+    heads: Sequence[str], rows: Callable[[str], list[list[str]]], note: Callable[[str], str] = lambda _: ""
+) -> str:
+    """A table for each paper that has rows, below a note."""
     titles = {item.paper.paper: item.paper.title for item in evidence().complete.items}
     made = {paper: rows(paper) for paper in MAIN}
     return "\n\n".join(
-        f"## [{titles[paper]}](papers/{paper}.md)\n\n{table(heads, lines)}"
+        f"## [{titles[paper]}](papers/{paper}.md)\n\n{note(paper)}{table(heads, lines)}"
         for paper, lines in made.items()
         if lines
     )
 
 
+VERDICTS = ("tuned settings", "default settings")
+"""Heads of the columns with verdicts of the fair table."""
+
+
+def replication_note(paper: str) -> str:
+    """A line that links the conceptual replication of a paper; empty if it has none."""
+    if claims := evidence().replicated()[paper]:
+        return f"{claims} claims have a [conceptual replication](#conceptual-replications) on MNIST.\n\n"
+    return ""
+
+
 def results() -> str:
     """The page of results."""
-    known = evidence()
-    papers = by_paper(["claim", "runs", "verdict", "numbers", "how sure"], known.main)
+    known, heads = evidence(), ["claim", "runs", "verdict", "numbers", "how sure"]
+    papers = by_paper(heads, known.main, replication_note)
     ran = sum(bool(known.decided(paper)) for paper in MAIN)
     datasets = ", ".join(
         sorted({spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values()})
     )
-    return RESULTS.format(papers=papers, runs=len(known.costs), ran=ran, datasets=datasets)
+    fair = ([part, runs, tuned, default] for part, _, runs, *_, tuned, default in known.fair() if tuned)
+    controls = ([title, runs, verdicts] for title, _, runs, *_, verdicts in known.controls())
+    return RESULTS.format(
+        papers=papers,
+        runs=len(known.costs),
+        ran=ran,
+        datasets=datasets,
+        replications=table(heads, known.replications()),
+        fair=table(["label skew", "runs", *VERDICTS], fair),
+        controls=table(["control", "runs", "verdicts"], controls),
+    )
 
 
 def artifact() -> str:
     """The page for artefact evaluators."""
     heads = ["claim", "make it again", "runs", "hours", "MB", "margin", "expected verdict"]
-    hours = [hours for hours, _ in evidence().costs.values()]
-    papers = by_paper(heads, evidence().decided)
-    return ARTIFACT.format(papers=papers, count=len(hours), hours=sum(hours))
+    known, costs = evidence(), ["make it again", "runs", "hours", "MB"]
+    hours = [hours for hours, _ in known.costs.values()]
+    return ARTIFACT.format(
+        papers=by_paper(heads, known.decided),
+        count=len(hours),
+        hours=sum(hours),
+        replications=table(heads, known.decided(REPLICATION)),
+        fair=table(["label skew", *costs, *VERDICTS], known.fair()),
+        controls=table(["control", *costs, "expected verdicts"], known.controls()),
+    )
 
 
 # ------------------------------------------------------------------------------------ configuration
