@@ -497,6 +497,10 @@ git clone <this repository> fltrain && cd fltrain
 make env          # installs the locked, hash-checked packages into .venv
 ```
 
+PyPI has no CPU-only wheels of PyTorch for Linux, so `make env` has no smaller variant. To use another PyTorch
+(2.11 or newer) with its torchvision, install both into an environment of your own, run
+`pip install -e '.[workflow]'` there, and call its `snakemake` and `fltrain`.
+
 The repository is the unit. A wheel contains the Python package only, without `config/` and `workflow/`.
 Outside a checkout, `fltrain plan` stops with one message about the missing folder `config/scales`.
 
