@@ -78,8 +78,6 @@ EVERY = {
     "fedavg_cnn": ("fedavg_cnn", {}, 3, 32, 10),
 }
 
-DROPOUT = ("vgg9", "vgg11", "mobilenetv2 t")
-
 Case = tuple[str, dict[str, Any], int, int, int]
 
 
@@ -210,20 +208,6 @@ def test_maps_at_the_cuts_of_fedimpro(case: Case, shapes: dict[int, tuple[int, .
             assert network.lower(maps, split).shape == (1, *shape)
 
 
-def test_cuts_of_the_other_networks() -> None:
-    assert built(*EVERY["mobilenetv2 a"]).splits == {
-        **{1: "stem", 4: "stage1", 10: "stage2", 19: "stage3", 31: "stage4"},
-        **{40: "stage5", 49: "stage6", 52: "stage7", 53: "pool"},
-    }
-    assert built(*EVERY["mobilenetv2 b projected"]).splits == built(*EVERY["mobilenetv2 a"]).splits
-    assert list(built(*EVERY["mobilenetv2 t"]).splits) == [1, 3, 9, 18, 30, 39, 48, 51, 52]
-    assert list(built(*EVERY["mobilenetv1"]).splits) == list(range(1, 28, 2))
-    assert built(*EVERY["ecgr_cnn"]).splits == {1: "stem", 2: "block1", 4: "block2", 6: "flatten"}
-    assert list(built(*EVERY["vgg16"]).splits) == list(range(1, 14))
-    assert built(*EVERY["fedavg_cnn"]).splits == {1: "conv1", 2: "flatten"}
-    assert built(*EVERY["mobilenet_tiny"]).splits == {1: "stem", 4: "stage1", 7: "stage2", 8: "pool"}
-
-
 def test_unknown_cuts_are_refused() -> None:
     network = built(*EVERY["resnet18"])
     for part in (network.lower, network.upper_features):
@@ -231,19 +215,6 @@ def test_unknown_cuts_are_refused() -> None:
             part(images(3, 16), 7)
     with pytest.raises(FltrainError, match="it has no convolutions"):
         built(*EVERY["mlp"]).lower(images(1, 8), 1)
-
-
-@every()
-def test_only_dropout_draws_random_numbers(case: Case) -> None:
-    _, _, channels, side, _ = case
-    network = built(*case)
-    drops = any(isinstance(module, nn.Dropout | nn.Dropout2d) for module in network.modules())
-    assert drops == any(EVERY[name] == case for name in EVERY if name.startswith(DROPOUT))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for training in (False, True):
-            before = torch.get_rng_state()
-            network.train(training)(images(channels, side))
-            assert torch.equal(before, torch.get_rng_state()) == (not (training and drops))
 
 
 # ---------------------------------------------------------------- wiring and views
@@ -296,15 +267,6 @@ def test_inputs_of_shortcuts() -> None:
 
 
 # ---------------------------------------------------------------- norms and initialisation
-@every()
-def test_buffers_belong_to_batchnorm(case: Case) -> None:
-    network = built(*case)
-    batchnorms = sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
-    assert len(list(network.buffers())) == 3 * batchnorms
-    norm = getattr(declared(*case[:2]), "norm", "bn" if case[0] == "mobilenet_tiny" else "none")
-    assert (batchnorms > 0) == (norm == "bn")
-
-
 def test_groups_of_groupnorm() -> None:
     def groups(case: Case) -> list[int]:
         return [module.num_groups for module in built(*case).modules() if isinstance(module, nn.GroupNorm)]
@@ -314,20 +276,6 @@ def test_groups_of_groupnorm() -> None:
     assert groups(("vgg9", {"norm": "gn", "norm_groups": 32}, 3, 16, 10)) == [32] * 6
     narrow = groups(("mobilenetv2", {"norm": "gn", "norm_groups": None}, 3, 16, 10))
     assert narrow[:4] == [2, 2, 2, 1]  # 32, 32, 32 and 16 channels
-
-
-@every("mobilenetv2", "mobilenetv1", "resnet18", "vgg9", "ecgr_cnn", "mlp", "fedavg_cnn")
-def test_initialisation_is_pytorchs(case: Case) -> None:
-    """Uniform within one over the square root of the fan-in, biases too; a seed gives one network."""
-    name, options, channels, side, classes = case
-    network = build(declared(name, options), channels, side, classes, seed=5)
-    again = build(declared(name, options), channels, side, classes, seed=5)
-    for module, same in zip(network.modules(), again.modules(), strict=True):
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            assert isinstance(same, nn.Conv2d | nn.Linear) and torch.equal(module.weight, same.weight)
-            bound = 1 / math.sqrt(module.weight[0].numel())
-            assert 0.9 * bound < module.weight.abs().max() <= bound
-            assert module.bias is None or module.bias.abs().max() <= bound
 
 
 @pytest.mark.parametrize("name", ["vgg11", "vgg16", "resnet18"])
@@ -408,13 +356,3 @@ def test_order_of_operations_in_the_plain_networks() -> None:
     assert operations(built(*EVERY["fedavg_cnn"])) == "conv relu pool conv relu pool flat fc relu fc"
     assert operations(built(*EVERY["mlp"])) == "flat fc relu fc"
     assert operations(built(*EVERY["mobilenetv1"]).block1) == "conv bn relu conv bn relu"
-
-
-def test_order_of_operations_in_mobilenetv2() -> None:
-    """Projections are linear, and exactly the blocks with equal input and output shape have a shortcut."""
-    network = built(*EVERY["mobilenetv2 a"])
-    for stage, count in enumerate((1, 2, 3, 4, 3, 3, 1), start=1):
-        blocks = list(network.get_submodule(f"stage{stage}").children())
-        assert [block.residual for block in blocks] == [False] + [True] * (count - 1)
-        assert {operations(block) for block in blocks} == {"conv bn relu6 conv bn relu6 conv bn"}
-    assert operations(built(*EVERY["mobilenetv2 t"]).stage1) == "conv bn relu6 conv bn"
