@@ -16,7 +16,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import OFFLINE, obtain, whereabouts
 from fltrain.data.prepared import prepare
-from fltrain.data.registry import DatasetEntry, load
+from fltrain.data.registry import load
 from fltrain.runs.record import Record, Results
 
 from .conftest import Register
@@ -85,24 +85,6 @@ def write_photographs(root: Path, size: int = 12, side: int = 8) -> Path:
     return root
 
 
-def test_a_custom_npz_file_needs_three_lines(tmp_path: Path, register: Register) -> None:
-    path = write_npz(tmp_path / "mine.npz")
-    register(f"mine:\n  reader: npz\n  path: {path}\n")
-    record = one_round("mine", tmp_path / "results")
-    data = prepare(Dataset(name="mine"), tmp_path / "again", tmp_path)
-    assert (data.classes, data.channels, data.side) == (4, 1, 8)
-    # Entries that the registry leaves out are computed from the training images.
-    content = np.load(path)
-    assert np.array_equal(data.train_images[:, 0], content["train_images"])
-    assert data.test_labels.tolist() == content["test_labels"][:, 0].tolist()
-    assert data.mean == pytest.approx([(content["train_images"] / 255).mean()])
-    assert data.std == pytest.approx([(content["train_images"] / 255).std()])
-    assert record.summary["status"] == "completed"
-    assert record.summary["digests"]["data"] == data.digest
-    assert record.summary["parameters"] == 64 * 100 + 100 + 100 * 4 + 4
-    assert [row["images"] for row in record.rows("evaluation")] == [20]
-
-
 def remote(name: str, content: bytes, *urls: str) -> dict[str, Any]:
     return {"name": name, "urls": list(urls), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
 
@@ -114,33 +96,6 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv(OFFLINE, str(folder))
     return folder
-
-
-@pytest.fixture
-def entry(tmp_path: Path) -> DatasetEntry:
-    """A dataset of one file at an address without a server."""
-    content = write_npz(tmp_path / "source.npz").read_bytes()
-    file = remote("mine.npz", content, "http://127.0.0.1:9/mine.npz")
-    return DatasetEntry.parse({"reader": "npz", "files": [file]}, "mine")
-
-
-def place(tmp_path: Path, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(tmp_path / "source.npz", folder / "mine.npz"))
-
-
-def test_files_of_the_offline_folder_are_linked(
-    tmp_path: Path, offline: Path, entry: DatasetEntry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brought = place(tmp_path, offline / "mine")
-    downloads = tmp_path / "results" / "downloads"
-    for _ in range(2):
-        assert obtain("mine", entry, downloads) == downloads / "mine"
-        link = downloads / "mine" / "mine.npz"
-        assert link.is_symlink() and link.resolve() == brought.resolve()
-    monkeypatch.delenv(OFFLINE)
-    assert obtain("mine", entry, downloads) == downloads / "mine"
-    assert len(entry.reader.read(downloads / "mine").train_labels) == 40
 
 
 PHOTOS = {

@@ -241,6 +241,9 @@ def test_the_offline_folder_is_searched_before_downloading(
     (offline / "some" / "f.bin").write_bytes(BODY)
     for brought in (offline / "some" / "f.bin", offline / "f.bin"):
         assert fetch(wanted(server.url()), tmp_path / "cache").resolve() == brought
+        with monkeypatch.context() as patch:
+            patch.delenv("FLTRAIN_DATA")  # the link stays
+            assert fetch(wanted(server.url()), tmp_path / "cache").resolve() == brought
         (offline / "f.bin").write_bytes(BODY)
         brought.unlink()
     assert server.asked == []
