@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine import memory
 from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.evaluation import test as evaluate
 from fltrain.engine.simulation import Simulation
@@ -55,18 +54,6 @@ def test_accuracy_and_loss_equal_a_direct_computation(split: Split, network: Net
     losses = functional.cross_entropy(logits, labels, reduction="none")
     assert torch.allclose(result.losses.double(), losses, atol=1e-5)
     assert result.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
-
-
-@pytest.mark.parametrize("batch", [7, 10_000])
-def test_the_batch_size_does_not_change_results(
-    split: Split, network: Network, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = evaluate(network, split, keep_features=True)
-    monkeypatch.setitem(memory.BATCH, "cpu", batch)
-    result = evaluate(network, split, keep_features=True)
-    assert torch.equal(result.correct, expected.correct)
-    assert result.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert torch.allclose(result.features, expected.features, atol=1e-5)
 
 
 def test_features_are_the_inputs_of_the_classifier(split: Split, network: Network) -> None:

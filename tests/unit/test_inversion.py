@@ -21,7 +21,6 @@ from fltrain.analysis.feature_inversion import (
     psnr,
     recover,
     ssim,
-    total_variation,
 )
 from fltrain.analysis.trained_model import TrainedRun
 from fltrain.core.files import write_json
@@ -82,21 +81,6 @@ def test_structural_similarity_is_that_of_a_naive_loop(
     expected = [naive_ssim(*both, window) for both in zip(images.numpy(), others.numpy(), strict=True)]
     assert expected[1] > 0.5 > expected[0]
     assert ssim(images, others).tolist() == pytest.approx(expected, abs=1e-5)
-
-
-def test_psnr_of_known_errors() -> None:
-    """10 log10(1 / mean square): errors of 0.1 everywhere are 20 dB, of 1 in a quarter of the pixels 6 dB."""
-    images = torch.zeros(2, 1, 4, 4)
-    others = torch.stack([torch.full((1, 4, 4), 0.1), torch.zeros(1, 4, 4)])
-    others[1, 0, 0] = 1
-    assert psnr(images, others).tolist() == pytest.approx([20, 10 * math.log10(4)])
-
-
-def test_total_variation_counts_neighbours_both_ways() -> None:
-    """A step of 1 across three columns: half of the horizontal differences, no vertical ones."""
-    images = torch.tensor([[[[0.0, 1.0, 1.0]] * 4], [[[0.5, 0.5, 0.5]] * 4]])
-    assert total_variation(images).tolist() == [0.5, 0.0]
-    assert total_variation(images.transpose(2, 3)).tolist() == [0.5, 0.0]
 
 
 # ---------------------------------------------------------------- the attack

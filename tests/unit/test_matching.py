@@ -15,12 +15,10 @@ from fltrain.models.base import Model, build
 from fltrain.models.chain import Chain, chained, widened
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network
-from fltrain.models.networks.ecgr_cnn import EcgrCnn
 from fltrain.models.networks.fedavg_cnn import FedAvgCnn
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.models.networks.mobilenetv1 import MobileNetV1
 from fltrain.models.networks.resnet import ResNet18
 from fltrain.models.networks.vgg import Vgg9, Vgg11, Vgg16
 
@@ -106,9 +104,6 @@ class CustomNetwork(Network):
     [
         (MobileNetTiny().network(1, 8, 10), r"BatchNorm2d \(stem.1\)"),
         (ResNet18(norm="gn").network(1, 8, 10), r"GroupNorm \(stem.1\)"),
-        (Vgg9(norm="bn").network(1, 8, 10), r"BatchNorm2d \(conv1.1\)"),
-        (EcgrCnn().network(1, 8, 10), r"BatchNorm2d \(block1.1\)"),
-        (MobileNetV1().network(1, 8, 10), r"BatchNorm2d"),
         (Network(stem=nn.Conv2d(2, 4, 3, groups=2)), r"grouped convolution \(stem\)"),
         (Network(stem=nn.Conv2d(1, 4, 3), unit=nn.Softmax(dim=1)), r"Softmax \(unit\)"),
         (CustomNetwork(classifier=nn.Linear(3, 2)), r"CustomNetwork \(as a whole\)"),

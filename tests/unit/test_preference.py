@@ -168,16 +168,6 @@ def test_preferences_in_projections_and_residual_blocks(split: Split) -> None:
         torch.testing.assert_close(measured[name], expected.detach(), rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_batches_and_their_order_do_not_change_preferences(split: Split) -> None:
-    network = network_of("ecgr_cnn")
-    whole = class_preference(network, split, CLASSES)
-    order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(1))
-    for batch in (1, 5):
-        parts = class_preference(network, split, CLASSES, order, batch=batch)
-        for name, preferences in whole.items():
-            torch.testing.assert_close(parts[name], preferences, rtol=1e-4, atol=1e-6, msg=name)
-
-
 def test_a_class_without_images_is_an_error(split: Split) -> None:
     with pytest.raises(FltrainError, match="there are none of 4"):
         class_preference(network_of("mlp"), split, CLASSES + 1)

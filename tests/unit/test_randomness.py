@@ -70,18 +70,6 @@ def test_every_coordinate_counts(seed: int, purpose: Purpose, coordinates: dict[
     assert all(not set(first) & set(second) for first, second in combinations(neighbours, 2))
 
 
-@pytest.mark.parametrize("name", ["round", "client", "epoch", "seed"])
-def test_neighbouring_streams_are_uncorrelated(name: str) -> None:
-    coordinates = [{"seed": 0, "purpose": Purpose.BATCH_ORDER} | {name: value} for value in range(40)]
-    draws = np.stack([stream(**where).normal(size=2000) for where in coordinates])
-    correlations = np.corrcoef(draws)[np.triu_indices(40, k=1)]
-    # 780 correlations of 2,000 pairs: each has a standard deviation of 1 / sqrt(2000).
-    assert abs(correlations).max() < 4.5 / np.sqrt(2000)
-    assert correlations.std() == pytest.approx(1 / np.sqrt(2000), rel=0.1)
-    assert draws.mean() == pytest.approx(0, abs=4 / np.sqrt(draws.size))
-    assert draws.std() == pytest.approx(1, abs=4 / np.sqrt(draws.size))
-
-
 def global_states() -> list[Any]:
     kind, key, *position = np.random.get_state()
     return [random.getstate(), kind, key.tobytes(), position, torch.get_rng_state().tolist()]
@@ -138,17 +126,3 @@ def test_dropout_has_a_separate_stream_for_every_round_and_client(
     assert len(seeds) == len(set(seeds.values())) == 4
     for (round, client), seed in seeds.items():
         assert seed == int(stream(0, Purpose.DROPOUT, round=round, client=client).integers(2**63))
-
-
-def augmented(**augmentation: Any) -> Any:
-    training = {"epochs": 2, "batch_size": 32, "lr": 0.1, "augmentation": augmentation}
-    return tiny(training=training, rounds=1)
-
-
-@pytest.mark.parametrize("augmentation", [{"crop_padding": 1}, {"cutout": 2}], ids=["crop", "cutout"])
-def test_augmentation_changes_the_images_and_nothing_else(
-    digits: PreparedData, augmentation: dict[str, int]
-) -> None:
-    plain, changed = (federation(augmented(**how), digits).round(0)[0] for how in ({}, augmentation))
-    assert plain["clients"] == changed["clients"]
-    assert plain["loss"] != changed["loss"]
