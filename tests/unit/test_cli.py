@@ -44,7 +44,6 @@ def commands(group: Any, *path: str) -> dict[tuple[str, ...], Any]:
     return found
 
 
-COMMANDS = commands(get_command(app))
 DETERMINISTIC = ("spec.json", "metrics.jsonl", "summary.json")
 MINUTE: Yaml = {**TINY, "rounds": 1}
 """A run of one short round."""
@@ -102,16 +101,11 @@ def cells_of(line: str) -> list[str]:
 
 
 def test_commands_and_their_options_are_documented() -> None:
-    names = {" ".join(path) for path in COMMANDS}
     assert invoke("--version").stdout == f"{__version__}\n"
-    assert {"train", "plan", "status", "track", "schema", "data list", "data fetch", "data show"} <= names
-    for path, command in COMMANDS.items():
-        shown = " ".join(invoke(*path, "--help").stdout.split())
+    for path, command in commands(get_command(app)).items():
         assert command.help
         for parameter in command.params:
             assert parameter.help, f"{path} {parameter.name}"
-            assert " ".join(parameter.help.split()) in shown
-            assert parameter.param_type_name != "option" or parameter.opts[0] in shown
 
 
 def spec(**changes: Any) -> str:
@@ -248,8 +242,6 @@ def test_data_are_fetched_once_and_shown() -> None:
     [
         ("fetch digits digit", ["unknown dataset 'digit'; did you mean 'digits'?", "by-hand"]),
         ("fetch by-hand", ["'by-hand'", "Ask its owner.", OFFLINE, "by-hand.zip"]),
-        ("fetch digits --image-size 0", ["image_size", "1", "0"]),
-        ("show digits", ["digits", "fltrain data fetch digits"]),
         ("show digits --image-size 16", ["digits-16px", "fltrain data fetch digits --image-size 16"]),
     ],
 )
@@ -273,29 +265,17 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
         lines = invoke("plan", "--scale", "one", "--out", "runs.csv").stdout.splitlines()
         return next(cells_of(line) for line in lines if "toy/table" in line)
 
-    def states() -> dict[str, list[str]]:
-        lines = map(cells_of, invoke("status", "toy_table", "--scale", "one").stdout.splitlines())
-        return {line[0]: line[1:] for line in lines if line and line[0] in runs.values()}
-
     assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""]
     assert not (tmp_path / "results").exists(), "the command writes no files"
     rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert {row["cell"]: row["run"] for row in rows} == runs
-    assert states() == {run: ["0", "toy/table", "not trained", "", ""] for run in runs.values()}
 
     invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
-    record = Results(tmp_path / "results").record(runs["fedavg"])
     started = Results(tmp_path / "results").run(runs["fedprox"])
     started.mkdir()
     (started / "train.log").touch()
     assert planned()[4] == "1"
-    accuracy = f"{100 * record.summary['accuracy']['final']:.2f}"
-    seconds = f"{record.costs['seconds']['total']:.1f}"
-    assert states() == {
-        runs["fedavg"]: ["0", "toy/table", "completed", accuracy, seconds],
-        runs["fedprox"]: ["0", "toy/table", "started", "", ""],
-    }
-    assert invoke("status", "--scale", "one").stdout.splitlines()[-1] == "1 completed, 1 started"
+    assert invoke("status", "toy_table", "--scale", "one").stdout.endswith("\n1 completed, 1 started\n")
 
 
 @pytest.mark.slow
@@ -328,10 +308,7 @@ def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
     ("arguments", "words"),
     [
         ("status --scale two", ["unknown scale 'two'", "one"]),
-        ("status toy/tabel --scale one", ["'toy/tabel'", "'toy/table'"]),
         ("plan --config nowhere", ["nowhere/scales: there is no such folder", "--config"]),
-        ("plan --where method=fedavgg --scale one", ["no run is left with method=fedavgg", "'fedavg'"]),
-        ("plan --seeds 0 --scale one", ["seeds", "1", "0"]),
         ("plan --scale one --hours 3", ["--hours: 2 runs without an estimate", "--calibrate"]),
         ("plan --scale one --write-scale one", ["config/scales/one.yaml exists; delete it"]),
         ("plan --scale one --write-scale mine --where method=fedavg", ["leave out --where"]),

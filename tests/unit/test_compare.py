@@ -162,19 +162,10 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     assert compare(chosen(root, "status=diverged")).lines[0].value is None, "diverged runs have no value"
 
 
-@pytest.mark.parametrize(
-    ("where", "count"),
-    [
-        ("", 10),
-        ("method=fedprox", 4),
-        ("method=fedavg,moon seed=1", 2),
-        ("training.lr=1e-1", 8),
-        ("method.mu=none", 4),
-        ("status=diverged", 1),
-    ],
-)
-def test_runs_are_chosen(root: Path, where: str, count: int) -> None:
-    assert len({run.run_id for run in chosen(root, where)}) == count
+def test_runs_are_chosen(root: Path) -> None:
+    counts = {"": 10, "method=fedprox": 4, "method=fedavg,moon seed=1": 2}
+    counts |= {"training.lr=1e-1": 8, "method.mu=none": 4, "status=diverged": 1}
+    assert {where: len({run.run_id for run in chosen(root, where)}) for where in counts} == counts
 
 
 def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> None:
@@ -200,7 +191,6 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
     ("where", "message"),
     [
         ("method=fedprx", "no run is left with method=fedprx; did you mean 'fedprox'.*there are: fedavg"),
-        ("seed=7", r"no run is left with seed=7 \(there are: 0, 1, 2\)"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
         ("items=flfa/table1", "the papers of these runs are unknown; name their scale"),

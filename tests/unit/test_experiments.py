@@ -18,7 +18,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_plain
 from fltrain.experiments.layout import Restriction, Sheet
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.schema import merge, spelled_out
+from fltrain.experiments.schema import merge
 from fltrain.experiments.selection import Selection
 from fltrain.runs.measures import CURVES
 from fltrain.runs.spec import Statistic
@@ -366,25 +366,6 @@ def test_exceptions_of_a_paper_hold_for_all_items_and_must_match_a_cell(folder: 
         plan(folder, "tiny")
 
 
-def point(value: Any) -> Yaml:
-    return {"set": {"alpha": value}, "reported": {"alpha": str(value)}}
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        ([0.1, 1], {"0.1": point(0.1), "1": point(1)}),
-        ({"low": 0.1}, {"low": point(0.1)}),
-        ({1: 0.1}, {"1": point(0.1)}),
-        ({"own": {"set": {"rounds": 1}}}, {"own": {"set": {"rounds": 1}}}),
-        ({"other": {"name": "iid"}}, {"other": {**point({"name": "iid"}), "reported": {"alpha": "iid"}}}),
-        ([{"name": "a", "b": 1}], {"A": {**point({"name": "a", "b": 1}), "reported": {"alpha": "a"}}}),
-    ],
-)
-def test_short_forms_of_an_axis(written: Any, expected: Yaml) -> None:
-    assert spelled_out("alpha", written, {"a": "A"}) == expected
-
-
 def test_a_grid_is_the_ordered_product_of_its_axes_and_seeds(config: Config) -> None:
     table = config.plan().items[0]
     order = [(entry.labels["method"], entry.labels["plugin"], entry.seed) for entry in table.entries]
@@ -551,13 +532,10 @@ def when(settings: Yaml) -> list[Yaml]:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (put({}, "setings"), ["toy.yaml", "'setings'", "'settings'"]),
-        (put({"BP": {"set": {}, "reportd": {}}}, *AXES, "plugin"), ["plugin", "BP", "'reportd'"]),
         (put(["fedprx"], *AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
         (put(claim(item="tabel"), "claims"), ["claim 'c'", "no item 'tabel'", "'table'"]),
         (put(claim(at={"methd": "fedavg"}), "claims"), ["no axis 'methd'", "'method'"]),
         (put(["iid"], *AXES, "value"), ["items.table.axes", "'value' is taken by a column"]),
-        (put("fedavg", *AXES, "method"), ["items.table", "'method'", "list"]),
         (put(None, *TABLE, "table", "columns"), ["toy/table", "'plugin'"]),
         (put("final_acc", *MEASURE, "measure"), ["toy/table", "'final_acc'", "'final_accuracy'"]),
         (put("rounds_to_target", *MEASURE, "measure"), ["toy/table", "needs 'target_of'"]),
@@ -567,7 +545,6 @@ def when(settings: Yaml) -> list[Yaml]:
         ),
         (put(COLUMNS, *TABLE, "figure"), ["'table'", "'figure'"]),
         (put({"plugn": "BP"}, *PANEL, "reduction_from"), ["toy/figure", "'plugn'", "'plugin'"]),
-        (put({"series": "plugin", "panels": []}, *FIGURE), ["items.figure.figure", "'kind'"]),
         (put(TWO_AXES, "items", "figure"), ["toy/figure", "'rounds'"]),
         # Needs of an item are checked before training.
         (put([], "settings", "evaluation", "statistics"), ["evaluation.statistics: [drift]"]),
@@ -597,7 +574,6 @@ def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[s
 @pytest.mark.parametrize(
     ("value", "key", "words"),
     [
-        ({}, "setings", ["tiny.yaml", "'setings'", "'settings'"]),
         (["tou/table"], "items", ["unknown paper 'tou'", "'toy'"]),
         (["toy/tabel"], "items", ["unknown item 'toy/tabel'", "'toy/table'", "toy/figure"]),
         (["toy/table", "toy/table"], "items", ["tiny", "toy/table"]),

@@ -65,24 +65,6 @@ def test_values_follow_the_core_schema(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "# nothing but a comment",
-        "\ufeffa: é",
-        "a: &x {b: 1, c: 2}\nd: {<<: *x, c: 3, e: 4}\nf: {e: 0, <<: *x}",
-        "a: &x {b: 1, c: 2}\nd: &y {c: 3, d: 4}\nf: {<<: [*x, *y], e: 5}\ng: {e: 5, d: 6, <<: [*y, *x]}",
-        "a: &x {b: 1}\nc: &y {<<: *x, d: 2}\ne: {<<: *y, f: 3}",
-        "&k key: 1\nother: {*k : 2}",
-        "a: |\n  two\n  lines\nb: >-\n  one\n  line",
-        "? a\n: - b\n  -   c: d",
-        '{"json": [1.0e-05, {"is": "YAML, too\\n"}]}',
-    ],
-)
-def test_other_texts_are_read_as_by_pyyaml(text: str, tmp_path: Path) -> None:
-    assert repr(parsed(text, tmp_path)) == repr(yaml.safe_load(text))
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: 1\nb: 2\na: 3", "line 3: not YAML: the key 'a' occurs twice"),
