@@ -207,15 +207,6 @@ def test_a_ranking_shows_paired_differences_with_their_intervals(runs: Runs) -> 
     assert "Differences from A, paired by seed (3 seeds), with 90 % intervals" in note(canvas)
 
 
-def test_centred_means() -> None:
-    values = pd.Series([1.0, 2.0, 6.0, 9.0, 3.0], index=range(1, 6))
-    assert figures.smoothed(values, 3).tolist() == pytest.approx([1, 3, 17 / 3, 6, 3])
-    assert figures.smoothed(values, 5).tolist() == pytest.approx([1, 3, 21 / 5, 6, 3])
-    assert figures.smoothed(values, 1).tolist() == values.tolist()
-    line = pd.Series(np.arange(30.0), index=range(1, 31))
-    np.testing.assert_allclose(figures.smoothed(line, 7), line, err_msg="a line stays a line")
-
-
 def test_smooth_curves_are_drawn_over_the_measured_ones(runs: Runs) -> None:
     runs.add({"method": "A"}, rows=accuracies(0.0, 0.3, 0.0, 0.3))
     runs.add({"method": "A"}, DIVERGED, rows=accuracies(0.2, 0.5, 0.2))

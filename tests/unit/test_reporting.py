@@ -22,7 +22,7 @@ from fltrain.reporting.numbers import targets_text
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import published_text, value_text
-from fltrain.reporting.tables.table_cell import TableCell, read_csv
+from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.measures import MEASURES
 from fltrain.runs.record import Record
 
@@ -389,23 +389,6 @@ def rich(runs: Runs) -> Callable[..., Sheet]:
         return runs.table({**GAIN, "reported": "acc"}, time, **layout, **changes)
 
     return make
-
-
-def test_csv_holds_all_cells_in_long_form(runs: Runs, published: Path) -> None:
-    without_and_with(runs, better=[DIVERGED] * 3)
-    sheet = runs.table({**GAIN, "reported": "acc"}, columns="plugin")
-    written(runs, sheet, published)
-    base, other = read_csv(runs.results.root / "written" / "table.csv")
-    assert (base.paper, base.item, base.row, base.column) == ("toy", "table", "FedAvg", "BP")
-    assert (base.measure, base.label, base.n, base.diverged) == ("final_accuracy", "accuracy, %", 3, 0)
-    assert (base.mean, base.std) == (pytest.approx(70, rel=1e-12), pytest.approx(10, rel=1e-12))
-    assert (base.published, base.published_notes) == (65.8, ("as printed",))
-    assert (base.values, base.value_seeds) == ((80, 70, 60), (0, 1, 2))
-    assert base.runs == ("run-0", "run-1", "run-2")
-    # Student's factor for 3 seeds and 90 %, from a table: 2.920.
-    assert (base.low, base.high) == pytest.approx((70 - 16.86, 70 + 16.86), abs=0.01)
-    assert (base.verdict, base.difference) == (None, None), "the scale is reduced"
-    assert (other.n, other.diverged, other.stale, other.missing) == (3, 3, 0, 0)
 
 
 # ---------------------------------------------------------------- LaTeX
