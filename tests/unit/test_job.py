@@ -29,13 +29,6 @@ def test_a_successful_job_is_reported_in_its_log(tmp_path: Path) -> None:
     assert logged(tmp_path) == ["@ half way: 7", "@ done"]
 
 
-def test_a_user_mistake_gives_one_line_in_the_log_and_on_the_terminal(tmp_path: Path) -> None:
-    done = job(tmp_path, "LOG.info('half way')", "raise FltrainError('data.npz: 5 ± 1 % is missing')")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: data.npz: 5 ± 1 % is missing\n"
-    assert logged(tmp_path) == ["@ half way", "@ error: data.npz: 5 ± 1 % is missing"]
-
-
 def test_other_errors_are_raised_with_a_traceback_in_the_log(tmp_path: Path) -> None:
     done = job(tmp_path, "print(1 // 0)")
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,6 +1,5 @@
 """Jobs of the workflow: inputs for the rules, and resources of training jobs."""
 
-import json
 import os
 import re
 import shutil
@@ -9,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
-from fltrain.data.datasets import Dataset
 from fltrain.experiments.jobs import Jobs, database_file
-from fltrain.experiments.selection import JobResources, Request
+from fltrain.experiments.selection import JobResources
 from fltrain.runs.record import MODELS_FILE, Results
-from fltrain.runs.spec import RunSpec
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
-
-CONFIG = Path(__file__).parents[2] / "config"
 
 
 def shown(title: str, **figure: Any) -> dict[str, Any]:
@@ -50,33 +44,6 @@ def folder(tmp_path: Path) -> Path:
 
 def jobs(folder: Path, **settings: Any) -> Jobs:
     return Jobs.of({"scale": "one", **settings}, folder, folder / "results")
-
-
-def test_runs_name_their_spec_data_and_partition(folder: Path) -> None:
-    every = jobs(folder)
-    results = Results(folder / "results")
-    assert every.run_specs.keys() == every.plan.runs.keys() == every.memberships.keys()
-    for run, spec in every.plan.runs.items():
-        assert RunSpec.parse(json.loads(every.run_specs[run]), "spec").run_id == run
-        data, partition = results.data(spec.dataset), results.partition(spec)
-        assert every.run_inputs[run] == {"data": [str(data)], "partition": [str(partition)]}
-        assert every.partition_data(spec.partition_id) == str(results.data(spec.dataset))
-        settings = json.loads(every.partition(spec.partition_id))
-        assert settings["seed"] == spec.seed and settings["scheme"]["settings"]["name"] == "dirichlet"
-    assert every.summaries(list(every.plan.runs)) == [
-        str(results.run(run) / "summary.json") for run in every.plan.runs
-    ]
-
-
-def test_datasets_of_the_plan_and_of_the_registry(folder: Path) -> None:
-    every = jobs(folder)
-    assert set(every.datasets) == {"digits"}
-    for name in ("digits", "mnist"):
-        settings = json.loads(every.dataset(name))
-        assert Dataset.parse(settings["settings"], "test").name == name
-        assert settings["revision"] == Dataset(name=name).revision
-    with pytest.raises(FltrainError, match="mnits"):
-        every.dataset("mnits")
 
 
 def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> None:
@@ -160,11 +127,3 @@ def test_resources_of_networks_grow_with_attempts_up_to_a_limit(folder: Path) ->
     assert [every.resource("runtime", run, attempt) for attempt in (1, 2, 3, 9)] == [60, 120, 180, 180]
     assert every.resource("mem_mb", run, 2) == 20
     assert JobResources.parse(resources, "test").amount("mem_mb", "resnet18", 1) == 100
-
-
-def test_the_configuration_of_the_workflow_is_valid() -> None:
-    request = Request.parse(yaml.safe_load((CONFIG / "config.yaml").read_text()), "config.yaml")
-    known = {"mlp", "lenet5", "fedavg_cnn", "mobilenet_tiny"}
-    assert request.resources.networks.keys() == known
-    with pytest.raises(FltrainError, match=r"resources\.networks\.mlp\.mem.*'runtime'"):
-        Request.parse({"resources": {"networks": {"mlp": {"mem": 3}}}}, "test")

@@ -21,6 +21,7 @@ from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.runs import record as records
 from fltrain.runs.record import RECORD_FILES, Damaged, Record, Results, summarise, write_record
+from fltrain.runtime.process import peak_memory
 
 from .helpers import tiny, trained
 
@@ -88,6 +89,15 @@ def test_costs_and_provenance_are_recorded(measured: Record) -> None:
     assert measured.provenance.keys() >= {"commit", "dirty", "packages", "processor", "gpu", "determinism"}
     assert measured.provenance["determinism"] == "bitwise"
     assert MEASURED.run_id in (measured.folder / "train.log").read_text()
+
+
+def test_the_peak_of_a_record_is_that_of_its_run(tmp_path: Path) -> None:
+    """Memory that the process used earlier does not count."""
+    block = bytearray(2**30)
+    del block
+    before = peak_memory()
+    record = trained(tiny(rounds=1), tmp_path)
+    assert 0 < record.costs["peak_memory_bytes"] < before - 2**29
 
 
 @pytest.mark.parametrize("name", RECORD_FILES)

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from fltrain.data.datasets import Dataset
-from fltrain.data.prepared import load_partition, load_prepared
 from fltrain.experiments.costs import run_table
 from fltrain.experiments.plan import Plan, plan
 from fltrain.runs.record import Results
@@ -236,17 +235,6 @@ def test_all_outputs_of_the_workflow_exist(done: Checkout) -> None:
     assert (done.results.data(Dataset(name="digits")).with_suffix(".png")).stat().st_size > 1000
 
 
-def test_partitions_are_made_from_the_settings_of_the_plan(done: Checkout) -> None:
-    specs = {spec.partition_id: spec for spec in done.plan.specs}
-    assert {path.stem for path in (done.results.root / "partitions").iterdir()} == set(specs)
-    for spec, local_test in zip(specs.values(), (False, True), strict=True):
-        data = load_prepared(spec.dataset, done.results.data(spec.dataset))
-        # Raises an error if the file was made with another scheme, local test or seed, or from other data.
-        made = load_partition(spec.partition, spec.local_test, data, spec.seed, done.results.partition(spec))
-        assert len(made.clients) == spec.partition.clients
-        assert (made.tests is not None) == local_test
-
-
 def test_records_are_complete_and_exported_once(done: Checkout) -> None:
     runs = done.plan.runs
     assert len(runs) == 3, "nothing is trained for an item that shows partitions"
@@ -359,16 +347,6 @@ def test_the_cores_of_a_training_job_are_its_workers(fresh: Checkout, tmp_path: 
     code, output = checkout.snakemake(target, *cores)
     assert code == 0, output
     assert checkout.results.record(run).provenance["workers"] == 2
-
-
-@pytest.mark.slow
-def test_a_restriction_selects_the_named_methods_and_their_baselines(fresh: Checkout) -> None:
-    """FedProx needs FedAvg, over which the table shows its gain."""
-    average, prox = (entry.spec for entry in fresh.plan.items[0].entries)
-    divided = f"partitioning data: {prox.partition_id}"
-    common = {LIBRARY, DATA, divided, TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
-    settings = ("where=method=fedprox", "items=toy/accuracy", "seeds=1")
-    assert set(fresh.jobs(settings=settings)) == {*common, *training(average.run_id, prox.run_id)}
 
 
 @pytest.mark.slow
