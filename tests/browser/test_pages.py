@@ -254,33 +254,6 @@ def test_curves_are_downloaded(page: Page, toy: Toy) -> None:
         assert image.format == "PNG" and image.width > 1000
 
 
-def test_three_clicks_lead_from_a_cell_to_a_spec(page: Page, toy: Toy) -> None:
-    page.goto(toy.table.as_uri())
-    page.locator("#values tbody tr").nth(1).locator("td.own a").nth(1).click()
-    page.locator("section.cell:target").get_by_role("link", name="curves").click()
-    assert page.locator("select[name=panel]").input_value() == "+ FLFA"
-    run = Toy.run("FedProx", "+ FLFA", 0)
-    page.locator("#runs tr", has_text=run).get_by_role("link", name="spec").click()
-    assert unquote(urlsplit(page.url).path).endswith(f"{run}/spec.json")
-    page.go_back()
-    page.get_by_role("link", name=run).click()
-    assert page.locator("#runs tbody tr:visible").count() == 1
-    page.get_by_role("link", name="paper/table1", exact=True).click()
-    assert page.url == toy.table.as_uri()
-
-
-def test_all_controls_can_be_reached_by_keyboard(page: Page, toy: Toy) -> None:
-    page.goto(toy.table.as_uri())
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.type") == "search"
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.getAttribute('role')") == "region", (
-        "the element can be scrolled by keyboard"
-    )
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.tagName") == "BUTTON"
-
-
 def test_pages_work_without_scripts(browser: Browser, toy: Toy) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
