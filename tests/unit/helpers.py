@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -190,10 +191,23 @@ def seal(folder: Path) -> None:
     write_json(folder / "summary.json", summary)
 
 
+def write_rows(folder: Path, rows: Sequence[Row]) -> None:
+    """Replace the rows of a record, and seal it."""
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    seal(folder)
+
+
 def forget_sources() -> None:
     """Clear the cached digests of sources, as in a new process."""
     sources._module.cache_clear()
     sources._digests.cache_clear()
+
+
+def flip(path: Path, place: int = -100) -> None:
+    """Turn one bit of a byte, counted from the end if negative."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
 
 
 def pixels(*shape: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from fltrain.engine import checkpoint
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.simulation import Simulation
 
-from .helpers import federation, labels, pixels, tiny
+from .helpers import federation, flip, labels, pixels, tiny
 
 IDENTITY = {"settings": {"lr": 0.1}, "data": "0123"}
 
@@ -61,12 +61,6 @@ def test_the_last_two_checkpoints_remain_and_the_newest_is_used(saved: Checkpoin
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("damage", [cut, flip])

@@ -1,6 +1,5 @@
 """Measures of whole curves, on hand-made curves."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from fltrain.runs.measures import MEASURES, measure
 from fltrain.runs.record import Results, write_record
 
-from .helpers import TINY, Row, accuracies, seal, tiny, trained
+from .helpers import TINY, accuracies, tiny, trained, write_rows
 
 
 def measured(
@@ -80,7 +79,7 @@ def test_costs_to_a_target_and_accuracy_at_equal_traffic(
     spent, seconds = sum(record.summary["bytes"].values()), sum(record.costs["round_seconds"])
     # By hand: the same run with other accuracies. SCAFFOLD sends twice as much, so it has half of the rounds.
     rows = [row for row in record.metrics if row["kind"] == "train"]
-    seal_rows(record.folder, rows + accuracies(0.5, 0.6, 0.7, 0.8))
+    write_rows(record.folder, rows + accuracies(0.5, 0.6, 0.7, 0.8))
     again = Results(tmp_path).record(record.run_id)
     assert measure("accuracy_at_equal_traffic").of(again) == {"": pytest.approx(100 * at_equal_traffic)}
     assert measure("traffic_to_target").of(again, 0.65) == {"": pytest.approx(2.5 / 4 * spent / 1e6)}
@@ -98,8 +97,3 @@ def test_costs_of_a_run_that_diverged_at_once(tmp_path: Path, name: str) -> None
     targeted = MEASURES[name].targeted
     found = measure(name).of(record, 0.5) if targeted else measure(name).of(record)
     assert found == ({"": math.inf} if targeted else None)
-
-
-def seal_rows(folder: Path, rows: list[Row]) -> None:
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    seal(folder)

@@ -32,7 +32,7 @@ from fltrain.data.prepared import (
 from fltrain.runs.record import Results
 
 from .conftest import Register
-from .helpers import pixels, tiny, trained, write_npz
+from .helpers import flip, pixels, tiny, trained, write_npz
 
 DIGITS = Dataset(name="digits")
 ARRAYS_OF_DATA = ("train_images", "train_labels", "test_images", "test_labels")
@@ -198,12 +198,6 @@ def test_without_a_registered_mean_the_training_images_are_used(tmp_path: Path, 
 
 
 # ------------------------------------------------------------------------------------ damaged files
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1000] ^= 1
-    path.write_bytes(content)
-
-
 def drop_an_array(path: Path) -> None:
     with files.safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
@@ -213,7 +207,7 @@ def drop_an_array(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "a bit": flip_a_bit,
+    "a bit": lambda path: flip(path, -1000),
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_text("no arrays here, but more than eight bytes of text"),
@@ -344,7 +338,6 @@ def test_partitions_of_other_settings_are_refused(
     assert "made from other data or settings" in message
 
 
-# ------------------------------------------------------------------------------------ tests of clients
 # ------------------------------------------------------------------------------------ writers
 def write_leaf(root: Path) -> Path:
     """Images of six writers in LEAF's format; the second has twice as many as the others."""

@@ -32,7 +32,7 @@ from fltrain.tracking.export import Exported, Page, Wanted, export, follow
 from fltrain.tracking.mlflow_store import NewRun, Store, writing
 from fltrain.tracking.views import opened, views_in
 
-from .helpers import forget_sources, seal, tiny, trained
+from .helpers import forget_sources, seal, tiny, trained, write_rows
 
 EVERYTHING = {"statistics": ["drift", "similarity", "separability"]}
 PLAIN = tiny()
@@ -125,11 +125,6 @@ class Exports:
     def edit_summary(self, record: Record, **changes: Any) -> None:
         path = record.folder / "summary.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-        seal(record.folder)
-
-    def edit_metrics(self, record: Record, rows: Sequence[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (record.folder / "metrics.jsonl").write_text(text)
         seal(record.folder)
 
     def edit_spec(self, record: Record, **changes: Any) -> None:
@@ -244,7 +239,7 @@ def test_curves_use_the_configured_split(store: Exports, split: str) -> None:
         row | {"accuracy": 2.0, "loss": 9.0, "split": other} for row in tests for other in ("a", "b", "c")
     ]
     others += [row | {"accuracy": 2.0, "view": "client"} for row in tests]
-    store.edit_metrics(store.plain, [*others, *tests])
+    write_rows(store.plain.folder, [*others, *tests])
     store.edit_summary(store.plain, extra={"c": 0.1, "b": 0.2, "a": 0.3})
     store.export()
     client, ours = store.reader(), store.ids()[store.plain.run_id]
@@ -827,7 +822,6 @@ def test_a_server_that_requires_a_token(store: Exports, server: str, monkeypatch
     ("uri", "message"),
     [
         ("http://127.0.0.1:9", "cannot write to this MLflow store .*refused"),
-        ("foo://bar", "cannot write to this MLflow store .*unsupported URI"),
         ("results/mlflow.db", "use sqlite:///path/to/file.db or http://host:port"),
     ],
 )

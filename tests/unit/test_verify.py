@@ -23,7 +23,7 @@ from fltrain.reporting.verify import Finding, Verification
 from fltrain.runs.record import MODELS_FILE, Record, Results, summary_digest
 from fltrain.runs.status import stale_runs
 
-from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
+from .helpers import PAPER, SCALE, TINY, TWO_METHODS, flip, trained, write_papers
 
 KEPT = {
     **TWO_METHODS,
@@ -110,13 +110,6 @@ def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
     if path.name == "summary.json":
         data["digests"]["summary"] = summary_digest(data)
     write_json(path, data)
-
-
-def flip(path: Path, where: int) -> None:
-    """Turn one bit of a byte, counted from the end if negative."""
-    content = bytearray(path.read_bytes())
-    content[where] ^= 1
-    path.write_bytes(content)
 
 
 def swap(one: Path, other: Path) -> None:
