@@ -30,6 +30,7 @@ FULL = {
     },
     "evaluation": {"statistics": ["drift"], "targets": [0.5], "extra": [{"name": "mnist", "image_size": 16}]},
     "local_test": {"stratify": True},
+    "feature_skew": {"noise": 0.1},
 }
 
 
@@ -167,7 +168,7 @@ def leaves(settings: Settings, path: Keys = ()) -> list[Keys]:
         elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
             for index, item in enumerate(value):
                 found += leaves(item, (*path, key, index))
-        elif key not in ("name", "plugins", "extra", "local_test"):
+        elif key not in ("name", "plugins", "extra", "local_test", "feature_skew"):
             found.append((*path, key))
     return found
 
@@ -220,7 +221,9 @@ def test_every_field_changes_the_run_id_and_some_the_partition_id() -> None:
         assert (changed.partition_id != spec.partition_id) == expected, name
 
 
-@pytest.mark.parametrize("part", ["dataset", "partition", "model", "method", "plugin", "schedule", "engine"])
+@pytest.mark.parametrize(
+    "part", ["dataset", "partition", "model", "method", "plugin", "schedule", "feature_skew", "engine"]
+)
 def test_every_revision_changes_the_run_id(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tiny(**FULL)
     run, partition = spec.run_id, spec.partition_id
