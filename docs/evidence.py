@@ -208,8 +208,12 @@ class Evidence:
         """The published values of each table that has verdicts on them."""
         for path in sorted((self.folder / paper).glob("*.csv")):
             cells = pd.read_csv(path)
-            if path.stem == "claims" or not (cells := cells[cells["verdict"].notna()]).size:
+            if path.stem == "claims":
                 continue
+            cells = cells[cells["verdict"].notna() & (cells["verdict"] != "not run")]
+            if cells.empty:
+                continue
+            ours = cells["mean"].map("{:.4g}".format).replace("inf", "not reached by all seeds")
             sides = cells["side"].fillna("").map(lambda side: f" ({side})" if side else "")
             marks = cells["exploratory"].map(lambda marked: ", exploratory" * bool(marked))
             verdicts = Counter(cells["verdict"] + sides + marks)
@@ -218,7 +222,7 @@ class Evidence:
                 f"{len(cells)} values of `{path.stem}`",
                 (f"{paper}/{path.stem}",),
                 "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
-                ", ".join(f"{one.mean:.4g} (published {one.published:g})" for one in cells.itertuples()),
+                ", ".join(ours + cells["published"].map(" (published {:g})".format)),
                 f"± {margin:.0%} of the value",
             )
 

@@ -375,6 +375,15 @@ def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Y
     assert runs.judged(test, restricted=[shown, "3 seeds"]).verdict == "undecided"
 
 
+def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
+    runs.pairs({"a": CLEAR})
+    runs.add({"method": "b", "plugin": "none"}, 50.0, 51.0, 52.0)
+    assert runs.judged({**POSITIVE, **AT_A}).verdict == "supported"
+    found = runs.judged({**POSITIVE, "at": {"method": ["a", "b"]}})
+    assert found.verdict == "undecided"
+    assert "ndecided, as there is no number at b" in found.evidence
+
+
 @pytest.mark.parametrize(
     ("rounds", "mean"), [([0.0, 1.0], 5.5), ([0.5, 1.0], 8.0), ([0.0, 0.1], 1.0), ([0.0, 0.001], 1.0)]
 )

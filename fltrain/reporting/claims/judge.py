@@ -221,7 +221,7 @@ class _Judge:
         if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
             parts = f" of {', '.join(test.parts)}" if test.parts else ""
             return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
-        finding = _within(sheet, test, self._decided(lines, sheet, test, statement))
+        finding = _within(sheet, test, lines, self._decided(lines, sheet, test, statement))
         return finding.without_verdict() if self.reduced else finding
 
     def _decided(self, lines: pd.DataFrame, sheet: Sheet, test: TestOfRuns, statement: Statement) -> Finding:
@@ -246,15 +246,27 @@ class _Judge:
         return 1 / images if test.curve == "evaluation.accuracy" and images else 0.0
 
 
-def _within(sheet: Sheet, test: Quantity, finding: Finding) -> Finding:
+def _within(sheet: Sheet, test: Quantity, lines: pd.DataFrame, finding: Finding) -> Finding:
     """Leave a claim about all runs of an item undecided if only a part of them was run.
 
-    A claim about that part is decided: one that names labels which the item has.
+    A claim about that part is decided: one that names labels which the item has. All labels that it names
+    must then have a number.
     """
     missed = [str(one) for one in sheet.restricted if not _names_its_labels(test, sheet, one.axis)]
-    if not missed:
+    unknown = lines[lines["value"].isna() & (lines["state"] != DIVERGED)]
+    absent = [
+        label
+        for axis, labels in test.at.items()
+        if axis in lines
+        for label in several(labels)
+        if label in sheet.axes.get(axis, ()) and not (lines.drop(unknown.index)[axis] == label).any()
+    ]
+    if missed:
+        note = f"ndecided, as the runs are restricted to {', '.join(missed)}"
+    elif absent:
+        note = f"ndecided, as there is no number at {', '.join(absent)}"
+    else:
         return finding
-    note = f"ndecided, as the runs are restricted to {', '.join(missed)}"
     decision = f"{finding.decision}. U{note}" if finding.decision else f"u{note}"
     return replace(finding, verdict="undecided", decision=decision, p_contradicted=None)
 
