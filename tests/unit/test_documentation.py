@@ -4,13 +4,16 @@ import csv
 import importlib
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from sklearn.datasets import load_digits
+from typer.main import get_command
 
+from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import prepare
@@ -205,3 +208,19 @@ def test_verdicts_agree_with_the_guide() -> None:
     text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([a-z ]+) \| (.+) \|$", text.partition("| verdict |")[2], re.MULTILINE)
     assert dict(rows) == VERDICTS
+
+
+COMMAND = re.compile(r"^(?:\.venv/bin/)?fltrain (.+)$", re.MULTILINE)
+
+
+def test_commands_in_the_documentation_parse() -> None:
+    """Every `fltrain` line of a shell block names commands and options that exist."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "published" / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL):
+            for line in COMMAND.findall(block.replace("\\\n", " ")):
+                command, words = get_command(app), shlex.split(line.split(" | ")[0], comments=True)
+                while words and words[0] in getattr(command, "commands", ()):
+                    command = command.commands[words.pop(0)]
+                words = [word for word in words if word != "--help"]
+                command.make_context(line, words)
