@@ -55,7 +55,7 @@ READING = {
     *("engine.evaluation.accuracy", "engine.evaluation.loss", "engine.simulation._tested"),
     *("engine.simulation._finite", "metrics.updates.layer_similarity"),
     *("methods.fedamp.aggregate", "methods.fedfcd.server_step", "methods.fedimpro.report"),
-    *("methods.fednova._shares", "methods.flfa.report"),
+    *("methods.fednova.aggregate", "methods.flfa.report"),
 }
 """Functions that read values of the device outside of local steps, a few times per round."""
 
