@@ -71,9 +71,13 @@ def begin(started: float, arguments: Sequence[str]) -> None:
 
 # ---------------------------------------------------------------- in the one that measures
 def start_once(arguments: Sequence[str]) -> tuple[list[Passed], list[str]]:
-    """Start a run; return its stages, and the heavy packages that it has imported."""
+    """Start a run; return its stages, and the heavy packages that it has imported.
+
+    Python stores compiled modules, as it does by default.
+    """
     command = [sys.executable, __file__, "--begin", str(time.monotonic()), *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     passed, heavy = json.loads(done.stdout.splitlines()[-1])
     return passed, heavy
 

@@ -106,7 +106,7 @@ def added(default: Any, **constraints: Any) -> Any:
 class Settings(BaseModel):
     """Base of everything a user can write in a config: frozen, strict, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod
