@@ -39,12 +39,13 @@ CASES = {
     "reference": ("sequential", "fp32", "exact"),
     "cuda_graph": ("cuda_graph", "fp32", "exact"),
     "vectorized": ("vectorized", "fp32", "fast"),
+    "vectorized_cuda_graph": ("vectorized_cuda_graph", "fp32", "fast"),
     "fast": ("sequential", "fp32", "fast"),
     "tf32": ("sequential", "tf32", "exact"),
     "bf16": ("sequential", "bf16", "exact"),
 }
 """Executor, precision and profile whose accuracy is compared with the first one's."""
-GPU_ONLY = ("tf32", "cuda_graph")
+GPU_ONLY = ("tf32", "cuda_graph", "vectorized_cuda_graph")
 """Precisions and executors that the CPU does not have."""
 BATCHES = {"digits": 10, "cifar10": 50}
 """Images in a batch of the runs whose accuracy is compared."""

@@ -42,9 +42,11 @@ def run_bench(
     """
     from fltrain import bench as benching
     from fltrain.engine.executors.choose import EXECUTORS
+    from fltrain.engine.executors.cuda_graph import Capturing
 
     chosen = pick_device(device, runs=1)  # another process on the device would disturb the times
-    names = [name for name in EXECUTORS if name != "cuda_graph" or chosen.type == "cuda"]
+    on_gpu = chosen.type == "cuda"
+    names = [name for name, one in EXECUTORS.items() if on_gpu or not issubclass(one, Capturing)]
     if executors is not None:
         names = comma_separated(executors)
         check_known("--executors: unknown", names, EXECUTORS)

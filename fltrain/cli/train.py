@@ -61,9 +61,15 @@ def train(
     executor: Annotated[
         ExecutorName,
         _option(
-            "FLTRAIN_EXECUTOR", "NAME", "auto, sequential, vectorized (clients side by side) or cuda_graph."
+            "FLTRAIN_EXECUTOR",
+            "NAME",
+            "auto, sequential, vectorized (clients side by side), cuda_graph or vectorized_cuda_graph.",
         ),
     ] = "auto",
+    lanes: Annotated[
+        int | None,
+        _option("FLTRAIN_LANES", "N", "Clients side by side (default: all of a round).", min=1),
+    ] = None,
     stack_seeds: Annotated[
         bool,
         typer.Option(
@@ -101,7 +107,7 @@ def train(
                 chosen = pick_device(device, runs_per_device)
             interval = Interval(checkpoint_seconds, checkpoint_rounds)
             execution = training.Execution(
-                chosen, threads, recordings, client_memory, interval, determinism, executor, workers
+                chosen, threads, recordings, client_memory, interval, determinism, executor, lanes, workers
             )
             for together in [due] if stack_seeds else [[spec] for spec in due]:
                 stopping.poll()

@@ -2,5 +2,5 @@
 
 from typing import Literal
 
-ExecutorName = Literal["auto", "sequential", "vectorized", "cuda_graph"]
+ExecutorName = Literal["auto", "sequential", "vectorized", "cuda_graph", "vectorized_cuda_graph"]
 """Names of executors, see ``fltrain.engine.executors``; defined here, so that planning needs no torch."""

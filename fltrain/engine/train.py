@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from fltrain.data.prepared import Partition, PreparedData, load_or_prepare, load
 from fltrain.engine import ExecutorName, memory
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.client_store import ClientStore
-from fltrain.engine.executors.choose import EXECUTORS, executor_for
+from fltrain.engine.executors.choose import EXECUTORS, SIDE_BY_SIDE, executor_for
 from fltrain.engine.executors.sequential import Cohort, Trained
 from fltrain.engine.simulation import Diverged, Simulation, lockstep
 from fltrain.engine.statistics import Row
@@ -72,6 +71,7 @@ class Execution:
         checkpoints: interval between checkpoints.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
         executor: name of the executor, see ``fltrain.engine.executors.choose``.
+        lanes: clients that an executor trains side by side; None for all of a round.
         workers: processes that divide the clients of each round on the CPU, see ``fltrain.engine.workers``.
     """
 
@@ -82,6 +82,7 @@ class Execution:
     checkpoints: Interval = field(default_factory=Interval)
     determinism: Profile = "exact"
     executor: ExecutorName = "auto"
+    lanes: int | None = None
     workers: int = 1
 
 
@@ -125,14 +126,15 @@ def train_all(
 ) -> list[Record]:
     """Train runs that differ only in their seed, in one process; see ``train``.
 
-    With several runs, the executor is ``vectorized``, and their clients share its steps.
+    With several runs, the executor is ``vectorized`` by default, and their clients share its steps.
 
     Raises:
         FltrainError: also if the runs differ in more than the seed, or the executor is another one.
     """
     if len(specs) > 1:
         _check_seeds(specs, execution)
-        execution = replace(execution, executor="vectorized")
+        executor: ExecutorName = "vectorized" if execution.executor == "auto" else execution.executor
+        execution = replace(execution, executor=executor)
     compute_as_runs(execution.threads)
     Workers(execution.workers).prepare(execution.device, execution.threads, execution.executor)
     memory.start_anew()
@@ -152,7 +154,7 @@ def _check_seeds(specs: Sequence[RunSpec], execution: Execution) -> None:
     Raises:
         FltrainError: with the reason.
     """
-    if execution.executor not in ("auto", "vectorized"):
+    if execution.executor not in ("auto", *SIDE_BY_SIDE):
         raise FltrainError(
             f"--stack-seeds: executor {execution.executor!r} trains clients one by one; use 'vectorized'"
         )
@@ -317,7 +319,7 @@ def _prepare(
         data,
         divided,
         execution.device,
-        partial(executor_for(execution.executor), recordings=execution.recordings),
+        executor_for(execution.executor, execution.recordings, execution.lanes),
         extra,
         ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
         process.stopping.poll,

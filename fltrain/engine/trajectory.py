@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,23 +33,31 @@ class Trajectory:
         self.taken = 0
         if recording.what == "displacement":
             self.before = start.clone()
-            self.moved = torch.empty_like(start)
-
-    def record(self, gradient: Tensor, weights: Tensor) -> None:
-        """Add the step that used ``gradient`` and ended at ``weights``."""
-        if self.recording.what == "displacement":
-            row = torch.sub(self.before, weights, out=self.moved)
-            self.before.copy_(weights)
-        else:
-            row = gradient
-        self.rows[self.taken].copy_(row, non_blocking=True)
-        self.taken += 1
 
     def finished(self) -> Tensor:
         """Return the matrix, once all copies to the host have arrived."""
         if self.rows.is_pinned():
             torch.cuda.synchronize(self.device)
         return self.rows
+
+
+def record(
+    trajectories: Sequence[Trajectory], gradients: Sequence[Tensor], weights: Sequence[Tensor]
+) -> None:
+    """Add a step to the trajectories of some clients, given the step's gradients and the weights after it.
+
+    On a GPU, one operation copies all rows.
+    """
+    rows, ends = list(gradients), list(weights)
+    displacements = trajectories[0].recording.what == "displacement"
+    if displacements:
+        rows = [one.before for one in trajectories]
+        torch._foreach_sub_(rows, ends)
+    torch._foreach_copy_([one.rows[one.taken] for one in trajectories], rows, non_blocking=True)
+    if displacements:
+        torch._foreach_copy_(rows, ends)
+    for one in trajectories:
+        one.taken += 1
 
 
 def _too_large(size: int, start: Tensor) -> bool:

@@ -21,13 +21,17 @@ from fltrain.methods.types import Local, State
 from fltrain.models.base import Model
 
 from ..properties.helpers import DAILY, MODEL_FOR, by_name, simulation, with_tests
-from ..properties.test_executors import Replaying
+from ..properties.test_executors import Replaying, ReplayingLanes
 from .stub import Transfers, on_stub_device, stub_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 
-EXECUTORS = {executor.name: executor for executor in (SequentialExecutor, VectorizedExecutor, Replaying)}
+EXECUTORS = {
+    executor.name: executor
+    for executor in (SequentialExecutor, VectorizedExecutor, Replaying, ReplayingLanes)
+}
 
+CAPTURING = {executor.name for executor in (Replaying, ReplayingLanes)}
 
 METHODS = [
     *(methods for methods in DAILY if len(methods) < 3),
@@ -70,7 +74,7 @@ UPLOADING = {
     *("engine.data.of", "engine.data.split", "engine.data.<genexpr>"),
     *("methods.fed2.aggregate", "methods.ops.classifier_head.train", "metrics.updates.layer_similarity"),
     *("methods.ops.neuron_matching._nearest", "methods.ops.neuron_matching.row_weights"),
-    "engine.executors.vectorized._index",
+    "engine.executors.vectorized.index",
 }
 """Functions that copy to the device outside of local steps: for a run, or for a group of clients."""
 
@@ -81,13 +85,13 @@ UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 2, "methods.fed2.client_final"
 def run(executor: str, *methods: Method) -> Transfers:
     """Train on the stub device: a client in a full and a smaller batch, another one in a full batch.
 
-    In a second round, clients have states. Only ``cuda_graph`` trains it, whose steps read all numbers of
-    clients and rounds from tensors.
+    In a second round, clients have states. Only executors that capture steps train it: they read all
+    numbers of clients and rounds from tensors.
     """
     personal = Composition(methods).personal
     first, second = (24, 13) if personal else (18, 10)
     clients = Partition([np.arange(first), np.arange(first, first + second)], digest="")
-    rounds = 2 if executor == "cuda_graph" else 1
+    rounds = 2 if executor in CAPTURING else 1
     with on_stub_device() as transfers:
         federation = simulation(
             *methods,
@@ -115,7 +119,7 @@ def test_training_mixes_no_devices_and_steps_transfer_nothing(
     transfers = run(executor, *methods)
     assert transfers.in_steps == set()
     assert transfers.elsewhere <= READING | READING_OFTEN
-    visits = 2 * (2 if executor == "cuda_graph" else 1)
+    visits = 2 * (2 if executor in CAPTURING else 1)
     for place, count in transfers.uploads.items():
         assert place in UPLOADING or count <= visits * UPLOADS_PER_CLIENT.get(place, 0), place
 
@@ -143,7 +147,12 @@ def test_a_mix_of_devices_is_found(executor: str) -> None:
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("fault", ["reads", "copies"])
 def test_a_transfer_in_a_local_step_is_found(fault: str, executor: str) -> None:
-    refusals = {"vectorized": "PyTorch cannot map the step over clients", "cuda_graph": "cannot be captured"}
+    mapped = "PyTorch cannot map the step over clients"
+    refusals = {
+        "vectorized": mapped,
+        "vectorized_cuda_graph": mapped,
+        "cuda_graph": "cannot be captured",
+    }
     if fault == "reads" and executor in refusals:
         with pytest.raises(FltrainError, match=refusals[executor]):
             run(executor, Faulty(fault=fault))

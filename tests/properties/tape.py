@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 ATEN = torch.ops.aten
 READING = (ATEN._local_scalar_dense, ATEN.nonzero, ATEN.equal)
@@ -34,6 +34,10 @@ class Tape(TorchDispatchMode):
     ) -> Any:
         if func.overloadpacket in READING:
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
+        if torch.Tag.inplace_view in func.tags:  # no kernel runs; earlier calls keep the shape that they saw
+            tensor, seen = args[0], ATEN.detach.default(args[0])
+            self.calls = tree_map_only(Tensor, lambda one: seen if one is tensor else one, self.calls)
+            return func(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))
         return result

@@ -1,8 +1,8 @@
 """Executors run local steps in different ways, with equal results."""
 
 import gc
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from unittest.mock import patch
 
 import pytest
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from fltrain.core.errors import FltrainError
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.clients import Clients
-from fltrain.engine.executors.cuda_graph import NUMBERS, CudaGraphExecutor, Work
+from fltrain.engine.executors.choose import EXECUTORS
+from fltrain.engine.executors.cuda_graph import NUMBERS, Capturing, CudaGraphExecutor, Work
 from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.executors.vectorized import VectorizedExecutor
+from fltrain.engine.executors.vectorized_cuda_graph import VectorizedCudaGraphExecutor
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method as AnyMethod
 from fltrain.methods.ecgr import Ecgr
@@ -37,14 +39,19 @@ from .helpers import (
 from .tape import taped
 from .test_statistics import DroppingModel
 
+# PyTorch warns when it maps an operation by running it client by client.
+pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
+
+Kind = Callable[[torch.device], type[Capturing]]
+
 SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
 
 
-class Counting(CudaGraphExecutor):
-    """The CUDA graph executor; it counts captures and replays."""
+class Counting(Capturing):
+    """Counts captures and replays."""
 
-    def __init__(self, clients: Clients, recordings: str = "auto") -> None:
-        super().__init__(clients, recordings)
+    def __init__(self, clients: Clients, recordings: str = "auto", **settings: object) -> None:
+        super().__init__(clients, recordings, **settings)
         self.captures = self.replays = 0
 
     def recorded(self, work: Work) -> Work:
@@ -54,18 +61,18 @@ class Counting(CudaGraphExecutor):
         recorded = self.recorded(work)
         self.captures += 1
 
-        def replay() -> tuple[Tensor, Tensor]:
+        def replay() -> object:
             self.replays += 1
             return recorded()
 
         return replay
 
 
-class Replaying(Counting):
+class OnTape(Counting):
     """The same on the CPU, with tapes instead of CUDA graphs, and learning rates in tensors as on CUDA."""
 
-    def __init__(self, clients: Clients, recordings: str = "auto") -> None:
-        super().__init__(clients, recordings)
+    def __init__(self, clients: Clients, recordings: str = "auto", **settings: object) -> None:
+        super().__init__(clients, recordings, **settings)
         for optimiser in self.optimisers:
             optimiser.rate = torch.zeros_like(self.model.weights[0])
 
@@ -78,17 +85,45 @@ class Replaying(Counting):
             return super().recorded(work)
 
 
-class FrozenRate(Replaying):
+class CountingGraphs(Counting, CudaGraphExecutor):
+    """One client after the other, on CUDA."""
+
+
+class CountingLanes(Counting, VectorizedCudaGraphExecutor):
+    """Clients side by side, on CUDA."""
+
+
+class Replaying(OnTape, CudaGraphExecutor):
+    """One client after the other, on the CPU."""
+
+
+class ReplayingLanes(OnTape, VectorizedCudaGraphExecutor):
+    """Clients side by side, on the CPU."""
+
+
+class FrozenRate(OnTape):
     """Has its learning rates in Python numbers, which a capture freezes."""
 
-    def __init__(self, clients: Clients, recordings: str = "auto") -> None:
-        super().__init__(clients, recordings)
+    def __init__(self, clients: Clients, recordings: str = "auto", **settings: object) -> None:
+        super().__init__(clients, recordings, **settings)
         for optimiser in self.optimisers:
             optimiser.rate = 0.0
 
 
+class FrozenRateOfGraphs(FrozenRate, CudaGraphExecutor):
+    """One client after the other."""
+
+
+class FrozenRateOfLanes(FrozenRate, VectorizedCudaGraphExecutor):
+    """Clients side by side."""
+
+
 def graphs(device: torch.device) -> type[Counting]:
-    return Counting if device.type == "cuda" else Replaying
+    return CountingGraphs if device.type == "cuda" else Replaying
+
+
+def lanes(device: torch.device) -> type[Counting]:
+    return CountingLanes if device.type == "cuda" else ReplayingLanes
 
 
 @pytest.fixture
@@ -107,7 +142,7 @@ reference_in_double = cache(trained)
 
 
 def compared(
-    executor: type[SequentialExecutor], *methods: AnyMethod, rounds: int = 2, **settings: object
+    executor: Callable[..., SequentialExecutor], *methods: AnyMethod, rounds: int = 2, **settings: object
 ) -> tuple[Simulation, Simulation]:
     """Train by the reference and by another executor."""
     settings = {**SETTINGS, "rounds": rounds, "evaluate_every": 100, **settings}
@@ -123,23 +158,27 @@ def assert_equal_up_to_rounding(plain: Simulation, other: Simulation, limit: flo
         torch.testing.assert_close(values, expected, rtol=0, atol=limit)
 
 
-def test_cuda_graphs_are_refused_on_other_devices() -> None:
-    with pytest.raises(FltrainError, match=r"'cuda_graph' needs a CUDA device.*--executor sequential"):
-        simulation(executor=CudaGraphExecutor)
+@pytest.mark.parametrize("executor", [CudaGraphExecutor, VectorizedCudaGraphExecutor])
+def test_cuda_graphs_are_refused_on_other_devices(executor: type[Capturing]) -> None:
+    message = rf"'{executor.name}' needs a CUDA device.*--executor sequential"
+    with pytest.raises(FltrainError, match=message):
+        simulation(executor=executor)
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kind", [graphs, lanes])
 @pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATIVES), ids=by_name)
 def test_a_step_in_fixed_memory_equals_the_reference(
-    methods: tuple[AnyMethod, ...], device: torch.device
+    methods: tuple[AnyMethod, ...], kind: Kind, device: torch.device
 ) -> None:
-    """Up to rounding: this executor stores numbers in tensors."""
-    plain, fixed = compared(graphs(device), *methods, epochs=1, fraction=0.67, device=device)
+    """Up to rounding: these executors store numbers in tensors."""
+    plain, fixed = compared(kind(device), *methods, epochs=1, fraction=0.67, device=device)
     assert fixed.executor.replays >= fixed.executor.captures > 0
     assert_equal_up_to_rounding(plain, fixed)
 
 
-def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torch.device) -> None:
+@pytest.mark.parametrize("kind", [graphs, lanes])
+def test_one_recording_serves_all_clients_rounds_and_learning_rates(kind: Kind, device: torch.device) -> None:
     """FedDyn's pull depends on a client's number of images; the learning rate changes every round.
 
     These numbers are float32 tensors here, and Python floats in the reference. BatchNorm magnifies this
@@ -147,7 +186,7 @@ def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torc
     """
     schedule = Exponential(decay=0.5)
     plain, fixed = compared(
-        *(graphs(device), FedDyn(alpha_mode="data")),
+        *(kind(device), FedDyn(alpha_mode="data")),
         **{"rounds": 4, "fraction": 1.0, "lr_schedule": schedule, "device": device, "model": LeNet5()},
     )
     sizes = {len(images) % 8 for images in fixed.data.clients} - {0}
@@ -155,14 +194,15 @@ def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torc
     torch.testing.assert_close(plain.server.weights, fixed.server.weights, rtol=1e-5, atol=1e-6)
 
 
-def test_a_frozen_learning_rate_is_found() -> None:
+@pytest.mark.parametrize("executor", [FrozenRateOfGraphs, FrozenRateOfLanes])
+def test_a_frozen_learning_rate_is_found(executor: type[FrozenRate]) -> None:
     """The test above compares rates: without them in tensors, all rounds have that of the capture."""
     settings = {"rounds": 2, "fraction": 1.0, "lr_schedule": Exponential(decay=0.5), "model": LeNet5()}
-    plain, frozen = compared(FrozenRate, FedAvg(), **settings)
+    plain, frozen = compared(executor, FedAvg(), **settings)
     assert (plain.server.weights - frozen.server.weights).abs().max() > 1e-3
 
 
-REFUSED = r"(?m)^executor 'cuda_graph': a local step cannot be captured \(%s\); use --executor sequential$"
+REFUSED = r"(?m)^executor '%s': a local step cannot be captured \(%s\); use --executor sequential$"
 
 
 class Reading(FedAvg):
@@ -173,25 +213,26 @@ class Reading(FedAvg):
 
 
 def test_a_step_that_reads_values_on_the_host_is_refused(device: torch.device) -> None:
-    with pytest.raises(FltrainError, match=REFUSED % ".+"):
+    with pytest.raises(FltrainError, match=REFUSED % ("cuda_graph", ".+")):
         simulation(Reading(), executor=graphs(device), device=device, **SETTINGS).round(0)
 
 
+@pytest.mark.parametrize("executor", [CudaGraphExecutor, VectorizedCudaGraphExecutor])
 @pytest.mark.parametrize("name", ["graph", "CUDAGraph", "graph_pool_handle"])
-def test_a_capture_that_cuda_refuses_ends_the_run(name: str) -> None:
+def test_a_capture_that_cuda_refuses_ends_the_run(name: str, executor: type[Capturing]) -> None:
     def refuse(*args: object, **settings: object) -> None:
         raise RuntimeError("CUDA error:\nout of memory")
 
-    class Refused(Replaying):
+    class Refused(OnTape, executor):
         def recorded(self, work: Work) -> Work:
             with taped(), patch.object(torch.cuda, name, refuse):
-                return CudaGraphExecutor.capture(self, work)
+                return Capturing.capture(self, work)
 
-    with pytest.raises(FltrainError, match=REFUSED % "CUDA error: out of memory"):
+    with pytest.raises(FltrainError, match=REFUSED % (executor.name, "CUDA error: out of memory")):
         simulation(executor=Refused, **SETTINGS).round(0)
 
 
-@pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor, Replaying])
+@pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor, Replaying, ReplayingLanes])
 def test_all_rounds_have_the_same_images(executor: type[SequentialExecutor]) -> None:
     """Captured steps read them at their addresses."""
     run, seen = simulation(executor=executor, augmentation=Augmentation(flip=True), **SETTINGS), []
@@ -217,11 +258,57 @@ class Growing(FedAvg):
         return {"seen": weights.sum()}
 
 
-def test_a_step_state_keeps_its_names() -> None:
+@pytest.mark.parametrize("executor", [VectorizedExecutor, Replaying, ReplayingLanes])
+def test_a_step_state_keeps_its_names(executor: type[SequentialExecutor]) -> None:
     with pytest.raises(
         FltrainError, match=r"step state of 'fedavg' changes its names or shapes.*--executor sequential"
     ):
-        simulation(Growing(), executor=Replaying, **SETTINGS).round(0)
+        simulation(Growing(), executor=executor, **SETTINGS).round(0)
+
+
+class Swapping(FedAvg):
+    """Keeps the weights of the last two steps, each in the memory of the other before a step."""
+
+    def client_init(self, local: Local) -> State:
+        return {"before": local.start, "last": local.start}
+
+    def next_state(
+        self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
+    ) -> State:
+        return {"before": step_state["last"], "last": weights.clone()}
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
+        return gradient + 0.1 * (step_state["last"] - step_state["before"])
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("executor", [VectorizedExecutor, Replaying, ReplayingLanes])
+def test_step_states_in_shared_memory_do_not_overwrite_each_other(
+    executor: type[SequentialExecutor],
+) -> None:
+    assert_equal_up_to_rounding(*compared(executor, Swapping(), fraction=1.0))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("methods", [(FedAvg(),), (Scaffold(), Ecgr())], ids=by_name)
+@pytest.mark.parametrize("executor", [VectorizedExecutor, ReplayingLanes])
+def test_clients_take_turns_in_lanes(
+    executor: type[VectorizedExecutor], methods: tuple[AnyMethod, ...], count: int
+) -> None:
+    """Clients have different numbers of images, hence of steps."""
+    plain, turns = compared(partial(executor, lanes=count), *methods, fraction=1.0)
+    assert len(plain.data.clients) > count and len(set(map(len, plain.data.clients))) > 1
+    assert_equal_up_to_rounding(plain, turns)
+
+
+def test_lanes_are_the_same_in_all_rounds() -> None:
+    """SCAFFOLD's clients have a state after their first round, the others none: two kinds of lanes."""
+    run = simulation(Scaffold(), executor=ReplayingLanes, fraction=0.5, **SETTINGS)
+    for number in range(4):
+        run.round(number)
+    kept = [one for same in run.executor.kept.values() for one in same]
+    assert len(kept) == 2 and all(len(one.runs) == len(run.sample(0)) for one in kept)
 
 
 @pytest.mark.usefixtures("double")
@@ -260,7 +347,7 @@ def test_one_round_of_stacked_clients_differs_by_rounding_only(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda:0"], indirect=True)
-@pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor, CudaGraphExecutor])
+@pytest.mark.parametrize("executor", list(EXECUTORS.values()))
 def test_rounds_keep_no_memory_of_a_gpu(executor: type[SequentialExecutor], device: torch.device) -> None:
     run, used = simulation(Scaffold(), Ecgr(), executor=executor, device=device, fraction=1.0), []
     for number in range(4):

@@ -61,9 +61,9 @@ def test_each_record_equals_that_of_the_run_trained_alone(
     """
     shared, step = set(), VectorizedExecutor._step_together
 
-    def counted(self: Any, stack: Any, phase: int, batches: Any) -> None:
-        shared.add(len({stack.members[place].local.task.seed for place, *_ in batches}))
-        step(self, stack, phase, batches)
+    def counted(self: Any, lanes: Any, places: Any, *batch: int) -> None:
+        shared.add(len({lanes.members[place].local.task.seed for place in places}))
+        step(self, lanes, places, *batch)
 
     monkeypatch.setattr(VectorizedExecutor, "_step_together", counted)
     together = train_all(seeds(**settings), Results(tmp_path / "together"), ALONE)
@@ -104,6 +104,21 @@ def test_runs_that_resume_after_different_rounds_meet_again(tmp_path: Path) -> N
         assert len(record.provenance["resumed"]) in (1, 2)
 
 
+@pytest.mark.parametrize("lanes", [1, 5])
+def test_lanes_are_a_setting_of_the_execution(lanes: int, tmp_path: Path) -> None:
+    spec, *_ = seeds(method="scaffold")
+    side_by_side = replace(ALONE, executor="vectorized", lanes=lanes)
+    assert_close(
+        train(spec, Results(tmp_path / "lanes"), side_by_side),
+        train(spec, Results(tmp_path / "alone"), ALONE),
+    )
+
+
+def test_other_executors_have_no_lanes(tmp_path: Path) -> None:
+    with pytest.raises(FltrainError, match=r"--lanes 2: executor 'auto' trains clients one by one; .*--exec"):
+        train(tiny(), Results(tmp_path), replace(ALONE, lanes=2))
+
+
 def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path) -> None:
     specs = seeds(training={"epochs": 1, "batch_size": 32, "lr": 2.0}, rounds=6)
     together = train_all(specs, Results(tmp_path / "together"), ALONE)
@@ -118,6 +133,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path) -> None:
         ({"seed": 0}, {}, "two runs have the same seed"),
         ({}, {"executor": "sequential"}, "executor 'sequential' trains clients one by one"),
         ({}, {"workers": 2}, "executor 'vectorized' trains clients together"),
+        ({}, {"executor": "vectorized_cuda_graph"}, "needs a CUDA device"),
     ],
 )
 def test_other_runs_and_executors_are_refused(

@@ -17,7 +17,7 @@ from fltrain.data.prepared import PreparedData
 from fltrain.engine.executors import choose as executors
 from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import Simulation
-from fltrain.engine.trajectory import Trajectory
+from fltrain.engine.trajectory import Trajectory, record
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.scaffold import Scaffold
@@ -44,7 +44,7 @@ def recorded(what: str, device: torch.device, storage: str = "float32", place: P
         # As in training, the same two vectors in every step.
         gradient.copy_(gradients[step])
         live.copy_(weights[step + 1])
-        trajectory.record(gradient, live)
+        record([trajectory], [gradient], [live])
     live.zero_()
     gradient.zero_()
     return trajectory.finished()

@@ -10,7 +10,7 @@ PyTorch prepares itself then. The executor keeps captured steps, because they sh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,23 +21,73 @@ from fltrain.core.errors import FltrainError
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, ClientState, Round
 from fltrain.engine.executors.sequential import FrozenModels, SequentialExecutor, Sgd
-from fltrain.engine.executors.views import PER_CLIENT, PER_ROUND, signature, tensors_of
+from fltrain.engine.executors.views import (
+    PER_CLIENT,
+    PER_ROUND,
+    check_step_states,
+    memory_of,
+    signature,
+    tensors_of,
+)
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, Place, State
 
 NUMBERS = {**PER_CLIENT, **PER_ROUND}
 
-Work = Callable[[], tuple[Tensor, Tensor]]
-"""A step on fixed tensors; returns loss and gradient."""
+Work = Callable[[], Any]
+"""A step on fixed tensors; returns tensors."""
 
 
-@dataclass(frozen=True)
-class Captured:
-    """A captured step, and the tensors that hold its image indices and augmentation parameters."""
+class Capturing(SequentialExecutor):
+    """Captures steps, and replays them."""
 
-    chosen: Tensor
-    changes: Tensor
-    replay: Work
+    def __init__(self, clients: Clients, recordings: Place = "auto", **settings: Any) -> None:
+        super().__init__(clients, recordings, **settings)
+        self.check(self.model.weights.device)
+        self.pool: Any = None
+
+    @classmethod
+    def check(cls, device: torch.device) -> None:
+        """Refuse a device that is no GPU.
+
+        Raises:
+            FltrainError: for such a device.
+        """
+        if device.type != "cuda":
+            raise FltrainError(
+                f"executor {cls.name!r} needs a CUDA device, not {str(device)!r}; use --executor sequential"
+            )
+
+    def capture(self, work: Work) -> Work:
+        """Capture a step that has run before; return the function that replays it.
+
+        Raises:
+            FltrainError: if CUDA refuses an operation of the step.
+        """
+        try:
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                result = work()
+        except RuntimeError as error:
+            raise FltrainError(
+                f"executor {self.name!r}: a local step cannot be captured ({' '.join(str(error).split())}); "
+                "use --executor sequential"
+            ) from None
+
+        def replay() -> Any:
+            graph.replay()
+            return result
+
+        return replay
+
+    def replayed(self, captured: dict[Any, Work | None], key: Any, work: Work) -> Any:
+        """Take a step: the first one with a key as it is, the second one captures, all later ones replay."""
+        if key not in captured:
+            captured[key] = None
+            return work()
+        replay = captured[key] = captured[key] or self.capture(work)
+        return replay()
 
 
 class Session:
@@ -47,13 +97,15 @@ class Session:
         hooks: the hooks, bound to the fixed tensors.
         client_hooks: the hooks of the current client, bound to its own tensors.
         frozen: models that methods compare with.
-        captured: the steps by optimiser and number of images; None if one has run but is not captured yet.
+        batches: image indices and augmentation parameters, by optimiser and number of images.
+        captured: the steps by the same keys; None if one has run but is not captured yet.
     """
 
     def __init__(self, client_hooks: LocalHooks, frozen: FrozenModels) -> None:
         self.client_hooks = client_hooks
         self.frozen = frozen
-        self.captured: dict[tuple[int, int], Captured | None] = {}
+        self.batches: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.captured: dict[Any, Work | None] = {}
         self.places = {
             name: tree_map(torch.clone, tensors_of(local, NUMBERS))
             for name, local in client_hooks.locals_.items()
@@ -77,68 +129,27 @@ class Session:
         Raises:
             FltrainError: if a method has other tensors than before.
         """
+        check_step_states(CudaGraphExecutor.name, self.hooks.step_states, self.states)
         for name, state in self.hooks.step_states.items():
             places = self.states[name]
-            if _shapes(state) != _shapes(places):
-                raise FltrainError(
-                    f"executor 'cuda_graph': the step state of {name!r} changes its names or shapes in a "
-                    "step; use --executor sequential"
-                )
             moved = {key: tensor for key, tensor in state.items() if tensor is not places[key]}
-            written = {_memory(places[key]) for key in moved}
+            written = {memory_of(places[key]) for key in moved}
             for key, tensor in moved.items():
-                if _memory(tensor) in written:  # it would be overwritten before it is read
+                if memory_of(tensor) in written:  # it would be overwritten before it is read
                     moved[key] = tensor.clone()
             for key, tensor in moved.items():
                 places[key].copy_(tensor)
         self.hooks.step_states = _shared(self.states)
 
 
-class CudaGraphExecutor(SequentialExecutor):
+class CudaGraphExecutor(Capturing):
     """One client after the other, in steps that are captured once and replayed."""
 
     name = "cuda_graph"
 
     def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
         super().__init__(clients, recordings)
-        self.check(self.model.weights.device)
         self.sessions: dict[tuple[Any, ...], Session] = {}
-        self.pool: Any = None
-
-    @classmethod
-    def check(cls, device: torch.device) -> None:
-        """Refuse a device that is no GPU.
-
-        Raises:
-            FltrainError: for such a device.
-        """
-        if device.type != "cuda":
-            raise FltrainError(
-                f"executor 'cuda_graph' needs a CUDA device, not {str(device)!r}; use --executor sequential"
-            )
-
-    def capture(self, work: Work) -> Work:
-        """Capture a step that has run before; return the function that replays it.
-
-        Raises:
-            FltrainError: if CUDA refuses an operation of the step.
-        """
-        try:
-            self.pool = self.pool or torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
-                result = work()
-        except RuntimeError as error:
-            raise FltrainError(
-                f"executor 'cuda_graph': a local step cannot be captured ({' '.join(str(error).split())}); "
-                "use --executor sequential"
-            ) from None
-
-        def replay() -> tuple[Tensor, Tensor]:
-            graph.replay()
-            return result
-
-        return replay
 
     def _arrive(
         self, round: Round, client: int, client_state: ClientState | None
@@ -162,40 +173,20 @@ class CudaGraphExecutor(SequentialExecutor):
     def _step(
         self, images: Augmented, chosen: Tensor, changes: Tensor, hooks: LocalHooks, optimiser: Sgd
     ) -> tuple[Tensor, Tensor]:
-        session, key = self.session, (id(optimiser), len(chosen))
-        if key not in session.captured:
-            session.captured[key] = None
-            result = super()._step(images, chosen, changes, hooks, optimiser)
-            session.settle()
-            return result
-        captured = session.captured[key]
-        if captured is None:
-            captured = self._captured(images, optimiser, chosen, changes)
-            session.captured[key] = captured
-        captured.chosen.copy_(chosen)
-        captured.changes.copy_(changes)
-        return captured.replay()
-
-    def _captured(self, images: Augmented, optimiser: Sgd, chosen: Tensor, changes: Tensor) -> Captured:
-        session, step = self.session, super()._step
-        chosen, changes = chosen.clone(), changes.clone()
+        session, step, key = self.session, super()._step, (id(optimiser), len(chosen))
+        fixed = session.batches.setdefault(key, (torch.empty_like(chosen), torch.empty_like(changes)))
+        fixed[0].copy_(chosen)
+        fixed[1].copy_(changes)
 
         def work() -> tuple[Tensor, Tensor]:
-            loss, gradient = step(images, chosen, changes, session.hooks, optimiser)
+            loss, gradient = step(images, *fixed, session.hooks, optimiser)
             session.settle()
             return loss, gradient
 
-        return Captured(chosen, changes, self.capture(work))
+        result: tuple[Tensor, Tensor] = self.replayed(session.captured, key, work)
+        return result
 
 
 def _shared(states: Mapping[str, State]) -> dict[str, State]:
     """Return the same tensors, in dictionaries that may change."""
     return {name: dict(state) for name, state in states.items()}
-
-
-def _shapes(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {key: (tensor.shape, tensor.dtype) for key, tensor in state.items()}
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -16,7 +16,7 @@ from fltrain.core.errors import noting
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, ClientState, Round
-from fltrain.engine.trajectory import Trajectory
+from fltrain.engine.trajectory import Trajectory, record
 from fltrain.engine.workers import ALONE
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
@@ -52,6 +52,26 @@ class Cohort:
     clients: Sequence[int]
     client_states: Mapping[int, ClientState]
     timed: Callable[[int], AbstractContextManager[None]] = lambda runs: nullcontext()
+
+
+@dataclass(frozen=True)
+class Visits:
+    """The images of a client's local steps in a round, in the order in which the steps visit them.
+
+    Attributes:
+        steps: phase and number of images of each step.
+        chosen: indices of the images, ``[n]``.
+        changes: their augmentation parameters, ``[n, 5]``.
+    """
+
+    steps: Sequence[tuple[int, int]]
+    chosen: Tensor
+    changes: Tensor
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield phase, image indices and augmentation parameters of every step."""
+        phases, sizes = zip(*self.steps, strict=True)
+        return zip(phases, self.chosen.split(sizes), self.changes.split(sizes), strict=True)
 
 
 class SequentialExecutor:
@@ -140,7 +160,7 @@ class SequentialExecutor:
             loss, gradient = self._step(images, chosen, changes, hooks, self.optimisers[phase])
             loss_sum += loss
             if trajectory:
-                trajectory.record(gradient, self.model.weights)
+                record([trajectory], [gradient], [self.model.weights])
         return self._trained(local, self._finished(hooks), loss_sum, trajectory)
 
     def _arrive(
@@ -153,19 +173,19 @@ class SequentialExecutor:
             optimiser.reset(round)
         return local, self.composition.client_init(local, round.payloads, client_state)
 
-    def _visits(self, round: Round, images: Augmented, client: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield phase, image indices and augmentation parameters of every local step of a client."""
+    def _visits(self, round: Round, images: Augmented, client: int) -> Visits:
+        """Draw the order in which a client visits its images in a round."""
         schedule = self.composition.schedule
         indices = self.clients.data.clients[client]
         sizes = round.training.batch_sizes(len(indices), schedule.batches)
         epochs = round.training.epochs * schedule.passes
         orders = batch_orders(round, client, epochs, len(indices), indices.device)
         changes = images.parameters(round.task.seed, round.number, client, epochs, len(indices))
-        used = sum(sizes)
-        for order, change in zip(orders, changes, strict=True):
-            batches = zip(indices[order][:used].split(sizes), change[:used].split(sizes), strict=True)
-            for phase, (chosen, how) in schedule.visits(list(batches)):
-                yield phase, chosen, how
+        places = torch.arange(sum(sizes), device=indices.device).split(sizes)
+        phases, visited = zip(*schedule.visits(places), strict=True)
+        steps = [(phase, len(batch)) for phase, batch in zip(phases, visited, strict=True)]
+        epoch = torch.cat(visited)
+        return Visits(steps * epochs, indices[orders[:, epoch].flatten()], changes[:, epoch].flatten(0, 1))
 
     def _trajectory(self, local: Local) -> Trajectory | None:
         """Return the recording of a client's steps, if a method needs one."""
@@ -352,6 +372,6 @@ class Sgd:
         if self.training.momentum:
             gradient = velocity.mul_(self.training.momentum).add_(gradient)
         if isinstance(self.rate, Tensor):
-            weights.addcmul_(gradient, self.rate, value=-1)
+            weights.sub_(gradient * self.rate)  # vmap would run addcmul_ client by client
         else:
             weights.add_(gradient, alpha=-self.rate)

@@ -9,26 +9,33 @@ BatchNorm computes the same statistics; clients that have fewer steps finish ear
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 # torch.func.functional_call does the same for a single call of a module.
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, ClientState, Round
-from fltrain.engine.executors.sequential import Cohort, LocalStep, SequentialExecutor, Sgd, Trained
-from fltrain.engine.executors.views import PER_CLIENT, signature, tensors_of
-from fltrain.engine.trajectory import Trajectory
+from fltrain.engine.executors.sequential import Cohort, LocalStep, SequentialExecutor, Sgd, Trained, Visits
+from fltrain.engine.executors.views import (
+    PER_CLIENT,
+    Numbers,
+    check_step_states,
+    memory_of,
+    signature,
+    tensors_of,
+)
+from fltrain.engine.trajectory import Trajectory, record
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, Loss, Outputs, Place, State
 from fltrain.models.base import Part
@@ -37,35 +44,66 @@ from fltrain.models.network import in_mode
 from fltrain.runtime.determinism import tf32_products
 
 Moving = dict[str, Any]
-"""Tensors that steps change: weights, buffers, counters, a velocity for each phase, and step states."""
+"""Tensors that steps change: weights, buffers, counters, a velocity for each phase, step states, the sum of
+losses, and ``taken``, the number of images that the steps have visited."""
 
 
-@dataclass
-class _Client:
-    """A client with the steps that it still has to take."""
+@dataclass(eq=False)
+class Member:
+    """A client of a cohort, before, during and after its local training.
 
+    Attributes:
+        executor: that of its run.
+        cohort: number of clients in its cohort.
+        held: tensors that its steps read.
+        statistics: its buffers and counters before the first step.
+        ahead: the steps that it still has to take, last first: phase and number of images, and how often.
+        trajectory: recording of its steps, if a method needs one.
+        trained: the result.
+    """
+
+    executor: VectorizedExecutor
+    cohort: int
     local: Local
     hooks: LocalHooks
+    held: dict[str, Any]
+    statistics: State
     images: Augmented
-    visits: Iterator[tuple[int, Tensor, Tensor]]
-    trajectory: Trajectory | None
-    moving: Moving
-    losses: Tensor
+    visits: Visits
+    ahead: list[tuple[tuple[int, int], int]]
+    trajectory: Trajectory | None = None
+    trained: Trained | None = None
+
+    @property
+    def moving(self) -> Moving:
+        """Tensors before the first step."""
+        start = self.local.start
+        return {
+            "weights": start,
+            **self.statistics,
+            "velocities": [torch.zeros_like(one.velocity) for one in self.executor.optimisers],
+            "step_states": self.hooks.step_states,
+            "losses": start.new_zeros(()),
+            "taken": torch.zeros((), dtype=torch.int64, device=start.device),
+        }
 
 
 class VectorizedExecutor(SequentialExecutor):
-    """All clients of a round side by side, also those of several seeds."""
+    """Clients of a round side by side, also those of several seeds."""
 
     name = "vectorized"
     exact = False
+    numbers: ClassVar[Numbers] = PER_CLIENT
 
-    def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
+    def __init__(self, clients: Clients, recordings: Place = "auto", lanes: int | None = None) -> None:
+        """Prepare for the clients of a run; train ``lanes`` of them at once (None: all of a round)."""
         super().__init__(clients, recordings)
+        self.lanes = lanes
         network, drawing = self.model.network, (nn.modules.dropout._DropoutNd, nn.RReLU)
         if any(isinstance(module, drawing) for module in network.modules()):
-            raise _refusal("the network draws random numbers in its forward pass (dropout)")
+            raise self._refusal("the network draws random numbers in its forward pass (dropout)")
         if network.products and self.model.buffers.is_cpu and len(self.model.buffers):
-            raise _refusal("PyTorch cannot map BatchNorm in bfloat16 over clients on a CPU")
+            raise self._refusal("PyTorch cannot map BatchNorm in bfloat16 over clients on a CPU")
 
     def train(
         self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]
@@ -74,22 +112,18 @@ class VectorizedExecutor(SequentialExecutor):
 
     @staticmethod
     def train_all(cohorts: Sequence[Cohort]) -> list[list[Trained]]:
-        alike: dict[Any, tuple[VectorizedExecutor, list[_Client]]] = {}
-        arrived: list[tuple[VectorizedExecutor, list[_Client]]] = []
+        alike: dict[Any, list[Member]] = defaultdict(list)
+        arrived: list[list[Member]] = []
         for cohort in cohorts:
             executor = cohort.executor
             assert isinstance(executor, VectorizedExecutor)
             function = executor._function() if len(cohorts) > 1 else b""
-            members = [
-                executor._client(cohort.round, one, cohort.client_states.get(one)) for one in cohort.clients
-            ]
-            arrived.append((executor, members))
-            for client in members:
-                key = function, client.local.task.samples, signature(client.hooks)
-                alike.setdefault(key, (executor, []))[1].append(client)
-        for executor, members in alike.values():
-            executor._steps(members)
-        return [executor._finish(members) for executor, members in arrived]
+            arrived.append([executor._member(cohort, client) for client in cohort.clients])
+            for member in arrived[-1]:
+                alike[function, member.local.task.samples, signature(member.hooks)].append(member)
+        for members in alike.values():
+            members[0].executor._train_together(members)
+        return [[cast(Trained, member.trained) for member in members] for members in arrived]
 
     def _function(self) -> bytes:
         """Return the logits of an image at fixed weights; runs share steps if these agree.
@@ -104,90 +138,107 @@ class VectorizedExecutor(SequentialExecutor):
             logits = model.network(image.view(1, *shape).to(model.weights.device))
         return bytes(logits.cpu().numpy())
 
-    def _finish(self, cohort: Sequence[_Client]) -> list[Trained]:
-        """Return the results of clients after their last step."""
-        trained: list[Trained] = []
-        for client in cohort:
-            self.model.load(*(client.moving[part] for part in ("weights", "buffers", "counters")))
-            client.hooks.step_states = client.moving["step_states"]
-            trained.append(self._trained(client.local, client.hooks, client.losses, client.trajectory))
-        return trained
-
-    def _client(self, round: Round, client: int, client_state: ClientState | None) -> _Client:
-        self.poll()
-        local, hooks = self._arrive(round, client, client_state)
-        model = self.model
-        moving = {
-            "weights": model.weights.clone(),
-            "buffers": model.buffers.clone(),
-            "counters": model.counters.clone(),
-            "velocities": [torch.zeros_like(optimiser.velocity) for optimiser in self.optimisers],
-            "step_states": hooks.step_states,
-        }
-        images, losses = self.images(round), model.weights.new_zeros(())
+    def _member(self, cohort: Cohort, client: int) -> Member:
+        round = cohort.round
+        local, hooks = self._arrive(round, client, cohort.client_states.get(client))
+        images = self.images(round)
         visits = self._visits(round, images, client)
-        return _Client(local, hooks, images, visits, self._trajectory(local), moving, losses)
+        return Member(
+            executor=self,
+            cohort=len(cohort.clients),
+            local=local,
+            hooks=hooks,
+            held={name: tensors_of(view, self.numbers) for name, view in hooks.locals_.items()},
+            statistics={"buffers": self.model.buffers.clone(), "counters": self.model.counters.clone()},
+            images=images,
+            visits=visits,
+            ahead=[(step, len(list(times))) for step, times in groupby(visits.steps)][::-1],
+        )
 
-    def _steps(self, members: Sequence[_Client]) -> None:
-        """Take all steps of clients that hold tensors of the same names and shapes."""
-        stack = _Stack(members)
+    def _train_together(self, members: Sequence[Member]) -> None:
+        """Train clients that hold tensors of the same names and shapes; they take turns in the lanes."""
+        lanes = self._lanes(members)
+        lanes.begin(members)
+        waiting = {run: deque(own) for run, own in groupby(members, lambda member: member.executor)}
         while True:
-            groups: dict[Any, list[tuple[int, Tensor, Tensor]]] = defaultdict(list)
-            for place, client in enumerate(members):
-                visit = next(client.visits, None)
-                if visit is not None:
-                    phase, chosen, changes = visit
-                    groups[phase, len(chosen)].append((place, chosen, changes))
+            for lane, run in enumerate(lanes.runs):
+                member = lanes.members[lane]
+                if member and not member.ahead:
+                    run._finish(member, lanes.leave(lane))
+                if not lanes.members[lane] and waiting[run]:
+                    run._enter(waiting[run].popleft(), lanes, lane)
+            groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for lane, member in enumerate(lanes.members):
+                if member:
+                    groups[member.ahead[-1][0]].append(lane)
             if not groups:
-                break
-            for (phase, _), batches in groups.items():
-                self._step_together(stack, phase, batches)
-        stack.hand_out()
+                return
+            # The largest group goes on; smaller ones grow meanwhile, as others come to the same kind of step.
+            (phase, size), places = max(groups.items(), key=lambda group: len(group[1]))
+            training = [member for lane in places if (member := lanes.members[lane])]
+            times = min(member.ahead[-1][1] for member in training)
+            for _ in range(times):
+                self._step_together(lanes, places, phase, size)
+            for member in training:
+                step, left = member.ahead.pop()
+                if left > times:
+                    member.ahead.append((step, left - times))
 
-    def _step_together(
-        self, stack: _Stack, phase: int, batches: Sequence[tuple[int, Tensor, Tensor]]
-    ) -> None:
-        """Take a step of some clients, whose batches have the same number of images.
+    def _lanes(self, members: Sequence[Member]) -> Lanes:
+        """Return lanes for clients of one or more runs."""
+        return Lanes(runs_of(members, len), members)
+
+    def _enter(self, member: Member, lanes: Lanes, lane: int) -> None:
+        """Let a client begin its steps in a lane."""
+        self.poll()
+        member.trajectory = self._trajectory(member.local)
+        lanes.enter(lane, member)
+
+    def _finish(self, member: Member, moved: Moving) -> None:
+        """Set the result of a client after its last step."""
+        self.model.load(moved["weights"], moved["buffers"], moved["counters"])
+        member.hooks.step_states = moved["step_states"]
+        member.trained = self._trained(member.local, member.hooks, moved["losses"], member.trajectory)
+        member.trajectory = None
+
+    def _step_together(self, lanes: Lanes, places: Sequence[int], phase: int, size: int) -> None:
+        """Take a step of the clients in some lanes, whose batches have ``size`` images."""
+        index = None if len(places) == len(lanes.runs) else lanes.index(places)
+        moved, gradient = self._mapped(lanes, places, index, phase, size)
+        lanes.write(moved, index)
+        lanes.record(places, gradient, moved["weights"])
+
+    def _mapped(
+        self, lanes: Lanes, places: Sequence[int], index: Tensor | None, phase: int, size: int
+    ) -> tuple[Moving, Tensor]:
+        """Return the tensors of some clients after a step, and the gradients.
 
         Raises:
             FltrainError: if PyTorch cannot map the step over clients.
         """
-        places = [place for place, _, _ in batches]
-        parts = []
-        for images, batch in groupby(batches, lambda batch: stack.members[batch[0]].images):
-            _, chosen, changes = zip(*batch, strict=True)
-            parts.append(images.batch(torch.cat(chosen), torch.cat(changes)))
-        inputs, labels = (
-            torch.cat(part).unflatten(0, (len(batches), -1)) for part in zip(*parts, strict=True)
-        )
-        moving, held, dims = stack.rows(places)
-        hooks, optimiser = stack.members[places[0]].hooks, self.optimisers[phase]
+        moving, held = lanes.rows(index)
+        inputs, labels = lanes.batch(places, index, moving["taken"], size)
+        hooks, optimiser = lanes.hooks, self.optimisers[phase]
 
         def step(
             moving: Moving, held: dict[str, Any], inputs: Tensor, labels: Tensor
-        ) -> tuple[Moving, Tensor, Tensor]:
+        ) -> tuple[Moving, Tensor]:
             return _step_of_one(self.model, hooks, optimiser, phase, moving, held, inputs, labels)
 
         try:
             with torch.no_grad():
-                moved, loss, gradient = torch.vmap(step, in_dims=(0, dims, 0, 0))(
-                    moving, held, inputs, labels
-                )
+                mapped = torch.vmap(step, in_dims=(0, lanes.dims, 0, 0))
+                moved, gradient = mapped(moving, held, inputs, labels)
         except RuntimeError as error:
             message = " ".join(str(error).split())
             if any(word in message for word in ("vmap", "functorch")):
-                raise _refusal(f"PyTorch cannot map the step over clients ({message})") from None
+                raise self._refusal(f"PyTorch cannot map the step over clients ({message})") from None
             raise
-        stack.write(places, moved)
-        for place, row in enumerate(places):
-            client = stack.members[row]
-            client.losses += loss[place]
-            if client.trajectory:
-                client.trajectory.record(gradient[place], moved["weights"][place])
+        return moved, gradient
 
-
-def _refusal(reason: str) -> FltrainError:
-    return FltrainError(f"executor 'vectorized': {reason}; use --executor sequential")
+    @classmethod
+    def _refusal(cls, reason: str) -> FltrainError:
+        return FltrainError(f"executor {cls.name!r}: {reason}; use --executor sequential")
 
 
 def _step_of_one(
@@ -199,8 +250,8 @@ def _step_of_one(
     held: Mapping[str, Any],
     images: Tensor,
     labels: Tensor,
-) -> tuple[Moving, Tensor, Tensor]:
-    """Take a step of one client; return its tensors afterwards, loss and gradient."""
+) -> tuple[Moving, Tensor]:
+    """Take a step of one client; return its tensors afterwards, and the gradient."""
     views = {name: replace(local, **held[name]) for name, local in hooks.locals_.items()}
     states = {name: dict(state) for name, state in moving["step_states"].items()}
     statistics = {"buffers": moving["buffers"], "counters": moving["counters"]}
@@ -208,65 +259,191 @@ def _step_of_one(
     bound = LocalHooks(hooks.composition, views, states)
     step = FunctionalStep(images, labels, optimiser.part, model, bound, weights, statistics)
     loss, gradient = step.take(weights, optimiser, velocities[phase])
-    moved = {"weights": weights, **statistics, "velocities": velocities, "step_states": bound.step_states}
-    return moved, loss, gradient
+    moved = {
+        "weights": weights,
+        **statistics,
+        "velocities": velocities,
+        "step_states": bound.step_states,
+        "losses": moving["losses"] + loss,
+        "taken": moving["taken"] + len(labels),
+    }
+    return moved, gradient
 
 
-class _Stack:
-    """Tensors of clients as rows of stacked tensors; a common tensor is stored once."""
+def runs_of(members: Sequence[Member], most: Callable[[list[Member]], int]) -> list[VectorizedExecutor]:
+    """Return the executor for each lane: a run has ``most(its clients)`` lanes, or fewer by its own limit."""
+    runs: list[VectorizedExecutor] = []
+    for run, own in groupby(members, lambda member: member.executor):
+        count = most(list(own))
+        runs += [run] * min(count, run.lanes or count)
+    return runs
 
-    def __init__(self, members: Sequence[_Client]) -> None:
-        self.members = members
-        self.moving: Moving = tree_map(lambda *rows: torch.stack(rows), *(one.moving for one in members))
-        held = [
-            {name: tensors_of(local, PER_CLIENT) for name, local in client.hooks.locals_.items()}
-            for client in members
-        ]
-        known: dict[tuple[int, ...], Tensor] = {}
 
-        def dim(*column: Tensor) -> int | None:
-            return None if len(set(map(id, column))) == 1 else 0
+def _identities(members: Sequence[Member]) -> list[tuple[int, ...]]:
+    """Return for each tensor that steps read which one it is for each client."""
+    columns = zip(*(tree_leaves(member.held) for member in members), strict=True)
+    return [tuple(map(id, column)) for column in columns]
 
-        def stacked(*column: Tensor) -> Tensor:
-            ids = tuple(map(id, column))
-            if ids not in known:
-                known[ids] = column[0] if dim(*column) is None else torch.stack(column)
-            return known[ids]
 
+class Lanes:
+    """Clients side by side, each in a lane, a row of stacked tensors; the next one takes a free lane.
+
+    Attributes:
+        runs: the executor of the clients in each lane; lanes of a run lie side by side.
+        members: the client in each lane; None in a free one.
+        hooks: hooks of any client; steps replace the tensors of its views.
+        moving: tensors that steps change.
+        held: tensors that steps only read; one that all clients share is stored once.
+        dims: 0 for tensors of ``held`` with a row for each lane, None for shared ones.
+    """
+
+    def __init__(self, runs: Sequence[VectorizedExecutor], clients: Sequence[Member]) -> None:
+        """Make a lane for each element of ``runs``, in which ``clients`` can take turns."""
+        first, self.runs, identities = clients[0], runs, _identities(clients)
+        self.hooks = first.hooks
+        # For each tensor the first one that is the same for every client, and whether all clients share it.
+        self.sharing = [(identities.index(one), len(one) > len(set(one)) == 1) for one in identities]
+        self.members: list[Member | None] = [None] * len(runs)
         self.indices: dict[tuple[int, ...], Tensor] = {}
-        self.dims = tree_map(dim, *held)
-        self.held: dict[str, Any] = tree_map(stacked, *held)
+        images = {member.executor: member.images for member in clients}
+        self.images = [images[run] for run in runs]
+        tensors, form = tree_flatten(first.held)
+        self.places: list[Tensor] = []
+        for tensor, (same, shared) in zip(tensors, self.sharing, strict=True):
+            place = torch.empty_like(tensor) if shared else self._stacked(tensor)
+            self.places.append(self.places[same] if same < len(self.places) else place)
+        self.held: dict[str, Any] = tree_unflatten(self.places, form)
+        self.dims = tree_unflatten([None if shared else 0 for _, shared in self.sharing], form)
+        self.moving: Moving = tree_map(self._stacked, first.moving)
+        longest = max(_most_visits(member) for member in clients)
+        self.chosen = self._stacked(first.visits.chosen.new_empty(longest))
+        self.changes = self._stacked(first.visits.changes.new_empty(longest, first.visits.changes.shape[1]))
 
-    def rows(self, places: Sequence[int]) -> tuple[Moving, dict[str, Any], Any]:
-        """Return the tensors of some clients, and the dimension of the read-only ones."""
-        if len(places) == len(self.members):
-            return self.moving, self.held, self.dims
-        index = self._index(places)
+    def _stacked(self, tensor: Tensor) -> Tensor:
+        return tensor.new_zeros(len(self.runs), *tensor.shape)
+
+    def fit(self, clients: Sequence[Member]) -> bool:
+        """Return True if these clients share the tensors that the lanes store once."""
+        identities = _identities(clients)
+        return all(
+            one == identities[same] and (not shared or len(set(one)) == 1)
+            for one, (same, shared) in zip(identities, self.sharing, strict=True)
+        )
+
+    def begin(self, clients: Sequence[Member]) -> None:
+        """Free all lanes, and copy the tensors that the next clients share."""
+        self.members = [None] * len(self.runs)
+        self._hold(clients[0], None)
+
+    def enter(self, lane: int, member: Member) -> None:
+        """Copy the tensors of a client to a free lane."""
+        self.members[lane] = member
+        self._hold(member, lane)
+        self._move(member, lane)
+        visits = member.visits
+        self.chosen[lane, : len(visits.chosen)] = visits.chosen
+        self.changes[lane, : len(visits.changes)] = visits.changes
+
+    def _hold(self, member: Member, lane: int | None) -> None:
+        """Copy the tensors of a client that steps read: those in its lane, or with None the shared ones."""
+        for number, (tensor, (same, shared)) in enumerate(
+            zip(tree_leaves(member.held), self.sharing, strict=True)
+        ):
+            if same == number and shared == (lane is None):
+                place = self.places[number]
+                (place if lane is None else place[lane]).copy_(tensor)
+
+    def leave(self, lane: int) -> Moving:
+        """Free a lane; return the tensors of its client after the last step.
+
+        Those before the first step take their place: a step of all lanes can compute with them.
+        """
+        member = self.members[lane]
+        assert member
+        moved: Moving = tree_map(lambda tensor: tensor[lane].clone(), self.moving)
+        self._move(member, lane)
+        self.members[lane] = None
+        return moved
+
+    def _move(self, member: Member, lane: int) -> None:
+        tree_map(lambda place, tensor: place[lane].copy_(tensor), self.moving, member.moving)
+
+    def index(self, lanes: Sequence[int]) -> Tensor:
+        """Return the numbers of some lanes as a tensor, copied to the device once."""
+        key = tuple(lanes)
+        if key not in self.indices:
+            self.indices[key] = torch.tensor(key, device=self.chosen.device)
+        return self.indices[key]
+
+    def rows(self, index: Tensor | None) -> tuple[Moving, dict[str, Any]]:
+        """Return the tensors of the clients in some lanes, or in all."""
+        if index is None:
+            return self.moving, self.held
 
         def chosen(tensor: Tensor, dim: int | None = 0) -> Tensor:
             return tensor if dim is None else tensor.index_select(0, index)
 
-        return tree_map(chosen, self.moving), tree_map(chosen, self.held, self.dims), self.dims
+        return tree_map(chosen, self.moving), tree_map(chosen, self.held, self.dims)
 
-    def write(self, places: Sequence[int], moved: Moving) -> None:
-        """Store the tensors of some clients after a step."""
-        if len(places) == len(self.members):
-            self.moving = moved
+    def batch(self, lanes: Sequence[int], index: Tensor | None, taken: Tensor, size: int) -> list[Tensor]:
+        """Return the next batches of the clients in some lanes: images ``[lanes, size, c, h, w]``, labels.
+
+        ``taken``: images that each client has visited. A lane whose client is done gets any images.
+        """
+        rows = slice(None) if index is None else index
+        where = taken[:, None] + torch.arange(size, device=taken.device)
+        where = where.clamp(max=self.chosen.shape[1] - 1)
+        chosen = self.chosen[rows].gather(1, where)
+        changes = self.changes[rows].gather(1, where[..., None].expand(-1, -1, self.changes.shape[2]))
+        parts = []
+        for images, own in groupby(range(len(lanes)), lambda row: self.images[lanes[row]]):
+            first, *_, last = [*own] * 2
+            part = slice(first, last + 1)
+            parts.append(images.batch(chosen[part].flatten(), changes[part].flatten(0, 1)))
+        return [torch.cat(part).unflatten(0, (len(lanes), -1)) for part in zip(*parts, strict=True)]
+
+    def write(self, moved: Moving, index: Tensor | None = None, active: Tensor | None = None) -> None:
+        """Store the tensors of clients after a step: those in some lanes, or in the ``active`` ones of all.
+
+        Raises:
+            FltrainError: if a method has other step states than before the step.
+        """
+        check_step_states(self.runs[0].name, moved["step_states"], self.moving["step_states"], rows=True)
+        places, form = tree_flatten(self.moving)
+        values = form.flatten_up_to(moved)
+        if index is not None:
+            for place, value in zip(places, values, strict=True):
+                place.index_copy_(0, index, value)
             return
-        index = self._index(places)
-        tree_map(lambda tensor, rows: tensor.index_copy_(0, index, rows), self.moving, moved)
+        if active is not None:
+            for place, value in zip(places, _selected(active, values, places), strict=True):
+                place.copy_(value)
+            return
+        owned: set[int] = set()
+        for number, value in enumerate(values):  # each gets its own memory, so that lanes can be written
+            if memory_of(value) in owned or not value.is_contiguous():
+                values[number] = value.clone(memory_format=torch.contiguous_format)
+            owned.add(memory_of(values[number]))
+        self.moving = tree_unflatten(values, form)
 
-    def _index(self, places: Sequence[int]) -> Tensor:
-        """Return the clients as a tensor, copied to the device once."""
-        key = tuple(places)
-        if key not in self.indices:
-            self.indices[key] = torch.tensor(key, device=self.moving["weights"].device)
-        return self.indices[key]
+    def record(self, lanes: Sequence[int], gradients: Tensor, weights: Tensor) -> None:
+        """Add a step to the trajectories of the clients in some lanes, if methods need them."""
+        trajectories = [member.trajectory for lane in lanes if (member := self.members[lane])]
+        if recorded := [one for one in trajectories if one]:
+            record(recorded, gradients.unbind(), weights.unbind())
 
-    def hand_out(self) -> None:
-        """Copy the rows of the stacked tensors to their clients."""
-        for place, client in enumerate(self.members):
-            client.moving = tree_map(lambda tensor, place=place: tensor[place].clone(), self.moving)
+
+def _selected(active: Tensor, values: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Return new tensors with the rows of ``values`` where ``active`` is true, else of ``others``."""
+    masks = [active.view(-1, *[1] * (value.ndim - 1)) for value in values]
+    return list(map(torch.where, masks, values, others))
+
+
+def _most_visits(member: Member) -> int:
+    """Return a limit of the images that any client of a run visits in a round."""
+    clients, training = member.executor.clients, member.local.task.training
+    schedule = clients.composition.schedule
+    return max(map(len, clients.data.clients)) * training.epochs * schedule.passes * len(schedule.phases)
 
 
 @dataclass(frozen=True)
