@@ -286,6 +286,19 @@ def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
     assert "Reason: " not in terminal and "Reason: " in log
 
 
+@pytest.mark.parametrize(
+    ("scale", "settings", "message"),
+    [("nosuch", (), "unknown scale 'nosuch'"), ("tiny", ("items=nosuch",), "has no item 'nosuch'")],
+)
+def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(
+    fresh: Checkout, tmp_path: Path, scale: str, settings: tuple[str, ...], message: str
+) -> None:
+    copy = fresh.copy(tmp_path / "checkout")
+    code, output = copy.snakemake("--dry-run", scale=scale, settings=settings)
+    (line,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert code == 2 and message in line
+
+
 # ---------------------------------------------------------------- jobs that run again
 @pytest.mark.slow
 def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> None:
