@@ -156,7 +156,7 @@ class Checkout:
         foreign = ("SNAKEMAKE", "FLTRAIN", "PYTHONDONTWRITEBYTECODE")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        environment["PYTHONPATH"] = str(self.root)
+        environment["PYTHONPATH"] = f"{self.root}{os.pathsep}{self.root / 'workflow' / 'logger'}"
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=self.root,
@@ -387,6 +387,8 @@ def test_without_training_tables_are_made_from_the_records_that_exist(changed: C
     code, output = changed.snakemake(settings=("train=false",))
     assert code == 0, output
     assert set(jobs_in(output)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    terminal, _, _ = output.partition("Complete log(s): ")
+    assert all(f"{job}\n" in terminal for job in (TABLE, TRACK, CLAIMS)), "each job is announced"
     assert [path.name for path in (changed.results.root / "runs").iterdir()] == [kept]
     assert not (changed.results.root / "data").exists()
     rows = (changed.results.root / "tiny" / "toy" / "accuracy.md").read_text().splitlines()
