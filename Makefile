@@ -58,7 +58,7 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	@awk '/^[^ #]/ { keep = /^(uv|setuptools)==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
 	@echo "[1/3] installer"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/bootstrap.lock
-	@echo "[2/3] packages"
+	@echo "[2/3] packages, then their bytecode, which takes a while and prints nothing"
 	@sync="$(BIN)/python -m uv pip sync $(UV_OPTIONS) --require-hashes requirements.lock"; \
 	  if [ -t 2 ]; then $$sync; else set -o pipefail; $$sync 2>&1 | { grep -v '^ [+~-] ' || true; }; fi
 	@echo "[3/3] fltrain"

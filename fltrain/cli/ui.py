@@ -31,9 +31,11 @@ def ui(
     store = f"{SQLITE}{database}"
     typer.echo("Open one of these addresses; Ctrl-C ends the server.")
     for name, address in views_in(store).items():
-        typer.echo(f"  {name:10} http://127.0.0.1:{port}/{address}")
+        typer.echo(f"  {name:11} http://127.0.0.1:{port}/{address}")
     sys.stdout.flush()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1"]  # one user; the default of four takes more memory
     command += ["--backend-store-uri", store, "--artifacts-destination", str(artifacts_of(database))]
-    os.execv(sys.executable, command)
+    command += ["--registry-store-uri", store, "--uvicorn-opts", "--log-level warning"]
+    quiet = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
+    os.execve(sys.executable, command, {**quiet, **os.environ})

@@ -181,7 +181,8 @@ class Panel(Settings):
         label: heading of the panel.
         reduction_from: shows the reduction, in per cent, from the curve with these labels and the same seed.
         difference_from: shows the difference from the curve with these labels and the same seed, times 100,
-            with its 90 % interval. The vertical axis fits the second half of the rounds.
+            with its 90 % interval. Implies ``late``.
+        late: in a figure with ``columns``, the vertical axis fits the second half of the rounds.
         normalise: divides each curve by its own maximum.
     """
 
@@ -189,7 +190,13 @@ class Panel(Settings):
     label: str
     reduction_from: Labels = {}
     difference_from: Labels = {}
+    late: bool = False
     normalise: bool = False
+
+    @property
+    def fits_late(self) -> bool:
+        """True if the vertical axis fits the second half of the rounds."""
+        return self.late or bool(self.difference_from)
 
 
 PARTS = ("layers", "blocks")

@@ -346,7 +346,8 @@ class Register(Settings):
         Raises:
             FltrainError: if a name is unknown.
         """
-        check_known(f"{where}: assumptions: no entry", names, self.entries, "the register has")
+        problem = f"{where}: assumptions: register.yaml has no entry"
+        check_known(problem, names, self.entries, "add it there, or name one of")
         return tuple(f"{name}: {self.entries[name].text}" for name in dict.fromkeys(names))
 
 

@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """Notes below the table: hidden conditions, and why there are no differences."""
+        """Notes below the table: conditions, and why there are no differences."""
         hidden = [key for key in self.conditions if key not in self.shown]
         remarks = [f"lines also differ in {', '.join(hidden)}"] if hidden else []
         if len(self.lines) > 1 and not any(line.difference for line in self.lines):
@@ -104,6 +104,11 @@ class Comparison:
                 f"no differences: no two runs with a value agree with {self.baseline!r} in seed and "
                 f"{', '.join(self.conditions) or 'all settings'}; restrict these settings with --where, or "
                 "compare them with --over"
+            )
+        elif self.shown:
+            remarks.append(
+                f"only lines with the same {', '.join(self.shown)} are compared; to compare across one of "
+                f"these settings, name it in --over, for example --over method,plugins,{self.shown[-1]}"
             )
         return remarks
 

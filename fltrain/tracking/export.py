@@ -15,17 +15,19 @@ import itertools
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from time import sleep
-from typing import TYPE_CHECKING
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, TypeVar
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.plan import Plan
+from fltrain.experiments.progress import duration
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.sources import package_files
 from fltrain.runs.spec import RunSpec
@@ -53,7 +55,7 @@ REVISION = 4
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
 """Files of a table or figure that become artifacts, in this order."""
 INTERVAL = 10
-"""Seconds between two looks at the files in ``follow``."""
+"""Seconds between two looks at the files in ``follow``, and between two lines about progress."""
 CELLS = "cells"
 """Experiment of the cells of all tables."""
 CELL_METRICS = {
@@ -67,6 +69,8 @@ CELL_METRICS = {
     "published_gain": "published_gain",
 }
 """Metrics of a cell, by column of the table's CSV file."""
+
+Item = TypeVar("Item")
 
 _CELL_NAMES = ("panel", "row", "column", "label")
 _CELL_TAGS = ("row", "column", "panel", "measure", "gain_verdict", "side")
@@ -261,7 +265,7 @@ class _Exporter:
     def export_runs(self, fingerprints: Mapping[str, str]) -> None:
         """Export runs, given the fingerprints of their records."""
         present = self.store.with_tag(RUN_ID, fingerprints.keys())
-        for run, fingerprint in fingerprints.items():
+        for run, fingerprint in _reported(fingerprints.items(), "runs"):
             try:
                 count = self._export_run(run, fingerprint, present.get(run, ()))
             except FltrainError as error:  # the record is damaged or of another version
@@ -326,7 +330,7 @@ class _Exporter:
     # ------------------------------------------------------------------------------------ tables and figures
     def export_pages(self, pages: Mapping[Page, Sequence[Path]]) -> None:
         """Export tables and figures with these files, and the cells of tables."""
-        for page, files in pages.items():
+        for page, files in _reported(pages.items(), "tables and figures"):
             of_page = f"tags.item = '{page.id}' and tags.scale = '{self.wanted.scale}'"
             cells: dict[str, list[Run]] = {}
             items: list[Run] = []
@@ -418,6 +422,17 @@ class _Exporter:
             items = self.wanted.memberships.get(run)
             self.homes[run] = self.store.experiment(_paper(items[0])) if items else ""
         return self.homes[run]
+
+
+def _reported(items: Collection[Item], what: str) -> Iterator[Item]:
+    """Yield items; print the number of exported ones and the time left to standard error now and then."""
+    start = last = monotonic()
+    for done, item in enumerate(items):
+        if (now := monotonic()) - last >= INTERVAL:
+            last = now
+            left = duration((now - start) / done * (len(items) - done))
+            print(f"exported {done} of {len(items)} {what}; about {left} left", file=sys.stderr, flush=True)
+        yield item
 
 
 def _new_run(record: Record, spec: RunSpec, view: RunView, tags: Mapping[str, str]) -> NewRun:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.plan import plan
 from fltrain.runs.curves import Curve, curves_of, is_number
 from fltrain.runs.record import BROKEN, Record, Results, reason
@@ -214,9 +214,13 @@ def choose_runs(runs: Iterable[RunView], where: Sequence[Condition]) -> list[Run
         every = [run for run in every if run.fields["status"] != STALE]
         if not every:
             raise FltrainError("all runs are stale; choose them with status=stale")
-    unknown = all(run.fields["paper"] == UNASSIGNED for run in every)
-    if unknown and keys & {"paper", "items"} and "scale" not in keys:
-        raise FltrainError(
-            "the papers of these runs are unknown; name their scale, for example scale=published"
-        )
-    return choose(every, where, lambda run: run.named)
+    try:
+        return choose(every, where, lambda run: run.named)
+    except FltrainError as error:
+        unknown = sum(run.fields["paper"] == UNASSIGNED for run in every)
+        if unknown and keys & {"paper", "items"} and "scale" not in keys:
+            raise FltrainError(
+                f"{error}; the items of {count(unknown, 'run')} are unknown: after an import, name the "
+                "scale, for example --where scale=published"
+            ) from None
+        raise

@@ -159,9 +159,30 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert found.interval == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "mean +1 [-0.6859, +2.686] over 3 seeds, positive at 1 of 2 places, from +0 (b) to +2 (a); "
-        "one-sided p 0.113."
+        "mean +1 [-0.6859, +2.686] (x minus none) over 3 seeds, positive at 1 of 2 places, from +0 (b) to "
+        "+2 (a); one-sided p 0.113."
     )
+
+
+@pytest.mark.parametrize(
+    ("test", "mean"),
+    [
+        (NEGATIVE, "mean +2.1 [+1.931, +2.269] (x minus none)"),
+        ({**NEGATIVE, "over": {"plugin": "x"}}, "mean -2.1 [-2.269, -1.931] (none minus x)"),
+        ({**ABOVE, "higher": ABOVE["lower"], "lower": ABOVE["higher"]}, "(none minus x)"),
+        ({**SIMILAR, "margin": 1.0}, "(x minus none)"),
+        ({**GAIN, "kind": "positive", "over": {"method": "a"}}, "(others minus a)"),
+        (
+            {**ABOVE, "over": {"method": "b"}, "at": {"method": "a"}},
+            "(gain over b: x minus none)",
+        ),
+    ],
+)
+def test_evidence_states_the_subtraction(runs: Runs, test: Yaml, mean: str) -> None:
+    """A reader knows the meaning of the sign: of "a is best", the mean is that of the others minus a."""
+    runs.pairs({"a": CLEAR})
+    runs.pairs({"b": CLEAR, "c": CLEAR}, base=40.0)
+    assert f"{mean} over 3 seeds" in runs.judged(test).evidence
 
 
 def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
@@ -222,7 +243,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     gain = {**POSITIVE, "relative": True}
     found = runs.judged(gain)
     assert found.estimate == pytest.approx(25)
-    assert found.evidence.startswith("mean +25 % [+24.83, +25.17] over 3 seeds")
+    assert found.evidence.startswith("mean +25 % [+24.83, +25.17] (x minus none) over 3 seeds")
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**SIMILAR, "relative": True, "one": {"plugin": "none"}, "other": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "margin": margin}).verdict for margin in (19.0, 21.0)]
@@ -498,7 +519,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     markdown = judgement.to_markdown("A toy", "Reduced scale: toy.", judged).splitlines()
     assert markdown[0] == "**Claims of A toy. Reduced scale: toy.**"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.1 [+1.931, +2.269] over 3 seeds. | toy |"
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.1 [+1.931, +2.269] (x minus none) over "
+        "3 seeds. | toy |"
     )
     (line,) = judgement.to_frame(judged).to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")

@@ -91,6 +91,10 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert list(lines) == ["fedavg 0.1", "fedprox 0.1", "fedavg 0.5", "fedprox 0.5"]
     assert lines["fedprox 0.5"].difference.mean == pytest.approx(-10)
     assert lines["fedprox 0.1"].difference.n == 3
+    (remark,) = compared.remarks
+    assert "only lines with the same training.lr are compared" in remark
+    assert "--over method,plugins,training.lr" in remark
+    assert compare(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).remarks == []
 
 
 def test_any_setting_can_be_compared(root: Path) -> None:
@@ -193,12 +197,22 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("method=fedprx", "no run is left with method=fedprx; did you mean 'fedprox'.*there are: fedavg"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
-        ("items=flfa/table1", "the papers of these runs are unknown; name their scale"),
+        ("items=flfa/table1", "the items of 10 runs are unknown: .* for example --where scale=published"),
     ],
 )
 def test_a_filter_that_leaves_no_run_is_refused(root: Path, where: str, message: str) -> None:
     with pytest.raises(FltrainError, match=message):
         chosen(root, where)
+
+
+def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
+    """The demonstration's folder assigns its runs to items; those of another scale are unknown."""
+    runs = {"demo": plan(CONFIG, "demo").items[0], "small": plan(CONFIG, "small").items[0]}
+    for item in runs.values():
+        record(Results(tmp_path), item.entries[0].spec, 0.5)
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(FltrainError, match="are unknown: after an import, name the scale"):
+        chosen(tmp_path, "items=fair/accuracy")
 
 
 def run_compare(root: Path, *arguments: str) -> Result:

@@ -272,7 +272,8 @@ def test_assumptions_come_from_the_paper_and_the_items(config: Config) -> None:
     assert (table.sheet.assumptions, figure.sheet.assumptions) == ((first, second), (first,))
     for keys in (("assumptions",), (*TABLE, "assumptions")):
         message = config.error(put(["T-11"], *keys))
-        assert "toy/table: assumptions: no entry 'T-11'" in message and "'T-1'" in message
+        assert "toy/table: assumptions: register.yaml has no entry 'T-11'; did you mean 'T-1'" in message
+        assert "(add it there, or name one of: T-1, T-2)" in message
     (config.folder / "register.yaml").write_text("entries: {T-1: {question: Rounds}}")
     message = config.error()
     assert "register.yaml" in message and "assumed" in message

@@ -189,8 +189,8 @@ def test_figures_without_runs_are_refused_and_diverged_runs_give_empty_ones(
 def test_a_ranking_shows_paired_differences_with_their_intervals(runs: Runs) -> None:
     accuracies = {"A": (0.60, 0.70, 0.80), "B": (0.62, 0.72, 0.85), "C": (0.61, DIVERGED, 0.82)}
     for method, values in accuracies.items():
-        runs.add({"method": method, "data": "one"}, *values)
-        runs.add({"method": method, "data": "two"}, *values[::2])
+        runs.add({"method": method, "data": "one", "settings": "tuned"}, *values)
+        runs.add({"method": method, "data": "two", "settings": "tuned"}, *values[::2])
     sheet = runs.figure(kind="ranking", measure="final_accuracy", **RANKING)
     canvas, numbers = figures.draw(sheet, runs.results)
     rows = {
@@ -204,7 +204,25 @@ def test_a_ranking_shows_paired_differences_with_their_intervals(runs: Runs) -> 
     half = stats.t.isf(0.05, 2) * math.sqrt(3) / math.sqrt(3)
     assert rows["B"] == pytest.approx((3, 3 - half, 3 + half)), "of the differences 2, 2 and 5"
     assert rows["C"][0] == pytest.approx((1 + 2 + 10 - 70) / 3), "digits have ten classes"
+    assert "Every method, A included: tuned settings." in note(canvas)
     assert "Differences from A, paired by seed (3 seeds), with 90 % intervals" in note(canvas)
+    assert "not corrected for the number of comparisons" in note(canvas)
+    assert "Rows are ordered by their mean over the panels" in note(canvas)
+
+
+def test_accuracies_are_in_per_cent_on_an_axis_that_fits_the_late_rounds(runs: Runs) -> None:
+    for method, *values in (("A", 0.1, 0.5, 0.9, 0.92), ("B", 0.1, 0.5, 0.94, 0.96)):
+        runs.add({"method": method, "data": "one"}, rows=accuracies(*values))
+    axes = {}
+    for late in (False, True):
+        panel = {**ACCURACY, "late": late}
+        canvas, _ = figures.draw(runs.curves(columns="data", panels=[panel]), runs.results)
+        (axes[late],) = canvas.axes
+        assert ("Vertical axes fit the second half of the rounds" in note(canvas)) == late
+    low, high = axes[True].get_ylim()
+    assert (low, high) == pytest.approx((0.5 - 0.046, 0.96 + 0.046)), "rounds 2 to 4"
+    assert axes[False].get_ylim()[0] < 0.1
+    assert axes[True].yaxis.get_major_formatter()(0.95) == "95 %"
 
 
 def test_smooth_curves_are_drawn_over_the_measured_ones(runs: Runs) -> None:

@@ -317,6 +317,15 @@ def test_a_run_can_exceed_the_limits_of_one_request(store: Exports) -> None:
 
 
 # ------------------------------------------------------------------------------------ repeated exports
+def test_a_long_export_prints_its_progress(
+    exported: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run takes six seconds, and a line appears after ten."""
+    monkeypatch.setattr(exporting, "monotonic", count(step=6).__next__)
+    export(exported.wanted(), f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert capsys.readouterr().err == "exported 1 of 3 runs; about 24 s left\n"
+
+
 def test_exporting_again_writes_nothing(store: Exports) -> None:
     """Also after a copy of the results to another machine, and without a query for every run."""
     store.export()

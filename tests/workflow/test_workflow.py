@@ -156,7 +156,7 @@ class Checkout:
         foreign = ("SNAKEMAKE", "FLTRAIN", "PYTHONDONTWRITEBYTECODE")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        environment["PYTHONPATH"] = str(self.root)
+        environment["PYTHONPATH"] = f"{self.root}{os.pathsep}{self.root / 'workflow' / 'logger'}"
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=self.root,
@@ -286,6 +286,19 @@ def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
     assert "Reason: " not in terminal and "Reason: " in log
 
 
+@pytest.mark.parametrize(
+    ("scale", "settings", "message"),
+    [("nosuch", (), "unknown scale 'nosuch'"), ("tiny", ("items=nosuch",), "has no item 'nosuch'")],
+)
+def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(
+    fresh: Checkout, tmp_path: Path, scale: str, settings: tuple[str, ...], message: str
+) -> None:
+    copy = fresh.copy(tmp_path / "checkout")
+    code, output = copy.snakemake("--dry-run", scale=scale, settings=settings)
+    (line,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert code == 2 and message in line
+
+
 # ---------------------------------------------------------------- jobs that run again
 @pytest.mark.slow
 def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> None:
@@ -374,6 +387,8 @@ def test_without_training_tables_are_made_from_the_records_that_exist(changed: C
     code, output = changed.snakemake(settings=("train=false",))
     assert code == 0, output
     assert set(jobs_in(output)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    terminal, _, _ = output.partition("Complete log(s): ")
+    assert all(f"{job}\n" in terminal for job in (TABLE, TRACK, CLAIMS)), "each job is announced"
     assert [path.name for path in (changed.results.root / "runs").iterdir()] == [kept]
     assert not (changed.results.root / "data").exists()
     rows = (changed.results.root / "tiny" / "toy" / "accuracy.md").read_text().splitlines()

@@ -1,6 +1,7 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
+import sys
 from functools import partial
 
 from fltrain.core.errors import FltrainError
@@ -18,7 +19,8 @@ if workflow.storage_settings.default_storage_provider:
 try:
     JOBS = Jobs.of(config, declarations())
 except FltrainError as error:
-    raise WorkflowError(str(error)) from None
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
 
 # The plan is needed until the end; looking for garbage in it would take a quarter of the time.
 gc.freeze()

@@ -45,7 +45,7 @@ from fltrain.experiments.claims import (
     quantities,
     several,
 )
-from fltrain.experiments.layout import Measured, Sheet
+from fltrain.experiments.layout import Measured, Sheet, named
 from fltrain.experiments.published import Published, Statement
 from fltrain.reporting.numbers import (
     ABSENT,
@@ -227,7 +227,7 @@ class _Judge:
     def _decided(self, lines: pd.DataFrame, sheet: Sheet, test: TestOfRuns, statement: Statement) -> Finding:
         if isinstance(test, Fails):
             return _fails(lines, test)
-        evidence = Evidence.of(lines, test, self._floor(sheet, test))
+        evidence = Evidence.of(lines, test, self._floor(sheet, test), _compared(sheet, test))
         if isinstance(test, Value):
             return _value(evidence, test, statement, sheet.reported_seeds or 1)
         if test.judge == "average" and evidence.empty:
@@ -306,6 +306,28 @@ def _absent(sheet: Sheet, test: Quantity) -> str:
         if not set(labels) & set(sheet.axes.get(axis, ())):
             return f"{axis} {' or '.join(map(repr, labels))}"
     return next((f"axis {axis!r}" for axis in test.mean_over if axis not in sheet.axes), "")
+
+
+def _compared(sheet: Sheet, test: Quantity) -> str:
+    """Return the subtraction behind a number, for example ``C = 0.1 minus C = 0``; empty without one."""
+
+    def text(labels: Mapping[str, OneOrSeveral]) -> str:
+        return ", ".join(named(axis, label) for axis, names in labels.items() for label in several(names))
+
+    if test.sides:
+        first, second = test.sides
+        gain = f"gain over {text(test.over)}: " if test.over else ""
+        return f"{gain}{text(first)} minus {text(second)}"
+    if not test.over:
+        return ""
+    others = {
+        axis: tuple(
+            label for label in several(test.at.get(axis, sheet.axes[axis])) if label not in several(names)
+        )
+        for axis, names in test.over.items()
+    }
+    single = {axis: labels for axis, labels in others.items() if len(labels) == 1}
+    return f"{text(single) or 'others'} minus {text(test.over)}"
 
 
 def _lines(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
@@ -414,21 +436,26 @@ def _differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relati
 # ---------------------------------------------------------------- evidence
 @dataclass(frozen=True)
 class Evidence:
-    """Numbers of a claim: seeds down, places across (NaN for none); lost runs by state; least spread."""
+    """Numbers of a claim: seeds down, places across (NaN for none); lost runs by state; least spread.
+
+    ``compared`` is the subtraction that gives the numbers, in words.
+    """
 
     numbers: pd.DataFrame
     lost: dict[str, int]
     unit: str = ""
     floor: float = 0.0
+    compared: str = ""
 
     @classmethod
-    def of(cls, lines: pd.DataFrame, test: Quantity, floor: float) -> Evidence:
+    def of(cls, lines: pd.DataFrame, test: Quantity, floor: float, compared: str = "") -> Evidence:
         """Arrange lines; a place is called by the labels that vary."""
         where = [axis for axis in places(lines) if lines[axis].nunique() > 1]
         names = lines[where].agg(", ".join, axis=1) if where else pd.Series("all", index=lines.index)
         numbers = lines.assign(place=names).pivot(index="seed", columns="place", values="value")
         lost = {state: int((lines["state"] == state).sum()) for state in LOST}
-        return cls(numbers[list(dict.fromkeys(names))], lost, " %" if test.relative else "", floor)
+        unit = " %" if test.relative else ""
+        return cls(numbers[list(dict.fromkeys(names))], lost, unit, floor, compared)
 
     @cached_property
     def filled(self) -> dict[str, list[float]]:
@@ -470,6 +497,7 @@ class Evidence:
         parts = ["no seed has a number in all places"]
         if statistic:
             around = f" [{interval[0]:+.4g}, {interval[1]:+.4g}]" if interval else ""
+            around += f" ({self.compared})" if self.compared else ""
             parts = [f"mean {statistic.mean:+.4g}{self.unit}{around} over {count(statistic.n, 'seed')}"]
         means = {place: float(np.mean(values)) for place, values in self.filled.items()}
         if len(means) > 1:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays, replacing
@@ -134,15 +134,25 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
         notes += [f"Mean and range over {seeds} seeds."] if seeds > 1 else []
     if isinstance(sheet.figure, Curves) and any(panel.difference_from for panel in sheet.figure.panels):
         notes.append("Differences are paired by seed; bands are 90 % intervals of their means.")
-        if sheet.figure.columns:
-            notes.append(
-                "Their axes fit the second half of the rounds; earlier values beyond them are cut off."
-            )
+    if (
+        isinstance(sheet.figure, Curves)
+        and sheet.figure.columns
+        and (fitted := [panel.label for panel in sheet.figure.panels if panel.fits_late])
+    ):
+        which = "Vertical axes" if len(fitted) == len(sheet.figure.panels) else f"Axes of {', '.join(fitted)}"
+        notes.append(f"{which} fit the second half of the rounds; earlier values beyond them are cut off.")
     if isinstance(sheet.figure, Ranking):
+        figure = sheet.figure
+        notes += [
+            f"Every {figure.rows}, {figure.difference_from} included: {labels[0]} {axis}."
+            for axis, labels in sheet.axes.items()
+            if axis not in (figure.rows, figure.series)
+        ]
         notes.append(
-            f"Differences from {sheet.figure.difference_from}, paired by seed ({seeds} seeds), with 90 % "
-            f"intervals; grey: {sheet.figure.margin:g} points. Intervals use each row's own "
-            "spread; tables pool it over rows. Panels have their own scales. Diverged runs count as chance."
+            f"Differences from {figure.difference_from}, paired by seed ({seeds} seeds), with 90 % "
+            f"intervals; grey: {figure.margin:g} points. Intervals are not corrected for the number of "
+            "comparisons and use each row's own spread; tables pool it over rows. Rows are ordered by their "
+            "mean over the panels, which have their own scales. Diverged runs count as chance."
         )
     if isinstance(sheet.figure, Histogram):
         notes += [f"Layers of {seeds} seeds together."] if seeds > 1 else []
@@ -259,11 +269,15 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
             if panel.reduction_from or panel.difference_from:
                 axes.axhline(0, color=style.GREY, linewidth=0.8)
+            elif "accuracy" in panel.curve and not panel.normalise:
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
             if figure.columns:
                 same_height.append(axes)
-        if same_height and line[0][0].difference_from:
+        if same_height and line[0][0].fits_late:
             late = pd.concat([frame.tail(len(frame) // 2 + 1) for frame in shown], axis=1)
-            low, high = min(0.0, late.min().min()), max(0.0, late.max().max())
+            low, high = late.min().min(), late.max().max()
+            if line[0][0].difference_from:
+                low, high = min(0.0, low), max(0.0, high)
             same_height[0].set_ylim(low - (high - low) / 10, high + (high - low) / 10)
         for axes in same_height[1:]:
             axes.sharey(same_height[0])

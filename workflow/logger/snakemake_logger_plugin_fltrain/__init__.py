@@ -15,7 +15,7 @@ from fltrain.experiments.progress import Progress
 from fltrain.runs.record import Results
 
 ANNOUNCED = ("data", "model_figure", "index", "track")
-"""Rules whose jobs may take long: their start is printed."""
+"""Rules whose jobs may take long: their start is printed. Without training, the start of every job is."""
 
 HIDDEN = (
     "Using workflow specific profile",
@@ -67,7 +67,7 @@ class LogHandler(LogHandlerBase):
         if event == LogEvent.JOB_INFO and record.rule_name == "train":
             self.progress.started()
             self.runs[record.jobid] = record.wildcards["run"]
-        elif event == LogEvent.JOB_INFO and record.rule_name in ANNOUNCED:
+        elif event == LogEvent.JOB_INFO and (record.rule_name in ANNOUNCED or not self.progress.total):
             return record.rule_msg
         elif event == LogEvent.JOB_FINISHED and record.job_id in self.runs:
             return self.progress.finished(self.runs.pop(record.job_id))
