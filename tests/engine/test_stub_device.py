@@ -74,7 +74,7 @@ UPLOADING = {
     *("engine.data.of", "engine.data.split", "engine.data.<genexpr>"),
     *("methods.fed2.aggregate", "methods.ops.classifier_head.train", "metrics.updates.layer_similarity"),
     *("methods.ops.neuron_matching._nearest", "methods.ops.neuron_matching.row_weights"),
-    "engine.executors.vectorized.index",
+    "engine.executors.lanes.index",
 }
 """Functions that copy to the device outside of local steps: for a run, or for a group of clients."""
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fltrain.engine.clients import Clients
 from fltrain.engine.executors.cuda_graph import NUMBERS, Capturing, Work
-from fltrain.engine.executors.vectorized import Lanes, Member, VectorizedExecutor, runs_of
+from fltrain.engine.executors.lanes import Lanes, Member, runs_of
+from fltrain.engine.executors.vectorized import VectorizedExecutor
 from fltrain.engine.executors.views import Numbers, signature
 from fltrain.methods.types import Place
 
