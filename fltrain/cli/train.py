@@ -68,7 +68,7 @@ def train(
     ] = "auto",
     lanes: Annotated[
         int | None,
-        _option("FLTRAIN_LANES", "N", "Clients side by side (default: all of a round).", min=1),
+        _option("FLTRAIN_LANES", "N", "Clients of each run side by side (default: all of a round).", min=1),
     ] = None,
     stack_seeds: Annotated[
         bool,

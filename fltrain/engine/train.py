@@ -156,7 +156,8 @@ def _check_seeds(specs: Sequence[RunSpec], execution: Execution) -> None:
     """
     if execution.executor not in ("auto", *SIDE_BY_SIDE):
         raise FltrainError(
-            f"--stack-seeds: executor {execution.executor!r} trains clients one by one; use 'vectorized'"
+            f"--stack-seeds: executor {execution.executor!r} trains clients one by one; use "
+            f"{' or '.join(map(repr, SIDE_BY_SIDE))}"
         )
     first = specs[0]
     for spec in specs[1:]:
@@ -244,6 +245,8 @@ def _train(spec: RunSpec, results: Results, process: Process) -> Generator[Cohor
         if not EXECUTORS[simulation.executor.name].exact:
             determinism.operations.add("clients side by side")
         facts.update(determinism.facts, executor=simulation.executor.name, workers=execution.workers)
+        if execution.lanes is not None:
+            facts["lanes"] = execution.lanes
         if len(process.seeds) > 1:
             facts["stacked_seeds"] = process.seeds
         return progress

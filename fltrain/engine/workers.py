@@ -52,7 +52,7 @@ class Workers:
         problems = {
             f"they train on the CPU only, and the run is on {device}; use --device cpu": device.type != "cpu",
             "each has one thread; leave out --threads": threads != 1,
-            f"executor {executor!r} trains clients together; use --executor sequential": executor
+            f"executor {executor!r} uses one process; use --executor sequential": executor
             not in ("auto", "sequential"),
             "this needs Linux": not hasattr(os, "memfd_create"),
         }

@@ -74,11 +74,10 @@ UPLOADING = {
     *("engine.data.of", "engine.data.split", "engine.data.<genexpr>"),
     *("methods.fed2.aggregate", "methods.ops.classifier_head.train", "metrics.updates.layer_similarity"),
     *("methods.ops.neuron_matching._nearest", "methods.ops.neuron_matching.row_weights"),
-    "engine.executors.lanes.index",
 }
 """Functions that copy to the device outside of local steps: for a run, or for a group of clients."""
 
-UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 2, "methods.fed2.client_final": 1}
+UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 3, "methods.fed2.client_final": 1}
 """Functions that do so for every client, and how often; ``uploaded`` does not wait for the device."""
 
 

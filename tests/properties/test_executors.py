@@ -267,24 +267,43 @@ def test_a_step_state_keeps_its_names(executor: type[SequentialExecutor]) -> Non
 
 
 class Swapping(FedAvg):
-    """Keeps the weights of the last two steps, each in the memory of the other before a step."""
+    """Keeps the weights of the last two steps, in each other's memory, and tensors that steps only read."""
 
     def client_init(self, local: Local) -> State:
-        return {"before": local.start, "last": local.start}
+        return {
+            "before": local.start,
+            "last": local.start,
+            "counts": 2 * local.class_counts,
+            "one": local.start.new_zeros(1),
+        }
 
     def next_state(
         self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
     ) -> State:
-        return {"before": step_state["last"], "last": weights.clone()}
+        one = local.task.constant("one", lambda: local.start.new_ones(1))
+        return {
+            "before": step_state["last"],
+            "last": weights.clone(),
+            "counts": local.class_counts,
+            "one": one,
+        }
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        return gradient + 0.1 * (step_state["last"] - step_state["before"])
+        pull = 0.001 * weights * (local.class_counts.sum() + step_state["counts"].sum())
+        pull = pull * step_state["one"]
+        return gradient + 0.1 * (step_state["last"] - step_state["before"]) + pull
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("executor", [VectorizedExecutor, Replaying, ReplayingLanes])
+@pytest.mark.parametrize(
+    "executor",
+    [
+        *(VectorizedExecutor, Replaying, ReplayingLanes),
+        *(partial(one, lanes=count) for one in (VectorizedExecutor, ReplayingLanes) for count in (1, 2)),
+    ],
+)
 def test_step_states_in_shared_memory_do_not_overwrite_each_other(
-    executor: type[SequentialExecutor],
+    executor: Callable[..., SequentialExecutor],
 ) -> None:
     assert_equal_up_to_rounding(*compared(executor, Swapping(), fraction=1.0))
 
@@ -302,13 +321,25 @@ def test_clients_take_turns_in_lanes(
     assert_equal_up_to_rounding(plain, turns)
 
 
-def test_lanes_are_the_same_in_all_rounds() -> None:
+def test_lanes_serve_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """SCAFFOLD's clients have a state after their first round, the others none: two kinds of lanes."""
-    run = simulation(Scaffold(), executor=ReplayingLanes, fraction=0.5, **SETTINGS)
-    for number in range(4):
-        run.round(number)
-    kept = [one for same in run.executor.kept.values() for one in same]
-    assert len(kept) == 2 and all(len(one.runs) == len(run.sample(0)) for one in kept)
+    settings = {**SETTINGS, "rounds": 5, "fraction": 0.5, "model": LeNet5()}
+    plain, lanes = compared(ReplayingLanes, Scaffold(), **settings)
+    kept = [one for _, one in lanes.executor.kept]
+    assert 2 <= len(kept) <= 6 and lanes.executor.captures < lanes.executor.replays
+    assert all(any(shared for _, shared in one.sharing) for one in kept)
+    monkeypatch.setattr("fltrain.engine.executors.vectorized_cuda_graph.MOST_KEPT", 1)
+    _, again = compared(ReplayingLanes, Scaffold(), **settings)
+    assert len(again.executor.kept) == 1 and again.executor.captures > lanes.executor.captures
+    for one in (lanes, again):
+        torch.testing.assert_close(plain.server.weights, one.server.weights, rtol=1e-5, atol=1e-6)
+
+
+def test_no_gradients_are_stored_without_a_recording() -> None:
+    run = simulation(executor=ReplayingLanes, **SETTINGS)
+    run.round(0)
+    ((_, lanes),) = run.executor.kept
+    assert lanes.gradients is None and any(lanes.captured.values())
 
 
 @pytest.mark.usefixtures("double")

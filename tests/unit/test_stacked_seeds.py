@@ -132,7 +132,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path: Path) -> None:
         ({"rounds": 4}, {}, r"digits-fedavg-\w+ and digits-fedavg-\w+ differ in rounds; .*but the seed"),
         ({"seed": 0}, {}, "two runs have the same seed"),
         ({}, {"executor": "sequential"}, "executor 'sequential' trains clients one by one"),
-        ({}, {"workers": 2}, "executor 'vectorized' trains clients together"),
+        ({}, {"workers": 2}, "executor 'vectorized' uses one process"),
         ({}, {"executor": "vectorized_cuda_graph"}, "needs a CUDA device"),
     ],
 )

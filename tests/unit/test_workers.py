@@ -127,7 +127,7 @@ def running(pid: int) -> bool:
     [
         ("cuda:1", 1, "auto", "CPU only, and the run is on cuda:1; use --device cpu"),
         ("cpu", 2, "auto", "one thread; leave out --threads"),
-        ("cpu", 1, "vectorized", "'vectorized' trains clients together; use --executor sequential"),
+        ("cpu", 1, "vectorized", "'vectorized' uses one process; use --executor sequential"),
     ],
 )
 def test_runs_that_cannot_be_divided_are_refused(

@@ -1,1 +1,1 @@
-"""Executors: three ways to run the same local training."""
+"""Executors: four ways to run the same local training."""

@@ -9,6 +9,7 @@ PyTorch prepares itself then. The executor keeps captured steps, because they sh
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,7 @@ from fltrain.engine.executors.views import (
     signature,
     tensors_of,
 )
+from fltrain.engine.memory import out_of_memory
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, Place, State
 
@@ -64,12 +66,16 @@ class Capturing(SequentialExecutor):
         Raises:
             FltrainError: if CUDA refuses an operation of the step.
         """
+        if self.pool is None:
+            gc.collect()  # the graphs of an earlier run must not be freed during a capture
         try:
             self.pool = self.pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
                 result = work()
         except RuntimeError as error:
+            if out_of_memory(error):
+                raise
             raise FltrainError(
                 f"executor {self.name!r}: a local step cannot be captured ({' '.join(str(error).split())}); "
                 "use --executor sequential"
@@ -84,8 +90,9 @@ class Capturing(SequentialExecutor):
     def replayed(self, captured: dict[Any, Work | None], key: Any, work: Work) -> Any:
         """Take a step: the first one with a key as it is, the second one captures, all later ones replay."""
         if key not in captured:
+            result = work()
             captured[key] = None
-            return work()
+            return result
         replay = captured[key] = captured[key] or self.capture(work)
         return replay()
 
@@ -174,7 +181,9 @@ class CudaGraphExecutor(Capturing):
         self, images: Augmented, chosen: Tensor, changes: Tensor, hooks: LocalHooks, optimiser: Sgd
     ) -> tuple[Tensor, Tensor]:
         session, step, key = self.session, super()._step, (id(optimiser), len(chosen))
-        fixed = session.batches.setdefault(key, (torch.empty_like(chosen), torch.empty_like(changes)))
+        if key not in session.batches:
+            session.batches[key] = torch.empty_like(chosen), torch.empty_like(changes)
+        fixed = session.batches[key]
         fixed[0].copy_(chosen)
         fixed[1].copy_(changes)
 

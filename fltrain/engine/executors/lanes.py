@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -17,6 +18,7 @@ from fltrain.engine.executors.views import check_step_states, memory_of
 from fltrain.engine.trajectory import Trajectory, record
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, State
+from fltrain.runtime.devices import uploaded
 
 if TYPE_CHECKING:
     from fltrain.engine.executors.vectorized import VectorizedExecutor
@@ -31,10 +33,15 @@ class Member:
     """A client of a cohort, before, during and after its local training.
 
     Attributes:
-        executor: that of its run.
+        executor: the executor of its run.
         cohort: number of clients in its cohort.
+        local: its view of the run.
+        hooks: hooks of its methods.
         held: tensors that its steps read.
+        sent: identities of the tensors that the server sent to all clients.
         statistics: its buffers and counters before the first step.
+        images: the training images of its run.
+        visits: the images of its steps.
         ahead: the steps that it still has to take, last first: phase and number of images, and how often.
         trajectory: recording of its steps, if a method needs one.
         trained: the result.
@@ -45,6 +52,7 @@ class Member:
     local: Local
     hooks: LocalHooks
     held: dict[str, Any]
+    sent: frozenset[int]
     statistics: State
     images: Augmented
     visits: Visits
@@ -52,9 +60,8 @@ class Member:
     trajectory: Trajectory | None = None
     trained: Trained | None = None
 
-    @property
-    def moving(self) -> Moving:
-        """Tensors before the first step."""
+    def initial(self) -> Moving:
+        """Return the tensors that steps change, before the first step."""
         start = self.local.start
         return {
             "weights": start,
@@ -81,6 +88,11 @@ def _identities(members: Sequence[Member]) -> list[tuple[int, ...]]:
     return [tuple(map(id, column)) for column in columns]
 
 
+def _shared(tensors: tuple[int, ...], members: Sequence[Member]) -> bool:
+    """Return True if all clients have the same tensor; a single client shares what its server sent to all."""
+    return len(set(tensors)) == 1 and (len(tensors) > 1 or tensors[0] in members[0].sent)
+
+
 class Lanes:
     """Clients side by side, each in a lane, a row of stacked tensors; the next one takes a free lane.
 
@@ -98,21 +110,21 @@ class Lanes:
         first, self.runs, identities = clients[0], runs, _identities(clients)
         self.hooks = first.hooks
         # For each tensor the first one that is the same for every client, and whether all clients share it.
-        self.sharing = [(identities.index(one), len(one) > len(set(one)) == 1) for one in identities]
+        self.sharing = [(identities.index(one), _shared(one, clients)) for one in identities]
         self.members: list[Member | None] = [None] * len(runs)
         self.indices: dict[tuple[int, ...], Tensor] = {}
         images = {member.executor: member.images for member in clients}
         self.images = [images[run] for run in runs]
         tensors, form = tree_flatten(first.held)
-        self.places: list[Tensor] = []
+        self.stored: list[Tensor] = []
         for tensor, (same, shared) in zip(tensors, self.sharing, strict=True):
-            if same < len(self.places):
-                self.places.append(self.places[same])
+            if same < len(self.stored):
+                self.stored.append(self.stored[same])
             else:
-                self.places.append(torch.empty_like(tensor) if shared else self._stacked(tensor))
-        self.held: dict[str, Any] = tree_unflatten(self.places, form)
+                self.stored.append(torch.empty_like(tensor) if shared else self._stacked(tensor))
+        self.held: dict[str, Any] = tree_unflatten(self.stored, form)
         self.dims = tree_unflatten([None if shared else 0 for _, shared in self.sharing], form)
-        self.moving: Moving = tree_map(self._stacked, first.moving)
+        self.moving: Moving = tree_map(self._stacked, first.initial())
         longest = max(_most_visits(member) for member in clients)
         self.chosen = self._stacked(first.visits.chosen.new_empty(longest))
         self.changes = self._stacked(first.visits.changes.new_empty(longest, first.visits.changes.shape[1]))
@@ -131,25 +143,28 @@ class Lanes:
     def begin(self, clients: Sequence[Member]) -> None:
         """Free all lanes, and copy the tensors that the next clients share."""
         self.members = [None] * len(self.runs)
-        self._hold(clients[0], None)
+        self.indices.clear()
+        for place, tensor in self._held(clients[0], shared=True):
+            place.copy_(tensor)
 
     def enter(self, lane: int, member: Member) -> None:
         """Copy the tensors of a client to a free lane."""
         self.members[lane] = member
-        self._hold(member, lane)
+        for place, tensor in self._held(member, shared=False):
+            place[lane].copy_(tensor)
         self._move(member, lane)
         visits = member.visits
         self.chosen[lane, : len(visits.chosen)] = visits.chosen
         self.changes[lane, : len(visits.changes)] = visits.changes
 
-    def _hold(self, member: Member, lane: int | None) -> None:
-        """Copy the tensors of a client that steps read: those in its lane, or with None the shared ones."""
-        for number, (tensor, (same, shared)) in enumerate(
-            zip(tree_leaves(member.held), self.sharing, strict=True)
-        ):
-            if same == number and shared == (lane is None):
-                place = self.places[number]
-                (place if lane is None else place[lane]).copy_(tensor)
+    def _held(self, member: Member, *, shared: bool) -> list[tuple[Tensor, Tensor]]:
+        """Return the stored tensors that steps read, shared or not, each once, with those of a client."""
+        tensors = zip(self.stored, tree_leaves(member.held), self.sharing, strict=True)
+        return [
+            (place, tensor)
+            for number, (place, tensor, (same, common)) in enumerate(tensors)
+            if same == number and common == shared
+        ]
 
     def leave(self, lane: int) -> Moving:
         """Free a lane; return the tensors of its client after the last step.
@@ -164,13 +179,13 @@ class Lanes:
         return moved
 
     def _move(self, member: Member, lane: int) -> None:
-        tree_map(lambda place, tensor: place[lane].copy_(tensor), self.moving, member.moving)
+        tree_map(lambda place, tensor: place[lane].copy_(tensor), self.moving, member.initial())
 
     def index(self, lanes: Sequence[int]) -> Tensor:
-        """Return the numbers of some lanes as a tensor, copied to the device once."""
+        """Return the numbers of some lanes as a tensor, copied to the device once a round."""
         key = tuple(lanes)
         if key not in self.indices:
-            self.indices[key] = torch.tensor(key, device=self.chosen.device)
+            self.indices[key] = uploaded(np.array(key), self.chosen.device)
         return self.indices[key]
 
     def rows(self, index: Tensor | None) -> tuple[Moving, dict[str, Any]]:
@@ -194,47 +209,36 @@ class Lanes:
         chosen = self.chosen[rows].gather(1, where)
         changes = self.changes[rows].gather(1, where[..., None].expand(-1, -1, self.changes.shape[2]))
         parts = []
-        for images, own in groupby(range(len(lanes)), lambda row: self.images[lanes[row]]):
-            first, *_, last = [*own] * 2
-            part = slice(first, last + 1)
+        for images, group in groupby(range(len(lanes)), lambda row: self.images[lanes[row]]):
+            rows_of_run = list(group)
+            part = slice(rows_of_run[0], rows_of_run[-1] + 1)
             parts.append(images.batch(chosen[part].flatten(), changes[part].flatten(0, 1)))
         return [torch.cat(part).unflatten(0, (len(lanes), -1)) for part in zip(*parts, strict=True)]
 
-    def write(self, moved: Moving, index: Tensor | None = None, active: Tensor | None = None) -> None:
-        """Store the tensors of clients after a step: those in some lanes, or in the ``active`` ones of all.
+    def write(self, moved: Moving, index: Tensor | None) -> None:
+        """Store the tensors of the clients in some lanes, or in all, after a step.
 
         Raises:
             FltrainError: if a method has other step states than before the step.
         """
-        check_step_states(self.runs[0].name, moved["step_states"], self.moving["step_states"], rows=True)
-        places, form = tree_flatten(self.moving)
-        values = form.flatten_up_to(moved)
+        before, after = self.moving["step_states"], moved["step_states"]
+        check_step_states(self.runs[0].name, after, before, rows=True)
         if index is not None:
-            for place, value in zip(places, values, strict=True):
-                place.index_copy_(0, index, value)
+            tree_map(lambda place, value: place.index_copy_(0, index, value), self.moving, moved)
             return
-        if active is not None:
-            for place, value in zip(places, _selected(active, values, places), strict=True):
-                place.copy_(value)
-            return
-        owned: set[int] = set()
-        for number, value in enumerate(values):  # each gets its own memory, so that lanes can be written
-            if memory_of(value) in owned or not value.is_contiguous():
-                values[number] = value.clone(memory_format=torch.contiguous_format)
-            owned.add(memory_of(values[number]))
-        self.moving = tree_unflatten(values, form)
 
-    def record(self, lanes: Sequence[int], gradients: Tensor, weights: Tensor) -> None:
+        def separate(place: Tensor, value: Tensor) -> Tensor:
+            # A step can return a tensor that it only reads, or one twice; lanes are written one by one.
+            shared = memory_of(place) != memory_of(value)
+            return value.clone(memory_format=torch.contiguous_format) if shared else value
+
+        self.moving = {**moved, "step_states": tree_map(separate, before, after)}
+
+    def record(self, numbers: Sequence[int], gradients: Tensor, weights: Tensor) -> None:
         """Add a step to the trajectories of the clients in some lanes, if methods need them."""
-        trajectories = [member.trajectory for lane in lanes if (member := self.members[lane])]
-        if recorded := [one for one in trajectories if one]:
-            record(recorded, gradients.unbind(), weights.unbind())
-
-
-def _selected(active: Tensor, values: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """Return new tensors with the rows of ``values`` where ``active`` is true, else of ``others``."""
-    masks = [active.view(-1, *[1] * (value.ndim - 1)) for value in values]
-    return list(map(torch.where, masks, values, others))
+        members = [self.members[number] for number in numbers]
+        if trajectories := [member.trajectory for member in members if member and member.trajectory]:
+            record(trajectories, gradients.unbind(), weights.unbind())
 
 
 def _most_visits(member: Member) -> int:

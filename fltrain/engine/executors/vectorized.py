@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 # torch.func.functional_call does the same for a single call of a module.
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_leaves
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import Clients, ClientState, Round
@@ -96,6 +97,7 @@ class VectorizedExecutor(SequentialExecutor):
             local=local,
             hooks=hooks,
             held={name: tensors_of(view, self.numbers) for name, view in hooks.locals_.items()},
+            sent=frozenset(map(id, tree_leaves([vars(round.server), round.payloads]))),
             statistics={"buffers": self.model.buffers.clone(), "counters": self.model.counters.clone()},
             images=images,
             visits=visits,
@@ -202,7 +204,8 @@ def _step_of_one(
     views = {name: replace(local, **held[name]) for name, local in hooks.locals_.items()}
     states = {name: dict(state) for name, state in moving["step_states"].items()}
     statistics = {"buffers": moving["buffers"], "counters": moving["counters"]}
-    weights, velocities = moving["weights"].clone(), [one.clone() for one in moving["velocities"]]
+    weights, velocities = moving["weights"].clone(), list(moving["velocities"])
+    velocities[phase] = velocities[phase].clone()
     bound = LocalHooks(hooks.composition, views, states)
     step = FunctionalStep(images, labels, optimiser.part, model, bound, weights, statistics)
     loss, gradient = step.take(weights, optimiser, velocities[phase])
