@@ -321,6 +321,7 @@ def test_clients_take_turns_in_lanes(
     assert_equal_up_to_rounding(plain, turns)
 
 
+@pytest.mark.usefixtures("double")
 def test_lanes_serve_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """SCAFFOLD's clients have a state after their first round, the others none: two kinds of lanes."""
     settings = {**SETTINGS, "rounds": 5, "fraction": 0.5, "model": LeNet5()}
@@ -332,7 +333,7 @@ def test_lanes_serve_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     _, again = compared(ReplayingLanes, Scaffold(), **settings)
     assert len(again.executor.kept) == 1
     for one in (lanes, again):
-        torch.testing.assert_close(plain.server.weights, one.server.weights, rtol=1e-5, atol=1e-6)
+        assert_equal_up_to_rounding(plain, one)
 
 
 def test_no_gradients_are_stored_without_a_recording() -> None:
