@@ -214,7 +214,7 @@ class Evidence:
             if cells.empty:
                 continue
             ours = cells["mean"].map("{:.4g}".format).replace("inf", "not reached by all seeds")
-            sides = cells["side"].fillna("").map(lambda side: f" ({side})" if side else "")
+            sides = cells["side"].astype(object).fillna("").map(lambda side: f" ({side})" if side else "")
             marks = cells["exploratory"].map(lambda marked: ", exploratory" * bool(marked))
             verdicts = Counter(cells["verdict"] + sides + marks)
             margin = (cells["margin"] / cells["published"]).max()
