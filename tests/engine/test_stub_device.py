@@ -77,7 +77,7 @@ UPLOADING = {
 }
 """Functions that copy to the device outside of local steps: for a run, or for a group of clients."""
 
-UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 3, "methods.fed2.client_final": 1}
+UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 4, "methods.fed2.client_final": 1}
 """Functions that do so for every client, and how often; ``uploaded`` does not wait for the device."""
 
 
