@@ -66,7 +66,8 @@ class VectorizedExecutor(SequentialExecutor):
             executor = cohort.executor
             assert isinstance(executor, VectorizedExecutor)
             function = executor._function() if len(cohorts) > 1 else b""
-            arrived.append([executor._member(cohort, client) for client in cohort.clients])
+            sent = frozenset(map(id, tree_leaves([vars(cohort.round.server), cohort.round.payloads])))
+            arrived.append([executor._member(cohort, client, sent) for client in cohort.clients])
             for member in arrived[-1]:
                 alike[function, member.local.task.samples, signature(member.hooks)].append(member)
         for members in alike.values():
@@ -86,7 +87,7 @@ class VectorizedExecutor(SequentialExecutor):
             logits = model.network(image.view(1, *shape).to(model.weights.device))
         return bytes(logits.cpu().numpy())
 
-    def _member(self, cohort: Cohort, client: int) -> Member:
+    def _member(self, cohort: Cohort, client: int, sent: frozenset[int]) -> Member:
         round = cohort.round
         local, hooks = self._arrive(round, client, cohort.client_states.get(client))
         images = self.images(round)
@@ -97,7 +98,7 @@ class VectorizedExecutor(SequentialExecutor):
             local=local,
             hooks=hooks,
             held={name: tensors_of(view, self.numbers) for name, view in hooks.locals_.items()},
-            sent=frozenset(map(id, tree_leaves([vars(round.server), round.payloads]))),
+            sent=sent,
             statistics={"buffers": self.model.buffers.clone(), "counters": self.model.counters.clone()},
             images=images,
             visits=visits,
