@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -29,7 +28,7 @@ _METADATA = "fltrain"
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` at the end, unless there is an error.
 
-    It deletes temporary files of processes that were killed while they wrote the same file.
+    It deletes temporary files of the same file that nobody has changed for an hour: their process was killed.
 
     Raises:
         FltrainError: if the file cannot be written; the old file stays, and no temporary file is left.
@@ -39,17 +38,16 @@ def replacing(path: Path) -> Iterator[Path]:
         raise FltrainError(f"{path}: is not an ordinary file; choose another place")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(path.parent, f".{escape(path.name)}.*.part")
+        clear_leftovers(path.parent, f".{escape(path.name)}.*.part", unchanged_for=3600)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        with os.fdopen(handle):
-            _lock(handle)
-            temporary = Path(name)
-            yield temporary
-            os.umask(mask := os.umask(0))
-            temporary.chmod(0o666 & ~mask)  # mkstemp makes files private; results are for everyone
-            with temporary.open("rb") as file:  # a full disk may show only now; a power loss would empty it
-                os.fsync(file.fileno())
-            temporary.replace(path)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        os.umask(mask := os.umask(0))
+        temporary.chmod(0o666 & ~mask)  # mkstemp makes files private; results are for everyone
+        with temporary.open("rb") as file:  # a full disk may show only now; a power loss would empty it
+            os.fsync(file.fileno())
+        temporary.replace(path)
     except OSError as error:
         if temporary and error.filename not in (None, str(temporary)):
             raise  # by the caller, about another file
@@ -63,21 +61,12 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def clear_leftovers(folder: Path, pattern: str = ".*.part") -> None:
-    """Delete temporary files whose process was killed: no process holds their lock."""
+def clear_leftovers(folder: Path, pattern: str = ".*.part", unchanged_for: float = 0) -> None:
+    """Delete temporary files that no process has changed for so many seconds."""
     for leftover in folder.glob(pattern):
-        with suppress(OSError), leftover.open("rb") as file:
-            if _lock(file.fileno()):
+        with suppress(OSError):  # of another user, or deleted meanwhile
+            if time.time() - leftover.stat().st_mtime >= unchanged_for:
                 leftover.unlink()
-
-
-def _lock(handle: int) -> bool:
-    """Lock an open file until it is closed; return False if it is locked, or if there are no locks."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def backdate(paths: Iterable[Path]) -> None:

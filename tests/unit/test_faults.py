@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -264,18 +265,21 @@ def killed(path: str) -> None:
 
 
 def test_the_next_export_deletes_files_of_a_killed_export(tmp_path: Path) -> None:
-    """It deletes no other file, also none that another process is writing."""
+    """It deletes no other file, also none that another process is writing, or has just written anew."""
     target, others = tmp_path / "records[1].tar.gz", [".other.csv.abc.part", "records[1].tar.gz.part"]
     for name in others:
         (tmp_path / name).touch()
     assert run(partial(killed, str(target)), tmp_path).code == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == len(others) + 1
+    for path in tmp_path.iterdir():
+        os.utime(path, times=(two_hours_ago := time.time() - 7200, two_hours_ago))
     with replacing(target) as first:
         assert {path.name for path in tmp_path.iterdir()} == {*others, first.name}
+        first.unlink()
+        first.write_text("first")  # a new file, as libraries make that write atomically
         with replacing(target) as second:
             assert first.exists()
             second.write_text("second")
-        first.write_text("first")
     assert {path.name for path in tmp_path.iterdir()} == {*others, target.name}
     assert target.read_text() == "first"
 
