@@ -60,13 +60,14 @@ class Runs(Cells):
         **changes: Any,
     ) -> Any:
         """Judge claims with these tests; all claims share one statement."""
+        others = changes.pop("others", ())
         sheet = changes.pop("sheet", None) or self.sheet(**changes)
         written = {"where": "sec. 1", "claim": "so it is", "decided": decided}
         claims = [Claim.parse({**written, "test": test}, "claim") for test in tests]
         statement = Statement("sec. 1", "so it is", stated, unit)
         nothing = Published.read(None)
         return judgement.judge(
-            claims, [statement], [sheet], self.results.record, lambda _: nothing, sheet.reduced
+            claims, [statement], [sheet, *others], self.results.record, lambda _: nothing, sheet.reduced
         )
 
     def judged(
@@ -555,6 +556,17 @@ def test_a_test_written_after_the_runs_is_exploratory(
     (one,) = runs.judge(POSITIVE, sheet=sheet, decided=decided)
     assert one.exploratory == exploratory
     assert ("exploratory" in one.verdict) == exploratory
+
+
+@pytest.mark.parametrize(("seen", "other"), [("2026-11-23", "2026-11-24"), ("2026-11-24", "2026-11-23")])
+def test_only_the_items_of_a_claim_make_it_exploratory(runs: Runs, seen: str, other: str) -> None:
+    """The paper's other items may have been seen on another day."""
+    runs.pairs({"a": CLEAR})
+    toy = runs.sheet().model_dump(mode="json")
+    sheet = Sheet.parse({**toy, "seen": seen}, "sheet")
+    others = [Sheet.parse({**toy, "id": "paper/other", "seen": other}, "sheet")]
+    (one,) = runs.judge(POSITIVE, sheet=sheet, others=others)
+    assert one.exploratory == (seen == "2026-11-23")
 
 
 def test_the_list_of_contradicted_claims_limits_the_false_discovery_rate(runs: Runs) -> None:

@@ -161,7 +161,6 @@ def judge(
     """
     stated = {(statement.where, statement.claim): statement for statement in statements}
     sheets = list(sheets)
-    seen = max((sheet.seen for sheet in sheets if sheet.seen), default=None)
     items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
     judge_of = _Judge(items, runs, published, reduced)
     judged: list[Judged] = []
@@ -171,12 +170,14 @@ def judge(
             finding = judge_of.finding(claim.test, stated[key])
         except FltrainError as error:
             raise FltrainError(f"claim {claim.claim!r}: {error}") from None
-        item = ", ".join(dict.fromkeys(quantity.item for quantity in quantities(claim.test)))
+        names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
+        seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
         decided = max(RULE_DATE, claim.decided or RULE_DATE)
         exploratory = finding.verdict in JUDGED and seen is not None and seen <= decided
         judged.append(
             Judged(
-                *(*key, item, claim.test.kind, stated[key].text, reduced, finding), exploratory=exploratory
+                *(*key, ", ".join(names), claim.test.kind, stated[key].text, reduced, finding),
+                exploratory=exploratory,
             )
         )
     listed = discoveries([one.finding.p_contradicted for one in judged])
