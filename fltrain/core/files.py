@@ -28,7 +28,7 @@ _METADATA = "fltrain"
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` at the end, unless there is an error.
 
-    It deletes temporary files of the same file that nobody has changed for an hour: their process was killed.
+    It deletes older temporary files for ``path`` after an hour without changes: a killed process left them.
 
     Raises:
         FltrainError: if the file cannot be written; the old file stays, and no temporary file is left.
@@ -62,7 +62,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(folder: Path, pattern: str = ".*.part", unchanged_for: float = 0) -> None:
-    """Delete temporary files that no process has changed for so many seconds."""
+    """Delete temporary files whose last change is at least ``unchanged_for`` seconds ago."""
     for leftover in folder.glob(pattern):
         with suppress(OSError):  # of another user, or deleted meanwhile
             if time.time() - leftover.stat().st_mtime >= unchanged_for:
