@@ -16,7 +16,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from fltrain.experiments.claims import All, Directed, Fails, NotJudged, Similar, Test, Tested, quantities
+from fltrain.experiments.claims import (
+    All,
+    Directed,
+    Fails,
+    NotJudged,
+    Similar,
+    Test,
+    Tested,
+    Value,
+    quantities,
+)
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
@@ -26,6 +36,7 @@ MAIN = {
     "fedavg": (
         "with B = 10, a tenth of the clients needs fewer rounds than one client",
         "change from one client to a tenth of the clients, 2NN, IID, B = 10",
+        "with B = inf, there is only a small advantage in more clients",
         "batches of 10 instead of full ones need fewer rounds",
         "non-IID clients need more rounds than IID ones, 2NN, B = 10",
         "more local computation needs fewer rounds than FedSGD, IID",
@@ -213,6 +224,7 @@ class Evidence:
             cells = cells[cells["verdict"].notna() & (cells["verdict"] != "not run")]
             if cells.empty:
                 continue
+            places = cells["row"] + ", " + cells["column"] + ": "
             ours = cells["mean"].map("{:.4g}".format).replace("inf", "not reached by all seeds")
             sides = cells["side"].astype(object).fillna("").map(lambda side: f" ({side})" if side else "")
             marks = cells["exploratory"].map(lambda marked: ", exploratory" * bool(marked))
@@ -222,7 +234,7 @@ class Evidence:
                 f"{len(cells)} values of `{path.stem}`",
                 (f"{paper}/{path.stem}",),
                 "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
-                ", ".join(ours + cells["published"].map(" (published {:g})".format)),
+                "; ".join(places + ours + cells["published"].map(" (published {:g})".format)),
                 f"± {margin:.0%} of the value",
             )
 
@@ -273,9 +285,10 @@ def tolerance(test: Test, evidence: str) -> str:
         return "; ".join(dict.fromkeys(tolerance(part, evidence) for part in test.tests))
     if isinstance(test, Directed):
         return f"above {test.by:g}, p < 0.05"
+    unit = " %" if isinstance(test, Similar | Value) and test.relative else ""
     if isinstance(test, Similar):
-        return f"± {test.margin:g}"
+        return f"± {test.margin:g}{unit}"
     if isinstance(test, Fails):
         return f"at most {test.at_most:g}"
     _, found, rest = evidence.partition("margin ")
-    return f"± {rest.partition(',')[0]}" if found else ""
+    return f"± {rest.partition(',')[0]}{unit}" if found else ""

@@ -446,9 +446,9 @@ from the [published records](../published/README.md). So far we have {runs} runs
 [conceptual replications](#conceptual-replications) of four papers. All else is declared and tested, but not
 run yet.
 
-* **Runs**: published runs with the paper's own protocol (in the last three sections: with ours), their seeds,
-  and the part of the claim that they cover. *None of N*: the paper's protocol needs N runs (`--scale paper`),
-  and we have none of them.
+* **Runs**: published runs with the paper's own protocol as far as its text states it (in the last three
+  sections: with ours), their seeds, and the part of the claim that they cover. *None of N*: the paper's
+  protocol needs N runs (`--scale paper`), and we have none of them.
 * **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
   rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
 * **Numbers**: intervals are 90 % intervals over seeds.
@@ -488,7 +488,8 @@ This page shows how to check the published results, and the cost of each check. 
 ## Hardware and installation
 
 * Linux on x86-64 with Python 3.11.4 or newer, `git` and `make`. Two cores and 4 GB of memory are enough: a
-  run takes up to 0.9 GB. No check needs a GPU: each published run used one core of an AMD EPYC.
+  run takes up to 1.5 GB. No check needs a GPU: each published run used one core of an AMD EPYC or an Intel
+  Xeon.
 * 7 GB of disk: 6 GB for the packages, because PyTorch brings CUDA, and less than 1 GB for images and results.
 * Internet for the packages (3 GB) and for MNIST (12 MB). The demonstration downloads no images.
 
@@ -532,10 +533,11 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
   and their hours include the pause. All {count} published runs took {hours:.0f} hours.
 * **MB** is the size of the records. The images of MNIST take another 70 MB.
 * **Margin**: *above x* is a one-sided test at 5 %. *± x* has to contain the 90 % interval. *At most x* is the
-  final accuracy of a failed run in %.
-* **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte. Otherwise
-  training amplifies differences in rounding. Expect the same verdict, but not the same digits. A verdict with
-  a p value near 0.05 can change; [results](results.md) lists these values.
+  accuracy of a failed run in %.
+* **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte
+  (`provenance.json` names both). Otherwise training amplifies differences in rounding. Expect the same
+  verdict, but not the same digits. A verdict with a p value near 0.05 can change; [results](results.md)
+  lists these values.
 
 {papers}
 

@@ -31,7 +31,10 @@ def explain(
         raise FltrainError(f"{item!r} is a paper; name one of its items, for example {items[0].id}")
     (planned,) = items
     words = set(comma_separated(cell.casefold()))
-    entries = [entry for entry in planned.entries if entry.number == 0 and words <= _names(entry)]
+    first = [entry for entry in planned.entries if entry.number == 0]
+    # A label can also be the name of a component of other cells, as FedAvg is of FedAvg + FLFA.
+    entries = [entry for entry in first if words <= _labels(entry)]
+    entries = entries or [entry for entry in first if words <= _labels(entry) | _names(entry)]
     if len(entries) != 1:
         axes = "; ".join(f"{axis}: {', '.join(labels)}" for axis, labels in planned.axes.items())
         raise FltrainError(
@@ -40,7 +43,9 @@ def explain(
         )
     (entry,) = entries
     layers = Layers(planned.paper, planned.name, planned.scale, planned.reduction).cell(entry.labels)
-    layers.append(Layer("trial", "search", (), entry.drawn))
+    chosen = planned.item.selects
+    trial = f"selected/{scale}/{planned.paper.paper}_{chosen}" if chosen else "search"
+    layers.append(Layer("trial", trial, (), entry.drawn))
     settings, found = merged(layers), origins(layers)
     rows = []
     for path, value in leaves(settings):
@@ -49,18 +54,21 @@ def explain(
         rows.append((".".join(path), _text(value), layer.name, f"{file}:{line}"))
     defaults = [
         (".".join(path), _text(value), "default", "")
-        for path, value in leaves(entry.spec.model_dump(mode="json"))
+        for path, value in leaves(entry.spec.all_settings())
         if path not in found and path != ("seed",)
     ]
     typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
     print_table(("setting", "value", "layer", "place"), [*rows, (), *sorted(defaults)])
 
 
+def _labels(entry: Entry) -> set[str]:
+    return {label.casefold() for label in entry.labels.values()}
+
+
 def _names(entry: Entry) -> set[str]:
-    """Return the words for a cell: its labels, and the names of its components."""
-    names = (*entry.labels.values(), *short_names(entry.spec).values())
-    plugins = [plugin.name for plugin in entry.spec.plugins]
-    return {name.casefold() for name in (*names, *plugins)}
+    """Return the names of a cell's components."""
+    names = (*short_names(entry.spec).values(), *(plugin.name for plugin in entry.spec.plugins))
+    return {name.casefold() for name in names}
 
 
 def _text(value: object) -> str:

@@ -45,7 +45,7 @@ class Statistic:
         """95 % interval of the mean over seeds; None with fewer than two seeds."""
         if self.std is None:
             return None
-        half = self.std / math.sqrt(self.n) * float(stats.t.isf(LEVEL / 2, self.n - 1))
+        half = self.std / math.sqrt(self.n) * t_quantile(1 - LEVEL / 2, self.n - 1)
         return self.mean - half, self.mean + half
 
     def text(self, decimals: int, sign: str = "") -> str:
@@ -132,6 +132,7 @@ def one_sided(values: Iterable[float], point: float = 0.0, floor: float = 0.0) -
 
 def mean_interval(values: Sequence[float], floor: float = 0.0) -> tuple[float, float] | None:
     """Return the 90 % interval of the mean, which matches a one-sided test at 5 %; None without a test."""
+    values = known(values)
     if one_sided(values, 0.0, floor) is None:
         return None
     std = max(math.sqrt(variance(values)), floor)

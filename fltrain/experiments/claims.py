@@ -184,7 +184,7 @@ class Value(Quantity):
 
 
 class Fails(Quantity):
-    """The runs diverge, or end with a number (in the measure's unit) of at most ``at_most``.
+    """The runs diverge, or have a number (in the measure's unit) of at most ``at_most``.
 
     Supported if this holds for more than half of the runs at every place; contradicted if it holds for none
     at one place. Undecided otherwise, and always if a place has no run that diverged or has a number.

@@ -256,7 +256,11 @@ class PlanCosts:
         device, start = (costs.device, costs.start) if (costs := self.calibration) else ("", 0.0)
         for run in self.done & self.estimates.keys():
             record = results.record(run)
-            if record.summary["status"] != "diverged" and device_name(record.provenance) == device:
+            if (
+                record.usable
+                and record.summary["status"] != "diverged"
+                and device_name(record.provenance) == device
+            ):
                 ratios.append(record.costs["seconds"]["total"] / (self.estimates[run].seconds - start))
         if not ratios:
             return None

@@ -225,7 +225,9 @@ def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence
 
 
 class Layer(NamedTuple):
-    """A patch of a cell's settings: its layer, the kind of its file, and its path of keys in it.
+    """A patch of a cell's settings: its layer, its file, and its path of keys in it.
+
+    ``what`` is ``paper`` or ``scale``, or the name of another file in ``config``.
 
     ``declared`` is the point or exception that has the patch, if one has.
     """
@@ -306,8 +308,8 @@ def leaves(settings: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator
 
 def place_in(config: Path, paper: Paper, scale: Scale, layer: Layer, keys: Sequence[str] = ()) -> Place:
     """Return file and line of a patch, or of a setting in it."""
-    if layer.what == "search":
-        return str(config / "search.yaml"), 1
+    if layer.what not in ("paper", "scale"):
+        return str(config / f"{layer.what}.yaml"), 1
     tree = tree_of(config, layer.what, paper.paper if layer.what == "paper" else scale.scale)
     construct(tree)  # resolves merge keys
     return place_of(tree, (*layer.keys, *keys))

@@ -173,7 +173,7 @@ class Selected(Settings):
     @model_validator(mode="after")
     def _chosen_are_best(self) -> Self:
         for cell in self.cells:
-            if cell.chosen != _best(cell.trials, self.measure):
+            if cell.chosen != _best(cell.trials):
                 raise ValueError(f"{', '.join(cell.labels.values())}: trial {cell.chosen!r} is not the best")
         return self
 
@@ -269,21 +269,19 @@ def select(item: PlannedItem, results: Results) -> Selected:
         item=item.id,
         measure=name,
         cells=tuple(
-            Choice(labels=labels, chosen=_best(trials, name), trials=trials)
-            for labels, trials in cells.values()
+            Choice(labels=labels, chosen=_best(trials), trials=trials) for labels, trials in cells.values()
         ),
     )
 
 
-def _best(trials: Mapping[str, Trial], name: str) -> str:
-    """Return the label of the trial with the largest value (of losses the least); ties: the first."""
-    sign = 1 if measure(name).margin.relative else -1
+def _best(trials: Mapping[str, Trial]) -> str:
+    """Return the label of the trial with the largest value; ties: the first."""
 
-    def rank(label: str) -> float:
-        value = trials[label].value
-        return math.inf if value is None else sign * value
+    def value(label: str) -> float:
+        found = trials[label].value
+        return -math.inf if found is None else found
 
-    return min(trials, key=rank)
+    return max(trials, key=value)
 
 
 def write_selection(path: Path, selected: Selected) -> None:

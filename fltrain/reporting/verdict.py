@@ -90,6 +90,7 @@ class Basis:
         averaged: number of rows that gains are averages over.
         points: values are percentages or their differences, so that gains have margins in points. Others
             (rounds, seconds) share their spread as a share of each cell's mean.
+        accuracy: larger values are better.
         compared: False if there is no verdict on published values: at a reduced scale, for example.
     """
 
@@ -99,6 +100,7 @@ class Basis:
     published_gain_stds: tuple[float | None, float | None] = (None, None)
     averaged: int = 1
     points: bool = True
+    accuracy: bool = True
     compared: bool = True
 
 
@@ -253,12 +255,12 @@ def _judge_failure(cell: TableCell, basis: Basis) -> TableCell:
         return cell.having(verdict="reproduced")
     if cell.diverged or any(map(math.isinf, cell.values)):
         return _inconclusive(cell, "some runs fail")
-    return cell.having(verdict="not reproduced", side=_side(basis, basis.points))
+    return cell.having(verdict="not reproduced", side=_side(basis, basis.accuracy))
 
 
 def _side(basis: Basis, larger: bool) -> Side:
     """Return the side of a miss from whether our number is larger than the published one."""
-    if basis.points:
+    if basis.accuracy:
         return "better" if larger else "worse"
     return "more" if larger else "less"
 

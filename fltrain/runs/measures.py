@@ -60,6 +60,11 @@ class Measure:
     over_seeds: OverSeeds = "mean"
     diverged: Literal["chance", "never"] | None = None
 
+    @property
+    def accuracy(self) -> bool:
+        """More is better: it is an accuracy."""
+        return self.diverged == "chance"
+
     def of(self, record: Record, *target: float) -> Mapping[str, float] | None:
         """Return the numbers of a run by label of the dimension (empty if there is none)."""
         value = self.read(record, *target)
@@ -69,7 +74,7 @@ class Measure:
         """Return the value for a diverged run: chance accuracy, infinite rounds, or NaN."""
         if self.diverged == "never":
             return math.inf
-        entry = registry().get(record.spec["dataset"]["name"]) if self.diverged == "chance" else None
+        entry = registry().get(record.spec["dataset"]["name"]) if self.accuracy else None
         return 100 / entry.classes if entry and entry.classes else math.nan
 
     def resolution(self, images: int | None) -> float:
@@ -80,7 +85,7 @@ class Measure:
         """
         if self.diverged == "never":
             return 1.0
-        if self.diverged == "chance" and images:
+        if self.accuracy and images:
             return 100 / images
         return float(10.0**-self.decimals)
 
@@ -203,11 +208,6 @@ def _traffic(record: Record) -> float:
     return float(sum(record.summary["bytes"].values()) / 1e6)
 
 
-def _validation_loss(record: Record) -> float | None:
-    loss: float | None = record.summary.get("validation", {}).get("loss")
-    return loss
-
-
 def _accuracy(label: str, name: str, over_seeds: OverSeeds = "mean", split: str = "accuracy") -> Measure:
     return Measure(label, 2, _percent(name, split), POINT, over_seeds=over_seeds, diverged="chance")
 
@@ -227,9 +227,6 @@ MEASURES = {
     "spread_over_clients": Measure("deviation over clients, %", 2, _percent("best_macro_std"), POINT),
     "last_accuracy": _accuracy("last accuracy, %", "last"),
     "validation_final_accuracy": _accuracy("validation accuracy, %", "final", split="validation"),
-    "validation_best_accuracy": _accuracy("best validation accuracy, %", "best", split="validation"),
-    "validation_last_accuracy": _accuracy("last validation accuracy, %", "last", split="validation"),
-    "validation_loss": Measure("last validation loss", 4, _validation_loss, FIFTH),
     "extra_accuracy": Measure(
         "accuracy, %", 2, _extra_accuracy, POINT, dimension="test_set", diverged="chance"
     ),
@@ -246,7 +243,6 @@ MEASURES = {
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),
     "round_seconds": Measure("seconds per round", 3, _round_seconds, QUARTER),
-    "training_seconds": Measure("training, s", 0, training_seconds, QUARTER),
     "traffic": Measure("traffic up and down, MB", 1, _traffic, Margin(0.05, relative=True)),
     "selection_share": Measure("share of selections, %", 2, _selection_share, Margin(2.0), dimension="block"),
 }

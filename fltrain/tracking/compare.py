@@ -110,6 +110,10 @@ class Comparison:
                 f"only lines with the same {', '.join(self.shown)} are compared; to compare across one of "
                 f"these settings, name it in --over, for example --over method,plugins,{self.shown[-1]}"
             )
+        if any(line.diverged for line in self.lines):
+            remarks.append(
+                "means and differences leave out diverged runs; tables count them as chance accuracy"
+            )
         return remarks
 
     def rows(self) -> list[dict[str, str]]:

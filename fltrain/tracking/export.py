@@ -49,7 +49,7 @@ from fltrain.tracking.views import VIEW, cells_view, equals, opened, runs_view, 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
 
-REVISION = 4
+REVISION = 5
 """Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
@@ -492,7 +492,11 @@ def _rows(files: Iterable[Path]) -> list[dict[str, str]]:
             with file.open(encoding="utf-8", newline="") as text:
                 rows = list(csv.DictReader(text))
             if rows and {"row", "mean", "runs"} <= rows[0].keys():
-                names = [", ".join(row[name] for name in _CELL_NAMES if row.get(name)) for row in rows]
+                # A published value without a cell of ours has only its names in the published table.
+                names = [
+                    ", ".join(row[name] for name in _CELL_NAMES if row.get(name)) or row.get("names", "")
+                    for row in rows
+                ]
                 return [{"cell": name, **row} for name, row in zip(names, rows, strict=True)]
     return []
 

@@ -279,6 +279,14 @@ def test_all_parts_of_a_claim_must_hold(runs: Runs, parts: list[str], verdict: s
         assert f" (2) {order[1]}: " in found.evidence
 
 
+def test_a_claim_with_parts_is_tested_against_whatever_its_verdict(runs: Runs) -> None:
+    """Otherwise only contradicted ones would enter the list that is corrected for their number."""
+    runs.pairs({"gains": CLEAR, "either": NOISE})
+    found = runs.judged({"kind": "all", "tests": [PARTS["supported"], PARTS["undecided"]]})
+    parts = [runs.judged(PARTS[part]).p_contradicted for part in ("supported", "undecided")]
+    assert found.p_contradicted == min(1.0, 2 * min(parts))
+
+
 def test_more_parts_need_stronger_evidence_against_one(runs: Runs) -> None:
     """A p of about 0.02 is enough among two parts, but not among three."""
     losses = (-1.0, -1.2, -0.55)
@@ -487,7 +495,7 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
         runs.judged({**rounds, "at": {"method": method}}, sheet=sheet).estimate
         for method in ("slow", "fast", "never")
     ]
-    assert means == [3, 1, 11], "a run has ten rounds"
+    assert means == [3, 1, 4], "a run has three rounds"
     with pytest.raises(FltrainError, match="no target"):
         runs.judged(rounds)
 

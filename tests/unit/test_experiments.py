@@ -346,11 +346,20 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
         ("method.mu", "0.1", "cell", "table2.yaml:8"),
         ("dataset", "digits", "paper", "paper.yaml:"),
         ("training.lr", "0.01", "default", ""),
+        ("evaluation.until", "null", "default", ""),
     ):
         line = next(line for line in lines if f" {setting} " in line)
         assert all(f" {text} " in line for text in (value, layer)) and place in line
     assert "2 cells" in str(explained("--cell", "fedprox").exception)
     assert "0 cells of toy/table2 match 'fedpro'" in str(explained("--cell", "fedpro").exception)
+
+
+def test_explain_finds_a_cell_whose_label_is_also_a_part_of_others() -> None:
+    words = ["explain", "fair/accuracy", "--scale", "fair_mnist", "--cell", "fedavg,tuned,dirichlet 0.1"]
+    lines = CliRunner().invoke(app, words).output.splitlines()
+    assert "(Dirichlet 0.1, FedAvg, tuned)" in lines[0]
+    rate = next(line for line in lines if " training.lr " in line)
+    assert " trial " in rate and "config/selected/fair_mnist/fair_trials.yaml:1" in rate
 
 
 def test_exceptions_of_a_paper_hold_for_all_items_and_must_match_a_cell(folder: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_first_seed_chooses_the_rate_and_the_others_give_the_value(runs: Run
             runs.add({"method": "FedAvg", "rate": rate}, value, seconds=(1 - value,))
     runs.add({"method": "one seed", "rate": "0.1"}, 0.3)
     runs.add({"method": "one seed", "rate": "0.2"}, 0.2)
-    for measure, decimals in (("final_accuracy", "45.00 ± 7.07"), ("training_seconds", "1 ± 0")):
+    for measure, decimals in (("final_accuracy", "45.00 ± 7.07"), ("round_seconds", "0.550 ± 0.071")):
         sheet = runs.sheet(table={"rows": "method", "best_of": "rate", "measures": [{"measure": measure}]})
         shown = runs.shown(sheet)
         cell = shown["FedAvg",]
@@ -253,10 +253,9 @@ def test_a_diverged_run_comes_first_and_counts_as_chance(runs: Runs, measure: st
     dimension = MEASURES[measure].dimension
     sheet = runs.table({"measure": measure}, rows=dimension or "method")
     cell = next(iter(runs.shown(sheet).values()))
-    in_seconds = {"round_seconds": 1, "training_seconds": 4}
-    expected = {**in_seconds, "selection_share": 50, "traffic": 4, "fall": 0}.get(measure, 80)
+    expected = {"round_seconds": 1, "selection_share": 50, "traffic": 4, "fall": 0}.get(measure, 80)
     # Ten classes; other measures have no value of chance, and the run has none.
-    values = [expected, 10, expected] if MEASURES[measure].diverged == "chance" else [expected, expected]
+    values = [expected, 10, expected] if MEASURES[measure].accuracy else [expected, expected]
     assert cell.values == pytest.approx(values)
     summary = max if MEASURES[measure].over_seeds == "max" else mean
     assert (cell.mean, cell.n) == (pytest.approx(summary(values)), len(values))

@@ -123,15 +123,13 @@ def test_rows_summary_and_measures(digits: PreparedData, tmp_path: Path) -> None
         "final": accuracies[-1],
         "loss": rows[-1]["loss"],
     }
-    for name in ("last", "best", "final"):
-        found = measure(f"validation_{name}_accuracy").of(record)
-        assert found == {"": pytest.approx(100 * summary[name])}
-    assert measure("validation_loss").of(record) == {"": rows[-1]["loss"]}
+    final = measure("validation_final_accuracy")
+    assert final.of(record) == {"": pytest.approx(100 * summary["final"])}
     assert record.test_images == len(digits.test_labels), "test rows come first"
     plain = trained(tiny(), tmp_path)
-    assert "validation" not in plain.summary and measure("validation_best_accuracy").of(plain) is None
-    assert lacking(tiny(), "validation_loss", "item") == "evaluation.validation"
-    assert lacking(spec, "validation_loss", "item") == ""
+    assert "validation" not in plain.summary and final.of(plain) is None
+    assert lacking(tiny(), "validation_final_accuracy", "item") == "evaluation.validation"
+    assert lacking(spec, "validation_final_accuracy", "item") == ""
 
 
 def test_a_row_equals_a_direct_computation(digits: PreparedData, tmp_path: Path) -> None:

@@ -113,7 +113,6 @@ rule run_table:
         "../../environment.yml"
     params:
         config=str(JOBS.config),
-        scale=SCALE,
         memberships=JOBS.plan.memberships,
     message:
         "writing the run table"

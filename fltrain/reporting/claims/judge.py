@@ -288,19 +288,23 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
         numbers = " ".join(f"({number}) {part.evidence}" for number, part in enumerate(parts, start=1))
         return Finding("reduced scale" if judged else "not run", numbers)
     verdicts = {part.verdict for part in parts}
-    contrary = [part for part in parts if part.verdict == "contradicted"]
-    ps = [min(1.0, part.p_contradicted * len(parts)) for part in contrary if part.p_contradicted is not None]
+    contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
+    ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
+    least = min(ps, default=None)
     verdict: Verdict = "undecided"
     if len(verdicts) == 1 and verdicts <= {"supported", "not run"}:
         (verdict,) = verdicts
-    elif len(ps) < len(contrary) or any(p < LEVEL for p in ps):
+    elif contrary and (None in contrary or (least is not None and least < LEVEL)):
         verdict = "contradicted"
     texts = (f"({number}) {part.verdict}: {part.evidence}" for number, part in enumerate(parts, start=1))
-    p = min(ps, default=None) if len(ps) == len(contrary) else None
-    return Finding(verdict, " ".join(texts), p_contradicted=p)
+    return Finding(verdict, " ".join(texts), p_contradicted=None if None in contrary else least)
 
 
 # ---------------------------------------------------------------- numbers
+ROUNDS = ("rounds_to_target", "interpolated_rounds_to_target")
+"""Measures of which a run that misses the target has a number in claims: one round more than it was to do."""
+
+
 def _absent(sheet: Sheet, test: Quantity) -> str:
     """Return the first label or axis of the claim that the item lacks at this scale."""
     for axis, labels in test.choices:
@@ -354,9 +358,11 @@ def _numbers(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> 
     else:
         frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
         never = np.isinf(frame["value"])
-        records = [runs(run) for run in frame.loc[never, "run"]]
-        # A run that diverged has done fewer rounds than it was to do.
-        frame.loc[never, "value"] = [1 + max(one.spec["rounds"], one.summary["rounds"]) for one in records]
+        if never.any() and test.measure not in ROUNDS:
+            raise FltrainError(
+                f"a run never reaches the target, so it has no {test.measure!r}; use {' or '.join(ROUNDS)}"
+            )
+        frame.loc[never, "value"] = [1 + runs(run).spec["rounds"] for run in frame.loc[never, "run"]]
         dimension = measure(test.measure).dimension
         if dimension and test.parts:
             named = frame[dimension].isin([*test.parts, UNKNOWN])
@@ -612,7 +618,7 @@ def _value(evidence: Evidence, test: Value, statement: Statement, published_seed
     interval = interval_text((difference - half, difference + half), 2, "+")
     decision = f"{compared}, ours minus stated {difference:+.2f} {interval}{tried}"
     ends = ours.mean - half, ours.mean + half
-    return Finding(verdict, text, decision, ours.mean, ends, p, p)
+    return Finding(verdict, text, decision, ours.mean, ends, p, None if evidence.empty else p)
 
 
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
@@ -633,10 +639,11 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     lost = int((~there).sum())
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'place')} without any run"] if empty else []
+    what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
     return Finding(
         verdict,
         f"failed: {int(failed.sum())} of {count(int(there.sum()), 'run')}, by divergence "
-        f"({int(diverged.sum())}) or with at most {test.at_most:g} at the end; {', '.join(parts)}",
+        f"({int(diverged.sum())}) or with a {what} of at most {test.at_most:g}; {', '.join(parts)}",
     )
 
 

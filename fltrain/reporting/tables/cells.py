@@ -212,6 +212,7 @@ class _Assembly:
             published_gain_stds=(printed.std if printed else None, theirs.std if theirs else None),
             averaged=int(first["averaged"]),
             points=points,
+            accuracy=what.accuracy,
             compared=compared,
         )
         return cell, basis

@@ -116,15 +116,15 @@ def _entries(cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[s
 
 
 def _mark_best(column: dict[str, Entry]) -> None:
-    """Mark the best of our values in a column, if there are several; of costs it is the smallest."""
+    """Mark the largest of several accuracies in a column, or the smallest of several costs."""
     values = {
         row: entry.value for row, entry in column.items() if entry.kind == "own" and entry.value is not None
     }
     if len(values) > 1:
-        cell = next(entry.cell for row, entry in column.items() if row in values)
-        cost = cell is not None and measure(cell.measure).margin.relative
-        best = min(values.values()) if cost else max(values.values())
-        column |= {row: replace(column[row], best=True) for row in values if values[row] == best}
+        what = next(measure(entry.cell.measure) for entry in column.values() if entry.cell is not None)
+        if what.accuracy or what.margin.relative:
+            best = max(values.values()) if what.accuracy else min(values.values())
+            column |= {row: replace(column[row], best=True) for row in values if values[row] == best}
 
 
 @dataclass(frozen=True)

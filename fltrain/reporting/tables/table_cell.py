@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -136,8 +135,9 @@ class TableCell(BaseModel):
 
     @property
     def place(self) -> str:
-        """The cell's labels: panel, row, column."""
-        return " / ".join(filter(None, (self.panel, self.row, self.column)))
+        """The cell's labels: panel, row, column; of a cell that was not run, its names in the published table."""
+        labels = " / ".join(filter(None, (self.panel, self.row, self.column)))
+        return labels or ", ".join(f"{key} {name}" for key, name in self.names.items())
 
     @property
     def interval(self) -> Interval | None:
@@ -182,24 +182,13 @@ def _interval(low: Number, high: Number) -> Interval | None:
 
 # ---------------------------------------------------------------- files
 def to_csv(shown: Iterable[TableCell]) -> str:
-    """Return the text of a CSV file with one row for each cell.
-
-    A text that a spreadsheet would take for a formula gets an apostrophe in front.
-    """
+    """Return the text of a CSV file with one row for each cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(TableCell.model_fields)
     for cell in shown:
-        writer.writerow([_harmless(value) for value in cell.model_dump().values()])
+        writer.writerow(cell.model_dump().values())
     return file.getvalue()
-
-
-FORMULA = re.compile(r"[=@\t\r]|[-+](?![ \d.])")
-"""Beginning of a text that a spreadsheet would run as a formula; labels such as ``+ FLFA`` are none."""
-
-
-def _harmless(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def read_csv(path: Path) -> list[TableCell]:
@@ -211,12 +200,6 @@ def read_csv(path: Path) -> list[TableCell]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        return [
-            TableCell.model_validate({key: _plain(text) for key, text in row.items() if text}) for row in rows
-        ]
+        return [TableCell.model_validate({key: text for key, text in row.items() if text}) for row in rows]
     except (OSError, ValueError) as error:
         raise FltrainError(f"{path}: cannot be read ({error}); make the table again") from None
-
-
-def _plain(text: str) -> str:
-    return text[1:] if text.startswith("'") and FORMULA.match(text[1:]) else text
