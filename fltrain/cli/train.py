@@ -41,10 +41,8 @@ def train(
     ] = 1,
     recordings: Annotated[
         Place,
-        _option(
-            "FLTRAIN_RECORDINGS", "NAME", "Memory for recorded local steps (ecgr): auto, device or host."
-        ),
-    ] = "auto",
+        _option("FLTRAIN_RECORDINGS", "NAME", "Memory for recorded local steps (ecgr): device or host."),
+    ] = "device",
     client_memory: Annotated[
         float,
         _option("FLTRAIN_CLIENT_MEMORY", "GIB", "Memory for client state; the rest goes into a file.", min=0),
@@ -107,7 +105,15 @@ def train(
                 chosen = pick_device(device, runs_per_device)
             interval = Interval(checkpoint_seconds, checkpoint_rounds)
             execution = training.Execution(
-                chosen, threads, recordings, client_memory, interval, determinism, executor, lanes, workers
+                device=chosen,
+                threads=threads,
+                recordings=recordings,
+                client_memory=client_memory,
+                checkpoints=interval,
+                determinism=determinism,
+                executor=executor,
+                lanes=lanes,
+                workers=workers,
             )
             for together in [due] if stack_seeds else [[spec] for spec in due]:
                 stopping.poll()

@@ -169,6 +169,11 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
 _TYPES = {
     "BOOL": np.bool_,
     "U8": np.uint8,
+    "U16": np.uint16,
+    "U32": np.uint32,
+    "U64": np.uint64,
+    "I8": np.int8,
+    "I16": np.int16,
     "I32": np.int32,
     "I64": np.int64,
     "F16": np.float16,

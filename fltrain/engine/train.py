@@ -66,7 +66,7 @@ class Execution:
     Attributes:
         device: device of the run.
         threads: CPU threads.
-        recordings: memory for recorded local steps: ``auto``, ``device`` or ``host``.
+        recordings: memory for recorded local steps: ``device`` or ``host``.
         client_memory: GiB of client state on the device; the rest goes into a file.
         checkpoints: interval between checkpoints.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
@@ -77,7 +77,7 @@ class Execution:
 
     device: torch.device
     threads: int = 1
-    recordings: Place = "auto"
+    recordings: Place = "device"
     client_memory: float = 4.0
     checkpoints: Interval = field(default_factory=Interval)
     determinism: Profile = "exact"
@@ -141,9 +141,12 @@ def train_all(
     stopping = stopping or Stopping()
     # In the same order in all processes, so that two of them cannot wait for each other's runs.
     specs = sorted(specs, key=lambda spec: spec.seed)
-    _log_to([results.record(spec.run_id).folder / "train.log" for spec in specs], quiet)
+    logs = [results.record(spec.run_id).folder / "train.log" for spec in specs]
     tf32 = specs[0].precision == "tf32"
-    with determined(execution.determinism, execution.device, tf32) as determinism:
+    with (
+        _logging_to(logs, quiet),
+        determined(execution.determinism, execution.device, tf32) as determinism,
+    ):
         process = Process(execution, determinism, stopping, [spec.seed for spec in specs], quiet)
         return lockstep([_trained(spec, results, process, again) for spec in specs])
 
@@ -422,22 +425,29 @@ def _progress(spec: RunSpec, bar: bool) -> Iterator[Callable[[int, list[Row]], N
         yield report
 
 
-def _log_to(paths: Sequence[Path], quiet: bool) -> None:
-    """Write messages to files, and to the terminal unless ``quiet``."""
+@contextmanager
+def _logging_to(paths: Sequence[Path], quiet: bool) -> Iterator[None]:
+    """Write our messages to files, and to the terminal unless ``quiet``; leave other logging as it is."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-    logging.raiseExceptions = False  # no tracebacks when the disk is full
     # Append: the shell and another process that trains the run may write to the same file.
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8") for path in paths]
     if not quiet:
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        handlers=handlers,
-        force=True,
-    )
+    level, raising = LOG.level, logging.raiseExceptions
+    LOG.setLevel(logging.INFO)
+    logging.raiseExceptions = False  # no tracebacks when the disk is full
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        LOG.addHandler(handler)
+    try:
+        yield
+    finally:
+        LOG.setLevel(level)
+        logging.raiseExceptions = raising
+        for handler in handlers:
+            LOG.removeHandler(handler)
+            handler.close()
 
 
 def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:

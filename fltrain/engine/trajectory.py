@@ -10,8 +10,6 @@ from torch import Tensor
 from fltrain.methods.types import Place, Recording
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SHARE = 0.5
-"""Share of the device's free memory for a trajectory; ``auto`` moves a larger one to the host."""
 
 
 class Trajectory:
@@ -24,9 +22,7 @@ class Trajectory:
         self.recording = recording
         self.device = start.device
         dtype = DTYPES[recording.storage]
-        host = start.is_cuda and (
-            place == "host" or (place == "auto" and _too_large(steps * len(start) * dtype.itemsize, start))
-        )
+        host = start.is_cuda and place == "host"
         self.rows = torch.empty(
             (steps, len(start)), dtype=dtype, device="cpu" if host else start.device, pin_memory=host
         )
@@ -58,10 +54,3 @@ def record(
         torch._foreach_copy_(rows, ends)
     for one in trajectories:
         one.taken += 1
-
-
-def _too_large(size: int, start: Tensor) -> bool:
-    free, _ = torch.cuda.mem_get_info(start.device)
-    # Memory that PyTorch holds but does not use, such as the last client's trajectory, is also free.
-    cached = torch.cuda.memory_reserved(start.device) - torch.cuda.memory_allocated(start.device)
-    return size > SHARE * (free + cached)

@@ -182,6 +182,11 @@ class RunSpec(Settings):
                 "evaluation.statistics: 'separability' needs the global test images, not local_test; "
                 "leave out one of the two"
             )
+        if self.training.batch_size == 1 and (parts := self.composition.schedule.batches) > 1:
+            raise ValueError(
+                f"training.batch_size: {self.method.name!r} takes {parts} different batches for a step, of "
+                "two images or more; set it to 2 or more"
+            )
         self._check_personal()
         self._check_participation()
         self.partition.check(self._images, entry.classes or math.inf)

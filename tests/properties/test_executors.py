@@ -50,7 +50,7 @@ SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
 class Counting(Capturing):
     """Counts captures and replays."""
 
-    def __init__(self, clients: Clients, recordings: str = "auto", **settings: object) -> None:
+    def __init__(self, clients: Clients, recordings: str = "device", **settings: object) -> None:
         super().__init__(clients, recordings, **settings)
         self.captures = self.replays = 0
 
@@ -71,7 +71,7 @@ class Counting(Capturing):
 class OnTape(Counting):
     """The same on the CPU, with tapes instead of CUDA graphs, and learning rates in tensors as on CUDA."""
 
-    def __init__(self, clients: Clients, recordings: str = "auto", **settings: object) -> None:
+    def __init__(self, clients: Clients, recordings: str = "device", **settings: object) -> None:
         super().__init__(clients, recordings, **settings)
         for optimiser in self.optimisers:
             optimiser.rate = torch.zeros_like(self.model.weights[0])
@@ -104,7 +104,7 @@ class ReplayingLanes(OnTape, VectorizedCudaGraphExecutor):
 class FrozenRate(OnTape):
     """Has its learning rates in Python numbers, which a capture freezes."""
 
-    def __init__(self, clients: Clients, recordings: str = "auto", **settings: object) -> None:
+    def __init__(self, clients: Clients, recordings: str = "device", **settings: object) -> None:
         super().__init__(clients, recordings, **settings)
         for optimiser in self.optimisers:
             optimiser.rate = 0.0
@@ -280,7 +280,7 @@ class Swapping(FedAvg):
     def next_state(
         self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
     ) -> State:
-        one = local.task.constant("one", lambda: local.start.new_ones(1))
+        one = local.start.new_ones(1)
         return {
             "before": step_state["last"],
             "last": weights.clone(),
@@ -334,6 +334,15 @@ def test_lanes_serve_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(again.executor.kept) == 1
     for one in (lanes, again):
         assert_equal_up_to_rounding(plain, one)
+
+
+@pytest.mark.usefixtures("double")
+def test_sessions_of_single_clients_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCAFFOLD's clients have a state after their first round, the others none."""
+    monkeypatch.setattr("fltrain.engine.executors.cuda_graph.MOST_KEPT", 1)
+    plain, graph = compared(Replaying, Scaffold(), **SETTINGS, rounds=5, fraction=0.5)
+    assert len(graph.executor.sessions) == 1
+    assert_equal_up_to_rounding(plain, graph)
 
 
 def test_no_gradients_are_stored_without_a_recording() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import digest, read_json, replacing, write_json, write_text
+from fltrain.core.files import digest, read_arrays, read_json, replacing, write_arrays, write_json, write_text
 
 ARRAYS = {"a": np.arange(12, dtype=np.uint8).reshape(3, 4), "b": np.arange(3)}
 
@@ -39,6 +39,16 @@ def test_names_types_and_shapes_change_the_digest(changed: dict[str, Any]) -> No
 def test_order_and_memory_layout_do_not_change_the_digest() -> None:
     other = {"b": ARRAYS["b"], "a": np.asfortranarray(ARRAYS["a"])}
     assert digest(other) == digest(ARRAYS)
+
+
+@pytest.mark.parametrize("kind", ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"])
+def test_arrays_of_every_type_are_read_back(tmp_path: Path, kind: str) -> None:
+    """Methods choose the types of their state, which is part of a checkpoint."""
+    written = {"state": np.arange(3).astype(kind)}
+    write_arrays(tmp_path / "file", written, {})
+    found, _ = read_arrays(tmp_path / "file", "checkpoint")
+    assert found["state"].dtype == written["state"].dtype
+    assert found["state"].tolist() == written["state"].tolist()
 
 
 def test_a_failure_while_writing_leaves_the_old_file(tmp_path: Path) -> None:

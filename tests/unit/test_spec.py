@@ -56,6 +56,10 @@ def refusal(**changes: Any) -> str:
         ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
         ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
         ({"plugins": ["flfa", "flfa"]}, "'flfa' is named twice"),
+        (
+            {"method": "perfedavg", "training": {"batch_size": 1}},
+            "training.batch_size: 'perfedavg' takes 2 different batches for a step",
+        ),
     ],
 )
 def test_mistakes_are_refused_with_a_remedy(changes: dict[str, Any], message: str) -> None:

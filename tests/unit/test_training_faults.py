@@ -1,6 +1,7 @@
 """Faults during training: messages, exit codes, and remaining files."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -252,3 +253,17 @@ def test_an_import_does_not_replace_a_run_in_training(tmp_path: Path) -> None:
         import_records(tmp_path / "a.tar.gz", here)
     assert not list(here.records())
     assert import_records(tmp_path / "a.tar.gz", here).added == 1
+
+
+def test_training_leaves_the_logging_of_its_caller(tmp_path: Path) -> None:
+    root, ours = logging.getLogger(), logging.getLogger("fltrain")
+
+    def setting() -> tuple[object, ...]:
+        return [*root.handlers], root.level, [*ours.handlers], ours.level, logging.raiseExceptions
+
+    before = setting()
+    record = train(tiny(), Results(tmp_path), Execution(CPU))
+    assert setting() == before
+    root.warning("of the caller")
+    log = (record.folder / "train.log").read_text()
+    assert "final accuracy" in log and "of the caller" not in log

@@ -188,7 +188,7 @@ def test_the_place_is_chosen_on_the_command_line(
         folder = Results(root).record(RunSpec.parse(ECGR, "test").run_id).folder
         names = [name for name in RECORD_FILES if name in ("spec.json", "metrics.jsonl", "summary.json")]
         files.append({name: (folder / name).read_bytes() for name in names})
-    assert places == ["auto", "host", "device"]
+    assert places == ["device", "host", "device"]
     assert len(files[0]) == 3
     assert files[0] == files[1] == files[2]
     assert b'"ecgr"' in files[0]["metrics.jsonl"]

@@ -25,7 +25,7 @@ SIDE_BY_SIDE = [name for name, executor in EXECUTORS.items() if issubclass(execu
 
 
 def executor_for(
-    name: ExecutorName, recordings: Place = "auto", lanes: int | None = None
+    name: ExecutorName, recordings: Place = "device", lanes: int | None = None
 ) -> Callable[[Clients], SequentialExecutor]:
     """Return the function that makes an executor; ``recordings`` and ``lanes`` are settings of the execution.
 

@@ -36,6 +36,9 @@ from fltrain.methods.types import Local, Place, State
 
 NUMBERS = {**PER_CLIENT, **PER_ROUND}
 
+MOST_KEPT = 8
+"""Most sessions, or sets of lanes, that an executor keeps; the one used least recently goes."""
+
 Work = Callable[[], Any]
 """A step on fixed tensors; returns tensors."""
 
@@ -43,7 +46,7 @@ Work = Callable[[], Any]
 class Capturing(SequentialExecutor):
     """Captures steps, and replays them."""
 
-    def __init__(self, clients: Clients, recordings: Place = "auto", **settings: Any) -> None:
+    def __init__(self, clients: Clients, recordings: Place = "device", **settings: Any) -> None:
         super().__init__(clients, recordings, **settings)
         self.check(self.model.weights.device)
         self.pool: Any = None
@@ -154,7 +157,7 @@ class CudaGraphExecutor(Capturing):
 
     name = "cuda_graph"
 
-    def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
+    def __init__(self, clients: Clients, recordings: Place = "device") -> None:
         super().__init__(clients, recordings)
         self.sessions: dict[tuple[Any, ...], Session] = {}
 
@@ -163,11 +166,14 @@ class CudaGraphExecutor(Capturing):
     ) -> tuple[Local, LocalHooks]:
         local, client_hooks = super()._arrive(round, client, client_state)
         shared = signature(client_hooks)
-        if shared not in self.sessions:
-            self.sessions[shared] = Session(
-                client_hooks, FrozenModels(self.model, self.composition.needs.frozen_models)
-            )
-        self.session = self.sessions[shared]
+        if shared in self.sessions:
+            self.session = self.sessions.pop(shared)
+        else:
+            frozen = FrozenModels(self.model, self.composition.needs.frozen_models)
+            self.session = Session(client_hooks, frozen)
+        self.sessions[shared] = self.session
+        if len(self.sessions) > MOST_KEPT:
+            del self.sessions[next(iter(self.sessions))]
         self.session.load(client_hooks)
         self.frozen = self.session.frozen
         return local, self.session.hooks

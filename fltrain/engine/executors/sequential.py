@@ -89,7 +89,7 @@ class SequentialExecutor:
     name: ClassVar[str] = "sequential"
     exact: ClassVar[bool] = True
 
-    def __init__(self, clients: Clients, recordings: Place = "auto") -> None:
+    def __init__(self, clients: Clients, recordings: Place = "device") -> None:
         """Prepare for the clients of a run.
 
         Raises:

@@ -43,7 +43,7 @@ class VectorizedExecutor(SequentialExecutor):
     exact = False
     numbers: ClassVar[Numbers] = PER_CLIENT
 
-    def __init__(self, clients: Clients, recordings: Place = "auto", lanes: int | None = None) -> None:
+    def __init__(self, clients: Clients, recordings: Place = "device", lanes: int | None = None) -> None:
         """Prepare for the clients of a run; train ``lanes`` of them at once (None: all of a round)."""
         super().__init__(clients, recordings)
         self.lanes = lanes

@@ -15,14 +15,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fltrain.engine.clients import Clients
-from fltrain.engine.executors.cuda_graph import NUMBERS, Capturing, Work
+from fltrain.engine.executors.cuda_graph import MOST_KEPT, NUMBERS, Capturing, Work
 from fltrain.engine.executors.lanes import Lanes, Member, Moving, runs_of
 from fltrain.engine.executors.vectorized import VectorizedExecutor
 from fltrain.engine.executors.views import Numbers, check_step_states, signature
 from fltrain.methods.types import Place
-
-MOST_KEPT = 8
-"""Maximum number of sets of lanes, for kinds of clients; the one used least recently goes."""
 
 
 class FixedLanes(Lanes):
@@ -71,7 +68,7 @@ class VectorizedCudaGraphExecutor(Capturing, VectorizedExecutor):
     name = "vectorized_cuda_graph"
     numbers: ClassVar[Numbers] = NUMBERS
 
-    def __init__(self, clients: Clients, recordings: Place = "auto", lanes: int | None = None) -> None:
+    def __init__(self, clients: Clients, recordings: Place = "device", lanes: int | None = None) -> None:
         super().__init__(clients, recordings, lanes=lanes)
         self.kept: list[tuple[Any, FixedLanes]] = []
 

@@ -135,7 +135,7 @@ class TableCell(BaseModel):
 
     @property
     def place(self) -> str:
-        """The cell's labels: panel, row, column; of a cell that was not run, its names in the published table."""
+        """The cell's labels: panel, row, column. Without any, its names in the published table."""
         labels = " / ".join(filter(None, (self.panel, self.row, self.column)))
         return labels or ", ".join(f"{key} {name}" for key, name in self.names.items())
 
