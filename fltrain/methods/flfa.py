@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, Strict, model_validator
@@ -122,7 +123,11 @@ class Flfa(Method):
         step_state: State = {}
         for index in self._routed(local.task, local.payload["selected"].tolist()):
             weight = local.task.layout.weights[index].of(local.start)
-            source = self._drawn(local, index) if self.feedback in ("random", "direct") else weight
+            if self.feedback in ("random", "direct"):
+                key = (self.name, self.feedback, index)
+                source = local.task.constant(key, partial(self._drawn, local, index))
+            else:
+                source = weight
             step_state[f"feedback.{index}"] = source
             if self.scale == "frobenius" and self.feedback in ("global", "random"):
                 step_state[f"source.{index}"] = source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
@@ -37,6 +37,7 @@ class Task:
         training: settings of local training.
         initialise: returns weights ``[P]`` and buffers ``[B]`` of a newly drawn network: the run's initial
             ones (without an argument), or those of a client's own stream.
+        constants: tensors that methods have drawn for the whole run; use ``constant``.
     """
 
     layout: Layout
@@ -49,6 +50,16 @@ class Task:
     rounds: int
     seed: int
     initialise: Callable[..., tuple[Tensor, Tensor]]
+    constants: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def constant(self, key: Hashable, draw: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor that all clients and rounds share; draw it at its first use.
+
+        ``draw`` must depend on the key and the run only, so that a resumed run draws the same numbers.
+        """
+        if key not in self.constants:
+            self.constants[key] = draw()
+        return self.constants[key]
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ class Swapping(FedAvg):
     def next_state(
         self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
     ) -> State:
-        one = local.start.new_ones(1)
+        one = local.task.constant("one", lambda: local.start.new_ones(1))
         return {
             "before": step_state["last"],
             "last": weights.clone(),
