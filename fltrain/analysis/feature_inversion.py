@@ -22,7 +22,7 @@ from fltrain.analysis.trained_model import TrainedRun
 from fltrain.core.errors import FltrainError
 from fltrain.core.rng import Purpose, stream
 from fltrain.engine.data import FederatedData
-from fltrain.experiments.layout import Attack, Inversion, Row, Target
+from fltrain.experiments.layout import Attack, Inversion, RecoveredRow, Target
 
 Features = Callable[[Tensor], Tensor]
 """Maps images ``[n, channels, height, width]``, 0 to 1, to the output of the part below the cut."""
@@ -293,7 +293,7 @@ class Compared:
 class Recovery:
     """Images recovered from one kind of target, one for every private image (see ``Inverted``)."""
 
-    row: Row
+    row: RecoveredRow
     recovered: Compared
     before: Tensor
     loss: Tensor

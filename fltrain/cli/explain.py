@@ -12,7 +12,7 @@ from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.items import Entry
-from fltrain.experiments.plan import Layer, Layers, leaves, merged, origins, place_in, plan
+from fltrain.experiments.plan import SettingsLayer, SettingsLayers, leaves, merged, origins, place_in, plan
 from fltrain.experiments.selection import Selection, comma_separated
 from fltrain.runs.where import short_names
 
@@ -42,10 +42,10 @@ def explain(
             f"axis: {axes}"
         )
     (entry,) = entries
-    layers = Layers(planned.paper, planned.name, planned.scale, planned.reduction).cell(entry.labels)
+    layers = SettingsLayers(planned.paper, planned.name, planned.scale, planned.reduction).cell(entry.labels)
     chosen = planned.item.selects
     trial = f"selected/{scale}/{planned.paper.paper}_{chosen}" if chosen else "search"
-    layers.append(Layer("trial", trial, (), entry.drawn))
+    layers.append(SettingsLayer("trial", trial, (), entry.drawn))
     settings, found = merged(layers), origins(layers)
     rows = []
     for path, value in leaves(settings):

@@ -244,7 +244,7 @@ def interquartile_mean(values: Floats, axis: int | None = None) -> Floats:
 
 
 @dataclass(frozen=True)
-class Aggregate:
+class CellAggregate:
     """A number over many cells with its 90 % bootstrap interval, from resampled seeds within each cell."""
 
     estimate: float
@@ -256,9 +256,9 @@ class Aggregate:
 RESAMPLES = 2000
 
 
-def resampled(values: Sequence[float], draws: np.random.Generator, size: int = RESAMPLES) -> Floats:
-    """Draw ``size`` samples with replacement: one row each."""
-    picked: Floats = draws.choice(np.asarray(values, float), (size, len(values)))
+def resampled(values: Sequence[float], draws: np.random.Generator) -> Floats:
+    """Draw ``RESAMPLES`` samples with replacement: one row each."""
+    picked: Floats = draws.choice(np.asarray(values, float), (RESAMPLES, len(values)))
     return picked
 
 
@@ -270,7 +270,7 @@ def percentile_interval(values: Floats) -> tuple[float, float]:
 
 def aggregate(
     cells: Sequence[Sequence[Sequence[float]]], of_cell: Callable[..., Floats], over: Callable[..., Floats]
-) -> Aggregate | None:
+) -> CellAggregate | None:
     """Aggregate over cells, with an interval from a bootstrap stratified by cell (Agarwal et al. 2021).
 
     Args:
@@ -287,7 +287,7 @@ def aggregate(
         numbers = of_cell(place, *(resampled(part, draws) for part in parts))
         columns.append(numbers.reshape(RESAMPLES, -1))
     low, high = percentile_interval(over(np.concatenate(columns, axis=1), axis=1))
-    return Aggregate(float(over(np.concatenate(points), axis=0)), low, high, len(cells))
+    return CellAggregate(float(over(np.concatenate(points), axis=0)), low, high, len(cells))
 
 
 def share_of_larger(first: Floats, second: Floats) -> Floats:

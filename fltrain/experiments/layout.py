@@ -32,7 +32,7 @@ def _check_labels(field: str, labels: Labels, axes: Axes) -> None:
         check_known(f"{field}: unknown label", [label], axes[axis], f"labels of {axis!r}")
 
 
-class Layout(Settings):
+class ItemLayout(Settings):
     """Layout of a table or figure.
 
     ``PLACES`` are its fields that name an axis, ``NO_AXIS`` other names that these fields accept.
@@ -111,7 +111,7 @@ class Measured(Settings):
     place: Literal["best", "median"] = "best"
 
 
-class Table(Layout):
+class Table(ItemLayout):
     """Layout of a table.
 
     Attributes:
@@ -203,7 +203,7 @@ PARTS = ("layers", "blocks")
 """Fields of the rows that hold one number per layer or block of the network."""
 
 
-class Curves(Layout):
+class Curves(ItemLayout):
     """Curves over rounds.
 
     Attributes:
@@ -239,7 +239,7 @@ class Curves(Layout):
                     raise FltrainError(f"{key} names {names}, but the lines are those of {self.series!r}")
 
 
-class Points(Layout):
+class Points(ItemLayout):
     """A measure along an axis, for each point of ``series``: a line with a mark, or a bar, at each point.
 
     Attributes:
@@ -264,7 +264,7 @@ class Points(Layout):
             raise FltrainError(f"the measure {self.measure!r} is not one number for each run; choose another")
 
 
-class Ranking(Layout):
+class Ranking(ItemLayout):
     """Differences of a measure, best first, each with its 90 % interval, paired by seed.
 
     Attributes:
@@ -292,7 +292,7 @@ class Ranking(Layout):
             raise FltrainError(f"the measure {self.measure!r} is not one in points; choose another")
 
 
-class Histogram(Layout):
+class Histogram(ItemLayout):
     """Distribution in one round of the numbers that a field holds, one per layer or block.
 
     Attributes:
@@ -315,14 +315,14 @@ SEEDS = "seeds"
 """The item's seeds, instead of an axis."""
 
 
-class SelectedSteps(Layout):
-    """Local steps that ECGR selects: rounds across, steps from the first (below) to the last (above).
+class SelectedSteps(ItemLayout):
+    """Local steps that ECGR selects: rounds across, clients below one another.
+
+    Each client has its steps from the first (below) to the last (above).
 
     Attributes:
         columns: axis with a panel for each point, which shows the first seed; or ``seeds``, each in a panel;
             one panel if None.
-        clients: ``together`` shows the share of clients that select a step, by its relative position in
-            their training; ``apart`` shows each client's steps, clients below one another.
     """
 
     PLACES = ("columns",)
@@ -330,10 +330,9 @@ class SelectedSteps(Layout):
 
     kind: Literal["selection"]
     columns: str | None = None
-    clients: Literal["together", "apart"] = "together"
 
 
-class SideBySide(Layout):
+class SideBySide(ItemLayout):
     """A figure with a column for each point of the axis ``columns``; it shows the first seed of the grid."""
 
     PLACES = ("columns",)
@@ -417,7 +416,7 @@ class Attack(Settings):
         return {"prior": 0.0, "pixels": 1e-2}[self.kind] if self.tv is None else self.tv
 
 
-class Row(NamedTuple):
+class RecoveredRow(NamedTuple):
     """A row of recovered images: the target features and their noise."""
 
     target: Target
@@ -434,7 +433,7 @@ class Row(NamedTuple):
         return whole[self.target] + (f",\nnoise {self.noise:g}" if self.noise else "")
 
 
-class Inversion(Layout):
+class Inversion(ItemLayout):
     """Images recovered from features of a run's global model, below the private ones.
 
     The run is the grid's only point, with its first seed; its record must keep the model.
@@ -468,10 +467,10 @@ class Inversion(Layout):
         return self
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RecoveredRow]:
         """The rows of recovered images."""
         return [
-            Row(target, noise)
+            RecoveredRow(target, noise)
             for target in self.targets
             for noise in (self.noises if target == "class_mean" else (0.0,))
         ]

@@ -224,7 +224,7 @@ def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence
         raise FltrainError(f"{where}: exceptions: no cell has all of {special.when}; change 'when'")
 
 
-class Layer(NamedTuple):
+class SettingsLayer(NamedTuple):
     """A patch of a cell's settings: its layer, its file, and its path of keys in it.
 
     ``what`` is ``paper`` or ``scale``, or the name of another file in ``config``.
@@ -239,7 +239,7 @@ class Layer(NamedTuple):
     declared: Point | Special | None = None
 
 
-class Layers:
+class SettingsLayers:
     """Patches of an item at a scale; ``cell`` selects the patches of one cell.
 
     Attributes:
@@ -255,22 +255,22 @@ class Layers:
             ("scale", "scale", (), scale),
             ("scale", "scale", in_scale, own),
         ]
-        self.axes: dict[str, dict[str, Layer]] = {axis: {} for axis in item.axes}
-        self._common: list[Layer] = []
-        self._exceptions: list[Layer] = []
+        self.axes: dict[str, dict[str, SettingsLayer]] = {axis: {} for axis in item.axes}
+        self._common: list[SettingsLayer] = []
+        self._exceptions: list[SettingsLayer] = []
         for layer, what, keys, source in sources:
-            self._common.append(Layer(layer, what, (*keys, "settings"), source.settings))
+            self._common.append(SettingsLayer(layer, what, (*keys, "settings"), source.settings))
             for number, special in enumerate(source.exceptions):
                 place = (*keys, "exceptions", str(number), "set")
-                self._exceptions.append(Layer("cell", what, place, special.set, special))
+                self._exceptions.append(SettingsLayer("cell", what, place, special.set, special))
             axes: dict[str, Axis] = {} if isinstance(source, Paper) else source.axes
             for axis in axes.keys() & self.axes.keys():
                 self.axes[axis] = {
-                    label: Layer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point)
+                    label: SettingsLayer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point)
                     for label, point in axes[axis].items()
                 }
 
-    def cell(self, labels: Labels) -> list[Layer]:
+    def cell(self, labels: Labels) -> list[SettingsLayer]:
         """Return the patches of a cell, with those of the exceptions that match it; later ones win."""
         layers = self._common + [self.axes[axis][label] for axis, label in labels.items()]
         settings = merged(layers)
@@ -280,15 +280,15 @@ class Layers:
         return layers
 
 
-def merged(layers: Iterable[Layer]) -> Patch:
+def merged(layers: Iterable[SettingsLayer]) -> Patch:
     """Return the settings of patches; later ones win."""
     return reduce(merge, (layer.patch for layer in layers), {})
 
 
-def origins(layers: Iterable[Layer]) -> dict[tuple[str, ...], Layer]:
+def origins(layers: Iterable[SettingsLayer]) -> dict[tuple[str, ...], SettingsLayer]:
     """Return the patch that each setting comes from, by its path of keys, without a last ``name``."""
     settings: Patch = {}
-    found: dict[tuple[str, ...], Layer] = {}
+    found: dict[tuple[str, ...], SettingsLayer] = {}
     for layer in layers:
         settings = merge(settings, layer.patch)
         own = {path for path, _ in leaves(layer.patch)}
@@ -306,7 +306,9 @@ def leaves(settings: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator
             yield path, value
 
 
-def place_in(config: Path, paper: Paper, scale: Scale, layer: Layer, keys: Sequence[str] = ()) -> Place:
+def place_in(
+    config: Path, paper: Paper, scale: Scale, layer: SettingsLayer, keys: Sequence[str] = ()
+) -> Place:
     """Return file and line of a patch, or of a setting in it."""
     if layer.what not in ("paper", "scale"):
         return str(config / f"{layer.what}.yaml"), 1
@@ -325,7 +327,7 @@ def _expand(
     tuning: Search | Selected,
 ) -> PlannedItem:
     item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
-    declared = Layers(paper, name, scale, own)
+    declared = SettingsLayers(paper, name, scale, own)
     axes = declared.axes
     seeds = min(filter(None, (item.seeds or paper.seeds, own.seeds or scale.seeds)))
     if isinstance(item.figure, Bubbles):
@@ -350,7 +352,7 @@ def _expand(
         reported = {key: value for source in sources for key, value in source.reported.items()}
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
 
-        def place(keys: Sequence[str], layers: list[Layer] = layers) -> Place:
+        def place(keys: Sequence[str], layers: list[SettingsLayer] = layers) -> Place:
             found = origins(layers)
             ends = [tuple(keys[:length]) for length in range(len(keys), 0, -1)]
             path = next((end for end in ends if end in found), None)

@@ -18,7 +18,7 @@ def duration(seconds: float) -> str:
 
 
 @dataclass
-class Progress:
+class WorkflowProgress:
     """Counts of the runs of a workflow.
 
     Attributes:

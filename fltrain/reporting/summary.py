@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fltrain.core.statistics import Aggregate, Floats, aggregate, interquartile_mean, share_of_larger
+from fltrain.core.statistics import CellAggregate, Floats, aggregate, interquartile_mean, share_of_larger
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import METHOD
 from fltrain.reporting.claims.judge import VERDICTS as CLAIM_VERDICTS
@@ -83,7 +83,7 @@ def _counts(cells: Sequence[TableCell]) -> dict[str, dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- aggregates over cells
-def aggregates(cells: Iterable[TableCell]) -> dict[str, Aggregate]:
+def aggregates(cells: Iterable[TableCell]) -> dict[str, CellAggregate]:
     """Return aggregates over the cells of a paper, each run counted once, with 90 % bootstrap intervals.
 
     ``difference``: interquartile mean of the differences to the published values, in standard errors;

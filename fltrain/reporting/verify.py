@@ -31,7 +31,7 @@ _UNREADABLE = (*BROKEN, OSError, csv.Error)
 
 
 @dataclass(frozen=True)
-class Finding:
+class Problem:
     """One line about a file; ``harmless`` if it is not a problem."""
 
     text: str
@@ -60,7 +60,7 @@ class Verification:
         self._partitions: dict[str, str] = {}
         self._damaged: set[str] = set()
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[Problem]:
         """Yield a finding for each fault. Files are checked after the files that they depend on."""
         root = self.results.root
         parts = (
@@ -82,39 +82,39 @@ class Verification:
         return f"{checked}: {count(self.problems, 'problem') if self.problems else 'all consistent'}"
 
     def _each(
-        self, what: str, paths: Iterable[Path], check: Callable[[Path], Iterator[Finding]]
-    ) -> Iterator[Finding]:
+        self, what: str, paths: Iterable[Path], check: Callable[[Path], Iterator[Problem]]
+    ) -> Iterator[Problem]:
         """Yield the findings of a check on each path; an unreadable file is a finding, too."""
         for path in paths:
             self._counts[what] += 1
             try:
                 yield from check(path)
             except FltrainError as error:
-                yield Finding(str(error))
+                yield Problem(str(error))
             except _UNREADABLE as error:
-                yield Finding(f"{path}: cannot be read ({reason(error)})")
+                yield Problem(f"{path}: cannot be read ({reason(error)})")
 
     # ------------------------------------------------------------------------------ data and partitions
-    def _check_data(self, path: Path) -> Iterator[Finding]:
+    def _check_data(self, path: Path) -> Iterator[Problem]:
         _, about = read_arrays(path, "prepared dataset")
         self._data[path.stem] = about
         sheet = path.with_suffix(".png")
         if not sheet.exists():
-            yield Finding(f"{sheet}: no such contact sheet; delete {path}, the next run makes both again")
+            yield Problem(f"{sheet}: no such contact sheet; delete {path}, the next run makes both again")
         try:
             dataset = Dataset.parse(about["dataset"], "its settings")
         except FltrainError as error:
-            yield Finding(f"{path}: stale: {error}", harmless=True)
+            yield Problem(f"{path}: stale: {error}", harmless=True)
             return
         if dataset.id != path.stem:
-            yield Finding(f"{path}: holds {dataset.id!r}; delete it, the next run makes it again")
+            yield Problem(f"{path}: holds {dataset.id!r}; delete it, the next run makes it again")
         elif about["revision"] != dataset.revision:
             revisions = f"dataset {about['revision']} -> {dataset.revision}"
-            yield Finding(f"{path}: stale: {revisions}", harmless=True)
+            yield Problem(f"{path}: stale: {revisions}", harmless=True)
         elif difference := changed(dataset.entry, about):
-            yield Finding(f"{path}: {difference}")
+            yield Problem(f"{path}: {difference}")
 
-    def _check_partition(self, path: Path) -> Iterator[Finding]:
+    def _check_partition(self, path: Path) -> Iterator[Problem]:
         _, about = read_arrays(path, "partition")
         self._partitions[path.stem] = about["digest"]
         scheme = {**about["scheme"], "revision": about["revision"]}
@@ -130,19 +130,19 @@ class Verification:
             )
 
         if path.stem not in map(named, range(1, data["revision"] + 1)):
-            yield Finding(f"{path}: not the partition of its name; delete it, the next run makes it again")
+            yield Problem(f"{path}: not the partition of its name; delete it, the next run makes it again")
         elif path.stem == named(data["revision"]) and about["data"] != data["digest"]:
-            yield Finding(f"{path}: not of the data in {dataset!r}; delete it, the next run makes it again")
+            yield Problem(f"{path}: not of the data in {dataset!r}; delete it, the next run makes it again")
 
     # ------------------------------------------------------------------------------ records
-    def _check_record(self, folder: Path) -> Iterator[Finding]:
+    def _check_record(self, folder: Path) -> Iterator[Problem]:
         run = folder.name
         try:
             checked = check_record(folder)
         except FltrainError as error:
             self._damaged.add(run)
             remedy = "; restore the file or retrain the run" if isinstance(error, Damaged) else ""
-            yield Finding(f"{error}{remedy}")
+            yield Problem(f"{error}{remedy}")
             return
         spec, models = checked.spec, folder / MODELS_FILE
         known = {*RECORD_FILES, "train.log"}
@@ -150,23 +150,23 @@ class Verification:
             known.add(MODELS_FILE)
         for path in sorted(folder.iterdir()):
             if path.name not in known and not path.match(".*.part"):
-                yield Finding(f"{run}: {path.name} is not a file of a record; delete it")
+                yield Problem(f"{run}: {path.name} is not a file of a record; delete it")
         if MODELS_FILE in known and models.exists():
             _, about = read_arrays(models, "file of models")
             if about["run_id"] != run:
-                yield Finding(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
+                yield Problem(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
         if checked.stale:
-            yield Finding(f"{run}: stale: {checked.stale}", harmless=True)
+            yield Problem(f"{run}: stale: {checked.stale}", harmless=True)
         if spec is None or checked.stale:
             return
         data = self._data.get(spec.dataset.id, {}).get("digest")
         present = {"data": data, "partition": self._partitions.get(spec.partition_id)}
         for what, digest in present.items():
             if digest is not None and digest != checked.digests[what]:
-                yield Finding(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
+                yield Problem(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
 
     # ------------------------------------------------------------------------------ tables
-    def _tables(self) -> Iterator[Finding]:
+    def _tables(self) -> Iterator[Problem]:
         root = self.results.root
         made = [
             path.stem
@@ -177,7 +177,7 @@ class Verification:
             try:
                 planned = plan(self.config, scale)
             except FltrainError as error:
-                yield Finding(str(error))
+                yield Problem(str(error))
                 continue
             stale = stale_runs(planned.runs, self.results)
             for item in planned.items:
@@ -185,17 +185,17 @@ class Verification:
                 if item.item.table and path.exists():
                     yield from self._each("table", [path], partial(self._check_table, item, stale))
 
-    def _check_table(self, item: PlannedItem, stale: Mapping[str, Stale], path: Path) -> Iterator[Finding]:
+    def _check_table(self, item: PlannedItem, stale: Mapping[str, Stale], path: Path) -> Iterator[Problem]:
         """Make the table again from the runs in its CSV file, which may be a part of the plan."""
         lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
         runs = {run for line in lines for run in (line.get("runs") or "").split()}
         if others := runs - set(item.run_ids):
             older = others & {one.record.run_id for one in stale.values()}
             why = "stale" if older else "not checked: made from another selection"
-            yield Finding(f"{path}: {why}: the plan has no run {min(older or others)}", harmless=True)
+            yield Problem(f"{path}: {why}: the plan has no run {min(older or others)}", harmless=True)
             return
         if damaged := runs & self._damaged:
-            yield Finding(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
+            yield Problem(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
         # With ``best_of``, the file names the runs of each best label only; the others decided which is best.
         axis = item.item.table.best_of if item.item.table else None
@@ -207,7 +207,7 @@ class Verification:
         runs |= {entry.spec.run_id for entry in item.entries if place(entry) in places}
         if runs and len(runs) < len(item.run_ids):
             part = f"made from {len(runs)} of its {len(item.run_ids)} runs"
-            yield Finding(f"{path}: {part}, and checked against these", harmless=True)
+            yield Problem(f"{path}: {part}, and checked against these", harmless=True)
             item = item.keeping(part, lambda entry: entry.spec.run_id in runs)
         reported = self.config / "reported"
         published = reported / item.item.reported.file if item.item.reported else None
@@ -221,10 +221,10 @@ class Verification:
                 reported / "anomalies.csv",
             )
             if again.read_bytes() != path.read_bytes():
-                yield Finding(f"{path}: differs from its records; delete it and run snakemake again")
+                yield Problem(f"{path}: differs from its records; delete it and run snakemake again")
 
     # ------------------------------------------------------------------------------ leftovers
-    def _leftovers(self) -> Iterator[Finding]:
+    def _leftovers(self) -> Iterator[Problem]:
         """Yield files of processes that were killed, without advice to delete the only copy of a record."""
         root, record = self.results.root, self.results.record
         moved = moved_records(self.results)
@@ -232,7 +232,7 @@ class Verification:
             old for old in moved if (old / "summary.json").exists() and not record(old.name).complete
         ]
         for old in only_copies:
-            yield Finding(
+            yield Problem(
                 f"{old}: the only copy of this record, moved by an interrupted import; `fltrain train` or "
                 "`fltrain records import` puts it back"
             )
@@ -240,6 +240,6 @@ class Verification:
         paths = {path for pattern in patterns for path in root.glob(pattern)}
         paths |= {path for path in root.glob("checkpoints/*/") if record(path.name).complete}
         for path in sorted(paths - {old.parent for old in only_copies}):
-            yield Finding(
+            yield Problem(
                 f"{path}: left by an interrupted process; can be deleted unless one is running", harmless=True
             )

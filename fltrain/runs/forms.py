@@ -21,7 +21,7 @@ class _Loose(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class Row(_Loose):
+class RowForm(_Loose):
     """Line of ``metrics.jsonl``."""
 
     round: int = Field(ge=1)
@@ -57,7 +57,7 @@ class _Seconds(_Loose):
     total: Seconds
 
 
-class Costs(_Loose):
+class CostsForm(_Loose):
     """Content of ``costs.json``."""
 
     seconds: _Seconds

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
-from fltrain.runs.forms import Costs, Provenance, Row, Summary, check_form, parse_strict, read_strict
+from fltrain.runs.forms import CostsForm, Provenance, RowForm, Summary, check_form, parse_strict, read_strict
 from fltrain.runs.record import BROKEN, Damaged, check_digests, check_summary, reason
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import revised, slug
@@ -52,13 +52,13 @@ def _checked(folder: Path) -> Checked:
     check_digests(folder)
     summary = read_strict(folder / "summary.json")
     check_form(Summary, summary, "summary.json")
-    check_form(Costs, read_strict(folder / "costs.json"), "costs.json")
+    check_form(CostsForm, read_strict(folder / "costs.json"), "costs.json")
     check_form(Provenance, read_strict(folder / "provenance.json"), "provenance.json")
     rows = []
     for number, line in enumerate((folder / "metrics.jsonl").read_bytes().splitlines(), start=1):
         where = f"metrics.jsonl, line {number}"
         rows.append(parse_strict(line, where))
-        check_form(Row, rows[-1], where)
+        check_form(RowForm, rows[-1], where)
     if spec is not None:
         check_summary(spec, rows, summary, folder.name)
         if late := [row["round"] for row in rows if row["round"] > spec.rounds]:

@@ -32,7 +32,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import json_text, read_json, replacing, write_arrays
 from fltrain.core.hashing import canonical_json
 from fltrain.data.datasets import Dataset
-from fltrain.runs.forms import Costs, Provenance, check_form, parse_strict
+from fltrain.runs.forms import CostsForm, Provenance, check_form, parse_strict
 from fltrain.runs.spec import RunSpec
 
 Row = dict[str, Any]
@@ -273,7 +273,7 @@ def check_digests(folder: Path) -> None:
     for name, digest in (("metrics.jsonl", digests["metrics"]), ("spec.json", digests.get("spec"))):
         if digest is not None and digest != sha256(contents[name]):
             raise ValueError(f"{name}: changed after training (summary.json has another digest)")
-    for name, form in (("costs.json", Costs), ("provenance.json", Provenance)):
+    for name, form in (("costs.json", CostsForm), ("provenance.json", Provenance)):
         data = parse_strict(contents[name], name)
         if not isinstance(data, dict) or "digest" not in data:
             check_form(form, data, name)

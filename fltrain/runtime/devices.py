@@ -74,7 +74,7 @@ def synchronize(device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class Slot:
+class DeviceShare:
     """A share of a device, held as long as its lock."""
 
     device: int
@@ -95,7 +95,7 @@ class Slots:
     devices: Sequence[str]
     runs: int = 1
 
-    def wait(self) -> Slot:
+    def wait(self) -> DeviceShare:
         """Take a slot as soon as a device is free."""
         began, due = time.monotonic(), 0.0
         while (slot := self.take()) is None:
@@ -110,7 +110,7 @@ class Slots:
             time.sleep(POLL_SECONDS)
         return slot
 
-    def take(self) -> Slot | None:
+    def take(self) -> DeviceShare | None:
         """Take a slot of the device with the fewest processes; return None if all devices are full.
 
         Raises:
@@ -126,7 +126,7 @@ class Slots:
                     return None
                 lock = _lock(self.folder / f"{device}.{uuid4().hex}.slot")
                 lock.acquire(timeout=0)
-                return Slot(self.devices.index(device), lock)
+                return DeviceShare(self.devices.index(device), lock)
         except OSError as error:
             raise FltrainError(
                 f"{self.folder}: cannot keep the locks of GPUs ({error.strerror or error}); "
@@ -163,7 +163,7 @@ def _make_private(folder: Path) -> None:
 
 
 @cache
-def _held(runs: int) -> Slot:
+def _held(runs: int) -> DeviceShare:
     """Return the slot that this process holds until it ends."""
     # Not the temporary folder that the environment names: it can differ between processes.
     folder = os.environ.get(LOCKS) or f"/tmp/fltrain-gpus-{os.getuid()}"

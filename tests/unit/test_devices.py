@@ -15,14 +15,14 @@ import torch
 
 from fltrain.core.errors import FltrainError, Stopped
 from fltrain.runtime import devices
-from fltrain.runtime.devices import LOCKS, RUNS, Slot, Slots, pick_device
+from fltrain.runtime.devices import LOCKS, RUNS, DeviceShare, Slots, pick_device
 
 from .holding import give_up, hold, keep, started, until
 
 GPUS = ("first", "second")
 
 
-def taken(slots: Slots) -> Slot:
+def taken(slots: Slots) -> DeviceShare:
     """A free slot."""
     slot = slots.take()
     assert slot is not None

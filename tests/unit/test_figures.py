@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
@@ -19,8 +18,8 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import Cell, Sheet
 from fltrain.experiments.plan import Plan
 from fltrain.methods import METHODS
-from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures import draw as figures
+from fltrain.reporting.figures import style
 
 from .helpers import DIVERGED, MISSING, Cells, Row, accuracies
 
@@ -316,19 +315,6 @@ def selected(round: int, steps: dict[int, int], chosen: dict[int, list[int]]) ->
     }
 
 
-def of_run(runs: Runs, *rows: Row) -> pd.DataFrame:
-    return distributions.selections(runs.results.record(runs.add({"data": "one"}, rows=rows)))
-
-
-def test_selection_shares_are_means_over_clients_by_training_progress(runs: Runs) -> None:
-    """Training is divided into four parts: one client has one step per part, another two."""
-    steps, chosen = {0: 4, 1: 2}, {0: [2, 3], 1: [0]}
-    found = distributions.shares(of_run(runs, selected(1, steps, chosen)), 4)
-    assert found == pytest.approx(np.array([[0.5], [0.5], [0.5], [0.5]]))
-    late = distributions.shares(of_run(runs, selected(1, steps, {0: [2, 3], 1: [1]})), 4)
-    assert late == pytest.approx(np.array([[0], [0], [1], [1]]))
-
-
 def maps(canvas: Canvas) -> dict[str, list[list[float]]]:
     """The image in each panel, by its title."""
     return {
@@ -373,9 +359,9 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
             ["smoothing: 4 rounds", "odd"],
         ),
         (
-            {**SELECTION, "columns": "method", "clients": "apart"},
+            {**SELECTION, "columns": "method"},
             MANY,
-            ["figure.clients", "12", "13", "together"],
+            ["12", "13", "fewer"],
         ),
     ],
 )
@@ -391,7 +377,7 @@ LONG = "a scale whose title is longer than any figure is wide, so that it has to
 METHODS_OF_FLFA = ["fedavg", "fedprox", "moon", "fedavgm", "fedsol", "fedrs", "fedlc", "fedacg", "feddyn"]
 
 
-NIGHTLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("grid", "apart")]
+NIGHTLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("grid", "selection")]
 
 
 @pytest.fixture(params=["curves", "bars", *NIGHTLY])
@@ -415,10 +401,10 @@ def crowded(request: pytest.FixtureRequest, runs: Runs) -> Sheet:
             for name, classes in itertools.product(METHODS_OF_FLFA, "468"):
                 runs.add({"method": name, "classes": classes}, methods=[name])
             return runs.figure(kind="bars", scale=LONG, **BARS)
-        case kind:
+        case _:
             for data in ("CIFAR-10, Dirichlet 0.1", "CIFAR-100, Dirichlet 0.1", "FMNIST, Dirichlet 0.1"):
                 runs.add({"data": data}, rows=rows)
-            return runs.figure(kind="selection", scale=LONG, columns="data", clients=kind)
+            return runs.figure(kind="selection", scale=LONG, columns="data")
 
 
 def test_figures_can_be_read_in_print(runs: Runs, crowded: Sheet) -> None:

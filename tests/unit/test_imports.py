@@ -1,8 +1,14 @@
-"""Planning a workflow imports these modules often: they must not import heavy packages."""
+"""Planning a workflow imports these modules often: they must not import heavy packages. Names of classes."""
 
+import ast
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
+import fltrain
+
+PACKAGE = Path(fltrain.__file__).parent
 HEAVY = ("torch", "mlflow", "sklearn", "requests", "h5py", "rocrate")
 MODULES = (
     "fltrain.data.registry",
@@ -36,3 +42,15 @@ def test_importing_the_package_imports_almost_nothing() -> None:
     code = "import sys, fltrain; print(any(name in sys.modules for name in ('numpy', 'pandas', 'pydantic')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "False")
+
+
+def test_no_two_classes_share_a_name() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    classes = [
+        node.name
+        for file in files
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(classes) > 200
+    assert [name for name, number in Counter(classes).items() if number > 1] == []

@@ -19,7 +19,7 @@ from fltrain.core.rng import Purpose, stream
 from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
 from fltrain.data.partition.base import LabelSkew
-from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp, Quantity
+from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp, QuantitySkew
 from fltrain.data.partition.fixed_classes import NByC, Pathological, contiguous, cyclic, random_balanced
 from fltrain.data.partition.local import local_split
 from fltrain.data.partition.plain import ByWriter, Iid, Shards
@@ -78,7 +78,7 @@ EVERY_SCHEME = [
     ByWriter(clients=10),
     ByWriter(clients=10, choice="random"),
     Shards(clients=10),
-    Quantity(clients=10),
+    QuantitySkew(clients=10),
 ]
 WRITERS = np.random.default_rng(1).integers(0, 25, len(DIGITS)) * 7
 each_scheme = pytest.mark.parametrize("scheme", EVERY_SCHEME, ids=str)
@@ -156,7 +156,7 @@ def test_iid_sizes_differ_by_one_at_most(images: int, clients: int, seed: int) -
 def test_quantity_skew_has_dirichlet_sizes_and_iid_labels() -> None:
     """Shares of Dirichlet(alpha) over M clients have the variance (1 - 1 / M) / (M (alpha M + 1))."""
     clients, alpha = 10, 0.5
-    scheme = Quantity(clients=clients, alpha=alpha, min_size=0)
+    scheme = QuantitySkew(clients=clients, alpha=alpha, min_size=0)
     drawn = np.stack([planned(scheme, 10, 6000, seed) for seed in range(300)])
     assert (drawn.sum(axis=1) == 6000).all()
     shares = drawn.sum(axis=2) / 60_000
@@ -168,7 +168,7 @@ def test_quantity_skew_has_dirichlet_sizes_and_iid_labels() -> None:
     chi = ((drawn - expected) ** 2 / np.maximum(expected, 1))[shares > 0.01]
     assert chi.mean() == pytest.approx(0.9 * 0.9, rel=0.1)
     with refused_within(5, "the smallest client got"):
-        planned(Quantity(clients=100, alpha=0.01, min_size=100), 10, 6000, 0)
+        planned(QuantitySkew(clients=100, alpha=0.01, min_size=100), 10, 6000, 0)
 
 
 GREY = np.full((4000, 1, 4, 4), 128, np.uint8)

@@ -19,7 +19,7 @@ from fltrain.data.datasets import Dataset, registry
 from fltrain.experiments.plan import Plan, plan
 from fltrain.methods.fedprox import FedProx
 from fltrain.reporting.tables import write as tables
-from fltrain.reporting.verify import Finding, Verification
+from fltrain.reporting.verify import Problem, Verification
 from fltrain.runs.record import MODELS_FILE, Record, Results, summary_digest
 from fltrain.runs.status import stale_runs
 
@@ -73,7 +73,7 @@ class Place:
             outputs = {"csv": self.table(item.name)}
             tables.write(item.sheet, self.results.record, published, outputs, reported / "anomalies.csv")
 
-    def findings(self, scale: str | None = None) -> list[Finding]:
+    def findings(self, scale: str | None = None) -> list[Problem]:
         return list(Verification(self.results, self.root / "config", scale).findings())
 
     def only(self, *words: Any, harmless: bool = False) -> None:
@@ -221,8 +221,8 @@ def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyP
     older = place.records[1]
     monkeypatch.setattr(FedProx, "revision", 2)
     record, table = place.findings()
-    assert record == Finding(f"{older.run_id}: stale: methods 1 -> 2", harmless=True)
-    assert table == Finding(f"{place.table()}: stale: the plan has no run {older.run_id}", harmless=True)
+    assert record == Problem(f"{older.run_id}: stale: methods 1 -> 2", harmless=True)
+    assert table == Problem(f"{place.table()}: stale: the plan has no run {older.run_id}", harmless=True)
     flip(older.folder / "metrics.jsonl", 50)
     damaged, _ = place.findings()
     assert not damaged.harmless and "changed after training" in damaged.text
@@ -233,7 +233,7 @@ def test_data_of_an_older_revision_are_stale(place: Place, monkeypatch: pytest.M
     entry = registry()["digits"]
     monkeypatch.setitem(registry(), "digits", entry.model_copy(update={"revision": 2}))
     data = place.results.data(Dataset(name="digits"))
-    assert Finding(f"{data}: stale: dataset 1 -> 2", harmless=True) in place.findings()
+    assert Problem(f"{data}: stale: dataset 1 -> 2", harmless=True) in place.findings()
     assert all(one.harmless for one in place.findings())
     arrays, about = read_arrays(data, "prepared data set")
     arrays["train_labels"] = arrays["train_labels"][::-1]

@@ -137,7 +137,7 @@ class DirichletTopUp(LabelSkew):
         return np.diff(np.minimum(np.cumsum(held), images), prepend=0)
 
 
-class Quantity(LabelSkew):
+class QuantitySkew(LabelSkew):
     """Quantity skew: clients hold shares q ~ Dirichlet(alpha) of all images, whatever their class.
 
     Shares are drawn again until every client has ``min_size`` images. They are refused early if the draws

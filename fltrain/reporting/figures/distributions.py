@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, ListedColormap
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure as Canvas
-from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from scipy.stats import skew
@@ -23,8 +20,6 @@ from fltrain.runs.record import Record, Results
 
 Map = NDArray[np.float64]
 
-PLACES = 20
-"""Maximum number of parts of the local training of a round."""
 STEPS = {"other local steps": "#dfe3ea", "selected local steps": style.INDIGO}
 MOST_CLIENTS = 12
 """Maximum number of clients below one another."""
@@ -104,25 +99,6 @@ def selections(record: Record) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["round", "client", "step", "selected", "steps"])
 
 
-def shares(steps: pd.DataFrame, places: int) -> Map:
-    """Return the share of the selected steps in each of ``places`` equal parts of clients' training.
-
-    All clients have the same weight. A step that lies in two parts counts in proportion to the overlap.
-    Returns ``[places, rounds]``; a round without any steps is NaN.
-    """
-    rounds = int(steps["round"].max())
-    edges = np.linspace(0, 1, places + 1)
-    total: Map = np.zeros((rounds, places))
-    clients = np.zeros((rounds, 1))
-    for _, client_steps in steps.groupby(["round", "client"]):
-        row, count = int(client_steps["round"].iloc[0]) - 1, len(client_steps)
-        selected = np.concatenate([[0.0], np.cumsum(client_steps.sort_values("step")["selected"]) / count])
-        total[row] += places * np.diff(np.interp(edges, np.arange(count + 1) / count, selected))
-        clients[row] += 1
-    with np.errstate(invalid="ignore"):
-        return (total / clients).T
-
-
 def of_client(steps: pd.DataFrame, client: int, rounds: int) -> Map:
     """Return the steps of a client ``[steps, rounds]``: 1 if selected, 0 if not, NaN if there was none."""
     client_steps = steps[steps["client"] == client]
@@ -145,42 +121,29 @@ def draw_selected_steps(sheet: Sheet, figure: SelectedSteps, results: Results) -
     found = {label: steps for label, steps in found.items() if len(steps)}
     if not found:
         raise NothingToShow
-    draw = _draw_together if figure.clients == "together" else _draw_apart
-    canvas = draw(found)
+    canvas = _draw(sheet, found)
     numbers = pd.concat([steps.assign(panel=label) for label, steps in found.items()], ignore_index=True)
     return canvas, numbers[["panel", "round", "client", "step", "selected"]]
 
 
-def _draw_together(found: dict[str, pd.DataFrame]) -> Canvas:
-    canvas, (across,) = style.canvas(len(found))
-    places = min(PLACES, max(int(steps["steps"].max()) for steps in found.values()))
-    for axes, (label, steps) in zip(across, found.items(), strict=True):
-        shown = shares(steps, places)
-        image = _image(axes, shown, (0.5, shown.shape[1] + 0.5, 0, 1), matplotlib.colormaps["cividis"])
-        style.heading(axes, [label], len(found))
-        axes.set_xlabel("communication round")
-        axes.set_yticks([0, 0.5, 1], ["first", "middle", "last"])
-    across[0].set_ylabel("local step")
-    canvas.colorbar(image, ax=across, label="share selected", aspect=30)
-    return canvas
-
-
-def _draw_apart(found: dict[str, pd.DataFrame]) -> Canvas:
+def _draw(sheet: Sheet, found: dict[str, pd.DataFrame]) -> Canvas:
     clients = sorted({int(client) for steps in found.values() for client in steps["client"]})
     if len(clients) > MOST_CLIENTS:
         raise FltrainError(
-            f"figure.clients: 'apart' shows up to {MOST_CLIENTS} clients, but there are {len(clients)}; "
-            "write 'together'"
+            f"{sheet.id}: a figure of selected steps shows up to {MOST_CLIENTS} clients, but there are "
+            f"{len(clients)}; choose runs with fewer"
         )
     canvas, grid = style.canvas(len(found), len(clients), height=18)
     style.make_room(canvas, 12)  # titles above, and below the numbers and the name of the axis
+    colours = ListedColormap(list(STEPS.values()))
     for column, (label, steps) in enumerate(found.items()):
         rounds = int(steps["round"].max())
         for axes, client in zip((across[column] for across in grid), clients, strict=True):
             shown = of_client(steps, client, rounds)
-            _image(
-                axes, shown, (0.5, rounds + 0.5, 0.5, len(shown) + 0.5), ListedColormap(list(STEPS.values()))
-            )
+            extent = (0.5, rounds + 0.5, 0.5, len(shown) + 0.5)
+            shown = np.ma.masked_invalid(shown)  # missing steps stay grey
+            style.image(axes, shown, colours, (0, 1), origin="lower", extent=extent)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
             axes.set_ylabel(f"client {client}")
             axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
             axes.tick_params(axis="x", labelbottom=client == clients[-1])
@@ -190,10 +153,3 @@ def _draw_apart(found: dict[str, pd.DataFrame]) -> Canvas:
         grid[0][0].bar(np.nan, np.nan, color=colour, label=what)
     style.legend(canvas, grid[0])
     return canvas
-
-
-def _image(axes: Axes, shown: Map, extent: tuple[float, float, float, float], colours: Colormap) -> AxesImage:
-    """Draw a map from 0 to 1 whose first row lies below; missing values (NaN) stay grey."""
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    shown = np.ma.masked_invalid(shown)
-    return style.image(axes, shown, colours, (0, 1), origin="lower", extent=extent)

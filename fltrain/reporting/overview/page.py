@@ -38,7 +38,7 @@ PICTURE_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunCounts:
     """Number of planned, finished and diverged runs, and the wall time of the finished ones in seconds."""
 
     planned: int
@@ -47,7 +47,7 @@ class Progress:
     seconds: float
 
     @classmethod
-    def of(cls, ids: Iterable[str], records: Mapping[str, Record]) -> Progress:
+    def of(cls, ids: Iterable[str], records: Mapping[str, Record]) -> RunCounts:
         """Count runs, each once."""
         distinct = dict.fromkeys(ids)
         done = [records[run] for run in distinct if records[run].usable]
@@ -86,7 +86,7 @@ class ItemEntry:
 
     paper: str
     listed: ListedItem
-    progress: Progress
+    progress: RunCounts
     files: dict[str, str]
     picture: str
     counts: Counts
@@ -108,7 +108,7 @@ class PaperEntry:
     """A paper with its items, claims, aggregates over cells and forest plots."""
 
     listed: ListedPaper
-    progress: Progress
+    progress: RunCounts
     items: list[ItemEntry]
     counts: Counts
     claims: list[dict[str, Any]]
@@ -170,7 +170,7 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
         items=items,
         ranked=any(item.rank_correlation for item in items),
         claims=[(paper, claim) for paper in papers for claim in paper.claims],
-        progress=Progress.of(records, records),
+        progress=RunCounts.of(records, records),
         counts=_counts(paper.counts for paper in papers),
         exploratory=any(claim.get("exploratory") for paper in papers for claim in paper.claims),
         meanings={**VERDICTS, **GAIN_VERDICTS},
@@ -200,7 +200,7 @@ def runs_page(listing: Listing, results: Results, folder: Path, index: str) -> s
     return TEMPLATES.get_template("runs.html").render(
         listing=listing,
         rows=rows,
-        progress=Progress.of(records, records),
+        progress=RunCounts.of(records, records),
         remarks=remarks(records.values()),
         index=index,
     )
@@ -226,7 +226,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
         return ItemEntry(
             paper=listed.name,
             listed=item,
-            progress=Progress.of(item.runs, records),
+            progress=RunCounts.of(item.runs, records),
             files=files,
             picture=_picture(folder, files["png"]) if "png" in files else "",
             counts=_counts([found]),
@@ -237,7 +237,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
     items = [entry(item) for item in listed.items]
     return PaperEntry(
         listed=listed,
-        progress=Progress.of((run for item in listed.items for run in item.runs), records),
+        progress=RunCounts.of((run for item in listed.items for run in item.runs), records),
         items=items,
         counts=_counts(item.counts for item in items),
         claims=summary["claims"],

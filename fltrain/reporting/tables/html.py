@@ -21,7 +21,7 @@ from fltrain.core.statistics import interval_text, number_text
 from fltrain.experiments.layout import CURVES_FORM, Sheet
 from fltrain.reporting.numbers import curve_place
 from fltrain.reporting.pictures import TEMPLATES, difference_bar, forest, gain_bar
-from fltrain.reporting.tables.render import Entry, Grid, Notes, value_text
+from fltrain.reporting.tables.render import Grid, GridEntry, Notes, value_text
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.record import RECORD_FILES, Record
 
@@ -258,7 +258,7 @@ class PublishedNotes:
         special = [note for note in every if note not in general]
         return cls(general, dict(zip(special, LETTERS, strict=False)))
 
-    def of(self, entry: Entry) -> tuple[str, ...]:
+    def of(self, entry: GridEntry) -> tuple[str, ...]:
         """Return the marks of the notes on a published value that are not on all."""
         if entry.cell is None or entry.kind != "published":
             return ()

@@ -24,7 +24,7 @@ DROPPED = "†"
 
 
 @dataclass(frozen=True)
-class Entry:
+class GridEntry:
     """Text in one place of a table.
 
     Attributes:
@@ -97,25 +97,27 @@ def _marked(text: str, cell: TableCell) -> str:
     return f"{text}, exploratory" if text and cell.exploratory and text != "not run" else text
 
 
-def _entries(cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str]) -> dict[str, Entry]:
+def _entries(
+    cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str]
+) -> dict[str, GridEntry]:
     """Return the entries of a cell by the heading of their column; empty ones have no text."""
     doubts = tuple(marks[reason] for reason in cell.anomalies)
     return {
-        cell.label: Entry(value_text(cell, as_interval), "own", cell, cell.mean),
-        "gain": Entry(gain_text(cell, as_interval), "gain", cell, cell.gain),
-        PUBLISHED + (" (full scale)" if reduced else ""): Entry(
+        cell.label: GridEntry(value_text(cell, as_interval), "own", cell, cell.mean),
+        "gain": GridEntry(gain_text(cell, as_interval), "gain", cell, cell.gain),
+        PUBLISHED + (" (full scale)" if reduced else ""): GridEntry(
             published_text(cell), "published", cell, cell.published, doubts
         ),
-        "published gain": Entry(
+        "published gain": GridEntry(
             number_text(cell.published_gain, cell.decimals, "+"), "published-gain", cell, cell.published_gain
         ),
-        "difference": Entry(difference_text(cell), "difference", cell, cell.difference),
-        "verdict": Entry(verdict_text(cell), "verdict", cell),
-        "verdict on the gain": Entry(_marked(cell.gain_verdict or "", cell), "verdict", cell),
+        "difference": GridEntry(difference_text(cell), "difference", cell, cell.difference),
+        "verdict": GridEntry(verdict_text(cell), "verdict", cell),
+        "verdict on the gain": GridEntry(_marked(cell.gain_verdict or "", cell), "verdict", cell),
     }
 
 
-def _mark_best(column: dict[str, Entry]) -> None:
+def _mark_best(column: dict[str, GridEntry]) -> None:
     """Mark the largest of several accuracies in a column, or the smallest of several costs."""
     values = {
         row: entry.value for row, entry in column.items() if entry.kind == "own" and entry.value is not None
@@ -137,7 +139,7 @@ class Grid:
 
     corner: str
     columns: list[tuple[str, ...]]
-    rows: dict[str, list[Entry]]
+    rows: dict[str, list[GridEntry]]
     quantity: str = ""
 
     @classmethod
@@ -148,7 +150,7 @@ class Grid:
             (measured.measure, measured.label or measure(measured.measure).label): measured.interval
             for measured in layout.measures
         }
-        columns: dict[tuple[str, str, str, str], dict[str, Entry]] = {}
+        columns: dict[tuple[str, str, str, str], dict[str, GridEntry]] = {}
         for cell in shown:
             as_interval = intervals[cell.measure, cell.label]
             for heading, entry in _entries(cell, as_interval, sheet.reduced, marks).items():
@@ -170,7 +172,7 @@ class Grid:
             corner=layout.rows,
             columns=[tuple(place[level] for level in levels) for place in columns],
             rows={
-                row: [entries.get(row, Entry("")) for entries in columns.values()]
+                row: [entries.get(row, GridEntry("")) for entries in columns.values()]
                 for row in dict.fromkeys(cell.row for cell in shown)
             },
         )

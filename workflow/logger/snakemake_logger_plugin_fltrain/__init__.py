@@ -11,7 +11,7 @@ from pathlib import Path
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from fltrain.experiments.progress import Progress
+from fltrain.experiments.progress import WorkflowProgress
 from fltrain.runs.record import Results
 
 ANNOUNCED = ("data", "model_figure", "index", "track")
@@ -44,7 +44,7 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        self.progress = Progress(Results(Path("results")))
+        self.progress = WorkflowProgress(Results(Path("results")))
         self.runs: dict[int, str] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
