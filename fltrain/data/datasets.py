@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from fltrain.core.config import Settings, check_known
-from fltrain.data.registry import DatasetEntry, load
+from fltrain.core.strict_yaml import read_plain
+from fltrain.data.registry import UNIVERSAL, DatasetEntry, load
 
 REGISTRY_VARIABLE = "FLTRAIN_DATASETS"
+SHIPPED = Path(__file__).parents[2] / "config" / "datasets.yaml"
+"""The registry of this project."""
 
 
 @cache
 def registry() -> dict[str, DatasetEntry]:
     """Return the entries of ``config/datasets.yaml``, or of the file in ``FLTRAIN_DATASETS``."""
     path = os.environ.get(REGISTRY_VARIABLE)
-    return load(Path(path).expanduser() if path else Path(__file__).parents[2] / "config" / "datasets.yaml")
+    return load(Path(path).expanduser() if path else SHIPPED)
+
+
+@cache
+def _shipped() -> Mapping[str, Any]:
+    found = read_plain(SHIPPED) if SHIPPED.is_file() else {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def own_normalisation(name: str, normalisation: str) -> dict[str, Any] | None:
+    """Return the normalisation of a dataset, if the registry of this project states none or another one.
+
+    Returns:
+        ``mean`` and ``std`` per channel, None for values to be measured. None if there is no difference.
+    """
+    entry = _shipped().get(name, {})
+    if normalisation in UNIVERSAL or (entry and not os.environ.get(REGISTRY_VARIABLE)):
+        return None
+    stated = entry if normalisation == "default" else entry.get("normalisations", {}).get(normalisation, {})
+    own = registry()[name].normalisation(normalisation)
+    values = {key: list(getattr(own, key)) if own else None for key in ("mean", "std")}
+    return None if values == {key: stated.get(key) for key in values} else values
 
 
 class Dataset(Settings):

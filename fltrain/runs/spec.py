@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, Strict, model_validator
 from fltrain.core.config import Settings, added
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import choice
-from fltrain.data.datasets import Dataset
+from fltrain.data.datasets import Dataset, own_normalisation
 from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import SCHEMES, LocalTest, Scheme
 from fltrain.methods import METHODS
@@ -295,6 +295,9 @@ class RunSpec(Settings):
         }
         if self.feature_skew is not None:
             revisions["feature_skew"] = self.feature_skew.revision
+        # Two registries can state different values for one dataset.
+        if own := own_normalisation(self.dataset.name, self.dataset.normalisation):
+            revisions["normalisation"] = own
         return {**self.model_dump(mode="json"), "revisions": revisions}
 
     @cached_property

@@ -26,14 +26,18 @@ def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     Returns ``settings`` if all revisions are equal: then a setting was added or renamed.
     """
 
+    def revisions(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = spec.get("revisions")
+        return found if isinstance(found, Mapping) else {}
+
     def shown(spec: Mapping[str, Any], name: str) -> str:
-        revisions = spec.get("revisions")
-        revision = revisions.get(name, 1) if isinstance(revisions, Mapping) else None
+        # A normalisation is recorded if it is not that of this project's registry.
+        revision = revisions(spec).get(name, "as shipped" if name == "normalisation" else 1)
         return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
 
     changes = [
         f"{name} {before} -> {after}"
-        for name in new["revisions"]
+        for name in dict.fromkeys([*new["revisions"], *revisions(old)])
         if (before := shown(old, name)) != (after := shown(new, name))
     ]
     return "; ".join(changes) or "settings"

@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.datasets import Dataset, registry
+from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
 from fltrain.data.fetch import OFFLINE, obtain, whereabouts
 from fltrain.data.prepared import prepare
 from fltrain.data.registry import load
 from fltrain.runs.record import Record, Results
+from fltrain.runs.status import Stale
 
 from .conftest import Register
 from .helpers import pixels, tiny, trained, write_npz
@@ -44,6 +45,41 @@ def test_another_registry_replaces_the_checkouts_registry(
     # It is read once: the ID of a run must not change while it is prepared.
     (tmp_path / "datasets.yaml").write_text("yours:\n  reader: digits\n")
     assert list(registry()) == ["mine"]
+
+
+DIGITS = {"reader": "digits", "channels": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "recorded"),
+    [
+        ({"mean": [0.3053], "std": [0.3759]}, None),
+        ({"mean": [0.5], "std": [0.05]}, {"mean": [0.5], "std": [0.05]}),
+        ({}, {"mean": None, "std": None}),  # measured
+    ],
+)
+def test_another_normalisation_of_a_known_dataset_is_part_of_the_run_id(
+    register: Register, values: dict[str, Any], recorded: dict[str, Any] | None
+) -> None:
+    before, partition = tiny().run_id, tiny().partition_id
+    register({"digits": {**DIGITS, **values}, "mine": DIGITS})
+    assert tiny().canonical["revisions"].get("normalisation") == recorded
+    assert (tiny().run_id == before) == (recorded is None)
+    assert tiny().partition_id == partition
+    for spec in (tiny(dataset="mine"), tiny(dataset={"name": "digits", "normalisation": "unit"})):
+        assert "normalisation" not in spec.canonical["revisions"]
+
+
+def test_a_run_with_another_normalisation_is_stale_here(
+    tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register({"digits": {**DIGITS, "mean": [0.5], "std": [0.05]}})
+    record = trained(tiny(), tmp_path)
+    assert record.complete
+    monkeypatch.delenv(REGISTRY_VARIABLE)
+    registry.cache_clear()
+    stale = Stale.of(Results(tmp_path).record(record.run_id))
+    assert stale and stale.revised == "normalisation {'mean': [0.5], 'std': [0.05]} -> as shipped"
 
 
 @pytest.mark.parametrize("name", ["test", "local_test"])
