@@ -6,15 +6,17 @@ parameters are JSON texts, because Snakemake drops None from nested parameters.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import backdate
 from fltrain.data.datasets import Dataset
@@ -264,6 +266,24 @@ def declarations() -> Path:
 def database_file(results: Results) -> Path:
     """Return the file that stores the number of the MLflow database."""
     return results.tracking.with_suffix(".number")
+
+
+def check_profile(arguments: Sequence[str]) -> None:
+    """Refuse a workflow profile that does not exist; Snakemake would run without it, on this machine.
+
+    Raises:
+        FltrainError: with the profiles of this project.
+    """
+    for word, following in itertools.pairwise([*arguments, ""]):
+        name, _, value = word.partition("=")
+        profile = value or following
+        if name == "--workflow-profile" and profile != "none" and not Path(profile).exists():
+            ours = Path(__file__).parents[2] / "workflow" / "profiles"
+            known = sorted(path.name for path in ours.iterdir())
+            raise FltrainError(
+                f"--workflow-profile: there is no folder {profile}{suggest(Path(profile).name, known)} "
+                f"(in workflow/profiles: {', '.join(known)})"
+            )
 
 
 def put_python_on_path() -> None:

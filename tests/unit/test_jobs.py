@@ -11,11 +11,13 @@ import pytest
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
-from fltrain.experiments.jobs import Jobs, database_file
+from fltrain.experiments.jobs import Jobs, check_profile, database_file
 from fltrain.experiments.selection import JobResources
 from fltrain.runs.record import MODELS_FILE, Results
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
+
+ROOT = Path(__file__).parents[2]
 
 
 def shown(title: str, **figure: Any) -> dict[str, Any]:
@@ -127,3 +129,14 @@ def test_resources_of_networks_grow_with_attempts_up_to_a_limit(folder: Path) ->
     assert [every.resource("runtime", run, attempt) for attempt in (1, 2, 3, 9)] == [60, 120, 180, 180]
     assert every.resource("mem_mb", run, 2) == 20
     assert JobResources.parse(resources, "test").amount("mem_mb", "resnet18", 1) == 100
+
+
+@pytest.mark.parametrize(
+    "words", [["--workflow-profile", "profiles/slrm"], ["--workflow-profile=profiles/slrm"]]
+)
+def test_a_workflow_profile_that_does_not_exist_is_refused(words: list[str]) -> None:
+    """Snakemake would train here instead of on the cluster."""
+    with pytest.raises(FltrainError, match=r"no folder profiles/slrm; did you mean 'slurm'\?"):
+        check_profile(["snakemake", "-n", *words])
+    check_profile(["snakemake", "--workflow-profile", "none"])
+    check_profile(["snakemake", "--workflow-profile", str(ROOT / "workflow" / "profiles" / "slurm"), "-n"])

@@ -5,7 +5,12 @@ import sys
 from functools import partial
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.jobs import Jobs, declarations, put_python_on_path
+from fltrain.experiments.jobs import (
+    Jobs,
+    check_profile,
+    declarations,
+    put_python_on_path,
+)
 from fltrain.experiments.layout import Sheet
 
 # A storage provider transfers declared outputs only, and a record has more files than the summary that stands for it.
@@ -17,6 +22,7 @@ if workflow.storage_settings.default_storage_provider:
     )
 
 try:
+    check_profile(sys.argv)
     JOBS = Jobs.of(config, declarations())
 except FltrainError as error:
     print(f"error: {error}", file=sys.stderr)
