@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 
 from fltrain import __version__
 from fltrain.cli import app, main
+from fltrain.core.files import write_json
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import OFFLINE
 from fltrain.data.prepared import load_prepared
 from fltrain.experiments import calibrate as calibration
+from fltrain.experiments.costs import calibration_file
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
@@ -171,10 +173,12 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
         (tmp_path / f"{seed}.yaml").write_text(yaml.safe_dump({**MINUTE, "seed": seed}))
     run, other = (RunSpec.parse({**MINUTE, "seed": seed}, "test").run_id for seed in (0, 1))
     folder = Results(tmp_path / "out").run(run)
-    both = invoke("train", "0.yaml", "1.yaml", "--results", "both", "--device", "cpu", "--quiet").stdout
+    twice = ("train", "0.yaml", "1.yaml", "0.yaml", "--results", "both", "--device", "cpu", "--quiet")
+    both = invoke(*twice).stdout
     assert both.count(": completed, see") == len(both.splitlines()) == 2
     log = (Results(tmp_path / "both").run(run) / "train.log").read_text()
     assert run in log and other not in log, "each run has a separate log"
+    assert "another process" not in log, "a run that is named twice is trained once"
     train = ("train", "0.yaml", "--results", "out", "--device", "cpu")
 
     first = invoke(*train)
@@ -267,6 +271,8 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
 
     assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""]
     assert not (tmp_path / "results").exists(), "the command writes no files"
+    write_json(calibration_file(Results(tmp_path / "results")), {"device": "another plan's", "start": 1.0})
+    assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""], "of other runs"
     rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert {row["cell"]: row["run"] for row in rows} == runs
 
