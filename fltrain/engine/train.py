@@ -141,6 +141,7 @@ def train_all(
     stopping = stopping or Stopping()
     # In the same order in all processes, so that two of them cannot wait for each other's runs.
     specs = sorted(specs, key=lambda spec: spec.seed)
+    results.create()
     logs = [results.record(spec.run_id).folder / "train.log" for spec in specs]
     tf32 = specs[0].precision == "tf32"
     with (

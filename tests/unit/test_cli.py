@@ -124,6 +124,8 @@ UNREACHABLE = {**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}
     ("text", "words"),
     [
         (spec(roundz=3), ["'roundz'", "'rounds'"]),
+        ("# nothing\n", ["spec.yaml: the file is empty; it needs dataset, partition, model, method"]),
+        (spec().replace("rounds: 3", "rounds: 1e3"), ["rounds: ", "got 1000.0; write 1000"]),
         (spec(plugins=[FIXED]), ["plugins.flfa.layers", "'nope'", "classifier"]),
         (spec(partition=UNREACHABLE), ["min_size", "140", "alpha"]),
         ("a: [b", ["spec.yaml", "YAML"]),
@@ -147,13 +149,21 @@ def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
         ("binary", ["binary"]),
         ("good.yaml --device tpu", ["--device", "'tpu'", "cuda"]),
         ("good.yaml --device cuda:99", ["--device", "'cuda:99'"]),
+        (
+            "good.yaml --results bad.yaml",
+            ["results folder bad.yaml cannot be written (Not a directory)"],
+        ),
+        (
+            "good.yaml --results /proc/x",
+            ["/proc/x cannot be written (No such file", "with --results"],
+        ),
     ],
 )
 def test_wrong_arguments_train_nothing(tmp_path: Path, fail: Fail, arguments: str, words: list[str]) -> None:
     (tmp_path / "good.yaml").write_text(spec())
     (tmp_path / "bad.yaml").write_text(spec(roundz=1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    message = fail("train", *arguments.split(), "--results", "out")
+    message = fail("train", "--results", "out", *arguments.split())
     assert [word for word in words if word not in message] == [], message
     assert not (tmp_path / "out").exists()
 
