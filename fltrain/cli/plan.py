@@ -99,8 +99,11 @@ def _print_costs(costs: PlanCosts, claims: bool) -> None:
 
 
 def _prices(costs: PlanCosts, runs: list[str]) -> list[str]:
-    """Return hours of all runs, hours of missing runs, traffic and disk; a + marks missing estimates."""
-    if costs.calibration is None or not runs:
+    """Return hours of all runs, hours of missing runs, traffic and disk.
+
+    A + marks missing estimates; without any estimate, the texts are empty.
+    """
+    if costs.estimates.keys().isdisjoint(runs):
         return [""] * 4
     more = "" if costs.estimates.keys() >= set(runs) else " +"
     total, left = costs.sum(runs), costs.sum(set(runs) - costs.done)
@@ -113,5 +116,6 @@ def _remarks(costs: PlanCosts, results: Results) -> list[str]:
         return ["hours: not estimated yet; add --calibrate to measure a few steps on this machine"]
     remarks = [f"hours: one process on {costs.calibration.device}"]
     if costs.unknown:
-        remarks.append(f"+: {count(len(costs.unknown), 'run')} without an estimate; add --calibrate")
+        missing = count(len(costs.unknown), "run")
+        remarks.append(f"{missing} without an estimate (+, or empty cells); add --calibrate")
     return [*remarks, *filter(None, [costs.check(results)])]

@@ -84,12 +84,13 @@ def train(
     """
     # A record's spec.json can be trained as it is.
     paths, stopping = [None if name == "-" else Path(name) for name in specs], Stopping()
-    parsed = [read_settings(path, RunSpec, ignored=("revisions",)) for path in paths]
+    read = [read_settings(path, RunSpec, ignored=("revisions",)) for path in paths]
+    parsed = {spec.run_id: spec for spec in read}  # each run once, even if several files describe it
     where = Results(results)
     recover_records(where)
     due = []
     with stopping.heeded():
-        for spec in parsed:
+        for spec in parsed.values():
             record = where.record(spec.run_id)
             # Training deletes the checkpoints that a complete run has left.
             if record.complete and not again and not where.saved_rounds(spec.run_id):

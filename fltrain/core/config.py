@@ -103,6 +103,10 @@ def added(default: Any, **constraints: Any) -> Any:
     return Field(default=default, exclude_if=unused, **constraints)
 
 
+class Names(tuple[str, ...]):
+    """Names of the components that a field accepts, in its annotation."""
+
+
 class Settings(BaseModel):
     """Base of everything a user can write in a config: frozen, strict, unknown keys refused."""
 
@@ -111,14 +115,16 @@ class Settings(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _check_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Report unknown keys and numbers that are too large together with all other faults."""
-        faults: dict[str, str] = {}
-        for key, item in value.items() if isinstance(value, Mapping) else ():
+        """Report unknown keys, missing components and numbers that are too large with all other faults."""
+        if not isinstance(value, Mapping):
+            return handler(value)
+        faults = cls._missing(value)
+        for key, item in value.items():
             if fault := _size_fault(item) if key in cls.model_fields else cls._unknown(key):
                 faults[key] = fault
         if not faults:
             return handler(value)
-        errors = [_fault((key,), "refused", fault, value[key]) for key, fault in faults.items()]
+        errors = [_fault((key,), "refused", fault, value.get(key)) for key, fault in faults.items()]
         try:
             handler({key: item for key, item in value.items() if key not in faults})
         except ValidationError as error:
@@ -128,6 +134,17 @@ class Settings(BaseModel):
                 if one["loc"][:1] not in [(key,) for key in faults]
             ]
         raise ValidationError.from_exception_data(cls.__name__, errors)
+
+    @classmethod
+    def _missing(cls, value: Mapping[str, Any]) -> dict[str, str]:
+        """Return a message with the known names for each component that is required and missing."""
+        return {
+            key: f"field required (known: {', '.join(names)})"
+            for key, field in cls.model_fields.items()
+            if key not in value and field.is_required()
+            for names in field.metadata
+            if isinstance(names, Names)
+        }
 
     @classmethod
     def _unknown(cls, key: str) -> str:
@@ -246,6 +263,8 @@ def faults(error: ValidationError, data: Any) -> list[tuple[list[str], str]]:
         shown, complete = fault["input"], fault["type"] in ("value_error", "refused", "missing")
         if not complete and not isinstance(shown, Mapping | list | tuple):
             message += f", got {shown!r}"
+            if fault["type"] == "int_type" and isinstance(shown, float) and shown.is_integer():
+                message += f"; write {shown:.0f}"
         found.append((keys, message))
     return found
 

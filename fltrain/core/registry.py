@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
 
-from fltrain.core.config import Settings, check_known
+from fltrain.core.config import Names, Settings, check_known
 from fltrain.core.errors import FltrainError, refusing
 
 
@@ -91,4 +91,4 @@ def choice(
     members = tuple(known.values())
     union = Annotated[Union[members], Field(discriminator="name")] if len(members) > 1 else members[0]  # noqa: UP007
     written = Literal[tuple(known)] | union
-    return Annotated[union, BeforeValidator(spelled_out, json_schema_input_type=written)]
+    return Annotated[union, BeforeValidator(spelled_out, json_schema_input_type=written), Names(known)]

@@ -78,6 +78,10 @@ def validated(
         FltrainError: with all faults, each with its file, line and path of keys.
     """
     data = construct(tree)
+    if data is None:
+        required = [name for name, field in kind.model_fields.items() if field.is_required()]
+        needed = ", ".join(required) or f"some of {', '.join(kind.model_fields)}"
+        raise FltrainError(f"{tree.start_mark.name}: the file is empty; it needs {needed}")
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if key not in ignored}
     return kind.parse(data, tree.start_mark.name, partial(place_of, tree), context)

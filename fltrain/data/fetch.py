@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +33,7 @@ OFFLINE = "FLTRAIN_DATA"
 MIRROR = "FLTRAIN_MIRROR"
 
 ATTEMPTS = 4
-"""Rounds in which every address is tried once."""
+"""Rounds in which every address is tried once, unless the name of its server is unknown."""
 PAUSE = 1.0
 """Seconds between the first two rounds; doubled after each round."""
 TIMEOUT = (10.0, 60.0)
@@ -50,7 +52,7 @@ def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False)
     """
     folder = downloads / name
     for file in entry.files:
-        fetch(file, folder, name, quiet)
+        fetch(file, folder, name, quiet, entry.files)
     if entry.own_copy is not None:
         return entry.own_copy
     if entry.files or not entry.reader.needs_files:
@@ -78,7 +80,9 @@ def whereabouts(name: str, entry: DatasetEntry, downloads: Path) -> str:
     return f"download from {urlsplit(urls[0]).netloc}" if urls else "by hand"
 
 
-def fetch(file: RemoteFile, folder: Path, dataset: str, quiet: bool = False) -> None:
+def fetch(
+    file: RemoteFile, folder: Path, dataset: str, quiet: bool = False, files: Sequence[RemoteFile] = ()
+) -> None:
     """Put a file with the right checksum into a folder; download it if it is not on this machine.
 
     Args:
@@ -86,6 +90,7 @@ def fetch(file: RemoteFile, folder: Path, dataset: str, quiet: bool = False) -> 
         folder: created if necessary.
         dataset: sub-folder of the offline folder to search first.
         quiet: show no progress bar.
+        files: all files of the dataset, for the message.
 
     Raises:
         FltrainError: if the local copy has another checksum, no address delivers the file, or it cannot be
@@ -102,7 +107,7 @@ def fetch(file: RemoteFile, folder: Path, dataset: str, quiet: bool = False) -> 
                     path.unlink(missing_ok=True)  # an old link may dangle
                     path.symlink_to(brought.resolve())
                 else:
-                    _download(file, folder, quiet)
+                    _download(file, folder, quiet, _by_hand(dataset, files or (file,), folder))
         except OSError as error:
             raise FltrainError(
                 f"{file.name}: cannot be written to {folder} ({error.strerror or error}); "
@@ -137,33 +142,44 @@ def _offline(*places: str) -> Path | None:
     return next((root / place for place in places if (root / place).exists()), None)
 
 
-def _download(file: RemoteFile, folder: Path, quiet: bool) -> None:
+def _by_hand(dataset: str, files: Sequence[RemoteFile], folder: Path) -> str:
+    """Return instructions for files that cannot be downloaded; name those that the offline folder lacks."""
+    if not (offline := os.environ.get(OFFLINE)):
+        return f"get it by hand and name its folder in {OFFLINE}"
+    lacking = (one for one in files if not (folder / one.name).exists())
+    names = [one.name for one in lacking if not _offline(*_places(dataset, one))]
+    return f"put it into {OFFLINE}={offline}, where neither the folder nor {dataset}/ has {', '.join(names)}"
+
+
+def _download(file: RemoteFile, folder: Path, quiet: bool, by_hand: str) -> None:
     """Try every address in turn, for several rounds, until one delivers the file."""
     mirror = os.environ.get(MIRROR)
-    urls = [f"{mirror.rstrip('/')}/{quote(file.name)}", *file.urls] if mirror else file.urls
+    urls = [*([f"{mirror.rstrip('/')}/{quote(file.name)}"] if mirror else []), *file.urls]
     reasons: dict[str, str] = {}
-    for attempt in range(ATTEMPTS if urls else 0):
-        if attempt:
+    for attempt in range(ATTEMPTS):
+        if attempt and urls:
             time.sleep(PAUSE * 2 ** (attempt - 1))
-        for url in urls:
+        for url in [*urls]:
             try:
                 return _retrieve(file, url, folder, quiet)
             except (OSError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # from the disk: network errors come wrapped, without a number
-                reasons[url] = _without_password(f"{url}: {_root_cause(error)}")
+                cause = _root_cause(error)
+                if isinstance(cause, socket.gaierror):  # offline, or a misspelt address
+                    urls.remove(url)
+                reasons[url] = _without_password(f"{url}: {str(cause) or type(cause).__name__}")
                 LOG.info("%s: attempt %d: %s", file.name, attempt + 1, reasons[url])
     tried = "; ".join(reasons.values()) or "it has no public address"
     raise FltrainError(
-        f"{file.name}: cannot be downloaded ({tried}); try again later, or get it by hand and name its "
-        f"folder in {OFFLINE} (expected: {file.identity})"
+        f"{file.name}: cannot be downloaded ({tried}); try again later, or {by_hand} "
+        f"(expected: {file.identity})"
     )
 
 
 def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
     """Download from one address, with a progress bar."""
     size = "" if file.bytes is None else f" {decimal(file.bytes)}"
-    LOG.info("%s: downloading%s from %s", file.name, size, _without_password(url))
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     http = pooch.HTTPDownloader(
@@ -181,6 +197,8 @@ def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
             task = bar.add_task(file.name, total=file.bytes)
 
             def write(chunk: bytes) -> None:
+                if not out.tell():
+                    LOG.info("%s: downloading%s from %s", file.name, size, _without_password(url))
                 out.write(chunk)
                 bar.advance(task, len(chunk))
 
@@ -197,11 +215,11 @@ def _keep_compressed(response: Any, **_: Any) -> None:
     response.raw.headers.pop("Content-Encoding", None)
 
 
-def _root_cause(error: BaseException) -> str:
-    """Return the message of the innermost cause."""
+def _root_cause(error: BaseException) -> BaseException:
+    """Return the innermost cause."""
     while error.__context__ is not None:
         error = error.__context__
-    return str(error) or type(error).__name__
+    return error
 
 
 def _without_password(text: str) -> str:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from fltrain.core.errors import FltrainError, MethodError, Stopped
+from fltrain.core.errors import FltrainError, MethodError, Stopped, noting
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_or_prepare, load_partition, partition
@@ -141,6 +141,7 @@ def train_all(
     stopping = stopping or Stopping()
     # In the same order in all processes, so that two of them cannot wait for each other's runs.
     specs = sorted(specs, key=lambda spec: spec.seed)
+    results.create()
     logs = [results.record(spec.run_id).folder / "train.log" for spec in specs]
     tf32 = specs[0].precision == "tf32"
     with (
@@ -211,8 +212,8 @@ def _trained(
                 (record.folder / "train.log").write_text("")
             forget_peaks(process.execution.device)
             yield from _train(spec, results, process)
-    except MethodError:
-        LOG.exception("%s failed", spec.run_id)
+    except MethodError as error:
+        LOG.error("%s failed", spec.run_id, exc_info=error.__cause__)
         raise
     except Stopped as stopped:
         option, saved = " with --again" * record.complete, results.saved_rounds(spec.run_id)
@@ -283,15 +284,16 @@ def _rounds(
     """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
     spec, until = simulation.spec, simulation.spec.evaluation.until
     try:
-        for number in range(simulation.finished, spec.rounds):
-            finished = yield from simulation.steps(number)
-            rows += finished
-            report(simulation.finished, rows)
-            tests = [row["accuracy"] for row in finished if row.get("split") == spec.test_split]
-            if until is not None and max(tests, default=0) >= until:
-                return None
-            if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
-                checkpoints.save(simulation, account())
+        with _described(spec, log):
+            for number in range(simulation.finished, spec.rounds):
+                finished = yield from simulation.steps(number)
+                rows += finished
+                report(simulation.finished, rows)
+                tests = [row["accuracy"] for row in finished if row.get("split") == spec.test_split]
+                if until is not None and max(tests, default=0) >= until:
+                    return None
+                if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
+                    checkpoints.save(simulation, account())
     except Diverged as reason:
         diverged = {"round": simulation.finished + 1, "what": str(reason)}
         LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, diverged["round"], reason)
@@ -300,10 +302,6 @@ def _rounds(
         if simulation.finished:
             checkpoints.save(simulation, account())
         raise type(stopped)(f"{stopped} after round {simulation.finished} of {spec.rounds}") from None
-    except FltrainError:
-        raise
-    except Exception as error:
-        raise _failure(spec, error, log) from error
     return None
 
 
@@ -320,17 +318,19 @@ def _prepare(
         )
     extra = {dataset.name: ensure_data(dataset, results, quiet) for dataset in spec.evaluation.extra}
     divided = ensure_partition(spec, data, results)
-    simulation = Simulation(
-        spec,
-        data,
-        divided,
-        execution.device,
-        executor_for(execution.executor, execution.recordings, execution.lanes),
-        extra,
-        ClientStore(results.run(spec.run_id), execution.client_memory * 2**30),
-        process.stopping.poll,
-        Workers(execution.workers),
-    )
+    folder = results.run(spec.run_id)
+    with _described(spec, folder / "train.log"), noting("before round 1"):
+        simulation = Simulation(
+            spec,
+            data,
+            divided,
+            execution.device,
+            executor_for(execution.executor, execution.recordings, execution.lanes),
+            extra,
+            ClientStore(folder, execution.client_memory * 2**30),
+            process.stopping.poll,
+            Workers(execution.workers),
+        )
     digests = {"data": data.digest, "partition": divided.digest}
     others = {name: more.digest for name, more in extra.items()}
     identity = {"settings or revisions": spec.canonical, "data or partition": [digests, others]}
@@ -364,12 +364,23 @@ def _lease(path: Path, run_id: str, stopping: Stopping) -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def _described(spec: RunSpec, log: Path) -> Iterator[None]:
+    """Turn an exception in the enclosed code of a method into one line, see ``_failure``."""
+    try:
+        yield
+    except (FltrainError, Diverged):
+        raise
+    except Exception as error:
+        raise _failure(spec, error, log) from error
+
+
 _NO_VARIANCE = "Expected more than 1 value per channel when training"
 """PyTorch's message for a batch in which every channel has a single value."""
 
 
 def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
-    """Describe an exception of a round: out of memory, BatchNorm without variance, or a fault of a method."""
+    """Describe an exception of a run: out of memory, BatchNorm without variance, or a fault of a method."""
     where = ", ".join(reversed(getattr(error, "__notes__", [])))
     message = " ".join(f"{type(error).__name__}: {error}".split())
     if memory.out_of_memory(error):
@@ -427,13 +438,17 @@ def _progress(spec: RunSpec, bar: bool) -> Iterator[Callable[[int, list[Row]], N
 
 @contextmanager
 def _logging_to(paths: Sequence[Path], quiet: bool) -> Iterator[None]:
-    """Write our messages to files, and to the terminal unless ``quiet``; leave other logging as it is."""
+    """Write our messages to files, and to the terminal unless ``quiet``; leave other logging as it is.
+
+    Tracebacks go to the files only.
+    """
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
     # Append: the shell and another process that trains the run may write to the same file.
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8") for path in paths]
     if not quiet:
         handlers.append(logging.StreamHandler())
+        handlers[-1].addFilter(lambda message: not message.exc_info)
     level, raising = LOG.level, logging.raiseExceptions
     LOG.setLevel(logging.INFO)
     logging.raiseExceptions = False  # no tracebacks when the disk is full

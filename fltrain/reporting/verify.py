@@ -19,7 +19,7 @@ from fltrain.core.files import read_arrays
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
 from fltrain.experiments.items import Entry, PlannedItem
-from fltrain.experiments.plan import plan
+from fltrain.experiments.plan import Plan, plan
 from fltrain.reporting.tables import write as tables
 from fltrain.runs.archive import moved_records
 from fltrain.runs.integrity import check_record
@@ -44,7 +44,7 @@ class Verification:
     Attributes:
         results: the folder.
         config: folder with ``papers/``, ``scales/`` and ``reported/``.
-        scale: the scale whose tables are checked; None for all scales that have tables.
+        chosen: the scale whose tables are checked; None for all scales that have tables.
         problems: number of problems so far.
     """
 
@@ -53,7 +53,7 @@ class Verification:
             raise FltrainError(f"{results.root}: no such folder")
         self.results = results
         self.config = config
-        self.scale = scale
+        self.chosen = None if scale is None else plan(config, scale)
         self.problems = 0
         self._counts = dict.fromkeys(("record", "partition", "dataset", "table"), 0)
         self._data: dict[str, dict[str, Any]] = {}
@@ -167,23 +167,24 @@ class Verification:
 
     # ------------------------------------------------------------------------------ tables
     def _tables(self) -> Iterator[Problem]:
-        root = self.results.root
-        made = [
-            path.stem
-            for path in sorted(self.config.glob("scales/*.yaml"))
-            if any((root / path.stem).glob("*/*.csv"))
-        ]
-        for scale in made if self.scale is None else [self.scale]:
-            try:
-                planned = plan(self.config, scale)
-            except FltrainError as error:
-                yield Problem(str(error))
-                continue
-            stale = stale_runs(planned.runs, self.results)
-            for item in planned.items:
-                path = root / scale / item.paper.paper / f"{item.name}.csv"
-                if item.item.table and path.exists():
-                    yield from self._each("table", [path], partial(self._check_table, item, stale))
+        if self.chosen:
+            yield from self._tables_of(self.chosen)
+            return
+        for path in sorted(self.config.glob("scales/*.yaml")):
+            if any((self.results.root / path.stem).glob("*/*.csv")):
+                try:
+                    planned = plan(self.config, path.stem)
+                except FltrainError as error:
+                    yield Problem(str(error))
+                else:
+                    yield from self._tables_of(planned)
+
+    def _tables_of(self, planned: Plan) -> Iterator[Problem]:
+        stale = stale_runs(planned.runs, self.results)
+        for item in planned.items:
+            path = self.results.root / planned.scale.scale / item.paper.paper / f"{item.name}.csv"
+            if item.item.table and path.exists():
+                yield from self._each("table", [path], partial(self._check_table, item, stale))
 
     def _check_table(self, item: PlannedItem, stale: Mapping[str, Stale], path: Path) -> Iterator[Problem]:
         """Make the table again from the runs in its CSV file, which may be a part of the plan."""

@@ -115,7 +115,7 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
         FltrainError: if the archive is invalid; if records differ and ``replace`` is False; if a run is being
             trained; or if a file cannot be written.
     """
-    results.runs.mkdir(parents=True, exist_ok=True)
+    results.create()
     try:
         with _import_lock(results):
             _recover(results)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -97,6 +98,22 @@ class Results:
     def runs(self) -> Path:
         """Folder of all records."""
         return self.root / "runs"
+
+    def create(self) -> None:
+        """Create the folder of all records.
+
+        Raises:
+            FltrainError: if it cannot be created or written.
+        """
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            fault = "" if os.access(self.runs, os.W_OK | os.X_OK) else "no permission to write"
+        except OSError as error:
+            fault = error.strerror or str(error)
+        if fault:
+            raise FltrainError(
+                f"results folder {self.root} cannot be written ({fault}); choose another with --results"
+            )
 
     def run(self, run_id: str) -> Path:
         """Folder of a run's record."""

@@ -55,6 +55,14 @@ else:
     AnyPlugin = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "is no plug-in; write it under 'method'"))
 
 
+def _share(value: Any) -> Any:
+    if isinstance(value, int | float) and value > 1:
+        raise ValueError(
+            f"the share of the clients in a round is at most 1, got {value}; for 4 of 100 clients write 0.04"
+        )
+    return value
+
+
 class Participation(Settings):
     """Share of the clients that trains in a round, drawn uniformly without replacement.
 
@@ -62,7 +70,7 @@ class Participation(Settings):
         fraction: clients per round as a share of all, rounded; at least one client.
     """
 
-    fraction: float = Field(default=0.1, gt=0, le=1)
+    fraction: Annotated[float, BeforeValidator(_share)] = Field(default=0.1, gt=0, le=1)
 
     def per_round(self, clients: int) -> int:
         """Number of clients per round, at least one."""

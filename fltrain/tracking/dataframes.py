@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from fltrain.core.errors import FltrainError
 from fltrain.runs.record import Results
 from fltrain.runs.where import parse_where
 from fltrain.tracking.run_view import FIELDS, RunView, choose_runs, memberships_of, recorded_runs
@@ -80,4 +81,10 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     scales = [scale for one in conditions if one.key == "scale" and not one.excluded for scale in one.values]
     folder = Results(Path(results))
     memberships = memberships_of(folder, Path(config), scales or None)
-    return choose_runs(recorded_runs(folder, memberships), conditions)
+    try:
+        return choose_runs(recorded_runs(folder, memberships), conditions)
+    except FltrainError:
+        if scales:  # a message about the scales has to list the others, too
+            every = {**memberships_of(folder, Path(config)), **memberships}
+            choose_runs(recorded_runs(folder, every), conditions)
+        raise

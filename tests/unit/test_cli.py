@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 
 from fltrain import __version__
 from fltrain.cli import app, main
+from fltrain.core.files import write_json
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import OFFLINE
 from fltrain.data.prepared import load_prepared
 from fltrain.experiments import calibrate as calibration
+from fltrain.experiments.costs import calibration_file
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
@@ -122,6 +124,8 @@ UNREACHABLE = {**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}
     ("text", "words"),
     [
         (spec(roundz=3), ["'roundz'", "'rounds'"]),
+        ("# nothing\n", ["spec.yaml: the file is empty; it needs dataset, partition, model, method"]),
+        (spec().replace("rounds: 3", "rounds: 1e3"), ["rounds: ", "got 1000.0; write 1000"]),
         (spec(plugins=[FIXED]), ["plugins.flfa.layers", "'nope'", "classifier"]),
         (spec(partition=UNREACHABLE), ["min_size", "140", "alpha"]),
         ("a: [b", ["spec.yaml", "YAML"]),
@@ -145,13 +149,21 @@ def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
         ("binary", ["binary"]),
         ("good.yaml --device tpu", ["--device", "'tpu'", "cuda"]),
         ("good.yaml --device cuda:99", ["--device", "'cuda:99'"]),
+        (
+            "good.yaml --results bad.yaml",
+            ["results folder bad.yaml cannot be written (Not a directory)"],
+        ),
+        (
+            "good.yaml --results /proc/x",
+            ["/proc/x cannot be written (No such file", "with --results"],
+        ),
     ],
 )
 def test_wrong_arguments_train_nothing(tmp_path: Path, fail: Fail, arguments: str, words: list[str]) -> None:
     (tmp_path / "good.yaml").write_text(spec())
     (tmp_path / "bad.yaml").write_text(spec(roundz=1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    message = fail("train", *arguments.split(), "--results", "out")
+    message = fail("train", "--results", "out", *arguments.split())
     assert [word for word in words if word not in message] == [], message
     assert not (tmp_path / "out").exists()
 
@@ -171,10 +183,12 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
         (tmp_path / f"{seed}.yaml").write_text(yaml.safe_dump({**MINUTE, "seed": seed}))
     run, other = (RunSpec.parse({**MINUTE, "seed": seed}, "test").run_id for seed in (0, 1))
     folder = Results(tmp_path / "out").run(run)
-    both = invoke("train", "0.yaml", "1.yaml", "--results", "both", "--device", "cpu", "--quiet").stdout
+    twice = ("train", "0.yaml", "1.yaml", "0.yaml", "--results", "both", "--device", "cpu", "--quiet")
+    both = invoke(*twice).stdout
     assert both.count(": completed, see") == len(both.splitlines()) == 2
     log = (Results(tmp_path / "both").run(run) / "train.log").read_text()
     assert run in log and other not in log, "each run has a separate log"
+    assert "another process" not in log, "a run that is named twice is trained once"
     train = ("train", "0.yaml", "--results", "out", "--device", "cpu")
 
     first = invoke(*train)
@@ -267,6 +281,8 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
 
     assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""]
     assert not (tmp_path / "results").exists(), "the command writes no files"
+    write_json(calibration_file(Results(tmp_path / "results")), {"device": "another plan's", "start": 1.0})
+    assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""], "of other runs"
     rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert {row["cell"]: row["run"] for row in rows} == runs
 

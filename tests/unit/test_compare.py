@@ -213,6 +213,8 @@ def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     with pytest.raises(FltrainError, match="are unknown: after an import, name the scale"):
         chosen(tmp_path, "items=fair/accuracy")
+    with pytest.raises(FltrainError, match=r"no run is left with scale=published \(there are: demo, none\)"):
+        chosen(tmp_path, "scale=published")
 
 
 def run_compare(root: Path, *arguments: str) -> Result:

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
-from fltrain.data.datasets import Dataset
+from fltrain.data.datasets import Dataset, registry
 from fltrain.data.prepared import prepare
 from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import Point, spelled_out
@@ -86,8 +86,9 @@ def test_the_example_of_a_dataset_works(
 ) -> None:
     """The guide's files are read as its short and full entries describe, and can be used for training."""
     monkeypatch.chdir(tmp_path)
+    official = registry()["mnist"]
     exec(examples("add-a-dataset", "python")[0], {})
-    short, folders, medical, run, axis, full, remote, _ = map(
+    short, folders, medical, run, axis, full, remote, own, _ = map(
         yaml.safe_load, examples("add-a-dataset", "yaml")
     )
     digits = load_digits()
@@ -100,7 +101,9 @@ def test_the_example_of_a_dataset_works(
     written = spelled_out("dataset", axis["axes"]["dataset"]).values()
     points = [Point.parse(point, "point") for point in written]
     assert [RunSpec.parse({**run, **point.set}, "run").dataset.side for point in points] == [8, 16]
-    register({**folders, **medical, **remote})
+    register({**folders, **medical, **remote, **own})
+    for fact in ("classes", "channels", "side", "train_images", "test_images", "mean", "std", "revision"):
+        assert getattr(Dataset(name="mnist").entry, fact) == getattr(official, fact), fact
     assert Dataset(name="photos").side == 32 and Dataset(name="dermamnist").entry.classes == 7
 
 

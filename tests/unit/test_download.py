@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import random
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -208,6 +209,27 @@ def test_errors_are_retried(server: Server, tmp_path: Path, status: int) -> None
     assert fetch(wanted(server.url()), tmp_path).read_bytes() == BODY
 
 
+def test_a_failed_name_lookup_is_not_retried(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    lookup, names = socket.getaddrinfo, ["one.invalid", "two.invalid"]
+
+    def offline(name: Any, *rest: Any, **options: Any) -> Any:
+        if name in names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return lookup(name, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", offline)
+    urls = [f"http://{name}/f.bin" for name in names]
+    message = refusal(lambda: fetch(wanted(*urls), tmp_path))
+    lines = [f"{url}: [Errno -2] Name or service not known" for url in urls]
+    assert f"({'; '.join(lines)})" in message
+    assert caplog.messages == [f"f.bin: attempt 1: {line}" for line in lines]
+    server.errors = 1
+    assert fetch(wanted(*urls, server.url()), tmp_path).read_bytes() == BODY
+
+
 @pytest.mark.parametrize("on_the_mirror", [BODY, None, OTHER])
 def test_the_mirror_is_tried_first(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_the_mirror: bytes | None
@@ -249,6 +271,17 @@ def test_the_offline_folder_is_searched_before_downloading(
     assert server.asked == []
     path = fetch(wanted(server.url()), tmp_path / "cache")
     assert not path.is_symlink() and path.read_bytes() == BODY
+
+
+def test_a_message_names_the_files_that_the_offline_folder_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLTRAIN_DATA", str(tmp_path))
+    (tmp_path / "some.npz").touch()
+    (tmp_path / "c.bin").touch()
+    files = [RemoteFile(name=f"{name}.bin", urls=(), checksum=sha(BODY)) for name in "abc"]
+    message = refusal(lambda: fetching.fetch(files[0], tmp_path / "cache", "some", files=files))
+    assert f"FLTRAIN_DATA={tmp_path}, where neither the folder nor some/ has a.bin, b.bin (exp" in message
 
 
 @pytest.mark.parametrize("where", ["cache", "offline"])

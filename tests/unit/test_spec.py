@@ -53,6 +53,10 @@ def refusal(**changes: Any) -> str:
         ({"plugins": ["flfaa"]}, "plugins.0: unknown plug-in 'flfaa'; did you mean 'flfa'? (known: "),
         ({"method": "flfa"}, "method: 'flfa' is a plug-in; write it under 'plugins'"),
         ({"plugins": ["fedprox"]}, "plugins.0: 'fedprox' is no plug-in; write it under 'method'"),
+        (
+            {"participation": 4},
+            "participation.fraction: the share of the clients in a round is at most 1, got 4",
+        ),
         ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
         ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
         ({"plugins": ["flfa", "flfa"]}, "'flfa' is named twice"),
@@ -64,6 +68,12 @@ def refusal(**changes: Any) -> str:
 )
 def test_mistakes_are_refused_with_a_remedy(changes: dict[str, Any], message: str) -> None:
     assert refusal(**changes).startswith(message)
+
+
+def test_a_missing_component_is_refused_with_the_known_ones() -> None:
+    lacking = {key: value for key, value in TINY.items() if key != "method"}
+    with pytest.raises(FltrainError, match=r"mine: method: field required \(known: .*fedavg, .*fedprox"):
+        RunSpec.parse(lacking, "mine")
 
 
 def test_misspelt_hooks_are_refused() -> None:

@@ -44,7 +44,9 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
             main()
         except SystemExit as ended:
             code = ended.code
-        return int(str(code or 0)), (capfd.readouterr().err.splitlines() or [""])[-1]
+        shown = capfd.readouterr().err
+        assert "Traceback" not in shown, "tracebacks are for the log"
+        return int(str(code or 0)), (shown.splitlines() or [""])[-1]
 
     return run
 
@@ -78,7 +80,7 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
         rf"\d+ images of 1 x 8 x 8 in batches of 32\); {log} has the traceback",
         output,
     )
-    assert "Traceback" in log.read_text() and "in hook" in log.read_text()
+    assert log.read_text().count("Traceback") == 1 and "in hook" in log.read_text()
     record = Results(Path("results")).record(SPEC.run_id)
     assert not record.complete
 
@@ -91,16 +93,23 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
         assert (resumed / name).read_bytes() == (record.folder / name).read_bytes()
 
 
-def test_a_fault_on_the_server_names_the_clients(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("hook", "place"),
+    [
+        ("server_init", "before round 1"),
+        ("server_step", r"in round 1, aggregating the uploads of clients \[\d+, \d+\]"),
+    ],
+)
+def test_a_fault_on_the_server_names_its_place(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, hook: str, place: str
+) -> None:
     def broken(*_: Any) -> Any:
         raise IndexError("out of range")
 
-    monkeypatch.setattr(Scaffold, "server_step", broken)
+    monkeypatch.setattr(Scaffold, hook, broken)
     code, output = invoke(SPEC)
     assert code == 1
-    assert re.search(
-        r"IndexError: out of range \(in round 1, aggregating the uploads of clients \[\d+, \d+\]\)", output
-    )
+    assert re.search(rf"IndexError: out of range \({place}\); .*train.log has the traceback", output)
 
 
 def test_missing_memory_names_the_options(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
