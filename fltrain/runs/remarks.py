@@ -9,7 +9,6 @@ from typing import Any
 from fltrain.runs.record import Record
 from fltrain.runs.sources import differing, named, source_digests
 
-
 EQUAL = "Equal settings give equal numbers up to rounding, which training magnifies."
 """Meaning of different code: run IDs contain the revisions of all components, see ``docs/run-ids.md``."""
 
@@ -48,7 +47,7 @@ def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
 
 
 def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
-    """Return the meaning of different code between runs, and the modules that differ; empty if none differs."""
+    """Return the meaning of different code between runs, and the modules; empty if none differs."""
     digests: dict[str, set[str]] = {}
     for one in provenances:
         # Records of older versions have no digests of sources.

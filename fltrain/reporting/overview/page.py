@@ -283,6 +283,6 @@ def _picture(folder: Path, address: str) -> str:
 
 def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
+    for one in counts:
+        total.update(one)
     return dict(total)
