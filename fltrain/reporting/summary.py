@@ -1,4 +1,4 @@
-"""A paper at a scale in one file: verdicts beside the expected numbers, aggregates over cells, claims."""
+"""A paper at a scale in one file: verdicts next to expected numbers, aggregates over cells, claims."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ def test_totals_and_pooled_gains_are_those_of_papers(kind: str, toy: Toy) -> Non
     )
     assert (gain in text) == (kind == "paper")
     assert ("published values" in cards(page)) == ("claims" in cards(page)) == (kind != "control")
-    assert ("leave out the controls (paper)" in text) == (kind == "control")
+    assert ("leave out the controls, as their" in text) == (kind == "control")
     assert "21.44" not in text and "3 reproduced" in text
 
 

@@ -197,7 +197,7 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
         claims=[(paper, claim) for paper in papers for claim in paper.claims],
         progress=RunCounts.of(records, records),
         counts=_counts(paper.counts for paper in counted),
-        controls=[paper.listed.name for paper in papers if paper not in counted],
+        controls=len(counted) < len(papers),
         compared=any(item.counts["verdicts"] for item in items),
         meanings={**VERDICTS, **GAIN_VERDICTS},
         verdict_file=VERDICT_FILE,
