@@ -210,10 +210,17 @@ SUMMARY: dict[str, Any] = {
             "expected": {"reproduced": 2.5, "inconclusive": 1.5},
             "gains": {"direction reproduced": 2},
             "expected_gains": {"size reproduced": 2.0},
+            "differences": {"equivalent": 5, "inconclusive": 6},
+            "exploratory": {"cells": 7},
             "rank_correlation": {"spearman": 0.75, "kendall": 0.5, "n": 1},
         }
     ],
-    "aggregates": {"gain": {"estimate": 1.25, "low": 0.5, "high": 2.0, "cells": 4}},
+    "aggregates": {
+        "gain": {"estimate": 1.25, "low": 0.5, "high": 2.0, "cells": 4},
+        "improvement": {"estimate": 0.75, "low": 0.5, "high": 1.0, "cells": 4},
+        "difference": {"estimate": -21.44, "low": -22.0, "high": -21.0, "cells": 4},
+    },
+    "pooled": {"measure": "accuracy", "items": ["table1", "table2"]},
     "forest": [forest([Bar("FLFA <b>", 1.0, 0.5, 1.5, (-1.0, 1.0))], "difference"), ""],
     "claims": [
         claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import yaml
 from pydantic import (
@@ -295,6 +295,8 @@ class Paper(Settings):
         paper: its short name, which is also the name of the file.
         title: its title.
         citation: authors, venue and year.
+        kind: ``paper``; ``comparison`` for runs that no single paper describes; ``control`` if the published
+            values are our own. Totals leave out controls.
         assumptions: entries of ``config/register.yaml`` that concern all items.
         settings: settings of a run that all items share.
         exceptions: patches for the cells of all items whose settings match, before those of an item.
@@ -307,6 +309,7 @@ class Paper(Settings):
     paper: FileName
     title: str
     citation: str
+    kind: Literal["paper", "comparison", "control"] = "paper"
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     settings: Patch = {}
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()

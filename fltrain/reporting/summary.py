@@ -1,4 +1,4 @@
-"""A paper at a scale in one file: verdicts beside those by chance, aggregates over cells, claims."""
+"""A paper at a scale in one file: verdicts next to expected numbers, aggregates over cells, claims."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def summarise(
             "claims": count_verdicts((one.finding.verdict for one in judged), CLAIM_VERDICTS),
         },
         "aggregates": {name: asdict(one) for name, one in aggregates(every).items()},
+        "pooled": pooled_gains(every),
         "forest": paper_forest(every),
     }
 
@@ -77,9 +78,15 @@ def _counts(cells: Sequence[TableCell]) -> dict[str, dict[str, Any]]:
     return {
         "verdicts": count_verdicts(cell.verdict for cell in cells if cell.verdict),
         "expected": expected_counts(cells, EXPECTED),
-        "gains": count_verdicts((cell.gain_verdict for cell in cells if cell.gain_verdict), GAIN_VERDICTS),
+        "gains": _gain_verdicts(cell for cell in cells if cell.published_gain is not None),
         "expected_gains": expected_counts(cells, EXPECTED_GAINS),
+        "differences": _gain_verdicts(cell for cell in cells if cell.published_gain is None),
+        "exploratory": {"cells": number} if (number := sum(cell.exploratory for cell in cells)) else {},
     }
+
+
+def _gain_verdicts(cells: Iterable[TableCell]) -> dict[str, int]:
+    return count_verdicts((cell.gain_verdict for cell in cells if cell.gain_verdict), GAIN_VERDICTS)
 
 
 # ---------------------------------------------------------------- aggregates over cells
@@ -90,14 +97,9 @@ def aggregates(cells: Iterable[TableCell]) -> dict[str, CellAggregate]:
     ``gain``: the same of the gains, in points; ``improvement``: probability that a run with the plug-in is
     better than one without, over all pairs of seeds. Averages over rows and cells with one seed do not count.
     """
-    distinct: dict[tuple[str, ...], TableCell] = {}
-    for cell in cells:
-        if cell.row != AVERAGE and cell.over_seeds == "mean":
-            distinct.setdefault((cell.measure, *sorted(cell.runs)), cell)
-    compared = [cell for cell in distinct.values() if cell.p is not None and len(cell.values) > 1]
-    gained = [cell for cell in distinct.values() if len(cell.gains) > 1 and _finite(cell)]
-    first = Counter(cell.measure for cell in gained).most_common(1)
-    gained = [cell for cell in gained if first and cell.measure == first[0][0]]
+    distinct = _distinct(cells)
+    compared = [cell for cell in distinct if cell.p is not None and len(cell.values) > 1]
+    gained = _gained(distinct)
     found = {
         "difference": aggregate(
             [(cell.values,) for cell in compared],
@@ -114,6 +116,28 @@ def aggregates(cells: Iterable[TableCell]) -> dict[str, CellAggregate]:
         ),
     }
     return {name: one for name, one in found.items() if one}
+
+
+def pooled_gains(cells: Iterable[TableCell]) -> dict[str, Any]:
+    """Return the label of the measure and the items of the gains that ``aggregates`` pools; or {}."""
+    gained = _gained(_distinct(cells))
+    items = list(dict.fromkeys(cell.item for cell in gained))
+    return {"measure": gained[0].label.removesuffix(", %"), "items": items} if gained else {}
+
+
+def _distinct(cells: Iterable[TableCell]) -> list[TableCell]:
+    distinct: dict[tuple[str, ...], TableCell] = {}
+    for cell in cells:
+        if cell.row != AVERAGE and cell.over_seeds == "mean":
+            distinct.setdefault((cell.measure, *sorted(cell.runs)), cell)
+    return list(distinct.values())
+
+
+def _gained(distinct: Sequence[TableCell]) -> list[TableCell]:
+    """Return the cells with gains of the most common measure."""
+    gained = [cell for cell in distinct if len(cell.gains) > 1 and _finite(cell)]
+    first = Counter(cell.measure for cell in gained).most_common(1)
+    return [cell for cell in gained if first and cell.measure == first[0][0]]
 
 
 def _finite(cell: TableCell) -> bool:

@@ -9,6 +9,9 @@ from typing import Any
 from fltrain.runs.record import Record
 from fltrain.runs.sources import differing, named, source_digests
 
+EQUAL = "Equal settings give equal numbers up to rounding, which training magnifies."
+"""Meaning of different code: run IDs contain the revisions of all components, see ``docs/run-ids.md``."""
+
 
 def remarks(records: Iterable[Record]) -> list[str]:
     """Return a line each for damaged records and mixed conditions, as far as there are any.
@@ -18,13 +21,13 @@ def remarks(records: Iterable[Record]) -> list[str]:
     """
     complete = [record for record in {one.run_id: one for one in records}.values() if record.complete]
     usable = [record.provenance for record in complete if not record.damage]
-    return [line for line in (_damaged(complete), mixed(usable)) if line]
+    return [line for line in (_damaged(complete), mixed(usable), mixed_code(usable)) if line]
 
 
 def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
-    """Name the conditions that differ between runs, from their provenance; empty if none differs.
+    """Name the machines, packages and levels of determinism that differ between runs; empty if none differs.
 
-    For example ``These runs mix processors (A: 2, B: 1), code (methods.fedprox).``
+    For example ``These runs mix processors (A: 2, B: 1), which may round differently.``
     """
     conditions: dict[str, list[Any]] = {
         "processors": [one.get("gpu") or one.get("processor") for one in provenances],
@@ -40,21 +43,28 @@ def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
             found.append(
                 f"{what} ({', '.join(f'{value}: {count}' for value, count in counts.most_common())})"
             )
+    return f"These runs mix {', '.join(found)}, which may round differently." if found else ""
+
+
+def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
+    """Return the meaning of different code between runs, and the modules; empty if none differs."""
     digests: dict[str, set[str]] = {}
     for one in provenances:
         # Records of older versions have no digests of sources.
         for module, digest in (one.get("sources") or {"commit": str(one.get("commit"))[:10]}).items():
             digests.setdefault(module, set()).add(digest)
     modules = [module for module, values in sorted(digests.items()) if len(values) > 1]
-    if "commit" in digests and len(digests) > 1:
-        modules.insert(0, "not recorded for all runs")
-    if modules:
-        found.append(f"code ({named(modules)})")
-    return f"These runs mix {', '.join(found)}." if found else ""
+    partly = "commit" in digests and len(digests) > 1
+    if not modules and not partly:
+        return ""
+    parts = [f"No revision changed between the versions of the code that trained these runs. {EQUAL}"]
+    parts += [f"Different: {named(modules)}."] if modules else []
+    parts += ["Some records lack the versions of their modules."] if partly else []
+    return " ".join(parts)
 
 
 def code_changes(records: Iterable[Record]) -> list[str]:
-    """Return a line if the code of usable records differs from today's; it names the modules."""
+    """Return a line if the code of usable records differs from today's: its meaning, then the modules."""
     modules: set[str] = set()
     runs = 0
     for record in {one.run_id: one for one in records}.values():
@@ -64,7 +74,8 @@ def code_changes(records: Iterable[Record]) -> list[str]:
         if sources and spec and (changed := differing(sources, source_digests(spec))):
             modules.update(changed)
             runs += 1
-    return [f"The code of {named(sorted(modules))} changed since {runs} of these runs."] if runs else []
+    since = f"No revision changed since these runs. {EQUAL} Code changed since {runs} of them"
+    return [f"{since}: {named(sorted(modules))}."] if runs else []
 
 
 def _damaged(records: Sequence[Record]) -> str:

@@ -81,9 +81,9 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 
 def named(modules: Sequence[str]) -> str:
-    """List modules, the first four by name."""
-    more = f" and {len(modules) - 4} more modules" if len(modules) > 4 else ""
-    return ", ".join(modules[:4]) + more
+    """List modules, the first two by name."""
+    more = f" and {len(modules) - 2} more" if len(modules) > 2 else ""
+    return ", ".join(modules[:2]) + more
 
 
 @cache

@@ -16,6 +16,7 @@ import pytest
 
 from fltrain.reporting import curves
 from fltrain.reporting.overview import page as overview
+from fltrain.reporting.overview.listing import Listing
 from fltrain.reporting.overview.page import write
 from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables.html import verdict_sentence
@@ -221,7 +222,7 @@ def test_missing_files_are_not_linked(tmp_path: Path) -> None:
 
 MIXED: dict[str, tuple[dict[str, Any], str]] = {
     "another host": ({"host": "elsewhere"}, ""),
-    "another commit": ({"commit": "b" * 40}, "These runs mix code (commit)"),
+    "another commit": ({"commit": "b" * 40}, "No revision changed between the versions of the code"),
     "another torch": ({"packages": {"torch": "2.13.0"}}, "These runs mix PyTorch versions (2.12.1: 29"),
 }
 
@@ -232,7 +233,7 @@ def test_mixed_code_or_machines_are_reported_at_the_top(name: str, tmp_path: Pat
     toy = Toy(tmp_path, provenance={Toy.run("FedProx", "BP", 1): changes}).write()
     for file in ("index.html", "runs.html", "paper/table1.html"):
         text = read(toy, file).text
-        assert ("These runs mix" in text) == bool(remark), file
+        assert ('role="note"' in text) == bool(remark), file
         assert remark in text.partition("<table")[0], "before any number"
 
 
@@ -249,15 +250,65 @@ def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
         ("2", "direction reproduced"),
     ]
     verdicts = [(text, badge) for text, badge in itertools.pairwise(page.of("span")) if text.isdigit()]
-    assert [one for one in verdicts if one in counts][:3] == counts[:3], (
-        "the number expected by chance is shown"
-    )
-    assert "by chance 2.5" in page.of("small") and "by chance 1.5" in page.of("small")
-    gain = r"\+1\.25 points\s+\(90 % interval 0\.50 to 2\.00; interquartile mean over 4 cells\)"
-    assert re.search(gain, page.text)
+    assert [one for one in verdicts if one in counts][:3] == counts[:3], "an expected number is shown"
+    assert "expected 2.5" in page.of("small") and "expected 1.5" in page.of("small")
+    assert "(expected: if every published value were true)" in page.of("small")
     assert "<svg" in page.text and "contradicted†" in page.of("span")
     assert "FLFA <always> helps" in page.of("td")
     assert re.search(r">table1</a>, <a [^>]*>figure1</a></td>", page.text), "a claim about both"
+
+
+def text_of(page: Page) -> str:
+    return re.sub(r"\s+", " ", " ".join(text for _, text in page.texts))
+
+
+def cards(page: Page) -> dict[str, str]:
+    """The text of each box at the top of the overview, by its title."""
+    parts = re.findall(r"<div><dt>(.*?)</dt><dd[^>]*>(.*?)</dd></div>", page.text)
+    return {re.sub(" <small>.*", "", title): re.sub("<[^>]+>", "", text) for title, text in parts}
+
+
+def test_gains_and_differences_among_our_own_runs_are_counted_apart(toy: Toy) -> None:
+    boxes = cards(read(toy, "index.html"))
+    assert boxes["published gains"] == "0 size reproduced expected 2.0 2 direction reproduced"
+    assert boxes["differences among our own runs"] == "5 equivalent 6 inconclusive"
+
+
+def test_only_exploratory_verdicts_are_called_so(toy: Toy) -> None:
+    """Of two judged claims, that on the figure is exploratory."""
+    text = text_of(read(toy, "index.html"))
+    assert "Exploratory are the verdicts on 1 of 2 judged claims and 7 table cells:" in text
+    assert "Exploratory:" not in text, "no word about all results"
+
+
+@pytest.mark.parametrize("kind", ["paper", "comparison", "control"])
+def test_totals_and_pooled_gains_are_those_of_papers(kind: str, toy: Toy) -> None:
+    """The published values of controls are our own; comparisons pool different things."""
+    listing = toy.listing.model_dump(mode="json")
+    listing["papers"][0]["kind"] = kind
+    page = Page(overview.index_page(Listing.parse(listing, "x"), toy.results, toy.folder, "runs.html"))
+    text = text_of(page)
+    gain = (
+        "The gain over the base method, in accuracy, is +1.25 points (90 % interval 0.50 to 2.00): the "
+        "interquartile mean over 4 cells of table1, table2. In these cells, a run beats one of its base "
+        "method with a probability of 0.75 (0.50 to 1.00)."
+    )
+    assert (gain in text) == (kind == "paper")
+    assert ("published values" in cards(page)) == ("claims" in cards(page)) == (kind != "control")
+    assert ("leave out the controls, as their" in text) == (kind == "control")
+    assert "21.44" not in text and "3 reproduced" in text
+
+
+@pytest.mark.parametrize("title", ["on toy data", ""])
+def test_the_title_of_a_scale_stands_over_items_that_share_it(title: str, toy: Toy) -> None:
+    listing = toy.listing.model_dump(mode="json")
+    listing["title"] = title
+    listing["papers"][0]["items"][0]["scale"] = "five seeds"
+    shown = Listing.parse(listing, "x")
+    text = text_of(Page(overview.index_page(shown, toy.results, toy.folder, "runs.html")))
+    runs = text_of(Page(overview.runs_page(shown, toy.results, toy.folder, "index.html")))
+    assert ("on toy data" in text) == ("on toy data" in runs) == bool(title)
+    assert ("different scales" in text) == ("Accuracy & gain five seeds" in text) == (not title)
 
 
 def test_pictures_are_embedded_in_the_overview_unless_they_are_large(

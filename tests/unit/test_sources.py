@@ -17,7 +17,7 @@ from fltrain.cli import app
 from fltrain.core.files import read_json, write_json
 from fltrain.runs import sources
 from fltrain.runs.record import Record, Results, with_digest
-from fltrain.runs.remarks import code_changes, mixed, remarks
+from fltrain.runs.remarks import code_changes, mixed, mixed_code, remarks
 from fltrain.runs.sources import changed_code, components, source_digests
 from fltrain.runs.status import State
 from fltrain.runtime import provenance
@@ -157,8 +157,11 @@ def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch,
             state = State.of(record.run_id, results, None, spec)
             assert (state.name, state.detail) == ("completed", expected)
             assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
-            changed = ["The code of methods.fedprox changed since 1 of these runs."]
-            assert code_changes([record]) == (changed if "fedprox" in expected else [])
+            lines = code_changes([record])
+            assert len(lines) == ("fedprox" in expected)
+            for line in lines:
+                assert line.startswith("No revision changed since these runs. Equal settings give equal")
+                assert line.endswith("Code changed since 1 of them: methods.fedprox.")
             (prox.folder / "provenance.json").write_text(original)
     finally:
         (prox.folder / "provenance.json").write_text(original)
@@ -275,13 +278,27 @@ def test_runs_under_mixed_conditions_have_one_line() -> None:
         "cpu_capability": "instruction sets",
         "threads": "thread counts",
         "determinism": "determinism levels",
-        "sources": "code (engine.clients)",
     }.items():
         line = mixed([FACTS, FACTS, {**FACTS, key: other[key]}])
         assert line.startswith(f"These runs mix {what}") and line.count("\n") == 0
-        if key != "sources":
-            assert f"{FACTS[key]}: 2" in line and f"{other[key]}: 1" in line
+        assert f"{FACTS[key]}: 2" in line and f"{other[key]}: 1" in line
     everything = mixed([FACTS, {**FACTS, **other}])
-    assert all(
-        what in everything for what in ("processors", "thread counts", "determinism", "engine.clients")
-    )
+    assert all(what in everything for what in ("processors", "thread counts", "determinism"))
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        (1, "Different: m0."),
+        (2, "Different: m0, m1."),
+        (5, "Different: m0, m1 and 3 more."),
+        (None, "Some records lack the versions of their modules."),
+    ],
+)
+def test_mixed_code_has_its_meaning_first(modules: int | None, words: str) -> None:
+    """Run IDs contain revisions, so that equal IDs mean equal numbers up to rounding."""
+    one, other = ({f"m{number}": digest for number in range(modules or 1)} for digest in "12")
+    line = mixed_code([{"sources": one}, {"sources": other if modules else None, "commit": "c"}])
+    assert line.startswith("No revision changed between the versions of the code that trained these runs.")
+    assert "equal numbers up to rounding" in line and line.endswith(words)
+    assert mixed_code([{"sources": one}] * 2) == ""

@@ -18,6 +18,7 @@ with job(snakemake.log[0]):  # noqa: F821
     paper = json.loads(snakemake.params.paper)  # noqa: F821
     sheets = [Sheet.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
     claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
+    unrecorded = paper.pop("unrecorded")
     paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)
     files = {Path(path).name: Path(path) for path in snakemake.input.published}  # noqa: F821
     anomalies = Path(snakemake.input.anomalies)  # noqa: F821
@@ -31,7 +32,7 @@ with job(snakemake.log[0]):  # noqa: F821
     def published(sheet: Sheet) -> Published:
         return read(sheet.reported)
 
-    judged = judgement.judge(claims, statements, sheets, runs, published, paper["reduced"])
+    judged = judgement.judge(claims, statements, sheets, runs, published, paper["reduced"], unrecorded)
     outputs = snakemake.output  # noqa: F821
     write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
     write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))

@@ -145,6 +145,7 @@ def judge(
     runs: Runs,
     published: Callable[[Sheet], Published],
     reduced: bool,
+    unrecorded: Collection[str] = (),
 ) -> list[Judged]:
     """Judge every claim of a paper at a scale.
 
@@ -155,6 +156,7 @@ def judge(
         runs: returns the record of a run id, complete or not.
         published: returns the published values behind an item.
         reduced: True for a reduced scale.
+        unrecorded: names of the paper's items at the scale of which no run has a complete record.
 
     Raises:
         FltrainError: if the test of a claim does not fit the item.
@@ -162,7 +164,7 @@ def judge(
     stated = {(statement.where, statement.claim): statement for statement in statements}
     sheets = list(sheets)
     items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
-    judge_of = _Judge(items, runs, published, reduced)
+    judge_of = _Judge(items, runs, published, reduced, unrecorded)
     judged: list[Judged] = []
     for claim in claims:
         key = claim.where, claim.claim
@@ -198,6 +200,7 @@ class _Judge:
     runs: Runs
     published: Callable[[Sheet], Published]
     reduced: bool
+    unrecorded: Collection[str]
 
     def finding(self, test: Test, statement: Statement) -> Finding:
         """Return the finding on a claim or on a part of it."""
@@ -211,6 +214,8 @@ class _Judge:
         if isinstance(test, Value) and self.reduced:
             return Finding("not run", "The number is that of the full scale; this one is reduced.")
         sheet = self.items.get(test.item)
+        if sheet is None and test.item in self.unrecorded:
+            return Finding("not run", f"No run of {test.item} has a complete record yet.")
         if sheet is None:
             return Finding("not run", f"{test.item} is not among the items made here.")
         if absent := _absent(sheet, test):
@@ -283,21 +288,30 @@ def _names_its_labels(test: Quantity, sheet: Sheet, axis: str | None) -> bool:
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     """Return the finding on a whole claim from those on its parts."""
-    if reduced:
-        judged = any(part.verdict == "reduced scale" for part in parts)
-        numbers = " ".join(f"({number}) {part.evidence}" for number, part in enumerate(parts, start=1))
-        return Finding("reduced scale" if judged else "not run", numbers)
     verdicts = {part.verdict for part in parts}
+    if reduced or verdicts == {"not run"}:
+        numbers = _numbered([part.evidence for part in parts])
+        return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers)
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
     least = min(ps, default=None)
     verdict: Verdict = "undecided"
-    if len(verdicts) == 1 and verdicts <= {"supported", "not run"}:
-        (verdict,) = verdicts
+    if verdicts == {"supported"}:
+        verdict = "supported"
     elif contrary and (None in contrary or (least is not None and least < LEVEL)):
         verdict = "contradicted"
-    texts = (f"({number}) {part.verdict}: {part.evidence}" for number, part in enumerate(parts, start=1))
-    return Finding(verdict, " ".join(texts), p_contradicted=None if None in contrary else least)
+    texts = [f"{part.verdict}: {part.evidence}" for part in parts]
+    return Finding(verdict, _numbered(texts), p_contradicted=None if None in contrary else least)
+
+
+def _numbered(texts: Sequence[str]) -> str:
+    """Return each text once, after the numbers of its parts: ``(1, 3) A. (2) B.``."""
+    numbers: dict[str, list[str]] = {}
+    for number, text in enumerate(texts, start=1):
+        numbers.setdefault(text, []).append(str(number))
+    if len(numbers) == 1:
+        return texts[0]
+    return " ".join(f"({', '.join(same)}) {text}" for text, same in numbers.items())
 
 
 # ---------------------------------------------------------------- numbers

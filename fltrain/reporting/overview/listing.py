@@ -22,6 +22,7 @@ class ListedItem(Settings):
     covers: Texts
     assumptions: Texts
     runs: Texts
+    scale: str = ""
 
 
 class ListedPaper(Settings):
@@ -30,6 +31,7 @@ class ListedPaper(Settings):
     name: str
     title: str
     citation: str
+    kind: Literal["paper", "comparison", "control"] = "paper"
     items: Annotated[tuple[ListedItem, ...], Strict(False)]
     untrained: dict[str, str]
 
@@ -37,7 +39,8 @@ class ListedPaper(Settings):
 class Listing(Settings):
     """All that a scale consists of, as plain data that a workflow can hand to a job.
 
-    ``restrictions`` list the requested parts of the scale, if not all of it.
+    ``title`` is empty if items have different scales. ``restrictions`` list the requested parts of the
+    scale, if not all of it.
     """
 
     scale: str
@@ -49,10 +52,11 @@ class Listing(Settings):
     @classmethod
     def of(cls, plan: Plan) -> Listing:
         """List the items of a plan by paper, in the plan's order."""
+        titles = {item.scale_title for item in plan.items}
         papers = {item.paper.paper: item.paper for item in plan.items}
         return cls(
             scale=plan.scale.scale,
-            title=plan.scale.title,
+            title=titles.pop() if len(titles) == 1 else "",
             reduced=plan.scale.reduced,
             restrictions=plan.restrictions,
             papers=tuple(
@@ -60,6 +64,7 @@ class Listing(Settings):
                     name=name,
                     title=paper.title,
                     citation=paper.citation,
+                    kind=paper.kind,
                     untrained=paper.untrained,
                     items=tuple(
                         ListedItem(
@@ -70,6 +75,7 @@ class Listing(Settings):
                             covers=item.item.covers,
                             assumptions=item.assumptions,
                             runs=tuple(item.run_ids),
+                            scale=item.scale_title,
                         )
                         for item in plan.items
                         if item.paper.paper == name

@@ -14,9 +14,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fltrain.core.errors import count
 from fltrain.core.files import read_json, write_text
 from fltrain.experiments.layout import CURVES_FORM
 from fltrain.experiments.progress import duration
+from fltrain.reporting.claims.judge import JUDGED
 from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import Run
@@ -62,9 +64,12 @@ class RunCounts:
 TEMPLATES.filters["duration"] = duration
 
 Counts = dict[str, dict[str, Any]]
-"""Verdicts on published values and gains, and the numbers that chance alone would give; see ``COUNTED``."""
+"""Counts by verdict on published values, published gains, and differences among our own runs.
 
-COUNTED = ("verdicts", "expected", "gains", "expected_gains")
+``expected`` numbers are those if every published value (or gain) were true. ``exploratory`` counts cells.
+"""
+
+COUNTED = ("verdicts", "expected", "gains", "expected_gains", "differences", "exploratory")
 
 
 def _counts(summaries: Iterable[Mapping[str, Any]]) -> Counts:
@@ -80,7 +85,7 @@ class ItemEntry:
     Attributes:
         files: addresses by form.
         picture: of a figure, as an address: where it is, or the picture itself; empty if there is none.
-        counts: of verdicts on published values and gains, and the counts that chance alone would give.
+        counts: numbers of verdicts.
         rank_correlation: of our order with the published one: ``spearman``, ``kendall``, ``n`` groups; or {}.
     """
 
@@ -105,7 +110,10 @@ class ItemEntry:
 
 @dataclass(frozen=True)
 class PaperEntry:
-    """A paper with its items, claims, aggregates over cells and forest plots."""
+    """A paper with its items, claims, aggregates over cells and forest plots.
+
+    ``pooled`` states the measure and the items of the gain among the aggregates.
+    """
 
     listed: ListedPaper
     progress: RunCounts
@@ -113,12 +121,28 @@ class PaperEntry:
     counts: Counts
     claims: list[dict[str, Any]]
     aggregates: dict[str, dict[str, float]]
+    pooled: dict[str, Any]
     forests: list[Markup]
 
     @property
     def claim_verdicts(self) -> dict[str, int]:
         """Number of claims by verdict."""
         return dict(Counter(claim["verdict"] for claim in self.claims))
+
+    @property
+    def pooled_gain(self) -> dict[str, float]:
+        """The gain over all cells, for a paper: comparisons and controls pool different things."""
+        return self.aggregates.get("gain", {}) if self.listed.kind == "paper" else {}
+
+    @property
+    def exploratory(self) -> str:
+        """Exploratory verdicts in words, for example ``6 of 6 judged claims``; empty without any."""
+        claims = sum(bool(claim.get("exploratory")) for claim in self.claims)
+        judged = sum(claim["verdict"] in JUDGED for claim in self.claims)
+        cells = self.counts["exploratory"].get("cells", 0)
+        parts = [f"{claims} of {count(judged, 'judged claim')}"] if claims else []
+        parts += [count(cells, "table cell")] if cells else []
+        return " and ".join(parts)
 
 
 VERDICT_FILE, MACRO_FILE = "verdicts.csv", "values.tex"
@@ -164,6 +188,7 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
     records = _records(listing, results)
     papers = [_paper(paper, records, folder, listing.reduced) for paper in listing.papers]
     items = [item for paper in papers for item in paper.items]
+    counted = [paper for paper in papers if paper.listed.kind != "control"]
     return TEMPLATES.get_template("index.html").render(
         listing=listing,
         papers=papers,
@@ -171,11 +196,12 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
         ranked=any(item.rank_correlation for item in items),
         claims=[(paper, claim) for paper in papers for claim in paper.claims],
         progress=RunCounts.of(records, records),
-        counts=_counts(paper.counts for paper in papers),
-        exploratory=any(claim.get("exploratory") for paper in papers for claim in paper.claims),
+        counts=_counts(paper.counts for paper in counted),
+        controls=len(counted) < len(papers),
+        compared=any(item.counts["verdicts"] for item in items),
         meanings={**VERDICTS, **GAIN_VERDICTS},
         verdict_file=VERDICT_FILE,
-        claim_verdicts=_added(paper.claim_verdicts for paper in papers),
+        claim_verdicts=_added(paper.claim_verdicts for paper in counted),
         remarks=remarks(records.values()),
         runs=runs,
         report=REPORT,
@@ -242,6 +268,7 @@ def _paper(listed: ListedPaper, records: Mapping[str, Record], folder: Path, red
         counts=_counts(item.counts for item in items),
         claims=summary["claims"],
         aggregates=summary.get("aggregates", {}),
+        pooled=summary.get("pooled", {}),
         forests=[Markup(picture) for picture in summary.get("forest", ()) if picture],
     )
 
@@ -256,6 +283,6 @@ def _picture(folder: Path, address: str) -> str:
 
 def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
+    for one in counts:
+        total.update(one)
     return dict(total)

@@ -231,7 +231,7 @@ class Notes:
     Attributes:
         marks: mark of each reason to doubt published values.
         seeds: summary over seeds, and the treatment of diverged runs.
-        comparison: rule, margins, counts by chance, detectable differences; empty at a reduced scale.
+        comparison: rule, margins, expected counts, detectable differences; empty at a reduced scale.
         stale: meaning of stale runs, if there are any.
         absent: number of published values without a cell, if there are any.
         remarks: damaged records and mixed conditions, see ``fltrain.runs.remarks``.
@@ -289,7 +289,7 @@ def _comparison(shown: Sequence[TableCell]) -> str:
     ]
     if not judged:
         return " ".join(dict.fromkeys(compared))
-    parts = [RULE.format(margins=_ranges(judged, "margin") or "none declared"), by_chance(judged)]
+    parts = [RULE.format(margins=_ranges(judged, "margin") or "none declared"), expected_numbers(judged)]
     if detectable := _ranges(judged, "detectable"):
         parts.append(f"Difference that would be found with a probability of 80 %: {detectable}.")
     if any(cell.gain_verdict for cell in judged):
@@ -315,14 +315,14 @@ def _ranges(shown: Iterable[TableCell], column: Literal["margin", "detectable"])
     return "; ".join(f"{label}: {text(values)}" for label, values in by_label.items())
 
 
-def by_chance(cells: Sequence[TableCell]) -> str:
-    """Return a sentence that sets the counts of verdicts beside those that chance alone would give."""
+def expected_numbers(cells: Sequence[TableCell]) -> str:
+    """Return the counts of verdicts, each with the number expected if every published value were true."""
     tested = [cell for cell in cells if cell.expected_reproduced is not None]
     if not tested:
         return ""
     counts = count_verdicts(cell.verdict for cell in tested if cell.verdict)
     parts = [
-        f"{name} {counts.get(name, 0)} (by chance {number:.1f})"
+        f"{name} {counts.get(name, 0)} (expected {number:.1f})"
         for name, number in expected_counts(tested, EXPECTED).items()
     ]
     intro = "Cells with an interval, and the number expected if every published value were true"
