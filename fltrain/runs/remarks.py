@@ -58,7 +58,7 @@ def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
     if not modules and not partly:
         return ""
     parts = [f"No revision changed between the versions of the code that trained these runs. {EQUAL}"]
-    parts += [f"Different: {named(modules)}."] if modules else []
+    parts += [f"Modules that differ: {named(modules)}."] if modules else []
     parts += ["Some records lack the versions of their modules."] if partly else []
     return " ".join(parts)
 

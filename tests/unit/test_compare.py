@@ -124,6 +124,8 @@ def test_runs_that_diverged_are_counted_and_have_no_value(root: Path) -> None:
     assert (len(line.runs), line.diverged, line.value.n, line.difference.n) == (2, 1, 1, 1)
     row = compared.rows()[1]
     assert row["seeds"] == "2 (1 diverged)" and row["difference to fedavg"] == "-10.00"
+    (remark,) = compared.remarks
+    assert remark.startswith("means and differences leave out diverged runs")
     last = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="test_accuracy")
     assert by_name(last)["moon"].value.n == 1
 

@@ -13,7 +13,15 @@ import pytest
 from scipy import stats
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.statistics import Sample, Statistic, holm, number_text, one_sided, pooled_spreads
+from fltrain.core.statistics import (
+    Sample,
+    Statistic,
+    holm,
+    mean_interval,
+    number_text,
+    one_sided,
+    pooled_spreads,
+)
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_anomalies
 from fltrain.reporting.summary import aggregates, rank_correlation
@@ -50,7 +58,12 @@ def test_tests_against_a_value_equal_scipys(point: float) -> None:
 def test_fewer_than_two_finite_seeds_allow_no_test(values: Sequence[float]) -> None:
     summary = Statistic.of(values)
     assert summary is None or summary.interval is None
-    assert one_sided(values) is None
+    assert one_sided(values) is None and mean_interval(values) is None
+
+
+def test_missing_seeds_leave_an_interval_as_it_is() -> None:
+    ours, theirs = mean_interval((*VALUES, math.nan)), stats.ttest_1samp(VALUES, 0)
+    assert ours == pytest.approx(tuple(theirs.confidence_interval(0.9)))
 
 
 def test_holm_by_hand() -> None:

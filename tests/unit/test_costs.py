@@ -180,3 +180,6 @@ def test_estimates_are_checked_against_finished_runs_on_this_device(tmp_path: Pa
     elsewhere = Calibration(device="another", start=36.0)
     assert PlanCosts(planned, elsewhere, estimates, finished).check(results) is None
     assert PlanCosts(planned, here, estimates, frozenset()).check(results) is None
+    for record in records:
+        (record.folder / "summary.json").write_text("{}")
+    assert PlanCosts(planned, here, estimates, finished).check(results) is None, "damaged"

@@ -289,9 +289,9 @@ def test_runs_under_mixed_conditions_have_one_line() -> None:
 @pytest.mark.parametrize(
     ("modules", "words"),
     [
-        (1, "Different: m0."),
-        (2, "Different: m0, m1."),
-        (5, "Different: m0, m1 and 3 more."),
+        (1, "Modules that differ: m0."),
+        (2, "Modules that differ: m0, m1."),
+        (5, "Modules that differ: m0, m1 and 3 more."),
         (None, "Some records lack the versions of their modules."),
     ],
 )

@@ -456,7 +456,7 @@ def write_table(store: Exports, cells: Sequence[dict[str, Any]] = ()) -> None:
     folder = store.results.root / "demo" / "ecgr"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table1.html").write_text(f"<p>{len(cells)}</p>")
-    columns = "row,column,panel,label,mean,std,n,gain,gain_low,published,gain_verdict,verdict,runs"
+    columns = "row,column,panel,label,names,mean,std,n,gain,gain_low,published,gain_verdict,verdict,runs"
     with (folder / "table1.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns.split(","), restval="")
         writer.writeheader()
@@ -539,6 +539,13 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     assert f"[{store.measured.run_id}](#/experiments/" in tags["mlflow.note.content"]
     (other,) = store.search("tags.kind = 'cell' and tags.verdict = 'none'")
     assert other["data"]["metrics"] == {"mean": 60.0, "n": 1}
+
+
+def test_published_values_without_a_cell_have_their_published_names(store: Exports) -> None:
+    names = ("metric=gain; method=fedprox", "metric=gain; method=moon")
+    write_table(store, [{"names": name, "verdict": "not run"} for name in names])
+    assert [store.export(pages=[TABLE]).cells for _ in range(2)] == [2, 0]
+    assert {run["data"]["tags"]["cell"] for run in store.search("tags.kind = 'cell'")} == {*names}
 
 
 def test_tables_and_cells_follow_their_files(store: Exports) -> None:
