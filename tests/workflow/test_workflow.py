@@ -499,6 +499,8 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     code, output = changed.snakemake("toy_accuracy", "toy_drift")
 
     assert code != 0 and "Traceback" not in output
+    terminal = output.partition("Complete log(s)")[0]
+    assert f"training {bad.run_id} did not finish:\nerror: " in terminal and "CalledProcess" not in terminal
     assert set(jobs_in(output)) == {*training(good, bad.run_id), TABLE}
     after = dates(changed.results.root / "runs")
     assert {path: date for path, date in after.items() if path in before} == before

@@ -1,4 +1,6 @@
-"""Snakemake's terminal output for this workflow: a line for each finished run. The log file has the rest.
+"""Snakemake's terminal output for this workflow: a line for each finished run, and why a job failed.
+
+Snakemake's log file has the rest.
 
 The profiles select it (``logger: fltrain``); Snakemake finds it by the name of the package. A dry run, and
 ``--verbose``, print what Snakemake prints.
@@ -11,7 +13,7 @@ from pathlib import Path
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from fltrain.experiments.progress import WorkflowProgress
+from fltrain.experiments.progress import WorkflowProgress, last_words
 from fltrain.runs.record import Results
 
 ANNOUNCED = ("data", "model_figure", "index", "track")
@@ -46,6 +48,7 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self) -> None:
         self.progress = WorkflowProgress(Results(Path("results")))
         self.runs: dict[int, str] = {}
+        self.messages: dict[int, str] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, in short if it is about progress."""
@@ -56,14 +59,21 @@ class LogHandler(LogHandlerBase):
 
     def line(self, record: logging.LogRecord) -> str:
         """Return the text to print for a record; empty if there is none."""
-        if record.levelno > logging.INFO:
-            return self.format(record)
         event = getattr(record, "event", None)
+        if record.levelno > logging.INFO:
+            # A job on a cluster has a message of the executor, and logs of its own.
+            if event == LogEvent.JOB_ERROR and not record.rule_msg:
+                return self.failure(record)
+            # It only repeats the command of a job whose failure is reported.
+            repeated = event == LogEvent.ERROR and "CalledProcessError" in record.getMessage()
+            return "" if repeated else self.format(record)
         if event is None:
             message = record.getMessage()
             return "" if message.startswith(HIDDEN) else message
         if event == LogEvent.RUN_INFO:
             return self.progress.planned(record.stats)
+        if event == LogEvent.JOB_INFO:
+            self.messages[record.jobid] = record.rule_msg
         if event == LogEvent.JOB_INFO and record.rule_name == "train":
             self.progress.started()
             self.runs[record.jobid] = record.wildcards["run"]
@@ -72,3 +82,10 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_FINISHED and record.job_id in self.runs:
             return self.progress.finished(self.runs.pop(record.job_id))
         return ""
+
+    def failure(self, record: logging.LogRecord) -> str:
+        """Return what a failed job did, the end of its log, and the log's place."""
+        done = self.messages.get(record.jobid) or f"rule {record.rule_name}"
+        logs = [log for log in record.log if Path(log).is_file()]
+        ends = [f"\n{last_words(Path(log).read_text(errors='replace'))}\n(log: {log})" for log in logs]
+        return f"{done} did not finish{':' if ends else ', and left no log'}{''.join(ends)}"
