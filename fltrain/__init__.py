@@ -51,7 +51,7 @@ def train(
     from fltrain.runtime.devices import pick_device
 
     parsed, folder = RunSpec.parse(spec, "spec"), Results(Path(results))
-    if folder.record(parsed.run_id).usable and not again:
+    if folder.record(parsed.run_id).complete and not again:
         return folder.record(parsed.run_id)
     execution = training.Execution(pick_device(device), threads)
     return training.train(parsed, folder, execution, again=again, quiet=quiet)

@@ -171,7 +171,6 @@ class Toy:
         for form in ("png", "pdf"):
             Image.new("RGB", (600, 400), "#0b62a4").save(self.folder / "paper" / f"figure1.{form}")
         (self.folder / "paper" / "summary.json").write_text(json.dumps(SUMMARY))
-        (self.folder / "runs.csv").write_text("item,run\n")
         (self.folder / overview.REPORT).write_text("Snakemake's")
         overview.write(self.listing, self.results, self.folder / "index.html", self.folder / "runs.html")
 

@@ -38,7 +38,7 @@ class TrainedRun:
             self.spec.local_test,
             data,
             self.spec.seed,
-            results.partition(self.spec),
+            results.partition(self.spec.partition_id),
             self.spec.evaluation.validation,
         )
         simulation = Simulation(self.spec, data, divided, device)

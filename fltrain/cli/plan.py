@@ -39,7 +39,7 @@ def show_plan(
     ] = False,
     device: Annotated[str, typer.Option(help="Device to measure: auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="CSV file for the run table (default: RESULTS/SCALE/plan.csv).")
+        Path | None, typer.Option(help="Write a table of the runs and their costs to this CSV file.")
     ] = None,
     results: options.ResultsOption = Path("results"),
     config: options.ConfigOption = Path("config"),
@@ -74,9 +74,9 @@ def show_plan(
     _print_costs(costs, claims=cheapest)
     for line in _remarks(costs, folder):
         typer.echo(line)
-    listed = out or results / scale / "plan.csv"
-    write_text(listed, run_table(planned, costs.estimates))
-    typer.echo(f"run table: {listed}")
+    if out:
+        write_text(out, run_table(planned, costs.estimates))
+        typer.echo(f"run table: {out}")
     if new_file:
         note = "a part of it" if hours is None else f"the part that fits into {hours:g} hours"
         write_scale(new_file, planned, note)

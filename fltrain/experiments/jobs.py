@@ -20,7 +20,6 @@ from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import backdate
 from fltrain.data.datasets import Dataset
-from fltrain.experiments.costs import calibration_file
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import CURVES_FORM, scale_sentence
 from fltrain.experiments.plan import Plan, plan
@@ -103,7 +102,7 @@ class Jobs:
     def data_files(self) -> list[str]:
         """Return the files of all datasets and partitions."""
         data = [self.results.data(dataset) for dataset in self.datasets.values()]
-        return [*map(str, data), *(str(self.results.partition_file(name)) for name in self.partitions)]
+        return [*map(str, data), *(str(self.results.partition(name)) for name in self.partitions)]
 
     def dataset(self, name: str) -> str:
         """Return the settings of a dataset of the plan, or of any dataset in the registry, as JSON."""
@@ -148,7 +147,7 @@ class Jobs:
         return {
             run: {
                 "data": [str(self.results.data(data)) for data in (spec.dataset, *spec.evaluation.extra)],
-                "partition": [str(self.results.partition(spec))],
+                "partition": [str(self.results.partition(spec.partition_id))],
             }
             for run, spec in self.plan.runs.items()
         }
@@ -216,11 +215,6 @@ class Jobs:
     def anomalies(self) -> str:
         """File of anomalies in published values."""
         return f"{self.config}/reported/anomalies.csv"
-
-    def calibration(self) -> list[str]:
-        """Return the file of measured costs, if it exists."""
-        path = calibration_file(self.results)
-        return [str(path)] if path.exists() else []
 
     # ------------------------------------------------------------ papers
     @cached_property
@@ -315,7 +309,7 @@ def _data_behind(item: PlannedItem, results: Results) -> list[str]:
     """Return the files besides records that an item is made from."""
     if item.trains and not item.looks_into_models:
         return []
-    files = [results.partition_file(partition) for partition in item.partition_ids]
+    files = [results.partition(partition) for partition in item.partition_ids]
     if item.looks_into_models:
         files += [results.data(entry.spec.dataset) for entry in item.entries]
     return sorted({str(file) for file in files})

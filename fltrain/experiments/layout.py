@@ -90,8 +90,6 @@ class Measured(Settings):
             least over seeds, rounded down to whole per cent. For accuracy at equal time: its median time.
         printed_target: the target in per cent that the paper's text states; used at full scale, and at every
             scale without ``target_of``.
-        margin: largest distance of the mean from the published value that still matches, in the unit of the
-            measure, or as a share for measures of time, rounds and traffic (default: the measure's own).
         average: adds a row of averages.
         interval: shows the 90 % intervals of means and gains instead of their deviations.
         place: with ``best_of``, the label whose number is shown, the best one or the median one.
@@ -105,7 +103,6 @@ class Measured(Settings):
     relative_to: Labels = {}
     target_of: Labels = {}
     printed_target: float | None = Field(default=None, gt=0, le=100)
-    margin: float | None = Field(default=None, gt=0)
     average: Average | None = None
     interval: bool = False
     place: Literal["best", "median"] = "best"

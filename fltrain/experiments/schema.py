@@ -212,7 +212,7 @@ class Reported(Settings):
     """Published values behind an item.
 
     Attributes:
-        file: file in ``config/reported``, without its ending.
+        file: file in ``config/reported``, for example ``flfa_table1.csv``.
         seeds: number of seeds that the paper averaged, if known (default: 1 is assumed).
     """
 
@@ -237,7 +237,7 @@ class Item(Settings):
         seeds: number of seeds (default: the paper's).
         table: layout of a table.
         figure: layout of a figure.
-        reported: file of published values in ``config/reported``, without its ending.
+        reported: file of published values in ``config/reported``.
         covers: the paper's tables and figures that the item reproduces, by their names in
             ``config/reported/experiments.csv``; empty for our own items.
         counted: reason for a number of cells that differs from that file, if it does.

@@ -52,17 +52,15 @@ class JobResources(Settings):
     Attributes:
         default: amounts of every job.
         networks: differing amounts by name of the network.
-        growth: maximum multiple of these amounts; attempt N requests N times as much.
     """
 
     default: Amounts = {"runtime": 720, "mem_mb": 12_000, "disk_mb": 2_000}
     networks: dict[str, Amounts] = {}
-    growth: int = Field(default=3, ge=1)
 
     def amount(self, resource: Resource, network: str, attempt: int) -> int:
-        """Return the amount of a resource that a job requests at an attempt (1, 2 ...)."""
+        """Return the amount of a resource that attempt 1, 2 ... of a job requests: at most three times it."""
         amounts = {**self.default, **self.networks.get(network, {})}
-        return min(attempt, self.growth) * amounts[resource]
+        return min(attempt, 3) * amounts[resource]
 
 
 class Request(Selection):

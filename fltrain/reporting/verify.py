@@ -5,8 +5,6 @@ It changes nothing. It does not check figures, claims and pages.
 
 from __future__ import annotations
 
-import csv
-import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,13 +19,14 @@ from fltrain.data.prepared import changed
 from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.plan import Plan, plan
 from fltrain.reporting.tables import write as tables
+from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.archive import moved_records
 from fltrain.runs.integrity import check_record
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Damaged, Results, reason
 from fltrain.runs.spec import partition_name
 from fltrain.runs.status import Stale, stale_runs
 
-_UNREADABLE = (*BROKEN, OSError, csv.Error)
+_UNREADABLE = (*BROKEN, OSError)
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,7 @@ class Verification:
 
     def _check_table(self, item: PlannedItem, stale: Mapping[str, Stale], path: Path) -> Iterator[Problem]:
         """Make the table again from the runs in its CSV file, which may be a part of the plan."""
-        lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
-        runs = {run for line in lines for run in (line.get("runs") or "").split()}
+        runs = {run for cell in read_csv(path) for run in cell.runs}
         if others := runs - set(item.run_ids):
             older = others & {one.record.run_id for one in stale.values()}
             why = "stale" if older else "not checked: made from another selection"

@@ -86,12 +86,8 @@ class Results:
         """Path of a prepared dataset."""
         return self.root / "data" / f"{dataset.id}.safetensors"
 
-    def partition(self, spec: RunSpec) -> Path:
-        """Path of a run's partition."""
-        return self.partition_file(spec.partition_id)
-
-    def partition_file(self, partition_id: str) -> Path:
-        """Path of a partition, by its ID."""
+    def partition(self, partition_id: str) -> Path:
+        """Path of a partition."""
         return self.root / "partitions" / f"{partition_id}.safetensors"
 
     @property

@@ -51,11 +51,6 @@ def components(spec: RunSpec) -> list[Component]:
     return [*spec.composition.methods, spec.model, spec.training.lr_schedule, spec.partition, *readers]
 
 
-def package_files() -> list[Path]:
-    """Return all source files of fltrain."""
-    return sorted(_PACKAGE.rglob("*.py"))
-
-
 def outside_files(spec: RunSpec) -> list[Path]:
     """Return the source files of components that are not part of fltrain."""
     names = sorted({type(component).__module__ for component in components(spec)})

@@ -9,7 +9,6 @@ otherwise it is replaced. Tags are set in place.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import itertools
 import json
@@ -28,8 +27,8 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.progress import duration
+from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
-from fltrain.runs.sources import package_files
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.status import stale_records
 from fltrain.runs.where import NONE, short_names
@@ -72,7 +71,6 @@ CELL_METRICS = {
 
 Item = TypeVar("Item")
 
-_CELL_NAMES = ("panel", "row", "column", "label")
 _CELL_TAGS = ("row", "column", "panel", "measure", "gain_verdict", "side")
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 _ITEMS = "fltrain.items."  # tags with the items of a run, by scale
@@ -138,8 +136,8 @@ def pages_of(plan: Plan) -> list[Page]:
 class Exported:
     """Numbers of runs created, unchanged, retagged or replaced, and of items, cells and models written.
 
-    ``left_out`` counts records that are damaged or have settings of another version; ``reason`` explains
-    the first one.
+    ``left_out`` counts records that are damaged or have settings of another version, and unreadable tables;
+    ``reason`` explains the first one.
     """
 
     created: int = 0
@@ -179,23 +177,7 @@ def export(wanted: Wanted, uri: str) -> Exported:
     pages = {page: files for page in wanted.pages if (files := wanted.files(page))}
     papers = {_paper(item): "" for items in wanted.memberships.values() for item in items}
     papers |= {_paper(page.id): page.paper for page in wanted.pages if page.paper}
-    digest = short_hash(
-        [
-            REVISION,
-            wanted.models,
-            papers,
-            _digest(package_files()),  # an edit changes the tag `code` of some runs
-            [[run, mark, list(wanted.memberships.get(run, ()))] for run, mark in prints.items()],
-            [[page.id, page.title, page.caption, _digest(files)] for page, files in pages.items()],
-        ]
-    )
-    homes = [*papers, *([CELLS] if pages else [])]
-    # Runs outside of all items can become stale without a change of their files.
-    assigned = bool(papers) and all(run in wanted.memberships for run in wanted.runs)
     with writing(uri, wanted.results.root) as store:
-        if assigned and store.is_complete(wanted.scale, digest, homes):
-            return Exported(unchanged=len(prints))
-        store.set_incomplete()
         # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
         for paper, note in papers.items():
             note = _paper_note(note, store.experiment(paper))
@@ -205,7 +187,6 @@ def export(wanted: Wanted, uri: str) -> Exported:
         exporter.export_pages(pages)
         if wanted.models:
             exporter.export_models(prints)
-        store.set_complete(wanted.scale, digest, homes if assigned and not exporter.done.left_out else ())
     return exporter.done
 
 
@@ -339,22 +320,26 @@ class _Exporter:
                     cells.setdefault(run.data.tags["cell"], []).append(run)
                 else:
                     items.append(run)
-            rows = _rows(files)
-            self._export_item(page, files, rows, items)
-            if rows:
-                self._export_cells(page, rows, _written(files), cells)
+            try:
+                shown = _cells(files)
+            except FltrainError as error:  # made by another version; keep its earlier export
+                self.done.left_out, self.done.reason = self.done.left_out + 1, self.done.reason or str(error)
+                continue
+            self._export_item(page, files, shown, items)
+            if shown:
+                self._export_cells(page, shown, _written(files), cells)
             for obsolete in itertools.chain.from_iterable(cells.values()):
                 self.store.delete(obsolete)
 
     def _export_item(
-        self, page: Page, files: Sequence[Path], rows: Sequence[Mapping[str, str]], present: Sequence[Run]
+        self, page: Page, files: Sequence[Path], shown: Sequence[TableCell], present: Sequence[Run]
     ) -> None:
         memberships = self.wanted.memberships
         homes = {_paper(items[0]) for items in memberships.values() if page.id in items}
         note = _page_note(page, [self.store.experiment(home) for home in sorted(homes)])
         tags = with_note({"kind": "item", **self._page_tags(page)}, note)
         name, params = f"{page.id} ({self.wanted.scale})", {"title": page.title}
-        table = _table(rows) if rows else ""
+        table = _table(shown) if shown else ""
         make = partial(NewRun, name, "FINISHED", *_written(files), tags, params, files=files, table=table)
         mark = short_hash([page.title, _digest(files)])
         count = self._put(present, self.store.experiment(_paper(page.id)), mark, tags, make)
@@ -364,28 +349,24 @@ class _Exporter:
         return {"paper": _paper(page.id), "item": page.id, "scale": self.wanted.scale}
 
     def _export_cells(
-        self,
-        page: Page,
-        rows: Sequence[Mapping[str, str]],
-        written: tuple[int, int],
-        present: dict[str, list[Run]],
+        self, page: Page, shown: Sequence[TableCell], written: tuple[int, int], present: dict[str, list[Run]]
     ) -> None:
         """Export the cells of a table, and take them out of those that are present."""
         tags = with_note({VIEW: cells_view()}, _cells_note(self.store.experiment(CELLS)))
         experiment = self.store.experiment(CELLS, tags)
-        for row in rows:
-            cell, runs = row["cell"], row["runs"].split()
+        for one in shown:
+            cell = _name(one)
             tags = {
                 "kind": "cell",
                 **self._page_tags(page),
                 "cell": cell,
-                **{name: row[name] for name in _CELL_TAGS if row.get(name)},
-                **self._common_names(runs),
-                "verdict": row.get("verdict") or NONE,
-                "runs": " ".join(runs),
+                **{name: value for name in _CELL_TAGS if (value := getattr(one, name))},
+                **self._common_names(one.runs),
+                "verdict": one.verdict or NONE,
+                "runs": " ".join(one.runs),
             }
-            tags = with_note(tags, self._cell_note(page, cell, runs))
-            metrics = [(name, 0, value) for name, value in _numbers(row).items()]
+            tags = with_note(tags, self._cell_note(page, cell, one.runs))
+            metrics = [(name, 0, value) for name, value in _numbers(one).items()]
             name = f"{page.id}: {cell} ({self.wanted.scale})"
             mark = short_hash([REVISION, name, metrics])
             make = partial(NewRun, name, "FINISHED", *written, tags, {}, metrics)
@@ -485,39 +466,29 @@ def _written(files: Iterable[Path]) -> tuple[int, int]:
     return now - 1, now
 
 
-def _rows(files: Iterable[Path]) -> list[dict[str, str]]:
-    """Return the cells of a table from its CSV file, with their names; none of a figure."""
-    for file in files:
-        if file.suffix == ".csv":
-            with file.open(encoding="utf-8", newline="") as text:
-                rows = list(csv.DictReader(text))
-            if rows and {"row", "mean", "runs"} <= rows[0].keys():
-                # A published value without a cell of ours has only its names in the published table.
-                names = [
-                    ", ".join(row[name] for name in _CELL_NAMES if row.get(name)) or row.get("names", "")
-                    for row in rows
-                ]
-                return [{"cell": name, **row} for name, row in zip(names, rows, strict=True)]
-    return []
+def _cells(files: Iterable[Path]) -> list[TableCell]:
+    """Return the cells of a table from its CSV file; none of a figure."""
+    forms = {file.suffix: file for file in files}
+    return read_csv(forms[".csv"]) if {".csv", ".html"} <= forms.keys() else []
 
 
-def _numbers(row: Mapping[str, str]) -> dict[str, float]:
+def _name(cell: TableCell) -> str:
+    """Return the labels of a cell; a published value without a cell of ours has only its names."""
+    labels = ", ".join(filter(None, (cell.panel, cell.row, cell.column, cell.label)))
+    return labels or "; ".join(f"{key}={name}" for key, name in cell.names.items())
+
+
+def _numbers(cell: TableCell) -> dict[str, float]:
     """Return the finite metrics of a cell."""
-    return {name: float(row[key]) for key, name in CELL_METRICS.items() if _is_finite(row.get(key))}
+    values = {name: getattr(cell, column) for column, name in CELL_METRICS.items()}
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
+def _table(cells: Sequence[TableCell]) -> str:
     """Return cells as ``MlflowClient.log_table`` writes them; MLflow groups by the first column."""
-    lines = [{"cell": row["cell"], **_numbers(row), "verdict": row.get("verdict") or NONE} for row in rows]
+    lines = [{"cell": _name(cell), **_numbers(cell), "verdict": cell.verdict or NONE} for cell in cells]
     columns = ["cell", *CELL_METRICS.values(), "verdict"]
     return json.dumps({"columns": columns, "data": [[line.get(name) for name in columns] for line in lines]})
-
-
-def _is_finite(text: str | None) -> bool:
-    try:
-        return math.isfinite(float(text or ""))
-    except ValueError:
-        return False
 
 
 def listed(items: str) -> str:

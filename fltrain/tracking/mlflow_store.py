@@ -40,7 +40,6 @@ NOTE = "mlflow.note.content"
 """Tag with the description that MLflow shows, of runs and of experiments."""
 
 _NOTE_HASH = "fltrain.note"
-_COMPLETE = "fltrain.exported."  # on experiments, by scale: digest of everything that the last export wrote
 # Relative to the server's folder of artifacts, so that the database can be moved.
 _PROXIED = "mlflow-artifacts:"
 # Otherwise MLflow shows pages for language models.
@@ -223,27 +222,6 @@ class Store:
         self._client, self._artifacts = client, artifacts
         search = partial(client.search_experiments, view_type=ViewType.ALL)
         self._experiments: dict[str, Experiment] = {one.name: one for one in _pages(search)}
-
-    # If nothing is new, an export reads only these tags: looking up 10,000 runs takes a minute.
-    def is_complete(self, scale: str, digest: str, names: Iterable[str]) -> bool:
-        """Return True if the last export to these experiments had this digest and ended."""
-        experiments = [self._experiments.get(name) for name in names]
-        return bool(experiments) and all(
-            one and one.lifecycle_stage == "active" and one.tags.get(f"{_COMPLETE}{scale}") == digest
-            for one in experiments
-        )
-
-    def set_incomplete(self) -> None:
-        """Clear the marks of complete exports; call this before writing."""
-        for experiment in self._experiments.values():
-            for key, value in experiment.tags.items():
-                if key.startswith(_COMPLETE) and value != "unfinished":
-                    self._client.set_experiment_tag(experiment.experiment_id, key, "unfinished")
-
-    def set_complete(self, scale: str, digest: str, names: Iterable[str]) -> None:
-        """Mark everything of this digest as written to these experiments."""
-        for name in names:
-            self._client.set_experiment_tag(self.experiment(name), f"{_COMPLETE}{scale}", digest)
 
     def experiment(self, name: str, tags: Mapping[str, str] | None = None) -> str:
         """Return the ID of an experiment; create it, restore it or change its tags if needed."""

@@ -303,7 +303,7 @@ def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
     asked = ("plan", "toy", "--scale", "one", "--where", "method=fedavg,fedprox")
     assert "hours: not estimated yet; add --calibrate" in invoke(*asked).stdout
     written = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
-    assert written == [tmp_path / "results" / "one" / "plan.csv"], "only the run table"
+    assert not written, "it only shows"
     output = invoke(*asked, "--calibrate", "--device", "cpu", "--out", "runs.csv").stdout
     assert "1 of 2: " in output and "2 of 2: " in output
     (line,) = (cells_of(line) for line in output.splitlines() if "toy/table" in line)

@@ -42,7 +42,7 @@ class Runs(Cells):
     def divide(self, labels: dict[str, str], counts: Sequence[Sequence[int]]) -> None:
         """Write a partition with these images by client and class; its run has no record."""
         partition = f"partition-{len(self.cells)}"
-        write_arrays(self.results.partition_file(partition), {"counts": np.array(counts, np.int64)}, {})
+        write_arrays(self.results.partition(partition), {"counts": np.array(counts, np.int64)}, {})
         self.place(labels, "never-trained", partition=partition)
 
     def table(self, *measures: Yaml, rows: str = "method", **changes: Any) -> Sheet:

@@ -677,7 +677,6 @@ def die_at(owner: type, call: str, number: int, work: Callable[[], object]) -> N
         (Store, "create", 3, 2),
         (MlflowClient, "log_batch", 1, 0),
         (MlflowClient, "set_terminated", 2, 1),
-        (Store, "set_complete", 1, 3),
     ],
 )
 def test_a_killed_export_is_completed_by_the_next_one(

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from fltrain.data.datasets import Dataset
-from fltrain.experiments.costs import run_table
 from fltrain.experiments.plan import Plan, plan
 from fltrain.runs.record import Results
 
@@ -96,13 +95,12 @@ fedprox,acc,92.00,as printed
 """
 
 TABLE, FIGURE, BUBBLES = "assembling toy/accuracy", "drawing toy/drift", "drawing toy/shares"
-RUN_TABLE, TRACK = "writing the run table", "exporting runs to MLflow"
+TRACK = "exporting runs to MLflow"
 CLAIMS, OVERVIEW = "judging the claims of toy", "writing the overview"
 DATA, LIBRARY = "preparing dataset digits", "bundling Vega-Lite"
 REPORT = "results/report.html"
 FORMS = ("csv", "pdf", "svg", "png", "curves.html")
 OUTPUTS = [
-    "runs.csv",
     "tracked.json",
     "index.html",
     "runs.html",
@@ -252,8 +250,6 @@ def test_records_are_complete_and_exported_once(done: Checkout) -> None:
 
 
 def test_tables_show_the_plan_and_the_published_values(done: Checkout) -> None:
-    listed = rows_of(done.results.root / "tiny" / "runs.csv")
-    assert listed == list(csv.DictReader(run_table(done.plan, {}).splitlines())), "no calibration was made"
     rows = rows_of(done.results.root / "tiny" / "toy" / "accuracy.csv")
     assert [(row["row"], row["n"], row["published"]) for row in rows] == [
         ("FedAvg", "1", "91.0"),
@@ -316,7 +312,7 @@ def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> No
     files = dates(changed.results.root)
     jobs = changed.jobs()
     assert dates(changed.results.root) == files
-    assert set(jobs) == training(new) | {TABLE, BUBBLES, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    assert set(jobs) == training(new) | {TABLE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
     assert jobs[f"training {new}"] == f"Missing output files: results/runs/{new}/summary.json"
     assert new in jobs[TABLE]
     assert "Params have changed" in jobs[BUBBLES] and "Which classes they hold." in jobs[BUBBLES]
@@ -337,7 +333,7 @@ def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Che
     partitions = set().union(*(item.partition_ids for item in changed.plan.items))
     assert (len(divided), len(trained)) == (len(partitions), 3)
     assert not {job.split()[-1] for job in trained} & set(changed.plan.runs)
-    made = {TABLE, FIGURE, BUBBLES, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    made = {TABLE, FIGURE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
     assert set(jobs) == {DATA, *divided, *trained, *made}
     assert "Params have changed" in jobs[DATA]
 
@@ -367,7 +363,7 @@ def test_a_restricted_table_names_its_restriction(changed: Checkout) -> None:
     settings = ("where=method=fedavg", "items=toy/accuracy")
     code, output = changed.snakemake(settings=settings)
     assert code == 0, output
-    assert set(jobs_in(output)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    assert set(jobs_in(output)) == {TABLE, TRACK, CLAIMS, OVERVIEW}
     folder = changed.results.root / "tiny"
     table = (folder / "toy" / "accuracy.md").read_text()
     assert "FedAvg" in table and "| FedProx" not in table
@@ -386,7 +382,7 @@ def test_without_training_tables_are_made_from_the_records_that_exist(changed: C
         shutil.rmtree(changed.results.root / folder)
     code, output = changed.snakemake(settings=("train=false",))
     assert code == 0, output
-    assert set(jobs_in(output)) == {TABLE, RUN_TABLE, TRACK, CLAIMS, OVERVIEW}
+    assert set(jobs_in(output)) == {TABLE, TRACK, CLAIMS, OVERVIEW}
     terminal, _, _ = output.partition("Complete log(s): ")
     assert all(f"{job}\n" in terminal for job in (TABLE, TRACK, CLAIMS)), "each job is announced"
     assert [path.name for path in (changed.results.root / "runs").iterdir()] == [kept]
@@ -419,7 +415,7 @@ def test_an_unwritable_mlflow_store_stops_no_other_job(changed: Checkout) -> Non
 @pytest.mark.slow
 def test_a_damaged_file_can_be_remade_without_retraining_complete_runs(changed: Checkout) -> None:
     spec = changed.plan.items[0].entries[-1].spec
-    partition, run = changed.results.partition(spec), spec.run_id
+    partition, run = changed.results.partition(spec.partition_id), spec.run_id
     shutil.rmtree(changed.results.run(run))
     whole = partition.read_bytes()
     os.truncate(partition, 100)
@@ -488,7 +484,7 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     good, bad = table.entries[-1].spec.run_id, figure.entries[0].spec
     for run in (good, bad.run_id):
         shutil.rmtree(changed.results.run(run))
-    partition = changed.results.partition(bad)
+    partition = changed.results.partition(bad.partition_id)
     date = partition.stat().st_mtime_ns
     damaged = bytearray(partition.read_bytes())
     damaged[-1] ^= 1

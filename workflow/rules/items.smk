@@ -96,25 +96,3 @@ use rule figure as model_figure with:
         mem_mb=lambda wildcards, attempt: 8000 * attempt,
     message:
         "computing and drawing {wildcards.paper}/{wildcards.item}"
-
-
-rule run_table:
-    """List all runs of the scale with their estimated costs."""
-    input:
-        calibration=JOBS.calibration(),
-    output:
-        f"{OUT}/runs.csv",
-    log:
-        f"results/logs/{SCALE}/run_table.log",
-    benchmark:
-        f"results/benchmarks/{SCALE}/run_table.tsv"
-    localrule: True
-    conda:
-        "../../environment.yml"
-    params:
-        config=str(JOBS.config),
-        memberships=JOBS.plan.memberships,
-    message:
-        "writing the run table"
-    script:
-        "../scripts/run_table.py"

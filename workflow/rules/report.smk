@@ -9,7 +9,6 @@ rule index:
     input:
         JOBS.outputs(),
         [f"{OUT}/{paper}/summary.json" for paper in JOBS.papers],
-        f"{OUT}/runs.csv",
     output:
         index=f"{OUT}/index.html",
         runs=f"{OUT}/runs.html",

@@ -14,15 +14,15 @@ from fltrain.reporting.summary import summarise
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results
 
-with job(snakemake.log[0]):  # noqa: F821
-    paper = json.loads(snakemake.params.paper)  # noqa: F821
+with job(snakemake.log[0]):
+    paper = json.loads(snakemake.params.paper)
     sheets = [Sheet.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
     claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
     unrecorded = paper.pop("unrecorded")
     paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)
-    files = {Path(path).name: Path(path) for path in snakemake.input.published}  # noqa: F821
-    anomalies = Path(snakemake.input.anomalies)  # noqa: F821
-    statements = [statement for path in snakemake.input.claims for statement in read_claims(Path(path))]  # noqa: F821
+    files = {Path(path).name: Path(path) for path in snakemake.input.published}
+    anomalies = Path(snakemake.input.anomalies)
+    statements = [statement for path in snakemake.input.claims for statement in read_claims(Path(path))]
     runs = Results(Path("results")).record
 
     @cache
@@ -33,7 +33,7 @@ with job(snakemake.log[0]):  # noqa: F821
         return read(sheet.reported)
 
     judged = judgement.judge(claims, statements, sheets, runs, published, paper["reduced"], unrecorded)
-    outputs = snakemake.output  # noqa: F821
+    outputs = snakemake.output
     write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
     write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))
     tables = Path(outputs.summary).parent

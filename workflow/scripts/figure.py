@@ -8,9 +8,9 @@ from fltrain.reporting import curves
 from fltrain.reporting.figures import draw as figures
 from fltrain.runs.record import Results
 
-with job(snakemake.log[0]):  # noqa: F821
-    sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")  # noqa: F821
-    outputs, results = {form: Path(path) for form, path in snakemake.output.items()}, Results(Path("results"))  # noqa: F821
+with job(snakemake.log[0]):
+    sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")
+    outputs, results = {form: Path(path) for form, path in snakemake.output.items()}, Results(Path("results"))
     page = outputs.pop("curves")
     figures.write(sheet, results, outputs.values())
-    curves.write(sheet, results.record, Path(snakemake.input.library[0]), page)  # noqa: F821
+    curves.write(sheet, results.record, Path(snakemake.input.library[0]), page)

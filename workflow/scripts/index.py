@@ -8,7 +8,7 @@ from fltrain.reporting.overview import page as overview
 from fltrain.reporting.overview.listing import Listing
 from fltrain.runs.record import Results
 
-with job(snakemake.log[0]):  # noqa: F821
-    listing = Listing.parse(json.loads(snakemake.params.listing), "listing")  # noqa: F821
-    index, runs = Path(snakemake.output.index), Path(snakemake.output.runs)  # noqa: F821
+with job(snakemake.log[0]):
+    listing = Listing.parse(json.loads(snakemake.params.listing), "listing")
+    index, runs = Path(snakemake.output.index), Path(snakemake.output.runs)
     overview.write(listing, Results(Path("results")), index, runs)

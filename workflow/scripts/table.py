@@ -8,11 +8,11 @@ from fltrain.reporting import curves
 from fltrain.reporting.tables import write as tables
 from fltrain.runs.record import Results
 
-with job(snakemake.log[0]):  # noqa: F821
-    sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")  # noqa: F821
-    published = next(map(Path, snakemake.input.published), None)  # noqa: F821
-    outputs = {form: Path(path) for form, path in snakemake.output.items()}  # noqa: F821
-    anomalies = Path(snakemake.input.anomalies)  # noqa: F821
+with job(snakemake.log[0]):
+    sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")
+    published = next(map(Path, snakemake.input.published), None)
+    outputs = {form: Path(path) for form, path in snakemake.output.items()}
+    anomalies = Path(snakemake.input.anomalies)
     page, runs = outputs.pop("curves"), Results(Path("results")).record
     tables.write(sheet, runs, published, outputs, anomalies)
-    curves.write(sheet, runs, Path(snakemake.input.library[0]), page)  # noqa: F821
+    curves.write(sheet, runs, Path(snakemake.input.library[0]), page)

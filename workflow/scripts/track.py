@@ -8,11 +8,11 @@ from fltrain.experiments.jobs import database_file
 from fltrain.runs.record import Results
 from fltrain.tracking.export import Page, Wanted, export
 
-with job(snakemake.log[0]):  # noqa: F821
-    memberships, scale = snakemake.params.memberships, snakemake.params.scale  # noqa: F821
-    pages = [Page(*page) for page in snakemake.params.pages]  # noqa: F821
+with job(snakemake.log[0]):
+    memberships, scale = snakemake.params.memberships, snakemake.params.scale
+    pages = [Page(*page) for page in snakemake.params.pages]
     results = Results(Path("results"))
     store = f"sqlite:///{results.tracking}"
     LOG.info("%s: %s", store, export(Wanted(results, scale, memberships, list(memberships), pages), store))
-    write_text(database_file(results), f"{snakemake.params.database}\n")  # noqa: F821
-    write_json(Path(snakemake.output[0]), {"store": store, "runs": sorted(memberships)})  # noqa: F821
+    write_text(database_file(results), f"{snakemake.params.database}\n")
+    write_json(Path(snakemake.output[0]), {"store": store, "runs": sorted(memberships)})

@@ -459,7 +459,7 @@ def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str
     counts: dict[str, pd.DataFrame] = {}
     for cell in sheet.cells:
         if cell.seed == first:
-            arrays, _ = read_arrays(partitions.partition_file(cell.partition), "partition")
+            arrays, _ = read_arrays(partitions.partition(cell.partition), "partition")
             counts[cell.labels[figure.columns]] = pd.DataFrame(arrays["counts"])
     return counts
 

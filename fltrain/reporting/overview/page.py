@@ -205,7 +205,6 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
         remarks=remarks(records.values()),
         runs=runs,
         report=REPORT,
-        run_table="runs.csv" if (folder / "runs.csv").exists() else "",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -152,12 +152,11 @@ class _Assembly:
             published_gain = printed.value if printed else None
         # An average of a part of the rows is not the paper's average.
         compared = not sheet.reduced and (average is None or not sheet.restricted)
-        margin = what.margin if measured.margin is None else replace(what.margin, size=measured.margin)
-        points = not margin.relative
+        points = not what.margin.relative
         published = None if of_gain or printed is None else printed.value
         around = None
         if published is not None and compared:
-            around = cell_margin(margin.around(published), published_gain, points)
+            around = cell_margin(what.margin.around(published), published_gain, points)
         dataset, floor = self._resolution(group, what)
         cell = TableCell(
             paper=sheet.id.partition("/")[0],
