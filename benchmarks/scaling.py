@@ -31,7 +31,7 @@ from fltrain.engine.client_store import ClientStore
 from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.simulation import Simulation
-from fltrain.engine.synthetic import rehearsal
+from fltrain.engine.synthetic import synthetic_run
 from fltrain.reporting.tables.render import markdown_table
 from fltrain.runtime.determinism import determined
 from fltrain.runtime.devices import pick_device
@@ -69,7 +69,7 @@ class Setting:
             "training": {"epochs": self.epochs, "batch_size": BATCH, "lr": 0.001},
             "participation": {"fraction": self.per_round / self.clients},
         }
-        run = rehearsal(settings, IMAGES, 1, where.device, EXECUTORS[where.executor])
+        run = synthetic_run(settings, IMAGES, 1, where.device, EXECUTORS[where.executor])
         run.clients = ClientStore(where.folder, LIMIT_MB * 10**6)
         control = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
         for client in range(self.clients):

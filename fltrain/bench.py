@@ -25,15 +25,14 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from fltrain.core.errors import MethodError
-from fltrain.engine.clients import Round
 from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.engine.executors.sequential import SequentialExecutor, batch_orders
 from fltrain.engine.simulation import ExecutorFactory, Simulation
-from fltrain.engine.synthetic import rehearsal
+from fltrain.engine.synthetic import synthetic_run
 from fltrain.models.base import build
 from fltrain.runs.spec import Precision
 from fltrain.runtime.determinism import Profile, determined, tf32_products
-from fltrain.runtime.devices import synchronize
+from fltrain.runtime.devices import synchronize, uploaded
 from fltrain.runtime.process import compute_as_runs
 
 BARE = "bare loop"
@@ -87,7 +86,7 @@ class Bench:
             "participation": {"fraction": 1.0},
             "precision": self.precision,
         }
-        return rehearsal(settings, self.steps * self.batch_size, self.clients, self.device, executor)
+        return synthetic_run(settings, self.steps * self.batch_size, self.clients, self.device, executor)
 
     def peak(self) -> float:
         """Return the operations per second of the faster of a matrix product and a convolution."""
@@ -144,13 +143,12 @@ class Bare:
         self.images = self.compared.clone(memory_format=torch.contiguous_format)
         _, channels, side, _ = data.train.images.shape
         self.model = build(spec.model, channels, side, data.classes, spec.seed).to(reference.device).train()
-        self.model.products = reference.network.products
+        self.model.products, self.model.tf32 = reference.network.products, reference.network.tf32
         self.state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def round(self, number: int) -> float:
         """Train all clients in a round (counted from 0); return the sum of the losses."""
         run, images = self.reference, self.images if number else self.compared
-        task = Round(number, run.task, run.spec.training, run.server, {})
         model, training, clients = self.model, run.spec.training, run.data.clients
         total = sum(map(len, clients))
         state = {
@@ -167,11 +165,13 @@ class Bare:
                 weight_decay=training.weight_decay,
                 fused=True,
             )
-            for order in batch_orders(task, client, training.epochs, len(indices), indices.device):
+            drawn = batch_orders(run.spec.seed, number, client, training.epochs, len(indices))
+            for order in uploaded(drawn, indices.device):
                 for chosen in indices[order].split(training.batch_size):
                     optimiser.zero_grad()
-                    loss = functional.cross_entropy(model(images[chosen]), self.labels[chosen])
-                    loss.backward()
+                    with tf32_products(model.tf32):
+                        loss = functional.cross_entropy(model(images[chosen]), self.labels[chosen])
+                        loss.backward()
                     optimiser.step()
                     losses += loss.detach()
             for name, tensor in model.state_dict().items():

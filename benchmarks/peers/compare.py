@@ -184,8 +184,7 @@ def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turn
     rows: list[dict[str, Any]] = []
     weights: list[NDArray[np.float32]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        with np.load(path) as file:
-            task = write_task(Path(scratch), spec_of(dataset, case), file, rounds, case.shards)
+        task = write_task(Path(scratch), spec_of(dataset, case), path, rounds, case.shards)
         for turn in range(turns):
             first = turn % len(chosen)
             for entry in [*chosen[first:], *chosen[:first]]:

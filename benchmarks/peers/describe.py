@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from task import Task, read
 
-from fltrain.core.rng import Purpose, stream
+from fltrain.data.readers.arrays import Npz
+from fltrain.engine.executors.sequential import batch_orders
 from fltrain.models.base import build
 from fltrain.runs.spec import RunSpec
 
@@ -56,36 +54,32 @@ def spec_of(dataset: str, case: Case) -> RunSpec:
     return RunSpec.parse(settings, f"the benchmark on {dataset}")
 
 
-def write_task(
-    folder: Path, spec: RunSpec, arrays: Mapping[str, NDArray[Any]], rounds: int, shards: int
-) -> Task:
-    """Write the task for all simulators; ``arrays`` are those of a file in MedMNIST's layout."""
-    images = {
-        split: np.ascontiguousarray(_with_channels(arrays[f"{split}_images"])) for split in ("train", "test")
-    }
-    labels = {split: arrays[f"{split}_labels"].reshape(-1).astype(np.int64) for split in ("train", "test")}
-    classes, (_, channels, side, _) = int(labels["train"].max()) + 1, images["train"].shape
+def write_task(folder: Path, spec: RunSpec, file: Path, rounds: int, shards: int) -> Task:
+    """Write the task for all simulators; the file of images has MedMNIST's layout."""
+    raw = Npz().read(file)
+    _, channels, side, _ = raw.train_images.shape
     scheme = spec.partition.model_copy(update={"clients": shards})
-    drawn = scheme.split(labels["train"], classes, spec.seed)[:CLIENTS]
+    drawn = scheme.split(raw.train_labels, raw.classes, spec.seed)[:CLIENTS]
     size = min(map(len, drawn))
     if size % spec.training.batch_size:
         # The peers treat a last batch that is not full in different ways.
         sys.exit(f"error: batches of {spec.training.batch_size} must divide a client's {size} images evenly")
     chosen = np.concatenate([indices[:size] for indices in drawn])
     own = np.arange(len(chosen)).reshape(CLIENTS, size)
+    epochs = spec.training.epochs
     orders = [
-        [own[client][_epochs(spec, round, client, size)] for client in range(CLIENTS)]
+        [own[client][batch_orders(spec.seed, round, client, epochs, size)] for client in range(CLIENTS)]
         for round in range(rounds)
     ]
     normalisation = spec.dataset.entry.normalisation(spec.dataset.normalisation, channels)
     assert normalisation is not None  # the registry states one for these datasets
-    network = build(spec.model, channels, side, classes, spec.seed)
+    network = build(spec.model, channels, side, raw.classes, spec.seed)
     np.savez(
         folder / "arrays.npz",
-        train_images=images["train"][chosen],
-        train_labels=labels["train"][chosen],
-        test_images=images["test"],
-        test_labels=labels["test"],
+        train_images=raw.train_images[chosen],
+        train_labels=raw.train_labels[chosen],
+        test_images=raw.test_images,
+        test_labels=raw.test_labels,
         shards=own,
         orders=np.array(orders),
         mean=np.array(normalisation.mean, np.float32),
@@ -93,19 +87,7 @@ def write_task(
         start=np.concatenate([one.detach().numpy().ravel() for one in network.parameters()]),
     )
     training = spec.training.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
-    work = {"model": spec.model.name, "classes": classes, "rounds": rounds, "clients": CLIENTS}
+    work = {"model": spec.model.name, "classes": raw.classes, "rounds": rounds, "clients": CLIENTS}
     (folder / "task.json").write_text(json.dumps(work | training))
     (folder / "spec.json").write_text(spec.to_json())
     return read(str(folder))
-
-
-def _with_channels(images: NDArray[Any]) -> NDArray[Any]:
-    """Return images ``[n, channels, height, width]`` from grey ones without channels, or channels last."""
-    return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-
-
-def _epochs(spec: RunSpec, round: int, client: int, images: int) -> NDArray[Any]:
-    """Return the order in which the engine visits a client's images, ``[epochs, images]``."""
-    where = {"round": round, "client": client}
-    streams = [stream(spec.seed, Purpose.BATCH_ORDER, **where, epoch=e) for e in range(spec.training.epochs)]
-    return np.stack([random.permutation(images) for random in streams])

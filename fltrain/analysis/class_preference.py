@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
 from fltrain.models.decoupled import GroupedClassifier, PerGroup
-from fltrain.models.network import Network
+from fltrain.models.network import Network, in_mode
 
 if TYPE_CHECKING:
     from fltrain.engine.data import Split
@@ -58,9 +58,7 @@ def class_preference(
             f"class preferences need images of all classes; there are none of {missing}; take other data"
         )
     totals: dict[str, Tensor] = {}
-    training = network.training
-    try:
-        network.eval()
+    with in_mode(network, training=False):
         for part in chosen.split(batch):
             images, labels = split.batch(part)
             with torch.enable_grad():
@@ -74,8 +72,6 @@ def class_preference(
                 of_neurons = products.sum((2, 3)) if products.dim() == 4 else products
                 values = of_neurons.double().T @ by_class
                 totals[name] = totals[name] + values if name in totals else values
-    finally:
-        network.train(training)
     return {name: total / counts for name, total in totals.items()}
 
 

@@ -18,7 +18,7 @@ from fltrain.runs.spec import RunSpec
 
 
 class TrainedRun:
-    """A finished run with its data, loaded for analysis; its network holds the global model."""
+    """A finished run with its data, loaded for analysis."""
 
     def __init__(self, record: Record, results: Results, device: torch.device) -> None:
         """Build the network and load the models of the record.
@@ -46,9 +46,7 @@ class TrainedRun:
         self.arrays: dict[str, Tensor] = {
             name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()
         }
-        self.data, self.model, self.task = simulation.data, simulation.model, simulation.task
-        if self.spec.composition.needs.global_model:
-            self.load_global()
+        self.data, self.model = simulation.data, simulation.model
 
     @property
     def network(self) -> Network:

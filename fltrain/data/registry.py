@@ -161,7 +161,7 @@ def load(path: Path) -> dict[str, DatasetEntry]:
     Packages add entries with entry points ``fltrain.datasets``: mappings, or paths of YAML files.
 
     Raises:
-            FltrainError: if an entry is wrong; the message names the entry, the value and allowed values.
+        FltrainError: if an entry is wrong; the message names the entry, the value and allowed values.
     """
     entries: dict[str, DatasetEntry] = {}
     for source, given in ((str(path), path), *external("fltrain.datasets")):

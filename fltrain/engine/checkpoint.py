@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import clear_leftovers, read_arrays, write_arrays
+from fltrain.engine.client_store import Spilled
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.methods.types import Server, State
@@ -93,10 +94,10 @@ class Checkpoints:
         started = time.monotonic()
         path = checkpoint_file(self.folder, simulation.finished)
         try:
-            leaves: list[tuple[Any, Tensor]] = tree_flatten_with_path(_state(simulation))[0]
-            state = {"/".join(step.key for step in path): tensor for path, tensor in leaves}
-            host = [name for name, tensor in state.items() if tensor.device.type != simulation.device.type]
-            arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
+            leaves: list[tuple[Any, Tensor | Spilled]] = tree_flatten_with_path(_state(simulation))[0]
+            state = {"/".join(step.key for step in path): stored for path, stored in leaves}
+            host = [name for name, stored in state.items() if stored.device.type != simulation.device.type]
+            arrays = {name: _array(stored) for name, stored in state.items()}
             lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in progress.rows)
             arrays["rows"] = np.frombuffer(lines.encode(), np.uint8)
             write_arrays(path, arrays, {**self._about(simulation, progress), "host": host})
@@ -159,13 +160,19 @@ class Checkpoints:
 
 
 def _state(simulation: Simulation) -> dict[str, Any]:
-    """Return all tensors that the next round depends on, in nested dictionaries."""
+    """Return all tensors that the next round depends on, in nested dictionaries; some are in a file."""
     server, clients = simulation.server, simulation.clients
     return {
         **{"weights": server.weights, "buffers": server.buffers, "counters": server.counters},
         **{"last": simulation.last_models, "server": server.states},
-        **{str(client): clients.views(client) for client in clients},
+        **{str(client): clients.stored(client) for client in clients},
     }
+
+
+def _array(stored: Tensor | Spilled) -> NDArray[Any]:
+    tensor = stored.view() if isinstance(stored, Spilled) else stored.detach().cpu()
+    array: NDArray[Any] = tensor.numpy()
+    return array
 
 
 def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:

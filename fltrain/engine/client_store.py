@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,15 +105,18 @@ class ClientStore(Mapping[int, ClientState]):
         """True if large tensors are in a file."""
         return self._file is not None
 
-    def views(self, client: int) -> ClientState:
-        """Return a client's state without copying it out of the file; writing to the store may change it."""
-        return self._read(client, Spilled.view)
+    def stored(self, client: int) -> dict[str, dict[str, Tensor | Spilled]]:
+        """Return a client's state as it is stored; writing to the store may change it."""
+        return self._clients[client]
 
     def __contains__(self, client: object) -> bool:
         return client in self._clients
 
     def __getitem__(self, client: int) -> ClientState:
-        return self._read(client, Spilled.load)
+        states: ClientState = tree_map(
+            lambda stored: stored.load() if isinstance(stored, Spilled) else stored, self._clients[client]
+        )
+        return states
 
     def __setitem__(self, client: int, states: ClientState) -> None:
         """Replace a client's state.
@@ -125,7 +128,7 @@ class ClientStore(Mapping[int, ClientState]):
         if self._file is None and self.bytes > self.limit:
             self._file = SpillFile(self.folder)
             for number in self._clients:
-                self._put(number, self.views(number))
+                self._put(number, self[number])
         self._put(client, states)
 
     def __iter__(self) -> Iterator[int]:
@@ -133,12 +136,6 @@ class ClientStore(Mapping[int, ClientState]):
 
     def __len__(self) -> int:
         return len(self._clients)
-
-    def _read(self, client: int, read: Callable[[Spilled], Tensor]) -> ClientState:
-        states: ClientState = tree_map(
-            lambda stored: read(stored) if isinstance(stored, Spilled) else stored, self._clients[client]
-        )
-        return states
 
     def _put(self, client: int, states: ClientState) -> None:
         old, file = self._clients.get(client, {}), self._file

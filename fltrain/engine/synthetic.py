@@ -17,7 +17,7 @@ from fltrain.runs.spec import RunSpec
 NEVER = 10**6
 
 
-def rehearsal(
+def synthetic_run(
     settings: Mapping[str, Any],
     images: int,
     tests: int,
@@ -38,7 +38,7 @@ def rehearsal(
         FltrainError: if settings are wrong, the registry lacks the size of the images, or they do not fit the
             run.
     """
-    spec = RunSpec.parse({"rounds": NEVER, "evaluation": {"every": NEVER}, **settings}, "rehearsal")
+    spec = RunSpec.parse({"rounds": NEVER, "evaluation": {"every": NEVER}, **settings}, "synthetic run")
     entry, side = spec.dataset.entry, spec.dataset.side
     if not (entry.channels and entry.classes and side):
         raise FltrainError(

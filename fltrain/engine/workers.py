@@ -158,7 +158,7 @@ class _Helper:
         self.file.seek(0)
         # The file is safe: our child has written it, and no other process can open it by a name.
         outcome, batches = torch.load(self.file, weights_only=False)  # noqa: TID251
-        memory.BATCH.update(batches)
+        memory.BATCH.update({device: min(size, memory.BATCH[device]) for device, size in batches.items()})
         if isinstance(outcome, Exception):
             raise outcome
         results: Mapping[int, Any] = outcome

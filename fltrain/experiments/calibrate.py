@@ -18,7 +18,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
 from fltrain.engine.memory import BATCH
 from fltrain.engine.simulation import Diverged, Simulation
-from fltrain.engine.synthetic import NEVER, rehearsal
+from fltrain.engine.synthetic import NEVER, synthetic_run
 from fltrain.experiments.costs import Calibration, Measurement, Workload, calibration_file, device_name
 from fltrain.experiments.plan import Plan
 from fltrain.runs.record import Results
@@ -84,7 +84,7 @@ def measure(work: Workload, device: torch.device) -> Measurement:
     }
     # Two images of each class, because the separability of features needs them.
     tests = max(BATCH[device.type], 2 * (spec.dataset.entry.classes or 1))
-    simulation = rehearsal(settings, STEPS * work.batch, tests, device)
+    simulation = synthetic_run(settings, STEPS * work.batch, tests, device)
     simulation.round(0)  # warms up, and gives the clients their states
     before, rounds = _spent(simulation), 0
     while rounds == 0 or (rounds < 20 and _spent(simulation)["train"] - before["train"] < PATIENCE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import Field
@@ -15,9 +16,9 @@ from fltrain.data.augmentation import Augmentation
 class LearningRate(Component):
     """Local learning rate as a function of the round; it is constant within a round."""
 
+    @abstractmethod
     def factor(self, round: int) -> float:
         """Return the factor of the initial rate in the given round (counted from 0)."""
-        raise TypeError(f"learning-rate schedule {self.name!r} does not define its factor")
 
     def check(self, rounds: int) -> None:
         """Refuse a number of rounds if the rate would be zero in some of them.
@@ -74,7 +75,7 @@ class Cosine(LearningRate):
         return (1 + math.cos(math.pi * min(round / self.rounds, 1.0))) / 2
 
 
-LEARNING_RATES = catalogue(LearningRate)
+LEARNING_RATES = catalogue(LearningRate)  # type: ignore[type-abstract]
 
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Server:
-    """The server between two rounds: global weights ``[P]``, float buffers ``[B]``, method states by name."""
+    """The server between two rounds: weights ``[P]``, buffers and counters, and method states by name."""
 
     weights: Tensor
     buffers: Tensor

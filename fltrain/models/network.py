@@ -92,7 +92,7 @@ class Network(nn.Module):
         return cuts[(len(cuts) - 1) // 2] if split is None else split
 
     def lower(self, images: Tensor, split: int) -> Tensor:
-        """Return the maps above the part below a cut; ``split`` is a key of ``splits``."""
+        """Return the output of the part below a cut; ``split`` is a key of ``splits``."""
         return self.through(self._parts(split)[0], images)
 
     def upper_features(self, maps: Tensor, split: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""The machine: devices, determinism, threads and memory, signals, provenance, profiling."""
+"""The machine: devices, determinism, threads and memory, signals, provenance."""

@@ -43,7 +43,7 @@ class Determinism:
     """
 
     device: torch.device
-    profile: Profile = "fast"
+    profile: Profile
     operations: set[str] = field(default_factory=set)
 
     @property

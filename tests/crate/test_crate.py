@@ -50,20 +50,6 @@ def test_it_is_a_valid_workflow_run(crate: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, ["0 violations of 4 profiles"]), done.stderr
 
 
-def test_the_validator_finds_a_missing_workflow(crate: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged.zip"
-    with zipfile.ZipFile(crate) as whole, zipfile.ZipFile(damaged, "w") as rest:
-        for name in whole.namelist():
-            content = whole.read(name)
-            if name == METADATA:
-                graph = json.loads(content)
-                del next(one for one in graph["@graph"] if one["@id"] == "./")["mainEntity"]
-                content = json.dumps(graph).encode()
-            rest.writestr(name, content)
-    done = validate(damaged)
-    assert done.returncode == 1 and "mainEntity" in done.stdout, done.stderr
-
-
 def test_it_contains_all_that_is_needed_to_make_the_tables_again(crate: Path, tmp_path: Path) -> None:
     """Records, tables, specs, workflow, environment and citation; the records can be imported."""
     with zipfile.ZipFile(crate) as packed:

@@ -14,9 +14,11 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
 from fltrain.engine.executors.sequential import SequentialExecutor
 from fltrain.engine.executors.vectorized import VectorizedExecutor
+from fltrain.engine.simulation import lockstep
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
+from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
 from fltrain.models.base import Model
 
@@ -81,32 +83,36 @@ UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 4, "methods.fed2.client_final"
 """Functions that do so for every client, and how often; ``uploaded`` does not wait for the device."""
 
 
-def run(executor: str, *methods: Method) -> Transfers:
+def run(executor: str, *methods: Method, seeds: int = 1) -> Transfers:
     """Train on the stub device: a client in a full and a smaller batch, another one in a full batch.
 
     In a second round, clients have states. Only executors that capture steps train it: they read all
-    numbers of clients and rounds from tensors.
+    numbers of clients and rounds from tensors. Runs with several seeds train together.
     """
     personal = Composition(methods).personal
     first, second = (24, 13) if personal else (18, 10)
     clients = Partition([np.arange(first), np.arange(first, first + second)], digest="")
     rounds = 2 if executor in CAPTURING else 1
     with on_stub_device() as transfers:
-        federation = simulation(
-            *methods,
-            model=MODEL_FOR.get(methods[0].name, Tiny()),
-            partition=with_tests(clients) if personal else clients,
-            executor=EXECUTORS[executor],
-            device=stub_device(),
-            fraction=1.0,
-            batch_size=10,
-            clip_norm=1.0,
-            evaluate_every=rounds,
-        )
+        federations = [
+            simulation(
+                *methods,
+                model=MODEL_FOR.get(methods[0].name, Tiny()),
+                partition=with_tests(clients) if personal else clients,
+                executor=EXECUTORS[executor],
+                device=stub_device(),
+                fraction=1.0,
+                batch_size=10,
+                clip_norm=1.0,
+                evaluate_every=rounds,
+                seed=seed,
+            )
+            for seed in range(seeds)
+        ]
         for number in range(rounds):
-            federation.round(number)
-    server = federation.server
-    assert {tensor.device for tensor in (server.weights, server.buffers, server.counters)} == {stub_device()}
+            lockstep([federation.steps(number) for federation in federations])
+    for server in (federation.server for federation in federations):
+        assert {one.device for one in (server.weights, server.buffers, server.counters)} == {stub_device()}
     return transfers
 
 
@@ -121,6 +127,11 @@ def test_training_mixes_no_devices_and_steps_transfer_nothing(
     visits = 2 * (2 if executor in CAPTURING else 1)
     for place, count in transfers.uploads.items():
         assert place in UPLOADING or count <= visits * UPLOADS_PER_CLIENT.get(place, 0), place
+
+
+def test_stacked_seeds_mix_no_devices() -> None:
+    """FLFA's choice of layers is on the host, and differs between seeds."""
+    assert run("vectorized", FedAvg(), Flfa(), seeds=2).in_steps == set()
 
 
 class Faulty(FedAvg):

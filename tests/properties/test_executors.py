@@ -101,23 +101,6 @@ class ReplayingLanes(OnTape, VectorizedCudaGraphExecutor):
     """Clients side by side, on the CPU."""
 
 
-class FrozenRate(OnTape):
-    """Has its learning rates in Python numbers, which a capture freezes."""
-
-    def __init__(self, clients: Clients, recordings: str = "device", **settings: object) -> None:
-        super().__init__(clients, recordings, **settings)
-        for optimiser in self.optimisers:
-            optimiser.rate = 0.0
-
-
-class FrozenRateOfGraphs(FrozenRate, CudaGraphExecutor):
-    """One client after the other."""
-
-
-class FrozenRateOfLanes(FrozenRate, VectorizedCudaGraphExecutor):
-    """Clients side by side."""
-
-
 def graphs(device: torch.device) -> type[Counting]:
     return CountingGraphs if device.type == "cuda" else Replaying
 
@@ -192,14 +175,6 @@ def test_one_recording_serves_all_clients_rounds_and_learning_rates(kind: Kind, 
     sizes = {len(images) % 8 for images in fixed.data.clients} - {0}
     assert fixed.executor.captures <= 2 * (1 + len(sizes)), "clients with a dual state, and without one"
     torch.testing.assert_close(plain.server.weights, fixed.server.weights, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("executor", [FrozenRateOfGraphs, FrozenRateOfLanes])
-def test_a_frozen_learning_rate_is_found(executor: type[FrozenRate]) -> None:
-    """The test above compares rates: without them in tensors, all rounds have that of the capture."""
-    settings = {"rounds": 2, "fraction": 1.0, "lr_schedule": Exponential(decay=0.5), "model": LeNet5()}
-    plain, frozen = compared(executor, FedAvg(), **settings)
-    assert (plain.server.weights - frozen.server.weights).abs().max() > 1e-3
 
 
 REFUSED = r"(?m)^executor '%s': a local step cannot be captured \(%s\); use --executor sequential$"

@@ -361,6 +361,21 @@ def test_an_import_that_is_killed_loses_no_record(packed: Path, target: Results,
     assert len(states) == 5, "kills at every stage of the two replacements"
 
 
+def test_a_stale_record_is_refused(packed: Path, target: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedAvg, "revision", 2)
+    refused(packed, target, "another version of fltrain (methods 1 -> 2)")
+
+
+def test_one_invalid_record_refuses_all(source: Results, target: Results, tmp_path: Path) -> None:
+    one, other = source.records()
+    edit = edited(other, "summary.json", put(accuracy={"final": 0.99}))
+    members = [member(f"{one.run_id}/{name}", content) for name, content in contents(one).items()]
+    members += [
+        member(f"{other.run_id}/{name}", content) for name, content in {**contents(other), **edit}.items()
+    ]
+    refused(pack(tmp_path / "bad.tar.gz", *members), target, other.run_id, "does not follow")
+
+
 def test_training_restores_a_moved_record(source: Results) -> None:
     record = next(source.records())
     aside = source.runs / ".replaced-abc"

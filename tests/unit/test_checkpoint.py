@@ -4,15 +4,19 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_arrays, write_arrays
 from fltrain.data.prepared import PreparedData
 from fltrain.engine import checkpoint
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
+from fltrain.engine.client_store import Spilled
 from fltrain.engine.simulation import Simulation
 
 from .helpers import federation, flip, labels, pixels, tiny
@@ -57,6 +61,36 @@ def test_the_last_two_checkpoints_remain_and_the_newest_is_used(saved: Checkpoin
     saved.remove()
     assert not saved.folder.exists()
     assert saved.restore(new()) is None
+
+
+def test_a_checkpoint_of_another_version_is_refused(saved: Checkpoints) -> None:
+    path = saved.folder / "round-000003.safetensors"
+    arrays, about = read_arrays(path, "checkpoint")
+    write_arrays(path, arrays, {**about, "format": checkpoint.FORMAT - 1})
+    with pytest.raises(FltrainError, match="another version of fltrain"):
+        saved.restore(new())
+
+
+def test_costs_include_all_processes(saved: Checkpoints) -> None:
+    _, about = read_arrays(saved.folder / "round-000003.safetensors", "checkpoint")
+    costs = (simulation := new()).costs
+    saved.restore(simulation)
+    assert costs.samples == about["samples"] > 0
+    assert all(costs.seconds[phase] >= seconds for phase, seconds in about["phases"].items())
+
+
+def test_client_state_in_a_file_belongs_to_its_device(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, IDENTITY, Interval())
+    simulation = new()
+    simulation.clients.limit = 0
+    rows = simulation.round(0)
+    client = next(iter(simulation.clients))
+    states = simulation.clients.stored(client)["scaffold"]
+    (name,) = (name for name, tensor in states.items() if isinstance(tensor, Spilled))
+    states[name] = replace(states[name], device=torch.device("meta"))  # any device but the run's
+    assert checkpoints.save(simulation, Progress(rows, 0.0, []))
+    _, about = read_arrays(*tmp_path.glob("*.safetensors"), "checkpoint")
+    assert about["host"] == [f"{client}/scaffold/{name}"]
 
 
 def cut(path: Path) -> None:

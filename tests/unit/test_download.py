@@ -187,7 +187,8 @@ fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"), Pat
 def test_failed_downloads_leave_no_file(
     server: Server, tmp_path: Path, monkeypatch: Any, body: bytes, behaviour: str, reason: str
 ) -> None:
-    monkeypatch.setattr(fetching, "TIMEOUT", (5.0, 0.2))
+    if behaviour == "stall":
+        monkeypatch.setattr(fetching, "TIMEOUT", (5.0, 0.2))
     server.bodies["/f.bin"] = body
     server.cuts, server.stall = (99 if behaviour == "cuts" else 0), behaviour == "stall"
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
@@ -348,15 +349,16 @@ def test_truncated_archives_are_refused(tmp_path: Path, name: str) -> None:
         assert "not readable as an archive" in refused(archive, tmp_path)
 
 
-@pytest.mark.parametrize("path", ["../evil", "a/../../evil", "/tmp/evil"])
+@pytest.mark.parametrize("path", ["../evil", "a/../../evil", "absolute"])
 @pytest.mark.parametrize("name", ["x.zip", "x.tgz"])
 def test_nothing_is_written_outside_the_folder(tmp_path: Path, path: str, name: str) -> None:
     (tmp_path / "in").mkdir()
-    files, archive = {"good": b"1", path: b"2"}, tmp_path / "in" / name
+    bad, archive = str(tmp_path / "evil") if path == "absolute" else path, tmp_path / "in" / name
+    files = {"good": b"1", bad: b"2"}
     zipped(archive, *files.items()) if name == "x.zip" else write_tar(archive, files)
     with contextlib.suppress(FltrainError):
         unpack(archive, tmp_path / "in" / "out")
-    assert not list(Path("/tmp").glob("evil")) and {one.name for one in tmp_path.iterdir()} == {"in"}
+    assert {one.name for one in tmp_path.iterdir()} == {"in"}
     assert {one.name for one in (tmp_path / "in").iterdir()} <= {name, "out"}
 
 

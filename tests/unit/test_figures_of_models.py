@@ -52,6 +52,7 @@ def test_saved_models_are_the_final_models_of_the_run(records: dict[str, Record]
     """The global model has the recorded accuracy, and is the average of the clients' models."""
     record = records["plain"]
     run = TrainedRun(record, results_of(records), CPU)
+    run.load_global()
     assert evaluate(run.network, run.data.test).accuracy == record.summary["accuracy"]["last"]
     sizes = torch.tensor([len(run.data.clients[client]) for client in run.each_client()]).double()
     mean = (sizes / sizes.sum()) @ run.arrays["client_weights"].double()

@@ -126,6 +126,7 @@ def test_a_run_without_a_checkpoint_does_not_report_to_resume(tmp_path: Path) ->
     wait_for(log, process)
     while "parameters" not in log.read_text():
         assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     assert process.communicate()[0].splitlines()[-1] == (
         f"{spec.run_id}: stopped by SIGTERM after round 0 of 3; "
@@ -135,7 +136,9 @@ def test_a_run_without_a_checkpoint_does_not_report_to_resume(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
 def test_a_signal_writes_a_checkpoint_and_ends_the_program(
     tmp_path: Path, long: Long, number: signal.Signals, code: int
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_waiting_process_resumes_the_run_of_a_killed_process(tmp_path: Path, l
     first = started(spec, root)
     while not list(Results(root).checkpoints(spec.run_id).glob("*.safetensors")):
         time.sleep(0.01)
+        assert first.exitcode is None, "the run is long enough"
     second = started(spec, root)
     log = Results(root).run(spec.run_id) / "train.log"
     while "waiting" not in log.read_text():

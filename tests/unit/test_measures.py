@@ -97,3 +97,11 @@ def test_costs_of_a_run_that_diverged_at_once(tmp_path: Path, name: str) -> None
     targeted = MEASURES[name].targeted
     found = measure(name).of(record, 0.5) if targeted else measure(name).of(record)
     assert found == ({"": math.inf} if targeted else None)
+
+
+@pytest.mark.parametrize(
+    ("measure", "margin"), [("final_accuracy", 1.0), ("rounds_to_target", 40.0), ("round_seconds", 50.0)]
+)
+def test_margins_of_the_protocol(measure: str, margin: float) -> None:
+    """A point of accuracy, a fifth of the rounds to a target, a quarter of the seconds per round."""
+    assert MEASURES[measure].margin.around(200.0) == margin

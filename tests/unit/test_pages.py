@@ -41,10 +41,10 @@ class Page(HTMLParser):
         self.loaded: list[str] = []
         self.ids: list[str] = []
         self.texts: list[tuple[str, str]] = []
-        self.rows: list[list[tuple[int, int]]] = []
         self.feed(text)
         self.close()
         assert self.open == [], "elements that are not closed"
+        assert len(self.ids) == len(set(self.ids))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
@@ -52,10 +52,6 @@ class Page(HTMLParser):
             (self.links if tag == "a" else self.loaded).append(values["href"] or "")
         self.loaded += [values[name] or "" for name in ("src", "srcset", "action", "data") if name in values]
         self.ids += [values["id"] or ""] if "id" in values else []
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("th", "td"):
-            self.rows[-1].append((int(values.get("rowspan") or 1), int(values.get("colspan") or 1)))
         if tag not in self.VOID:
             self.open.append(tag)
 

@@ -24,7 +24,7 @@ from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.measures import MEASURES
-from fltrain.runs.record import Record
+from fltrain.runs.record import Record, write_record
 
 from .helpers import DIVERGED, Cells, Row, tiny, trained
 from .helpers import accuracies as accuracy_rows
@@ -177,6 +177,37 @@ def test_a_run_that_diverged_sets_no_target(runs: Runs) -> None:
     sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
     shown = {row: value_text(cell) for (row,), cell in runs.shown(sheet).items()}
     assert shown == {"FedAvg": "1 of 2 diverged; 1 of 2 seeds reach it", "SCAFFOLD": "3"}, "it ranks last"
+
+
+@pytest.mark.parametrize(("gain", "margin"), [(9.0, 1.0), (0.8, 0.4), (0.2, 0.25)])
+def test_the_margin_is_at_most_half_of_the_published_gain(
+    runs: Runs, tmp_path: Path, gain: float, margin: float
+) -> None:
+    published = tmp_path / "table.csv"
+    published.write_text(f"plugin,metric,value,note\nBP,acc,50,\nFLFA,acc,{50 + gain},\n")
+    without_and_with(runs)
+    table = runs.table({**GAIN, "reported": "acc"}, columns="plugin", reduced=False)
+    assert runs.shown(table, published)["FedAvg", "FLFA"].margin == pytest.approx(margin)
+
+
+def test_the_spread_is_at_least_one_test_image(runs: Runs) -> None:
+    rows = [{**row, "images": 50} for row in accuracy_rows(0.5)]
+    runs.add({"method": "FedAvg"}, 0.5, 0.5, 0.5, rows=rows)
+    (cell,) = runs.shown(runs.table(ACCURACY)).values()
+    assert cell.spread == 2.0
+
+
+def test_cells_of_different_datasets_do_not_share_their_spread(runs: Runs) -> None:
+    for dataset, values in (("digits", (0.5, 0.51, 0.52)), ("mnist", (0.3, 0.5, 0.7))):
+        for value in values:
+            run = runs.add({"data": dataset}, value)
+            summary = {
+                key: part for key, part in runs.results.record(run).summary.items() if key != "digests"
+            }
+            folder = runs.results.run(run)
+            write_record(folder, tiny(dataset=dataset), (), summary, {"round_seconds": [1.0]}, {})
+    shown = runs.shown(runs.table(ACCURACY, rows="data"))
+    assert shown["digits",].spread == pytest.approx(1.0) and shown["mnist",].spread == pytest.approx(20.0)
 
 
 def test_medians_of_few_seeds_are_not_tested(runs: Runs, tmp_path: Path) -> None:

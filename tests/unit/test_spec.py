@@ -1,6 +1,8 @@
 """Valid specs, messages for mistakes, and equality of runs."""
 
 import json
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from fltrain.models.networks import MODELS
 from fltrain.runs.spec import RunSpec
 
 from .helpers import TINY, tiny
+
+PUBLISHED = Path(__file__).parents[2] / "published" / "records.tar.gz"
 
 FULL = {
     "dataset": {"name": "digits", "image_size": 16},
@@ -126,9 +130,17 @@ def test_numbers_are_read_back_exactly(lr: float, decay: float, epochs: int, see
 
 def test_run_ids_are_readable_and_fixed() -> None:
     spec = tiny(**FULL)
-    slug, _, digits = spec.run_id.rpartition("-")
-    assert slug == "digits-fedprox+flfa"
-    assert digits == short_hash(spec.canonical) and len(digits) == 10
+    assert spec.run_id == "digits-fedprox+flfa-1ee29cf01a"
+
+
+def test_ids_of_published_runs_are_fixed() -> None:
+    with tarfile.open(PUBLISHED) as archive:
+        for file in archive:
+            run, _, name = file.name.partition("/")
+            if name == "spec.json" and (content := archive.extractfile(file)):
+                settings = json.load(content)
+                del settings["revisions"]
+                assert RunSpec.parse(settings, run).run_id == run
 
 
 def test_canonical_json_has_one_form() -> None:

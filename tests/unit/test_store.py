@@ -52,7 +52,6 @@ def test_stored_states_are_read_back(tmp_path: Path, limit: int) -> None:
     assert sorted(store) == [0, 3, 7] and len(store) == 3 and 5 not in store
     for client, seed in ((3, 30), (0, 0), (7, 7)):
         assert_same(dict(store[client]), client_state(seed))
-        assert_same(dict(store.views(client)), client_state(seed))
     assert store.spilled == (limit < 3 * SIZE)
     assert store.get(5) is None
     assert store.bytes == 3 * (SIZE + 8)

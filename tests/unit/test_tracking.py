@@ -327,7 +327,7 @@ def test_a_long_export_prints_its_progress(
 
 
 def test_exporting_again_writes_nothing(store: Exports) -> None:
-    """Also after a copy of the results to another machine, and without a query for every run."""
+    """Also after a copy of the results to another machine."""
     store.export()
     for record in store.records:
         os.utime(record.folder / "summary.json", (1e9, 1e9))
@@ -441,6 +441,13 @@ def test_a_changed_store_is_repaired(store: Exports, damage: str) -> None:
     STORE_DAMAGE[damage](MlflowClient(store.uri), store)
     store.export()
     assert store.contents() == expected and len(store.ids()) == 3
+
+
+def test_a_deleted_run_of_an_item_is_exported_again(store: Exports) -> None:
+    store.memberships[store.diverged.run_id] = ["fed2/table3"]  # all runs belong to items
+    store.export()
+    MlflowClient(store.uri).delete_run(store.ids()[store.plain.run_id])
+    assert store.export() == Exported(unchanged=2, created=1)
 
 
 def test_other_runs_in_the_store_are_not_changed(store: Exports) -> None:

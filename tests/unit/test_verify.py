@@ -21,7 +21,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.methods.fedprox import FedProx
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.verify import Problem, Verification
-from fltrain.runs.record import MODELS_FILE, Record, Results, summary_digest
+from fltrain.runs.record import MODELS_FILE, Record, Results, checkpoint_file, summary_digest
 from fltrain.runs.status import stale_runs
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, flip, trained, write_papers
@@ -216,6 +216,13 @@ def test_files_of_interrupted_processes_are_harmless(place: Place) -> None:
     assert [one.harmless for one in found] == [True, True, True]
     assert {one.text.partition(": ")[0] for one in found} == {str(path) for path in left}
     assert verify(place).exit_code == 0
+
+
+def test_checkpoints_of_complete_runs_are_harmless(place: Place) -> None:
+    left = checkpoint_file(place.results.checkpoints(place.records[0].run_id), 2)
+    left.parent.mkdir(parents=True)
+    left.touch()
+    place.only(left.parent, harmless=True)
 
 
 def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,21 @@ def test_an_exception_of_a_child_is_raised_with_its_notes_and_traceback() -> Non
     assert not multiprocessing.active_children()
 
 
+def test_a_child_does_not_enlarge_batches_again() -> None:
+    parent = os.getpid()
+
+    def work(item: int) -> int:
+        if os.getpid() == parent:
+            memory.BATCH["cpu"] = 7
+        else:
+            time.sleep(0.05)  # leave items to the parent
+        return item
+
+    Workers(2).map(work, range(9))
+    assert memory.BATCH["cpu"] == 7
+    memory.start_anew()
+
+
 def test_a_killed_worker_ends_the_run_with_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

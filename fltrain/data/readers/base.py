@@ -229,11 +229,11 @@ def _unpack_tar(archive: Path, folder: Path) -> None:
             pass
 
 
-def listing(names: Iterable[str], most: int = 3) -> str:
-    """Return the first few names and the number of the others."""
+def listing(names: Iterable[str]) -> str:
+    """Return the first three names and the number of the others."""
     names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def locate(source: Path, *names: str) -> Path:

@@ -194,7 +194,8 @@ class Lanes:
             return self.moving, self.held
 
         def chosen(tensor: Tensor, dim: int | None = 0) -> Tensor:
-            return tensor if dim is None else tensor.index_select(0, index)
+            # Methods keep some tensors on the host.
+            return tensor if dim is None else tensor.index_select(0, index.to(tensor.device))
 
         return tree_map(chosen, self.moving), tree_map(chosen, self.held, self.dims)
 

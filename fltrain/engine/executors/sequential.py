@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrain.core.errors import noting
@@ -179,7 +180,8 @@ class SequentialExecutor:
         indices = self.clients.data.clients[client]
         sizes = round.training.batch_sizes(len(indices), schedule.batches)
         epochs = round.training.epochs * schedule.passes
-        orders = batch_orders(round, client, epochs, len(indices), indices.device)
+        drawn = batch_orders(round.task.seed, round.number, client, epochs, len(indices))
+        orders = uploaded(drawn, indices.device)
         changes = images.parameters(round.task.seed, round.number, client, epochs, len(indices))
         places = torch.arange(sum(sizes), device=indices.device).split(sizes)
         phases, visited = zip(*schedule.visits(places), strict=True)
@@ -325,11 +327,10 @@ class FrozenModels:
                 twin.load(*held, self.model.counters)
 
 
-def batch_orders(round: Round, client: int, epochs: int, samples: int, device: torch.device) -> Tensor:
+def batch_orders(seed: int, round: int, client: int, epochs: int, samples: int) -> NDArray[np.int64]:
     """Return the order in which the client visits its images, ``[epochs, samples]``."""
-    where = partial(stream, round.task.seed, Purpose.BATCH_ORDER, round=round.number, client=client)
-    orders = [where(epoch=epoch).permutation(samples) for epoch in range(epochs)]
-    return uploaded(np.stack(orders), device)
+    where = partial(stream, seed, Purpose.BATCH_ORDER, round=round, client=client)
+    return np.stack([where(epoch=epoch).permutation(samples) for epoch in range(epochs)])
 
 
 class Sgd:
