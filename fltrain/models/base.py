@@ -57,7 +57,7 @@ class NormedModel(Model):
     """A network whose convolutions are followed by norm layers.
 
     Attributes:
-        norm: ``bn`` BatchNorm, ``gn`` GroupNorm, ``none`` nothing.
+        norm: ``bn`` BatchNorm, ``gn`` GroupNorm; some networks also have ``none``.
         norm_groups: number of groups of each GroupNorm (default: the largest divisor of the width that is at
             most a sixteenth of it, so a group has about 16 channels).
     """

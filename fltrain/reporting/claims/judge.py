@@ -657,7 +657,7 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     return Finding(
         verdict,
         f"failed: {int(failed.sum())} of {count(int(there.sum()), 'run')}, by divergence "
-        f"({int(diverged.sum())}) or with a {what} of at most {test.at_most:g}; {', '.join(parts)}",
+        f"({int(diverged.sum())}) or by {what} of at most {test.at_most:g}; {', '.join(parts)}",
     )
 
 
