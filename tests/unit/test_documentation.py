@@ -187,18 +187,19 @@ def test_files_named_in_the_documentation_exist() -> None:
             assert created or (ROOT / path).exists(), f"{document.name}: {path}"
 
 
-def test_results_in_the_readme_are_the_published_ones() -> None:
-    """The README's table has the cells of the published table, which CI makes from the records."""
-    text = (ROOT / "README.md").read_text()
-    section = text.partition("## Results so far")[2].partition("\n## ")[0]
-    shown = {method: cells for method, *cells in table_rows(section) if "[" in "".join(cells)}
-    made = table_rows((ROOT / "published" / "fair" / "accuracy.md").read_text())
-    tuned = {method: cells[3:6] + cells[9:12] for method, *cells in made if "[" in cells[4]}
-    assert len(shown) == 15
-    assert shown == {
-        method: [cell.partition(" ")[0] if place in (0, 3) else cell for place, cell in enumerate(cells)]
-        for method, cells in tuned.items()
-    }
+def test_the_readme_states_the_decided_differences_of_the_fair_table() -> None:
+    text = (ROOT / "README.md").read_text().partition("**[Fair table]")[2].partition("\n\n**")[0]
+    with (ROOT / "published" / "fair" / "accuracy.csv").open(encoding="utf-8", newline="") as file:
+        cells = [cell for cell in csv.DictReader(file) if cell["column"] == "tuned"]
+    verdicts: dict[str, list[str]] = {"Dirichlet 0.1": [], "Dirichlet 0.5": []}
+    for cell in cells:
+        verdicts[cell["panel"]].append(cell["gain_verdict"])
+        if cell["panel"] == "Dirichlet 0.1" and cell["gain_verdict"] in ("better", "worse"):
+            gain, low, high = (float(cell[name]) for name in ("gain", "gain_low", "gain_high"))
+            stated = f"*{cell['gain_verdict']}* ({gain:+.1f}, {low:.1f} to {high:.1f})"
+            assert stated in text
+    assert [verdicts["Dirichlet 0.1"].count(one) for one in ("better", "worse", "equivalent")] == [1, 1, 0]
+    assert [verdicts["Dirichlet 0.5"].count(one) for one in ("better", "equivalent")] == [0, 6]
 
 
 def table_rows(text: str) -> list[list[str]]:
