@@ -14,8 +14,7 @@ from scipy import stats
 from fltrain.core.statistics import CellAggregate, Floats, aggregate, interquartile_mean, share_of_larger
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import METHOD
-from fltrain.reporting.claims.judge import VERDICTS as CLAIM_VERDICTS
-from fltrain.reporting.claims.judge import Judged, to_frame
+from fltrain.reporting.claims.judge import CLAIM_VERDICTS, Judged, to_frame
 from fltrain.reporting.pictures import paper_forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import (

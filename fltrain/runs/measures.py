@@ -258,7 +258,7 @@ def measure(name: str) -> Measure:
     return MEASURES[name]
 
 
-CURVES: dict[str, dict[str, str]] = {
+ROW_FIELDS: dict[str, dict[str, str]] = {
     "train": {"loss": ""},
     "evaluation": {"accuracy": "", "loss": "", "images": "", "macro": "local_test", "std": "local_test"},
     "updates": {"drift": "drift", "similarity": "similarity", "skewness": "similarity"},
@@ -298,9 +298,9 @@ def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
     if kind in METHODS:
         taking_part = [method.name for method in spec.composition.methods]
         return "" if kind in taking_part else f"the method or plug-in {kind!r}"
-    curves = [f"{kind}.{name}" for kind, fields in CURVES.items() for name in fields]
+    curves = [f"{kind}.{name}" for kind, fields in ROW_FIELDS.items() for name in fields]
     check_known(f"{where}: unknown curve", [measure_or_curve], curves)
-    needed = CURVES[kind][name]
+    needed = ROW_FIELDS[kind][name]
     if needed == "local_test":
         return "" if spec.local_test else needed
     return "" if not needed or needed in spec.evaluation.statistics else f"evaluation.statistics: [{needed}]"

@@ -20,7 +20,7 @@ from fltrain.experiments.layout import Restriction, Sheet
 from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import merge
 from fltrain.experiments.selection import Selection
-from fltrain.runs.measures import CURVES
+from fltrain.runs.measures import ROW_FIELDS
 from fltrain.runs.spec import Statistic
 
 from .helpers import tiny, trained
@@ -190,7 +190,7 @@ def test_items_can_show_exactly_the_curves_of_records(tmp_path: Path) -> None:
         for row in trained(tiny(rounds=1, **changes), tmp_path).metrics:
             values = {key for key, value in row.items() if isinstance(value, float | dict) or key == "images"}
             fields.setdefault(row["kind"], set()).update(values)
-    assert fields == {kind: set(names) for kind, names in CURVES.items()}
+    assert fields == {kind: set(names) for kind, names in ROW_FIELDS.items()}
 
 
 ALL_CELLS = [(method, plugin) for method in ("fedavg", "fedprox", "scaffold") for plugin in ("BP", "FLFA")]

@@ -68,12 +68,12 @@ from fltrain.reporting.verdict import RULE_DATE, discoveries, gain_margin
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Record
 
-Verdict = Literal[
+ClaimVerdict = Literal[
     "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
 ]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+CLAIM_VERDICTS: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
 
-JUDGED: tuple[Verdict, ...] = ("supported", "contradicted", "undecided")
+JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
 """Verdicts that our runs give."""
 
 
@@ -90,7 +90,7 @@ class Finding:
         p_contradicted: p value of the test that would contradict the claim.
     """
 
-    verdict: Verdict
+    verdict: ClaimVerdict
     numbers: str
     decision: str = ""
     estimate: float | None = None
@@ -295,7 +295,7 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
     least = min(ps, default=None)
-    verdict: Verdict = "undecided"
+    verdict: ClaimVerdict = "undecided"
     if verdicts == {"supported"}:
         verdict = "supported"
     elif contrary and (None in contrary or (least is not None and least < LEVEL)):
@@ -503,18 +503,22 @@ class Evidence:
 
     def samples(self, judge: Literal["every", "average"]) -> dict[str, list[float]]:
         """Return the values of each place, or of their average alone."""
-        return self.filled if judge == "every" else {AVERAGE: self.per_seed}
+        return self.filled if judge == "every" else {OVER_PLACES: self.per_seed}
 
     def floor_of(self, sample: str) -> float:
         """Return the smallest believable spread of a place, or of the average of all places."""
-        return self.floor / math.sqrt(max(len(self.filled), 1)) if sample == AVERAGE else self.floor
+        return self.floor / math.sqrt(max(len(self.filled), 1)) if sample == OVER_PLACES else self.floor
 
     def finding(
-        self, verdict: Verdict, decision: str, p: float | None = None, p_contradicted: float | None = None
+        self,
+        verdict: ClaimVerdict,
+        decision: str,
+        p: float | None = None,
+        p_contradicted: float | None = None,
     ) -> Finding:
         """Return the finding with this verdict: mean, interval, extreme places, losses, test."""
         statistic = Statistic.of(self.per_seed)
-        interval = mean_interval(self.per_seed, self.floor_of(AVERAGE)) if statistic else None
+        interval = mean_interval(self.per_seed, self.floor_of(OVER_PLACES)) if statistic else None
         parts = ["no seed has a number in all places"]
         if statistic:
             around = f" [{interval[0]:+.4g}, {interval[1]:+.4g}]" if interval else ""
@@ -531,7 +535,7 @@ class Evidence:
         return Finding(verdict, ", ".join(parts), decision, mean, interval, p, p_contradicted)
 
 
-AVERAGE = "the average"
+OVER_PLACES = "the average"
 LOST = {DIVERGED: "diverged", STALE: "stale", DAMAGED: "damaged", MISSING: "not run"}
 UNTESTABLE = "no test: it takes two seeds that differ"
 INCOMPLETE = "no test: an average takes a number at every place"
@@ -546,7 +550,9 @@ def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
     bound = f"{'below' if sign < 0 else 'above'} {sign * test.by:g}"
     is_so, is_not = (f"{bound}: ", f"not {bound}, ") if test.by else ("", "")
     claimed = {name: sides(name, values) for name, values in evidence.samples(test.judge).items()}
-    opposite = {**claimed, AVERAGE: sides(AVERAGE, evidence.per_seed)} if len(claimed) > 1 else claimed
+    opposite = (
+        {**claimed, OVER_PLACES: sides(OVER_PLACES, evidence.per_seed)} if len(claimed) > 1 else claimed
+    )
     corrected = holm([found.below if found else None for found in opposite.values()])
     contrary = {name: p for name, p in zip(opposite, corrected, strict=True) if p is not None}
     worst = min(contrary, key=contrary.__getitem__, default="")
@@ -600,7 +606,7 @@ def _value(evidence: Evidence, test: Value, statement: Statement, published_seed
     if statement.value is None:
         raise FltrainError("it states no number for the test 'value'; choose another test")
     stated = 100 * statement.value if statement.unit == "fraction" else statement.value
-    values, where, places_tried = evidence.per_seed, AVERAGE, 1
+    values, where, places_tried = evidence.per_seed, OVER_PLACES, 1
     if test.extreme is not None and evidence.filled:
         choose = max if test.extreme == "largest" else min
         where = choose(evidence.filled, key=lambda place: float(np.mean(evidence.filled[place])))
@@ -612,7 +618,7 @@ def _value(evidence: Evidence, test: Value, statement: Statement, published_seed
     if margin is None:
         assert test.measure is not None  # a curve has a margin
         margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
-    at = f" ({where})" if test.extreme and where != AVERAGE else ""
+    at = f" ({where})" if test.extreme and where != OVER_PLACES else ""
     spread = max(ours.std or 0.0, evidence.floor_of(where))
     losses = f", {', '.join(evidence.losses)}" if evidence.losses else ""
     text = f"{ours.mean:.2f} over {count(ours.n, 'seed')}{at}{losses}"
@@ -623,7 +629,7 @@ def _value(evidence: Evidence, test: Value, statement: Statement, published_seed
     half = t_quantile(1 - LEVEL / places_tried, ours.n - 1) * error
     difference = ours.mean - stated
     p = min(1.0, places_tried * t_above((abs(difference) - margin) / error, ours.n - 1))
-    verdict: Verdict = "undecided"
+    verdict: ClaimVerdict = "undecided"
     if not evidence.empty and abs(difference) + half <= margin:
         verdict = "supported"
     elif not evidence.empty and abs(difference) - half > margin:
@@ -644,7 +650,7 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     by_place = [lines[axis] for axis in where] or [pd.Series("all", index=lines.index)]
     shares = failed.groupby(by_place, sort=False).mean()
     empty = int(shares.isna().sum())
-    verdict: Verdict = "undecided"
+    verdict: ClaimVerdict = "undecided"
     if not empty and (shares > 0.5).all():
         verdict = "supported"
     elif not empty and (shares == 0).any():

@@ -254,7 +254,7 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
         look_of = dict(zip(parts, style.scale(len(parts)), strict=True))
     width = len(places[0])
     canvas, grid = style.canvas(width, len(places))
-    numbers: list[Line] = []
+    numbers: list[CurvePoint] = []
     for line, across, shown in zip(places, grid, frames, strict=True):
         same_height: list[Axes] = []
         for (panel, where), axes, frame in zip(line, across, shown, strict=True):
@@ -332,12 +332,12 @@ def draw_lines(
             axes.plot(seeds.index, rest, color=look.colour, linestyle=look.dash, linewidth=0.6)
 
 
-Line = tuple[str | int | float, ...]
+CurvePoint = tuple[str | int | float, ...]
 
 
-def _long(frame: pd.DataFrame, title: str, window: int) -> list[Line]:
+def _long(frame: pd.DataFrame, title: str, window: int) -> list[CurvePoint]:
     """Return the curves of a panel, one line per point, as measured and, if smoothed, as drawn."""
-    lines: list[Line] = []
+    lines: list[CurvePoint] = []
     for label, seed in _lines(frame):
         values = frame[label, seed].dropna()
         shown = [values, smoothed(values, window)] if window > 1 else [values]
