@@ -406,6 +406,11 @@ def test_export_and_import_on_the_command_line(source: Results, target: Results,
     arguments = ("import", path, "--results", str(target.root))
     assert list(call(*arguments)) == [f"{path}: 1 added, 0 replaced, 0 unchanged"]
     assert list(call(*arguments)) == [f"{path}: 0 added, 0 replaced, 1 unchanged"]
+    summary = target.run(run) / "summary.json"
+    whole = summary.read_bytes()
+    summary.write_bytes(b"{}")
+    assert list(call(*arguments, "--replace")) == [f"{path}: 0 added, 1 replaced, 0 unchanged"]
+    assert summary.read_bytes() == whole
     assert list(call("export", path, run, run, "--results", str(source.root))) == [f"{path}: 1 records"]
     with tarfile.open(path) as archive:
         assert len(archive.getnames()) == len(RECORD_FILES)

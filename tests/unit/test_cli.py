@@ -294,6 +294,18 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     assert invoke("status", "toy_table", "--scale", "one").stdout.endswith("\n1 completed, 1 started\n")
 
 
+def test_options_of_train_decide_how_it_trains(tmp_path: Path) -> None:
+    specs = [RunSpec.parse({**MINUTE, "model": "mlp", "seed": seed}, "test") for seed in (0, 1)]
+    for spec in specs:
+        (tmp_path / f"{spec.seed}.json").write_text(spec.to_json())
+    options = "--device cpu --executor vectorized --lanes 2 --stack-seeds --threads 2 --quiet"
+    invoke("train", "0.json", "1.json", *options.split())
+    for spec in specs:
+        facts = Results(tmp_path / "results").record(spec.run_id).provenance
+        expected = {"executor": "vectorized", "lanes": 2, "stacked_seeds": [0, 1], "threads": 2}
+        assert {name: facts[name] for name in expected} == expected
+
+
 @pytest.mark.slow
 def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch

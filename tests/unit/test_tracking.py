@@ -338,22 +338,27 @@ def test_exporting_again_writes_nothing(store: Exports) -> None:
     assert store.path.read_bytes() == before
 
 
-def test_code_that_changed_since_the_last_export_is_a_tag(
-    store: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the package, whose files count as those of the code; fltrain remembers their digests."""
+    copy = Path(shutil.copytree(sources._PACKAGE, tmp_path / "package"))
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "_PACKAGE", copy)
+        forget_sources()
+        yield copy
+    forget_sources()
+
+
+def test_code_that_changed_since_the_last_export_is_a_tag(store: Exports, package: Path) -> None:
     store.memberships = {run: ["ecgr/table1"] for run in store.ids()}
     store.export()
     assert store.export() == Exported(unchanged=3)
-    package = Path(shutil.copytree(sources._PACKAGE, tmp_path / "package"))
     with (package / "methods" / "base.py").open("a") as file:
         file.write("FACTOR = 2\n")
-    monkeypatch.setattr(sources, "_PACKAGE", package)
     forget_sources()
     assert store.export() == Exported(retagged=3)
     tag = "the code of methods.base changed since this run"
     assert [run["data"]["tags"]["code"] for run in store.search(f"tags.code = '{tag}'")] == [tag] * 3
-    monkeypatch.undo()
-    forget_sources()
 
 
 def test_a_changed_record_replaces_its_run_only(store: Exports) -> None:

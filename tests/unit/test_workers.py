@@ -94,9 +94,10 @@ def test_a_killed_worker_ends_the_run_with_one_message(
 
     def dies(self: Scaffold, local: Any) -> Any:
         if local.round == 2 and os.getpid() != parent:
+            (tmp_path / "begun").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         elif local.round == 2:
-            time.sleep(0.1)  # leave a client to the other process
+            until((tmp_path / "begun").exists)  # leave a client to the other process
         return begin(self, local)
 
     execution = Execution(CPU, checkpoints=Interval(rounds=1), workers=2)
