@@ -442,7 +442,7 @@ RESULTS = """\
 # Results
 
 This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
-from the [published records](../published/README.md). So far we have {runs} runs, on {datasets}, for
+from the [published records](../published/README.md): {datasets}. These runs are for
 {ran} of the papers, the [controls](#controls), the [fair table](#the-fair-table), and
 [conceptual replications](#conceptual-replications) of four papers. All else is declared and tested, but not
 run yet.
@@ -597,12 +597,11 @@ def results() -> str:
     papers = by_paper(heads, known.main, replication_note)
     ran = sum(bool(known.decided(paper)) for paper in MAIN)
     counts = Counter(spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values())
-    datasets = " and ".join(f"{title} ({runs})" for title, runs in counts.most_common())
+    datasets = " and ".join(f"{runs} runs on {title}" for title, runs in counts.most_common())
     fair = ([part, runs, tuned, default] for part, _, runs, *_, tuned, default in known.fair() if tuned)
     controls = ([title, runs, verdicts] for title, _, runs, *_, verdicts in known.controls())
     return RESULTS.format(
         papers=papers,
-        runs=len(known.costs),
         ran=ran,
         datasets=datasets,
         replications=table(heads, known.replications()),
