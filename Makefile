@@ -12,7 +12,8 @@ endif
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CORES  ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+# `nproc` would count the threads that OMP_NUM_THREADS names instead of the cores.
+CORES  ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 PORT   ?= 5000
 SCALE  ?= demo
 # Number of slowest tests that `make test` lists (default: none).

@@ -267,7 +267,7 @@ def test_a_run_that_resumed_under_other_conditions_is_not_bitwise(fact: str) -> 
 def test_runs_under_mixed_conditions_have_one_line() -> None:
     other = {
         "processor": "Other CPU",
-        "cpu_capability": "AVX2",
+        "cpu_capability": "Other",
         "threads": 4,
         "determinism": "statistical",
         "sources": {**FACTS["sources"], "engine.clients": "9"},
