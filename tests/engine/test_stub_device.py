@@ -3,12 +3,12 @@
 A stub device checks it, see ``stub``: the tests need no GPU.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
@@ -20,9 +20,8 @@ from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
-from fltrain.models.base import Model
 
-from ..properties.helpers import DAILY, MODEL_FOR, by_name, simulation, with_tests
+from ..properties.helpers import DAILY, MODEL_FOR, Tiny, by_name, simulation, with_tests
 from ..properties.test_executors import Replaying, ReplayingLanes
 from .stub import Transfers, on_stub_device, stub_device
 
@@ -40,21 +39,6 @@ METHODS = [
     next(methods for methods in DAILY if len(methods) > 2),
 ]
 """Every base method and every plug-in, and all plug-ins together."""
-
-
-class Tiny(Model):
-    """Two convolutions with BatchNorm: every operation costs time."""
-
-    name: Literal["tiny"] = "tiny"
-    min_side: ClassVar[int] = 1
-
-    def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
-        return {
-            "stem": nn.Sequential(nn.Conv2d(channels, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU()),
-            "last": nn.Sequential(nn.Conv2d(4, 20, 1), nn.BatchNorm2d(20), nn.ReLU()),
-            "flatten": nn.Flatten(),
-            "classifier": nn.Linear(80, classes),
-        }
 
 
 READING = {

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
+from torch import Tensor, nn
 
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import TRAINED
@@ -40,6 +41,22 @@ FORWARD_ORDER = [
     *("head_conv1.0", "head_conv1.1", "classifier"),
 ]
 LAYERS = [name for name in FORWARD_ORDER if not name.endswith((".1", "_norm"))]
+
+
+class Tiny(Model):
+    """Two convolutions with BatchNorm: every operation costs time."""
+
+    name: Literal["tiny"] = "tiny"
+    min_side: ClassVar[int] = 1
+
+    def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
+        return {
+            "stem": nn.Sequential(nn.Conv2d(channels, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU()),
+            "last": nn.Sequential(nn.Conv2d(4, 20, 1), nn.BatchNorm2d(20), nn.ReLU()),
+            "flatten": nn.Flatten(),
+            "classifier": nn.Linear(80, classes),
+        }
+
 
 MODEL_FOR = {"fedma": LeNet5()}
 """Methods that cannot use ``mobilenet_tiny``, and the model for their tests."""

@@ -32,7 +32,9 @@ from fltrain.runtime.determinism import Profile, determined
 
 from .helpers import (
     CPU,
+    MODEL_FOR,
     REPRESENTATIVES,
+    Tiny,
     Tracing,
     by_name,
     digits,
@@ -59,7 +61,8 @@ def seed_everywhere(seed: int) -> None:
 def settings_of(methods: tuple[Method, ...]) -> dict[str, object]:
     """Settings with tests after local training, so that client states contain trained models."""
     point = "after_local" if methods[0].name in ("fedavg", "fedfcd") else "after_download"
-    return {"rounds": 3, "statistics": STATISTICS, "point": point}
+    model = MODEL_FOR.get(methods[0].name, Tiny())
+    return {"rounds": 3, "statistics": STATISTICS, "point": point, "model": model}
 
 
 def traced_run(methods: tuple[Method, ...], device: torch.device = CPU) -> Simulation:
