@@ -23,6 +23,7 @@ from .helpers import (
     MODEL_FOR,
     PLUGINS,
     VARIED,
+    Tiny,
     assert_same_model,
     by_name,
     digits,
@@ -45,6 +46,7 @@ def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Met
     uploads = Composition(methods).needs.private != "all"
     federation = trained(
         *methods,
+        model=MODEL_FOR.get(methods[0].name, Tiny()),
         rounds=ROUNDS,
         fraction=CLIENTS / 6,
         statistics=("drift", "similarity", "separability") if uploads else (),
