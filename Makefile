@@ -74,20 +74,22 @@ define WHERE
 	@echo "Overview:            results/$(SCALE)/index.html  (open it in a browser)"
 	@echo "Workflow report:     results/$(SCALE)/report.html"
 	@echo "Tables and figures:  results/$(SCALE)/<paper>/"
-	@echo "Runs in MLflow:      make ui"
+	@echo "Runs in MLflow:      $(1)make ui"
 endef
 
 reproduce: env ## train everything that is missing and build the report
 	@$(call WORKFLOW,true)
-	$(WHERE)
+	$(call WHERE)
 
 tables: env ## make tables, figures, claims and report from existing records; train nothing
 	@$(call WORKFLOW,false)
-	$(WHERE)
+	$(call WHERE)
 
-results: env ## the same from the published records
+results: SCALE = published
+results: env ## the same from the published records, without the export to MLflow
 	@$(BIN)/fltrain records import published/records.tar.gz
-	@$(MAKE) tables SCALE=published
+	@$(call WORKFLOW,false) --omit-from track
+	$(call WHERE,fltrain track --scale published; )
 
 # Each worker starts with a contiguous share of the tests, so most files stay in one process, which makes their fixtures once.
 # A worker that has finished takes tests from the end of another's share.

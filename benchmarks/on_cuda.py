@@ -79,7 +79,7 @@ REHEARSAL = Amount(
     scaling="--repeats 2 --curves per_round",
     startup="--repeats 2 --runs 2",
     networks={"digits": "mobilenet_tiny", "cifar10": "mlp"},
-    rounds=4,
+    rounds=2,
     seeds=2,
 )
 
