@@ -89,7 +89,7 @@ results: SCALE = published
 results: env ## the same from the published records, without the export to MLflow
 	@$(BIN)/fltrain records import published/records.tar.gz
 	@$(call WORKFLOW,false) --omit-from track
-	$(call WHERE,fltrain track --scale published; )
+	$(call WHERE,$(BIN)/fltrain track --scale published && )
 
 # Each worker starts with a contiguous share of the tests, so most files stay in one process, which makes their fixtures once.
 # A worker that has finished takes tests from the end of another's share.

@@ -46,10 +46,10 @@ def synthetic_run(
             "channels, side and classes in config/datasets.yaml"
         )
     clients = spec.partition.clients
-    random, count = np.random.default_rng(0), clients * images
-    pixels = random.integers(0, 256, (count + tests, entry.channels, side, side), np.uint8)
+    generator, count = np.random.default_rng(0), clients * images
+    pixels = generator.integers(0, 256, (count + tests, entry.channels, side, side), np.uint8)
     labels = np.arange(count + tests) % entry.classes
-    random.shuffle(labels[:count])
+    generator.shuffle(labels[:count])
     data = PreparedData(
         pixels[:count],
         labels[:count],

@@ -187,6 +187,14 @@ def test_files_named_in_the_documentation_exist() -> None:
             assert created or (ROOT / path).exists(), f"{document.name}: {path}"
 
 
+def test_the_readme_counts_the_published_runs() -> None:
+    declared, published = (set(plan(ROOT / "config", scale).runs) for scale in ("paper", "published"))
+    of_papers = len(declared & published)
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"Of the {len(declared):,} runs that the six papers declare, {of_papers} have been made" in text
+    assert f"The other {len(published) - of_papers} published runs are controls" in text
+
+
 def test_the_readme_states_the_decided_differences_of_the_fair_table() -> None:
     text = (ROOT / "README.md").read_text().partition("**[Fair table]")[2].partition("\n\n**")[0]
     with (ROOT / "published" / "fair" / "accuracy.csv").open(encoding="utf-8", newline="") as file:

@@ -5,6 +5,7 @@ Every cell links to a section with its values per seed, its interval against the
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import string
@@ -234,6 +235,13 @@ def table_page(
     )
 
 
+LETTERS = [
+    *string.ascii_lowercase,
+    *map("".join, itertools.product(string.ascii_lowercase, repeat=2)),
+]
+"""Marks of notes: a, b ... z, aa, ab ..."""
+
+
 @dataclass(frozen=True)
 class PublishedNotes:
     """Notes on published values: ``general`` ones concern them all, the others have marks."""
@@ -248,7 +256,7 @@ class PublishedNotes:
         every = dict.fromkeys(note for notes in noted for note in notes)
         general = [note for note in every if len(noted) > 1 and all(note in notes for notes in noted)]
         special = [note for note in every if note not in general]
-        return cls(general, dict(zip(special, string.ascii_lowercase, strict=False)))
+        return cls(general, dict(zip(special, LETTERS, strict=False)))
 
     def of(self, entry: GridEntry) -> tuple[str, ...]:
         """Return the marks of the notes on a published value that are not on all."""

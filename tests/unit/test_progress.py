@@ -1,0 +1,19 @@
+"""What the terminal says of a job that did not finish."""
+
+import pytest
+
+from fltrain.experiments.progress import last_words
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("12:00:01 round 1\nerror: no image\nremedy: fetch it\n", "error: no image\nremedy: fetch it"),
+        ("error: of an earlier start\n12:00:01 round 1\n12:00:02 round 2\n", "12:00:02 round 2"),
+        ("error: the only line", "error: the only line"),
+        ("\n".join(map(str, range(50))), "\n".join(map(str, range(30, 50)))),
+        ("", ""),
+    ],
+)
+def test_the_end_of_a_log_follows_its_last_line_of_progress(log: str, words: str) -> None:
+    assert last_words(log) == words
