@@ -1,4 +1,4 @@
-"""What the terminal says of a job that did not finish."""
+"""Last words of a failed or stopped job on the terminal."""
 
 import pytest
 
