@@ -21,7 +21,7 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
 
-from ..properties.helpers import DAILY, MODEL_FOR, Tiny, by_name, simulation, with_tests
+from ..properties.helpers import EVERY, KINDS, MODEL_FOR, Tiny, by_name, simulation, with_tests
 from ..properties.test_executors import Replaying, ReplayingLanes
 from .stub import Transfers, on_stub_device, stub_device
 
@@ -35,8 +35,8 @@ EXECUTORS = {
 CAPTURING = {executor.name for executor in (Replaying, ReplayingLanes)}
 
 METHODS = [
-    *(methods for methods in DAILY if len(methods) < 3),
-    next(methods for methods in DAILY if len(methods) > 2),
+    *(methods for methods in EVERY if len(methods) < 3),
+    next(methods for methods in EVERY if by_name(methods) in KINDS and len(methods) > 2),
 ]
 """Every base method and every plug-in, and all plug-ins together."""
 
@@ -100,8 +100,15 @@ def run(executor: str, *methods: Method, seeds: int = 1) -> Transfers:
     return transfers
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("methods", METHODS, ids=by_name)
+@pytest.mark.parametrize(
+    ("methods", "executor"),
+    [
+        pytest.param(methods, executor, id=f"{by_name(methods)}-{executor}", marks=marks)
+        for methods in METHODS
+        for executor in EXECUTORS
+        for marks in [() if executor == "sequential" or by_name(methods) in KINDS else pytest.mark.slow]
+    ],
+)
 def test_training_mixes_no_devices_and_steps_transfer_nothing(
     methods: tuple[Method, ...], executor: str
 ) -> None:

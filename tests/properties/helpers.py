@@ -89,19 +89,29 @@ VARIED = {"fedavg", "scaffold", "fedsol", "perfedavg", "gpfl"}
 REPRESENTATIVES = [methods for methods in COMBINATIONS if len(methods) != 2 or methods[0].name in VARIED]
 """Every base method alone, and plug-ins on bases that differ in client state and local steps."""
 
-DAILY = [
+EVERY = [
     *(methods for methods in COMBINATIONS if len(methods) == 1),
     *((METHODS["fedavg"](), plugin()) for plugin in PLUGINS),
     *(methods for methods in COMBINATIONS if len(methods) > 2),
 ]
-"""Combinations that `make test` trains: every method at least once. `make test-slow` trains the others."""
+"""Every method at least once."""
+
+KINDS = [
+    *("fedavg", "scaffold", "ditto", "fedsol", "perfedavg", "fedfcd", "fedbn", "fedma", "gpfl"),
+    "fedsol+ecgr+fedimpro+flfa",
+]
+"""Names of combinations that use the engine in different ways.
+
+They have client state, a second model, several batches in a step, phases, private layers, all clients in
+every round, a changed architecture, extra parameters, and all plug-ins.
+"""
 
 
-def slow_unless_daily(combinations: Iterable[tuple[Method, ...]]) -> list[object]:
-    """Parameters of a test, with the combinations that are not in ``DAILY`` marked as slow."""
-    daily = {by_name(methods) for methods in DAILY}
+def slow_unless(daily: Iterable[str], combinations: Iterable[tuple[Method, ...]]) -> list[object]:
+    """Parameters of a test; `make test` trains the daily combinations, `make test-slow` the others."""
+    names = set(daily)
     return [
-        pytest.param(methods, marks=() if by_name(methods) in daily else pytest.mark.slow)
+        pytest.param(methods, marks=() if by_name(methods) in names else pytest.mark.slow)
         for methods in combinations
     ]
 

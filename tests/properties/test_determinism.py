@@ -32,6 +32,8 @@ from fltrain.runtime.determinism import Profile, determined
 
 from .helpers import (
     CPU,
+    EVERY,
+    KINDS,
     MODEL_FOR,
     REPRESENTATIVES,
     Tiny,
@@ -41,14 +43,16 @@ from .helpers import (
     reference,
     simulation,
     skewed,
-    slow_unless_daily,
+    slow_unless,
     trained,
     with_tests,
 )
 
 STATISTICS = ("drift", "similarity", "dissimilarity", "separability")
 
-combinations = pytest.mark.parametrize("methods", slow_unless_daily(REPRESENTATIVES), ids=by_name)
+combinations = pytest.mark.parametrize(
+    "methods", slow_unless(map(by_name, EVERY), REPRESENTATIVES), ids=by_name
+)
 
 
 def seed_everywhere(seed: int) -> None:
@@ -71,7 +75,7 @@ def traced_run(methods: tuple[Method, ...], device: torch.device = CPU) -> Simul
     return reference(*methods, executor=Tracing, device=device, **settings_of(methods))
 
 
-@combinations
+@pytest.mark.parametrize("methods", slow_unless(KINDS, REPRESENTATIVES), ids=by_name)
 def test_neither_global_generators_nor_workers_change_a_run(methods: tuple[Method, ...]) -> None:
     """Two processes divide the clients, the larger ones first, gradients and tests."""
     first = traced_run(methods)

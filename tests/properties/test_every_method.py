@@ -20,6 +20,7 @@ from fltrain.models.networks import MODELS
 from .helpers import (
     BASES,
     COMBINATIONS,
+    EVERY,
     MODEL_FOR,
     PLUGINS,
     VARIED,
@@ -30,7 +31,7 @@ from .helpers import (
     goes_with,
     reference,
     rows_of,
-    slow_unless_daily,
+    slow_unless,
     trained,
 )
 from .test_guard import Guarded
@@ -40,7 +41,7 @@ A_FEW_NUMBERS = 64
 """Bytes per client and round: indices, normalisers, counts of ten classes."""
 
 
-@pytest.mark.parametrize("methods", slow_unless_daily(COMBINATIONS), ids=by_name)
+@pytest.mark.parametrize("methods", slow_unless(map(by_name, EVERY), COMBINATIONS), ids=by_name)
 def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Method, ...]) -> None:
     """Local steps stay on the device."""
     uploads = Composition(methods).needs.private != "all"

@@ -170,7 +170,14 @@ def test_the_example_of_the_python_page_runs(
     assert (tmp_path / "results" / "python" / "curves.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("name", ["methods/README", "configuration", "results", "artifact"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "methods/README",
+        "configuration",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("results", "artifact")),
+    ],
+)
 def test_pages_made_from_code_and_configuration_are_up_to_date(name: str) -> None:
     """``docs/generate.py --check`` also checks the other pages, which takes longer."""
     written = runpy.run_path(str(ROOT / "docs" / "generate.py"))["WRITTEN"]

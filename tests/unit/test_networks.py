@@ -105,10 +105,17 @@ def upper(network: Network, maps: Tensor, split: int) -> Tensor:
     return result
 
 
-def every(*names: str) -> pytest.MarkDecorator:
-    """Parametrise with the networks of these names, or all."""
-    chosen = [name for name in EVERY if not names or name.startswith(names)]
-    return pytest.mark.parametrize("case", [EVERY[name] for name in chosen], ids=chosen)
+LARGE = ("resnet50", "resnet18 imagenet", "resnet18 gn", "vgg16", "vgg16 one fc")
+"""Networks that take long and have a smaller relative."""
+
+
+every = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=pytest.mark.slow if name in LARGE else ())
+        for name, case in EVERY.items()
+    ],
+)
 
 
 # ---------------------------------------------------------------- sizes
@@ -160,7 +167,7 @@ def test_images_that_are_too_small_are_refused() -> None:
     assert tiny(model={"name": "fedavg_cnn", "padding": 2}).model.min_side == 4
 
 
-@every()
+@every
 def test_composition_of_the_parts_at_a_cut_is_the_network(case: Case) -> None:
     _, _, channels, side, _ = case
     network = built(*case).train()
@@ -218,7 +225,7 @@ def test_unknown_cuts_are_refused() -> None:
 
 
 # ---------------------------------------------------------------- wiring and views
-@every()
+@every
 def test_inputs_of_layers_and_flat_views(case: Case) -> None:
     _, _, channels, side, _ = case
     network = built(*case)

@@ -43,12 +43,12 @@ def assert_close(record: Record, other: Record) -> None:
     ("settings", "sharing"),
     [
         ({"method": "fedavg", "training": {"epochs": 1, "batch_size": 8, "lr": 0.1}}, 3),
-        ({"method": "scaffold"}, 3),
-        ({"method": "fedavg", "plugins": [FLFA]}, 3),
+        pytest.param({"method": "scaffold"}, 3, marks=pytest.mark.slow),
+        pytest.param({"method": "fedavg", "plugins": [FLFA]}, 3, marks=pytest.mark.slow),
         ({"method": "fedavg", "plugins": [{**FLFA, "feedback": "random"}]}, 3),
         ({"method": "ditto", "local_test": {"fraction": 0.3}}, 2),
         ({"method": FED2, "model": "lenet5", "dataset": {"name": "digits", "image_size": 16}}, 1),
-        ({"method": "feddyn", "feature_skew": {"noise": 0.5}}, 3),
+        pytest.param({"method": "feddyn", "feature_skew": {"noise": 0.5}}, 3, marks=pytest.mark.slow),
     ],
     ids=["fedavg", "scaffold", "flfa", "random", "ditto", "fed2", "skew"],
 )
