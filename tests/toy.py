@@ -197,7 +197,7 @@ def claim(
 ) -> dict[str, Any]:
     """A judged claim; claims of a figure are exploratory and not listed."""
     fields = {"where": where, "claim": text, "verdict": verdict, "evidence": evidence}
-    return {**fields, "item": item, "listed": table, "exploratory": not table, "value": ""}
+    return {**fields, "item": item, "listed": table, "exploratory": not table}
 
 
 SUMMARY: dict[str, Any] = {

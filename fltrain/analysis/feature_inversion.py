@@ -38,6 +38,7 @@ INPUT_RANGE = 0.1
 SKIP_CHANNELS = 4
 SLOPE = 0.2
 MOST_SCALES = 5
+PERTURBATION = 1 / 30
 
 # Structural similarity, after Wang et al. (Image quality assessment, IEEE TIP 2004).
 WINDOW = 11
@@ -117,8 +118,8 @@ class _Prior(nn.Module):
     def __init__(self, attack: Attack, targets: int, shape: Sequence[int], random: torch.Generator) -> None:
         super().__init__()
         channels, *sides = shape
-        self.targets, self.perturbation, self.ema = targets, attack.perturbation, attack.ema
-        scales = attack.scales or max(1, min(MOST_SCALES, int(math.log2(min(sides))) - 1))
+        self.targets, self.ema = targets, attack.ema
+        scales = max(1, min(MOST_SCALES, int(math.log2(min(sides))) - 1))
         width, joined = attack.channels, attack.channels + SKIP_CHANNELS
         # On the meta device layers draw no initial weights from PyTorch's own generator.
         with torch.device("meta"):
@@ -167,7 +168,7 @@ class _Prior(nn.Module):
 
     def forward(self, random: torch.Generator) -> Tensor:
         noise = torch.randn(self.input.shape, generator=random).to(self.input.device)
-        maps = (self.input + self.perturbation * noise).repeat(1, self.targets, 1, 1)
+        maps = (self.input + PERTURBATION * noise).repeat(1, self.targets, 1, 1)
         skipped = []
         for skip, encoder in zip(self.skips, self.encoders, strict=True):
             skipped.append(skip(maps))

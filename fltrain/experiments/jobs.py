@@ -235,10 +235,7 @@ class Jobs:
         return [f"{self.config}/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
 
     def paper_runs(self, paper: str) -> str:
-        """Return name, title and scale of a paper, the sheets of its items, and its claims, as JSON.
-
-        ``unrecorded`` names the requested items that have no complete record.
-        """
+        """Return name, title and scale of a paper, the sheets of its items, and its claims, as JSON."""
         scale, items, declared = self.plan.scale, self.items_of(paper), self.papers[paper]
         titles = dict.fromkeys(item.scale_title for item in items)
         return json.dumps(
@@ -250,20 +247,8 @@ class Jobs:
                 "scale_note": scale_sentence("; ".join(titles), scale.reduced),
                 "sheets": [item.sheet.model_dump(mode="json") for item in items],
                 "claims": [claim.model_dump(mode="json") for claim in declared.claims],
-                "unrecorded": self.unrecorded.get(paper, []),
             }
         )
-
-    @cached_property
-    def unrecorded(self) -> dict[str, list[str]]:
-        """Requested items that need runs and have no complete record, by paper."""
-        found: dict[str, list[str]] = {}
-        for item in self.whole.restricted(self.request).items:
-            if item.id in self.items or not item.trains:
-                continue
-            if not any(self.results.record(run).complete for run in item.run_ids):
-                found.setdefault(item.paper.paper, []).append(item.name)
-        return found
 
 
 def declarations() -> Path:

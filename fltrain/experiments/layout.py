@@ -380,9 +380,6 @@ class Attack(Settings):
         tv: weight of the image's total variation; null is 0 for ``prior`` and 0.01 for ``pixels``.
         ema: weight of the old value in the moving average of the images of ``prior``; 0 is no average.
         channels: channels of the prior's maps.
-        scales: number of times that the prior halves the image; null goes down to maps of 2 or 3 pixels, 5 at
-            most.
-        perturbation: standard deviation of the noise added to the prior's input in each step.
     """
 
     kind: Literal["prior", "pixels"] = "prior"
@@ -391,13 +388,11 @@ class Attack(Settings):
     tv: float | None = Field(default=None, ge=0)
     ema: float = Field(default=0.99, ge=0, lt=1)
     channels: int = Field(default=128, ge=1)
-    scales: int | None = Field(default=None, ge=1)
-    perturbation: float = Field(default=1 / 30, ge=0)
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> Self:
         if self.kind == "pixels":
-            for name in ("ema", "channels", "scales", "perturbation"):
+            for name in ("ema", "channels"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name}: belongs to the attack 'prior', not to 'pixels'; leave it out")
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fltrain.core.errors import FltrainError, count
@@ -31,14 +31,12 @@ class WorkflowProgress:
 
     Attributes:
         results: the results folder.
-        clock: returns seconds.
         total: runs to train.
         done: finished runs.
         start: when the first run started, in seconds.
     """
 
     results: Results
-    clock: Callable[[], float] = time.monotonic
     total: int = 0
     done: int = 0
     start: float | None = None
@@ -52,7 +50,7 @@ class WorkflowProgress:
     def started(self) -> None:
         """Note that a run starts."""
         if self.start is None:
-            self.start = self.clock()
+            self.start = time.monotonic()
 
     def finished(self, run: str) -> str:
         """Return a line for a finished run: number, run ID, final accuracy, seconds, and the time left."""
@@ -74,5 +72,5 @@ class WorkflowProgress:
         missing = self.total - self.done
         if missing <= 0:
             return "; all runs are trained"
-        seconds = (self.clock() - (self.start or 0.0)) / self.done * missing
+        seconds = (time.monotonic() - (self.start or 0.0)) / self.done * missing
         return f"; about {duration(seconds)} left"

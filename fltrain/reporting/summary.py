@@ -14,7 +14,7 @@ from scipy import stats
 from fltrain.core.statistics import CellAggregate, Floats, aggregate, interquartile_mean, share_of_larger
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import METHOD
-from fltrain.reporting.claims.judge import CLAIM_VERDICTS, Judged, to_frame
+from fltrain.reporting.claims.judge import Judged, to_frame
 from fltrain.reporting.pictures import paper_forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import (
@@ -41,16 +41,11 @@ def summarise(
         cells: cells of each table by ID of its sheet.
     """
     every = [cell for shown in cells.values() for cell in shown]
-    columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item", "stated"]
-    claims = to_frame(judged)[columns].rename(columns={"stated": "value"})
+    columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
     return {
         **paper,
         "items": [_item(sheet, cells.get(sheet.id, ())) for sheet in sheets],
-        "claims": claims.to_dict("records"),
-        "totals": {
-            **_counts(every),
-            "claims": count_verdicts((one.finding.verdict for one in judged), CLAIM_VERDICTS),
-        },
+        "claims": to_frame(judged)[columns].to_dict("records"),
         "aggregates": {name: asdict(one) for name, one in aggregates(every).items()},
         "pooled": pooled_gains(every),
         "forest": paper_forest(every),
@@ -58,16 +53,10 @@ def summarise(
 
 
 def _item(sheet: Sheet, cells: Sequence[TableCell]) -> dict[str, Any]:
-    item = {"id": sheet.id, "name": sheet.id.partition("/")[2], "title": sheet.title}
-    if sheet.table is None:
-        places = {tuple(cell.labels.items()) for cell in sheet.cells}
-        return {**item, "kind": "figure", "cells": len(places), **_counts(()), "rank_correlation": None}
     compared = [cell for cell in cells if cell.difference is not None and cell.row != AVERAGE]
     ranked = rank_correlation([cell for cell in compared if cell.measure == compared[0].measure])
     return {
-        **item,
-        "kind": "table",
-        "cells": len(cells),
+        "name": sheet.id.partition("/")[2],
         **_counts(cells),
         "rank_correlation": asdict(ranked) if ranked else None,
     }

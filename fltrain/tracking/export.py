@@ -48,7 +48,7 @@ from fltrain.tracking.views import VIEW, cells_view, equals, opened, runs_view, 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
 
-REVISION = 5
+REVISION = 6
 """Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
@@ -57,17 +57,8 @@ INTERVAL = 10
 """Seconds between two looks at the files in ``follow``, and between two lines about progress."""
 CELLS = "cells"
 """Experiment of the cells of all tables."""
-CELL_METRICS = {
-    "mean": "mean",
-    "std": "sd",
-    "n": "n",
-    "gain": "gain",
-    "gain_low": "gain_low",
-    "gain_high": "gain_high",
-    "published": "published",
-    "published_gain": "published_gain",
-}
-"""Metrics of a cell, by column of the table's CSV file."""
+CELL_METRICS = ("mean", "std", "n", "gain", "gain_low", "gain_high", "published", "published_gain")
+"""Metrics of a cell: columns of the table's CSV file."""
 
 Item = TypeVar("Item")
 
@@ -480,14 +471,14 @@ def _name(cell: TableCell) -> str:
 
 def _numbers(cell: TableCell) -> dict[str, float]:
     """Return the finite metrics of a cell."""
-    values = {name: getattr(cell, column) for column, name in CELL_METRICS.items()}
+    values = {name: getattr(cell, name) for name in CELL_METRICS}
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def _table(cells: Sequence[TableCell]) -> str:
     """Return cells as ``MlflowClient.log_table`` writes them; MLflow groups by the first column."""
     lines = [{"cell": _name(cell), **_numbers(cell), "verdict": cell.verdict or NONE} for cell in cells]
-    columns = ["cell", *CELL_METRICS.values(), "verdict"]
+    columns = ["cell", *CELL_METRICS, "verdict"]
     return json.dumps({"columns": columns, "data": [[line.get(name) for name in columns] for line in lines]})
 
 

@@ -61,16 +61,13 @@ class Runs(Cells):
     ) -> Any:
         """Judge claims with these tests; all claims share one statement."""
         others = changes.pop("others", ())
-        unrecorded = changes.pop("unrecorded", ())
         sheet = changes.pop("sheet", None) or self.sheet(**changes)
         written = {"where": "sec. 1", "claim": "so it is", "decided": decided}
         claims = [Claim.parse({**written, "test": test}, "claim") for test in tests]
         statement = Statement("sec. 1", "so it is", stated, unit)
         nothing = Published.read(None)
         sheets, records = [sheet, *others], self.results.record
-        return judgement.judge(
-            claims, [statement], sheets, records, lambda _: nothing, sheet.reduced, unrecorded
-        )
+        return judgement.judge(claims, [statement], sheets, records, lambda _: nothing, sheet.reduced)
 
     def judged(
         self, test: Yaml, stated: float | None = None, unit: str = "points", **changes: Any
@@ -295,12 +292,6 @@ def test_parts_with_the_same_evidence_share_a_sentence(runs: Runs) -> None:
     text = evidence(holds, *[lost] * 12)
     assert text.startswith("(1) supported: mean") and text.count("table9") == 1
     assert text.endswith(f" (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13) not run: {nine}")
-
-
-def test_an_item_without_records_is_told_from_one_that_the_scale_lacks(runs: Runs) -> None:
-    runs.pairs({"gains": CLEAR})
-    found = runs.judged(PARTS["not run"], unrecorded=["table9"])
-    assert (found.verdict, found.evidence) == ("not run", "No run of table9 has a complete record yet.")
 
 
 def test_a_claim_with_parts_is_tested_against_whatever_its_verdict(runs: Runs) -> None:
@@ -574,8 +565,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", summary)
     counts = ("verdicts", "expected", "gains", "expected_gains", "differences", "exploratory")
     empty: Yaml = {name: {} for name in counts}
-    assert summary["totals"] == {**empty, "claims": {"reduced scale": 1}}
-    assert [(one["id"], one["kind"], one["cells"]) for one in summary["items"]] == [("paper/toy", "table", 2)]
+    assert summary["items"] == [{"name": "toy", **empty, "rank_correlation": None}]
+    assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 
 
 @pytest.mark.parametrize("test", [POSITIVE, FAILS, {"kind": "all", "tests": [POSITIVE, POSITIVE]}])

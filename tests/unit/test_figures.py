@@ -368,8 +368,10 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
 def test_invalid_figures_are_refused(runs: Runs, layout: Yaml, rows: list[Row], words: list[str]) -> None:
     for method in ("A", "B"):
         runs.add({"method": method}, rows=rows)
+    sheet = runs.figure(**layout)
     with pytest.raises(FltrainError) as raised:
-        figures.draw(runs.figure(**layout), runs.results)
+        sheet.figure.check(sheet.id, sheet.axes)
+        figures.draw(sheet, runs.results)
     assert [word for word in words if word not in str(raised.value)] == [], raised.value
 
 

@@ -79,7 +79,6 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
     for kind in ("data", "partitions"):
         shutil.rmtree(results.root / kind)
     left = jobs(folder, train="false")
-    assert left.unrecorded == {}, "other/figure1 has a record, but lacks data"
     assert set(left.items) == {"toy/table1", "toy/figure1"}, "partitions and data are not there"
     assert list(left.memberships) == [spec.run_id]
     for (file,) in left.run_inputs[spec.run_id].values():
@@ -92,15 +91,6 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
         "toy/figure2",
         "other/figure1",
     }
-
-
-def test_items_without_any_record_are_named_to_the_claims(tmp_path: Path) -> None:
-    unlike = {**OTHER, "settings": {**TOY["settings"], "rounds": 2}}
-    folder = write_papers(tmp_path, TOY, unlike, scale={**SCALE, "items": ["toy", "other"]})
-    trained(jobs(folder).items["toy/figure1"].entries[0].spec, folder / "results")
-    assert jobs(folder).unrecorded == {}, "they will be trained"
-    assert jobs(folder, train="false").unrecorded == {"other": ["figure1"]}
-    assert jobs(folder, train="false", items="toy").unrecorded == {}, "the user does not want it"
 
 
 def test_modification_times_in_the_future_are_set_to_now(folder: Path) -> None:

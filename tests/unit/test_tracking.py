@@ -534,7 +534,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     write_table(store, table_cells(store))
     assert store.export(pages=[TABLE]).cells == 2
     (run,) = store.search("tags.plugins = 'flfa' and metrics.gain > 0")
-    numbers = {"mean": 61.5, "sd": 0.25, "n": 3, "gain": 1.5, "gain_low": -0.5, "published": 64.0}
+    numbers = {"mean": 61.5, "std": 0.25, "n": 3, "gain": 1.5, "gain_low": -0.5, "published": 64.0}
     assert run["paper"] == "cells" and run["data"]["metrics"] == numbers
     tags = run["data"]["tags"]
     expected = {

@@ -18,21 +18,18 @@ with job(snakemake.log[0]):
     paper = json.loads(snakemake.params.paper)
     sheets = [Sheet.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
     claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
-    unrecorded = paper.pop("unrecorded")
     paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)
-    files = {Path(path).name: Path(path) for path in snakemake.input.published}
     anomalies = Path(snakemake.input.anomalies)
     statements = [statement for path in snakemake.input.claims for statement in read_claims(Path(path))]
     runs = Results(Path("results")).record
 
     @cache
     def read(name: str | None) -> Published:
-        return Published.read(files[name] if name else None, anomalies)
+        return Published.read(anomalies.parent / name if name else None, anomalies)
 
-    def published(sheet: Sheet) -> Published:
-        return read(sheet.reported)
-
-    judged = judgement.judge(claims, statements, sheets, runs, published, paper["reduced"], unrecorded)
+    judged = judgement.judge(
+        claims, statements, sheets, runs, lambda sheet: read(sheet.reported), paper["reduced"]
+    )
     outputs = snakemake.output
     write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
     write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))

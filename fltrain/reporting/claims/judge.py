@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -71,7 +71,6 @@ from fltrain.runs.record import Record
 ClaimVerdict = Literal[
     "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
 ]
-CLAIM_VERDICTS: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
 
 JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
 """Verdicts that our runs give."""
@@ -145,7 +144,6 @@ def judge(
     runs: Runs,
     published: Callable[[Sheet], Published],
     reduced: bool,
-    unrecorded: Collection[str] = (),
 ) -> list[Judged]:
     """Judge every claim of a paper at a scale.
 
@@ -156,7 +154,6 @@ def judge(
         runs: returns the record of a run id, complete or not.
         published: returns the published values behind an item.
         reduced: True for a reduced scale.
-        unrecorded: names of the paper's items at the scale of which no run has a complete record.
 
     Raises:
         FltrainError: if the test of a claim does not fit the item.
@@ -164,7 +161,7 @@ def judge(
     stated = {(statement.where, statement.claim): statement for statement in statements}
     sheets = list(sheets)
     items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
-    judge_of = _Judge(items, runs, published, reduced, unrecorded)
+    judge_of = _Judge(items, runs, published, reduced)
     judged: list[Judged] = []
     for claim in claims:
         key = claim.where, claim.claim
@@ -200,7 +197,6 @@ class _Judge:
     runs: Runs
     published: Callable[[Sheet], Published]
     reduced: bool
-    unrecorded: Collection[str]
 
     def finding(self, test: Test, statement: Statement) -> Finding:
         """Return the finding on a claim or on a part of it."""
@@ -214,8 +210,6 @@ class _Judge:
         if isinstance(test, Value) and self.reduced:
             return Finding("not run", "The number is that of the full scale; this one is reduced.")
         sheet = self.items.get(test.item)
-        if sheet is None and test.item in self.unrecorded:
-            return Finding("not run", f"No run of {test.item} has a complete record yet.")
         if sheet is None:
             return Finding("not run", f"{test.item} is not among the items made here.")
         if absent := _absent(sheet, test):

@@ -13,7 +13,7 @@ from typing import Literal
 
 from fltrain.core.statistics import number_text
 from fltrain.experiments.layout import Sheet, named
-from fltrain.reporting.tables.cells import checked
+from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import EXPECTED, RULE_DATE, count_verdicts, expected_counts
 from fltrain.runs.measures import measure
@@ -145,7 +145,7 @@ class Grid:
     @classmethod
     def of(cls, sheet: Sheet, shown: Sequence[TableCell], marks: Mapping[str, str]) -> Grid:
         """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ."""
-        layout = checked(sheet)
+        layout = layout_of(sheet)
         intervals = {
             (measured.measure, measured.label or measure(measured.measure).label): measured.interval
             for measured in layout.measures
@@ -257,7 +257,7 @@ class Notes:
         reasons = dict.fromkeys(reason for cell in shown for reason in cell.anomalies)
         diverged = DIVERGED_RUNS if any(cell.diverged and cell.n for cell in shown) else ""
         ends = [cell.place for cell in shown if cell.best_at_end]
-        table = checked(sheet)
+        table = layout_of(sheet)
         chosen = BEST_OR_MEDIAN if any(one.place == "median" for one in table.measures) else BEST
         best = chosen.format(axis=table.best_of) if table.best_of else ""
         at_end = (
@@ -332,12 +332,12 @@ def expected_numbers(cells: Sequence[TableCell]) -> str:
 def over_seeds(sheet: Sheet) -> str:
     """Return a sentence on the summary over seeds that a table shows."""
     seeds = len({cell.seed for cell in sheet.cells})
-    if seeds > 1 and checked(sheet).best_of:
+    if seeds > 1 and layout_of(sheet).best_of:
         seeds -= 1
     if seeds < 2:
         return ONE_SEED
     summaries: dict[str, str] = {}
-    for measured in checked(sheet).measures:
+    for measured in layout_of(sheet).measures:
         what = measure(measured.measure)
         mean = "mean with its 90 % interval" if measured.interval else "mean ± standard deviation"
         summary = {"mean": mean, "median": "median", "max": "maximum"}[what.over_seeds]

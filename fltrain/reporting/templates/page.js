@@ -1,13 +1,11 @@
 "use strict";
 // Tables of the class "sortable" can be sorted by their headings and filtered by their rows' texts.
-// Rows that belong together (a tbody of their own) stay together.
 for (const table of document.querySelectorAll("table.sortable")) {
-  const groups = table.tBodies.length > 1;
-  const units = groups ? [...table.tBodies] : [...table.tBodies[0].rows];
-  const parent = groups ? table : table.tBodies[0];
+  const body = table.tBodies[0];
+  const rows = [...body.rows];
   const headings = [...table.tHead.querySelectorAll("th[data-column]")];
-  const cell = (unit, column) => {
-    const found = (groups ? unit.rows[0] : unit).cells[column];
+  const cell = (row, column) => {
+    const found = row.cells[column];
     return found ? (found.dataset.value ?? found.textContent).trim() : "";
   };
   const compare = (column, numeric, sign) => (one, other) => {
@@ -31,26 +29,26 @@ for (const table of document.querySelectorAll("table.sortable")) {
       headings.forEach((other) => other.removeAttribute("aria-sort"));
       if (next) heading.setAttribute("aria-sort", next);
       const sign = next === "ascending" ? 1 : -1;
-      const order = next ? [...units].sort(compare(Number(heading.dataset.column), numeric, sign)) : units;
-      parent.append(...order);
+      const order = next ? [...rows].sort(compare(Number(heading.dataset.column), numeric, sign)) : rows;
+      body.append(...order);
     });
   }
   const tools = document.querySelector(`.tools[data-for="${table.id}"]`);
-  if (!tools || units.length < 4) continue;
+  if (!tools || rows.length < 4) continue;
   tools.hidden = false;
   const [input, output] = [tools.querySelector("input"), tools.querySelector("output")];
-  const texts = units.map((unit) =>
-    ` ${[...unit.querySelectorAll("th, td")].map((cell) => cell.textContent).join(" ")} `.toLowerCase(),
+  const texts = rows.map((row) =>
+    ` ${[...row.querySelectorAll("th, td")].map((cell) => cell.textContent).join(" ")} `.toLowerCase(),
   );
   const show = () => {
     // All words have to be there; what stands in quotes, as a whole word.
     const words = (input.value.toLowerCase().match(/"[^"]*"|\S+/g) ?? []).map((word) => word.replaceAll('"', " "));
     let count = 0;
-    units.forEach((unit, index) => {
-      unit.hidden = !words.every((word) => texts[index].includes(word));
-      count += !unit.hidden;
+    rows.forEach((row, index) => {
+      row.hidden = !words.every((word) => texts[index].includes(word));
+      count += !row.hidden;
     });
-    output.textContent = words.length ? `${count} of ${units.length}` : "";
+    output.textContent = words.length ? `${count} of ${rows.length}` : "";
   };
   input.addEventListener("input", show);
   input.value = new URLSearchParams(location.search).get("filter") ?? "";
