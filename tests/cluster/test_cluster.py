@@ -30,9 +30,9 @@ from .slurm import GPUS, Slurm, command, in_jobs, wait_until
 
 # There is no accounting database, and jobs are short.
 HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2")
-# The runs of two methods in one paper of the demonstration: three runs, two of them of one method.
+# Two runs of the demonstration.
 PAPER = "fedfcd"
-SELECTION = {"items": PAPER, "where": "method=fedavg,local"}
+SELECTION = {"items": PAPER, "where": "method=fedavg"}
 SHORT = 45
 """Minutes that a job in the partition ``short`` may take."""
 
@@ -259,12 +259,11 @@ class Everything:
     """Workflow runs in separate checkouts, all started at once because they mostly wait."""
 
     local: Future[Outcome]
+    """On one GPU of this machine, without the cluster."""
     clustered: Future[Outcome]
     array: Future[Outcome]
     batch: Future[Outcome]
     limited: Future[Outcome]
-    alone: Future[Outcome]
-    """On one GPU of this machine."""
     seen: set[frozenset[Training]]
     """Processes that trained at the same moment."""
 
@@ -284,7 +283,7 @@ def everything(
     def copy(name: str, of: Checkout = prepared) -> Checkout:
         return of.copy(root / name)
 
-    with ThreadPoolExecutor(7) as threads:
+    with ThreadPoolExecutor(6) as threads:
         arrays = on("slurm", "--slurm-array-jobs", "train")
         one_gpu = ("--workflow-profile", "workflow/profiles/gpu")
         sites = ("--slurm-partition-config", str(partitions(root)))
@@ -293,8 +292,7 @@ def everything(
             clustered=threads.submit(ran, slurm, copy("clustered", fresh), *on("slurm", *sites)),
             batch=threads.submit(ran, slurm, copy("batch"), *on("slurm-batched"), *records_of(runs)),
             array=threads.submit(ran, slurm, copy("array"), *arrays, *records_of(runs)),
-            local=threads.submit(ran, slurm, copy("local"), "--cores", "2"),
-            alone=threads.submit(ran, slurm, copy("alone"), *one_gpu, *records_of(runs)),
+            local=threads.submit(ran, slurm, copy("local"), *one_gpu),
             seen=seen,
         )
         threads.submit(watch)
@@ -304,10 +302,8 @@ def everything(
 
 @pytest.fixture(scope="module")
 def local(everything: Everything) -> Checkout:
-    """A checkout in which the workflow ran without a cluster."""
-    outcome = everything.local.result()
-    assert not outcome.jobs
-    return outcome.checkout
+    """A checkout in which the workflow ran without the cluster."""
+    return everything.local.result().checkout
 
 
 def test_results_of_the_cluster_and_of_a_local_run_are_bytewise_equal(
@@ -329,7 +325,7 @@ def test_results_of_the_cluster_and_of_a_local_run_are_bytewise_equal(
 
 def test_runs_are_submitted_and_ask_for_the_resources_of_their_network(everything: Everything) -> None:
     clustered = everything.clustered.result()
-    assert sorted(clustered.names) == sorted(runs_of(clustered.checkout)) and len(clustered.jobs) == 3
+    assert sorted(clustered.names) == sorted(runs_of(clustered.checkout)) and len(clustered.jobs) == 2
     for job in clustered.jobs:
         assert job["TimeLimit"] == clock(amount(clustered.checkout, "runtime"))
         assert job["MinMemoryNode"] == f"{amount(clustered.checkout, 'mem_mb')}M"
@@ -355,14 +351,14 @@ def test_each_job_has_a_separate_gpu(everything: Everything) -> None:
 
 def test_an_array_is_one_submission(everything: Everything, local: Checkout) -> None:
     array = everything.array.result()
-    assert len(array.jobs) == 3 and len({job["ArrayJobId"] for job in array.jobs}) == 1
+    assert len(array.jobs) == 2 and len({job["ArrayJobId"] for job in array.jobs}) == 1
     assert records(array.checkout) == records(local)
 
 
 def test_a_batch_is_one_job_that_trains_its_runs_in_turn(everything: Everything, local: Checkout) -> None:
     batch = everything.batch.result()
     (job,) = batch.jobs
-    assert job["TimeLimit"] == clock(3 * amount(batch.checkout, "runtime"))
+    assert job["TimeLimit"] == clock(2 * amount(batch.checkout, "runtime"))
     assert job["MinMemoryNode"] == f"{amount(batch.checkout, 'mem_mb')}M"
     assert job["TresPerJob"] == "gres:gpu:1" and job["NumCPUs"] == "1"
     own = [[training for training in seen if training.job == job["JobId"]] for seen in everything.seen]
@@ -371,13 +367,11 @@ def test_a_batch_is_one_job_that_trains_its_runs_in_turn(everything: Everything,
 
 
 def test_runs_wait_for_the_only_gpu(everything: Everything, local: Checkout) -> None:
-    outcome = everything.alone.result()
-    checkout = outcome.checkout
+    outcome = everything.local.result()
     order = re.findall(r"^Job \d+: training (.+)$", outcome.output, re.MULTILINE)
-    assert sorted(order) == sorted(runs_of(checkout)) and not outcome.jobs
-    started = [(checkout.results.run(run) / "spec.json").stat().st_mtime for run in order]
+    assert sorted(order) == sorted(runs_of(local)) and not outcome.jobs
+    started = [(local.results.run(run) / "spec.json").stat().st_mtime for run in order]
     assert started == sorted(started), "one at a time"
-    assert records(checkout) == records(local)
 
 
 def test_a_job_saves_a_checkpoint_before_its_time_limit_and_is_requeued(
@@ -452,8 +446,8 @@ def test_jobs_of_a_dead_node_resume_and_a_cancelled_job_fails(
     for one in (everything.clustered, everything.array, everything.batch, everything.limited):
         one.result()  # a node dies with everything on it
     checkout = prepared.copy(tmp_path / "checkout")
-    first, second, _ = runs = runs_of(checkout)
-    wanted = records_of({run: runs[run] for run in (first, second)})
+    first, second = runs = runs_of(checkout)
+    wanted = records_of(runs)
 
     def jobs() -> dict[str, str]:
         """Ids of the jobs, by run."""

@@ -75,7 +75,7 @@ def traced_run(methods: tuple[Method, ...], device: torch.device = CPU) -> Simul
     return reference(*methods, executor=Tracing, device=device, **settings_of(methods))
 
 
-@pytest.mark.parametrize("methods", slow_unless(KINDS, REPRESENTATIVES), ids=by_name)
+@pytest.mark.parametrize("methods", slow_unless(KINDS, EVERY), ids=by_name)
 def test_neither_global_generators_nor_workers_change_a_run(methods: tuple[Method, ...]) -> None:
     """Two processes divide the clients, the larger ones first, gradients and tests."""
     first = traced_run(methods)

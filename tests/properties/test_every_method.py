@@ -15,6 +15,7 @@ from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Local, State
+from fltrain.models.base import Model
 from fltrain.models.networks import MODELS
 
 from .helpers import (
@@ -37,8 +38,14 @@ from .helpers import (
 from .test_guard import Guarded
 
 ROUNDS, CLIENTS = 3, 4
+
 A_FEW_NUMBERS = 64
 """Bytes per client and round: indices, normalisers, counts of ten classes."""
+
+
+def small(method: type[Method] | Method) -> Model:
+    """Return a network that the method can train in little time."""
+    return MODEL_FOR.get(by_name(method), Tiny())
 
 
 @pytest.mark.parametrize("methods", slow_unless(map(by_name, EVERY), COMBINATIONS), ids=by_name)
@@ -47,7 +54,7 @@ def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Met
     uploads = Composition(methods).needs.private != "all"
     federation = trained(
         *methods,
-        model=MODEL_FOR.get(methods[0].name, Tiny()),
+        model=small(methods[0]),
         rounds=ROUNDS,
         fraction=CLIENTS / 6,
         statistics=("drift", "similarity", "separability") if uploads else (),
@@ -114,14 +121,15 @@ def assert_positive_variances(federation: Simulation) -> None:
 )
 def test_running_variances_stay_positive(methods: tuple[Method, ...]) -> None:
     """Train longer than three rounds: every base alone, and some with all plug-ins."""
-    assert_positive_variances(trained(*methods, rounds=8, fraction=0.34))
+    assert_positive_variances(trained(*methods, model=Tiny(), rounds=8, fraction=0.34))
 
 
 @pytest.mark.parametrize("method", [m for m in BASES if m.neutral is not None], ids=by_name)
 def test_neutral_base_is_federated_averaging_bit_for_bit(method: type[Method]) -> None:
-    neutral, plain = trained(method(**method.neutral), rounds=3), reference(FedAvg(), rounds=3)
+    settings = {"model": small(method), "rounds": 3}
+    neutral, plain = trained(method(**method.neutral), **settings), reference(FedAvg(), **settings)
     assert_same_model(neutral, plain)
-    assert not torch.equal(reference(method(), rounds=3).server.weights, plain.server.weights)
+    assert not torch.equal(reference(method(), **settings).server.weights, plain.server.weights)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,8 @@ def test_neutral_base_is_federated_averaging_bit_for_bit(method: type[Method]) -
     ids=by_name,
 )
 def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type[Method]) -> None:
-    assert_same_model(trained(base(), plugin(**plugin.neutral), rounds=3), reference(base(), rounds=3))
+    settings = {"model": small(base), "rounds": 3}
+    assert_same_model(trained(base(), plugin(**plugin.neutral), **settings), reference(base(), **settings))
 
 
 class Scribbling(Method):
