@@ -64,6 +64,7 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	  if [ -t 2 ]; then $$sync; else set -o pipefail; $$sync 2>&1 | { grep -v '^ [+~-] ' || true; }; fi
 	@echo "[3/3] fltrain"
 	@$(BIN)/python -m uv pip install --quiet $(UV_OPTIONS) --no-deps --editable .
+	@$(BIN)/python -m compileall -q fltrain
 	@touch $@
 
 # All tables and figures of a scale, with training or from existing records; prints their location.

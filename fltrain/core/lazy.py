@@ -1,7 +1,8 @@
-"""PyTorch and SciPy's optimisers, imported at their first use.
+"""PyTorch and SciPy, imported at their first use.
 
 A plan of thousands of runs imports every method and every network, but computes nothing. Modules that a plan
-imports write ``from fltrain.core.lazy import Tensor, nn, torch``, so that planning does not load PyTorch.
+or the workflow imports write ``from fltrain.core.lazy import Tensor, nn, torch``, so that neither is loaded.
+Each takes a second.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch as torch
     from scipy import optimize as optimize
+    from scipy import special as special
+    from scipy import stats as stats
     from torch import Tensor as Tensor
     from torch import nn as nn
     from torch.nn import functional as functional
@@ -33,4 +36,6 @@ else:
     nn = _LazyModule("torch.nn")
     functional = _LazyModule("torch.nn.functional")
     optimize = _LazyModule("scipy.optimize")
+    special = _LazyModule("scipy.special")
+    stats = _LazyModule("scipy.stats")
     Tensor = Any  # for annotations; use torch.Tensor in isinstance

@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+
+from fltrain.core.lazy import special, stats
 
 LEVEL = 0.05
 """Level at which tests reject; intervals match the tests."""

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
+from fltrain.core.lazy import stats
 from fltrain.core.statistics import CellAggregate, Floats, aggregate, interquartile_mean, share_of_larger
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import METHOD

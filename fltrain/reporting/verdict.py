@@ -15,8 +15,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 
+from fltrain.core.lazy import stats
 from fltrain.core.statistics import (
     LEVEL,
     Sample,
