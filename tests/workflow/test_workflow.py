@@ -21,7 +21,7 @@ from fltrain.runs.record import Results
 
 ROOT = Path(__file__).parents[2]
 # Hidden files are left out, too: the environment, the history, caches, Snakemake's metadata.
-LEFT_OUT = (".*", "results", "shared", "tests", "__pycache__", "build", "dist", "*.egg-info")
+LEFT_OUT = (".*", "results", "shared", "tests", "build", "dist", "*.egg-info")
 
 # Damage to the partition of `drift` does not affect the runs of the table.
 PAPER = """\
