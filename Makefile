@@ -101,11 +101,10 @@ STUB := $(BIN)/pytest -n $(CORES) tests/engine
 
 test: env ## run the tests
 	@$(PYTEST) -m "not slow and not gpu"
-	@$(STUB) -m "not slow"
+	@$(STUB)
 
 test-slow: env ## run the slow tests, which `make test` leaves out
 	@$(PYTEST) -m "slow and not gpu"
-	@$(STUB) -m slow
 
 test-gpu: env ## run tests of training on a GPU
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

@@ -242,16 +242,16 @@ REFUSED: dict[str, None] = {}
 
 
 def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -> Simulation:
-    """Two clients with 40 random images each after two rounds of local training."""
+    """Two clients with 24 random images each after two rounds of local training."""
     model, side, first = MODELS.get(base, USUAL)
     plugins = [dict(one) if isinstance(one, dict) else {"name": one} for one in plugins]
     for plugin in plugins:
         if plugin.get("layers") == [FIRST]:
             plugin["layers"] = [first]
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (100, 1, side, side), np.uint8)
-    labels = random.integers(0, 10, 100)
-    data = PreparedData(images[:80], labels[:80], images[80:], labels[80:], 10, (0.5,), (0.3,), digest="")
+    images = random.integers(0, 256, (58, 1, side, side), np.uint8)
+    labels = random.integers(0, 10, 58)
+    data = PreparedData(images[:48], labels[:48], images[48:], labels[48:], 10, (0.5,), (0.3,), digest="")
     spec = RunSpec.parse(
         {
             "dataset": {"name": "digits", "image_size": side},
@@ -266,8 +266,8 @@ def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -
         },
         base,
     )
-    own = np.split(np.arange(80), 2)
-    tests = [images[:10] for images in own] if base in PERSONAL else None
+    own = np.split(np.arange(48), 2)
+    tests = [images[:6] for images in own] if base in PERSONAL else None
     trained = Simulation(spec, data, Partition(own, "", tests), torch.device("cpu"))
     for _ in trained.run():
         pass

@@ -103,10 +103,10 @@ def run(executor: str, *methods: Method, seeds: int = 1) -> Transfers:
 @pytest.mark.parametrize(
     ("methods", "executor"),
     [
-        pytest.param(methods, executor, id=f"{by_name(methods)}-{executor}", marks=marks)
+        pytest.param(methods, executor, id=f"{by_name(methods)}-{executor}")
         for methods in METHODS
         for executor in EXECUTORS
-        for marks in [() if executor == "sequential" or by_name(methods) in KINDS else pytest.mark.slow]
+        if executor == "sequential" or by_name(methods) in KINDS
     ],
 )
 def test_training_mixes_no_devices_and_steps_transfer_nothing(
