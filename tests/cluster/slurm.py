@@ -87,6 +87,17 @@ def in_jobs() -> Iterator[tuple[int, dict[str, str]]]:
                 yield int(folder.name), environment
 
 
+def kill_jobs() -> None:
+    """Kill all processes in jobs, also those that start meanwhile."""
+    found = [*processes("slurmstepd"), *(process for process, _ in in_jobs())]
+    while found:
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.1)
+        found = [process for process, _ in in_jobs()]
+
+
 class Slurm:
     """SLURM's daemons as child processes, with their files below ``folder``.
 
@@ -115,6 +126,7 @@ class Slurm:
         finally:
             for name in reversed(list(self.daemons)):
                 self.kill(name, signal.SIGTERM)
+            kill_jobs()
             for name, text in before.items():
                 self._replaced(name, text)
 
@@ -181,6 +193,4 @@ class Slurm:
     def kill_node(self) -> None:
         """End the node as a power failure would: its daemon and all processes in jobs."""
         self.kill("slurmd", signal.SIGKILL)
-        for process in [*processes("slurmstepd"), *(process for process, _ in in_jobs())]:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        kill_jobs()
