@@ -21,7 +21,7 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
 
-from ..properties.helpers import EVERY, KINDS, MODEL_FOR, Tiny, by_name, simulation, with_tests
+from ..properties.helpers import EVERY, KINDS, by_name, simulation, small, with_tests
 from ..properties.test_executors import Replaying, ReplayingLanes
 from .stub import Transfers, on_stub_device, stub_device
 
@@ -81,7 +81,7 @@ def run(executor: str, *methods: Method, seeds: int = 1) -> Transfers:
         federations = [
             simulation(
                 *methods,
-                model=MODEL_FOR.get(methods[0].name, Tiny()),
+                model=small(*methods),
                 partition=with_tests(clients) if personal else clients,
                 executor=EXECUTORS[executor],
                 device=stub_device(),

@@ -61,6 +61,12 @@ class Tiny(Model):
 MODEL_FOR = {"fedma": LeNet5()}
 """Methods that cannot use ``mobilenet_tiny``, and the model for their tests."""
 
+
+def small(*methods: Method | type[Method]) -> Model:
+    """Return a network that a base method, with any plug-ins, can train in little time."""
+    return MODEL_FOR.get(by_name(methods[0]), Tiny())
+
+
 BASES = [method for method in METHODS.values() if not method.plugin]
 PLUGINS = [method for method in METHODS.values() if method.plugin]
 

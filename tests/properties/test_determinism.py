@@ -34,9 +34,7 @@ from .helpers import (
     CPU,
     EVERY,
     KINDS,
-    MODEL_FOR,
     REPRESENTATIVES,
-    Tiny,
     Tracing,
     by_name,
     digits,
@@ -44,6 +42,7 @@ from .helpers import (
     simulation,
     skewed,
     slow_unless,
+    small,
     trained,
     with_tests,
 )
@@ -65,8 +64,7 @@ def seed_everywhere(seed: int) -> None:
 def settings_of(methods: tuple[Method, ...]) -> dict[str, object]:
     """Settings with tests after local training, so that client states contain trained models."""
     point = "after_local" if methods[0].name in ("fedavg", "fedfcd") else "after_download"
-    model = MODEL_FOR.get(methods[0].name, Tiny())
-    return {"rounds": 3, "statistics": STATISTICS, "point": point, "model": model}
+    return {"rounds": 3, "statistics": STATISTICS, "point": point, "model": small(*methods)}
 
 
 def traced_run(methods: tuple[Method, ...], device: torch.device = CPU) -> Simulation:

@@ -15,7 +15,6 @@ from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Local, State
-from fltrain.models.base import Model
 from fltrain.models.networks import MODELS
 
 from .helpers import (
@@ -33,6 +32,7 @@ from .helpers import (
     reference,
     rows_of,
     slow_unless,
+    small,
     trained,
 )
 from .test_guard import Guarded
@@ -41,11 +41,6 @@ ROUNDS, CLIENTS = 3, 4
 
 A_FEW_NUMBERS = 64
 """Bytes per client and round: indices, normalisers, counts of ten classes."""
-
-
-def small(method: type[Method] | Method) -> Model:
-    """Return a network that the method can train in little time."""
-    return MODEL_FOR.get(by_name(method), Tiny())
 
 
 @pytest.mark.parametrize("methods", slow_unless(map(by_name, EVERY), COMBINATIONS), ids=by_name)

@@ -26,18 +26,17 @@ from fltrain.methods.flfa import Flfa
 from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.training import Exponential
 from fltrain.methods.types import Local, Outputs, State, Step
-from fltrain.models.base import Model
 from fltrain.models.networks.lenet5 import LeNet5
 
 from .helpers import (
     KINDS,
-    MODEL_FOR,
     REPRESENTATIVES,
     Tiny,
     by_name,
     reference,
     simulation,
     slow_unless,
+    small,
     trained,
 )
 from .tape import taped
@@ -50,11 +49,6 @@ Kind = Callable[[torch.device], type[Capturing]]
 
 SHORT = {"epochs": 1, "fraction": 0.67}
 SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
-
-
-def small(methods: tuple[AnyMethod, ...]) -> Model:
-    """Return a network that the methods can train, with few operations: each costs time on a tape."""
-    return MODEL_FOR.get(methods[0].name, Tiny())
 
 
 class Counting(Capturing):
@@ -165,7 +159,7 @@ def test_a_step_in_fixed_memory_equals_the_reference(
     methods: tuple[AnyMethod, ...], kind: Kind, device: torch.device
 ) -> None:
     """Up to rounding: these executors store numbers in tensors."""
-    plain, fixed = compared(kind(device), *methods, **SHORT, model=small(methods), device=device)
+    plain, fixed = compared(kind(device), *methods, **SHORT, model=small(*methods), device=device)
     assert fixed.executor.replays >= fixed.executor.captures > 0
     assert_equal_up_to_rounding(plain, fixed)
 
@@ -350,7 +344,7 @@ def test_stacked_clients_agree_with_the_reference(
     methods: tuple[AnyMethod, ...], device: torch.device
 ) -> None:
     """Up to rounding: numbers are added up in another order."""
-    plain, stacked = compared(VectorizedExecutor, *methods, **SHORT, model=small(methods), device=device)
+    plain, stacked = compared(VectorizedExecutor, *methods, **SHORT, model=small(*methods), device=device)
     assert_equal_up_to_rounding(plain, stacked)
 
 
