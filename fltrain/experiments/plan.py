@@ -23,6 +23,7 @@ from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.layout import Bubbles, Labels, Preference, Restriction, curves_of, measures_of
 from fltrain.experiments.published import check_reported
 from fltrain.experiments.schema import (
+    MOST_RUNS,
     Axis,
     DisplayLabels,
     Item,
@@ -44,9 +45,6 @@ from fltrain.experiments.tuning import Search, Selected, read_selection
 from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import Condition, begins, choose, parse_where, settings_text
-
-MOST_RUNS = 100_000
-"""Maximum of cells times seeds of an item: a plan holds all of them in memory."""
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
@@ -329,14 +327,15 @@ def _expand(
     item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
     declared = SettingsLayers(paper, name, scale, own)
     axes = declared.axes
-    seeds = min(filter(None, (item.seeds or paper.seeds, own.seeds or scale.seeds)))
+    seeds, limit = item.seeds or paper.seeds, own.seeds or scale.seeds
+    seeds = limit if isinstance(limit, tuple) else seeds[:limit]
     if isinstance(item.figure, Bubbles):
-        seeds = 1  # it shows the partitions of the first
+        seeds = seeds[:1]  # it shows the partitions of the first
     cells = math.prod(len(points) for points in axes.values())
-    if cells * seeds > MOST_RUNS:
+    if cells * len(seeds) > MOST_RUNS:
         raise FltrainError(
-            f"{paper.paper}/{name}: {cells} cells with {seeds} seeds each are more than {MOST_RUNS:,} runs; "
-            "shorten axes or lower seeds"
+            f"{paper.paper}/{name}: {cells} cells with {len(seeds)} seeds each are more than {MOST_RUNS:,} "
+            "runs; shorten axes or lower seeds"
         )
     entries: list[Entry] = []
     applied: list[Special] = []
@@ -370,7 +369,7 @@ def _expand(
         except FltrainError as error:
             faulty.setdefault(str(error).removeprefix(where), error)
             continue
-        specs = [first.model_copy(update={"seed": item.first_seed + number}) for number in range(seeds)]
+        specs = [first.model_copy(update={"seed": seed}) for seed in seeds]
         entries += [Entry(labels, reported, number, spec, drawn) for number, spec in enumerate(specs)]
     Problems(faulty.values()).refuse(f"{paper.paper}/{name}")
     # Labels without a cell are not part of the item: exceptions have left all of their cells out.

@@ -36,6 +36,9 @@ from fltrain.runs.spec import RunSpec
 
 Patch = dict[str, Any]
 
+MOST_RUNS = 100_000
+"""Maximum of cells times seeds of an item: a plan holds all of them in memory."""
+
 
 def _none_of(*names: str, by: str = "in the results folder") -> AfterValidator:
     """Refuse names that are already in use."""
@@ -224,6 +227,35 @@ def _file(value: Any) -> Any:
     return {"file": value} if isinstance(value, str) else value
 
 
+def _listed(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= MOST_RUNS:
+            raise ValueError(f"a number of seeds lies between 1 and {MOST_RUNS:,}, not {value}")
+        return tuple(range(value))
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError(f"write a number of seeds (3) or a list of seeds ([0, 1, 42]), not {value!r}")
+    return value
+
+
+def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    for seed in seeds:
+        if seeds.count(seed) > 1:
+            raise ValueError(f"the seed {seed} is listed twice; leave one out")
+    return seeds
+
+
+SeedList = Annotated[
+    tuple[Annotated[int, Field(ge=0, lt=2**63)], ...],
+    Strict(False),
+    Field(min_length=1),
+    AfterValidator(_distinct),
+]
+"""Distinct seeds, in order."""
+
+Seeds = Annotated[SeedList, BeforeValidator(_listed, json_schema_input_type=int | list[int])]
+"""Seeds, written as a list, or as their number N for 0 to N - 1."""
+
+
 class Item(Settings):
     """A table or figure of a paper: the grid of runs behind it, and its layout (``table`` or ``figure``).
 
@@ -234,7 +266,7 @@ class Item(Settings):
         axes: dimensions of the grid, by name. An axis is a list of values, or ``label: value`` in display
             order; a value is a ``Point``, or short for a point that sets the axis's own setting.
         exceptions: patches for some cells.
-        seeds: number of seeds (default: the paper's).
+        seeds: a list of seeds, or their number N for 0 to N - 1 (default: the paper's).
         table: layout of a table.
         figure: layout of a figure.
         reported: file of published values in ``config/reported``.
@@ -243,7 +275,6 @@ class Item(Settings):
         counted: reason for a number of cells that differs from that file, if it does.
         assumptions: entries of ``config/register.yaml`` for settings that the text lacks, in addition to the
             paper's.
-        first_seed: the item's seeds are this one and the following ones.
     """
 
     title: str
@@ -254,8 +285,7 @@ class Item(Settings):
     settings: Patch = {}
     axes: Axes
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
-    seeds: int | None = Field(default=None, ge=1)
-    first_seed: int = Field(default=0, ge=0)
+    seeds: Seeds | None = None
     table: Table | None = None
     figure: Figure | None = None
     reported: Annotated[Reported | None, BeforeValidator(_file, json_schema_input_type=str | Reported)] = None
@@ -300,7 +330,7 @@ class Paper(Settings):
         assumptions: entries of ``config/register.yaml`` that concern all items.
         settings: settings of a run that all items share.
         exceptions: patches for the cells of all items whose settings match, before those of an item.
-        seeds: number of seeds of each cell.
+        seeds: seeds of each cell: a list, or their number N for 0 to N - 1.
         items: tables and figures, by name.
         untrained: tables and figures of the paper that need no training, each with the reason.
         claims: claims of the text, with their tests.
@@ -313,7 +343,7 @@ class Paper(Settings):
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     settings: Patch = {}
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
-    seeds: int = Field(default=3, ge=1)
+    seeds: Seeds = (0, 1, 2)
     items: dict[Annotated[FileName, _none_of("claims")], Item]
     untrained: dict[str, str] = {}
     claims: Annotated[tuple[Claim, ...], Strict(False)] = ()
@@ -363,7 +393,8 @@ class Reduction(Settings):
         settings: settings to merge into the item's settings.
         axes: axes that replace the item's axes of the same name.
         exceptions: further patches for some cells.
-        seeds: maximum number of seeds. An item's replaces the scale's.
+        seeds: maximum number of the item's seeds, or a list of seeds that replaces them. An item's entry
+            replaces the scale's.
         seen: day by which all runs had been seen. A verdict is exploratory if its rule or test was decided on
             that day or later.
     """
@@ -373,7 +404,7 @@ class Reduction(Settings):
     settings: Patch = {}
     axes: Axes = {}
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
-    seeds: int | None = Field(default=None, ge=1)
+    seeds: Annotated[int, Field(ge=1)] | SeedList | None = None
     seen: Annotated[datetime.date, Strict(False)] | None = None
 
 

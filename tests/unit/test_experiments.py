@@ -227,10 +227,40 @@ def test_cells_excluded_by_an_exception_are_not_run(config: Config) -> None:
     assert [str(part) for part in table.restricted] == ["method fedavg; scaffold"], "claims must know"
 
 
-def test_seeds_start_at_the_first_seed_of_the_item(config: Config) -> None:
-    whole = config.plan(put(100, *TABLE, "first_seed"))
-    assert {entry.seed for entry in whole.items[0].entries} == {100, 101}
-    assert {entry.seed for entry in whole.restricted(Selection(seeds=1)).items[0].entries} == {100}
+def seeds_of(whole: Plan) -> list[int]:
+    """Return the seeds of the first item, in order."""
+    return list(dict.fromkeys(entry.seed for entry in whole.items[0].entries))
+
+
+def test_seeds_are_a_number_or_a_list(config: Config) -> None:
+    assert seeds_of(config.plan(put(2, *TABLE, "seeds"))) == [0, 1]
+    whole = config.plan(put([42, 7, 2025], *TABLE, "seeds"))
+    assert seeds_of(whole) == [42, 7, 2025], "in the order of the list"
+    assert seeds_of(whole.restricted(Selection(seeds=1))) == [42]
+    assert {spec.seed for spec in whole.runs.values()} >= {42, 7, 2025}
+
+
+def test_a_scale_shortens_or_replaces_the_seeds(config: Config) -> None:
+    listed = put([42, 7, 2025], *TABLE, "seeds")
+    assert seeds_of(config.plan(listed, scale=lambda data: data.update(seeds=2))) == [42, 7]
+    assert seeds_of(config.plan(listed, scale=lambda data: data.update(seeds=[3, 4]))) == [3, 4]
+    own = {"items": [{"toy/table": {"seeds": [5]}}]}
+    assert seeds_of(config.plan(listed, scale=lambda data: data.update(own))) == [5]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "problem"),
+    [
+        (0, "a number of seeds lies between 1 and 100,000, not 0"),
+        ([], "at least 1"),
+        ([1, 2, 1], "the seed 1 is listed twice"),
+        ([-1], "greater than or equal to 0"),
+        ("3", "write a number of seeds (3) or a list of seeds"),
+        (True, "write a number of seeds (3) or a list of seeds"),
+    ],
+)
+def test_wrong_seeds_are_refused(config: Config, seeds: Any, problem: str) -> None:
+    assert problem in config.error(put(seeds, *TABLE, "seeds"))
 
 
 def test_exceptions_match_the_settings_without_exceptions(config: Config) -> None:

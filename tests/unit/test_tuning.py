@@ -41,7 +41,7 @@ TRIALS: dict[str, Any] = {
 }
 FINAL: dict[str, Any] = {
     "title": "Default and tuned",
-    "first_seed": 1,
+    "seeds": [1],
     "axes": {
         "method": ["fedavg", "fedprox"],
         "settings": {"default": {"set": {}}, "tuned": {"selected": "trials"}},
