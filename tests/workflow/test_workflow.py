@@ -478,6 +478,24 @@ rule ranking:
     assert code == 0 and "fltrain_toy_accuracy" in output, output
 
 
+def test_finished_jobs_do_not_let_snakemake_look_at_all_jobs_more_often(
+    fresh: Checkout, tmp_path: Path
+) -> None:
+    """A look that plans another one a second later never ends; a limit of the user needs it."""
+    changed = fresh.copy(tmp_path / "checkout")
+    (changed.root / "looks.py").write_text(
+        "from snakemake.cli import main\n"
+        "from snakemake.scheduling.job_scheduler import JobScheduler\n"
+        "JobScheduler._schedule_reevalutation = lambda self, delay: print('looks again')\n"
+        "main()\n"
+    )
+    remake = ("looks", "results/vega.js", "--forcerun", "chart_library", "--config", "scale=tiny")
+    for limit, planned in {(): False, ("--max-jobs-per-timespan", "50/1s"): True}.items():
+        done = changed.python(*remake, *limit)
+        assert done.returncode == 0, done.stdout
+        assert ("looks again" in done.stdout) == planned, done.stdout
+
+
 @pytest.mark.slow
 def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Checkout) -> None:
     """The table's run can be trained again; the figure's cannot, because its partition is damaged.

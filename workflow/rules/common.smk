@@ -40,6 +40,11 @@ put_python_on_path()
 
 onstart:
     JOBS.redate()
+    # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
+    # and each finished job adds a look: after n jobs, n looks a second. A limit that the user has set stays.
+    limit = workflow.scheduler.job_rate_limiter
+    if limit and (limit.max_jobs, limit.timespan) == (100, 1):
+        workflow.scheduler.job_rate_limiter = None
 
 
 wildcard_constraints:
