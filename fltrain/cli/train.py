@@ -11,7 +11,6 @@ from fltrain.cli.options import ResultsOption
 from fltrain.core.strict_yaml import read_settings
 from fltrain.engine import ExecutorName
 from fltrain.methods.types import Place
-from fltrain.runs.archive import recover_records
 from fltrain.runs.record import Results
 from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
@@ -87,38 +86,39 @@ def train(
     read = [read_settings(path, RunSpec, ignored=("revisions",)) for path in paths]
     parsed = {spec.run_id: spec for spec in read}  # each run once, even if several files describe it
     where = Results(results)
-    recover_records(where)
+    where.recover()
     due = []
-    with stopping.heeded():
-        for spec in parsed.values():
-            record = where.record(spec.run_id)
-            # Training deletes the checkpoints that a complete run has left.
-            if record.complete and not again and not where.saved_rounds(spec.run_id):
-                remark = record.damage or changed_code(record.provenance, spec)
-                typer.echo(f"{spec.run_id}: already trained (--again retrains it){remark and f'; {remark}'}")
-            else:
-                due.append(spec)
-        if due:
-            with stopping.interruptible():  # all GPUs may be taken for long
-                from fltrain.engine import train as training
-                from fltrain.engine.checkpoint import Interval
+    stopping.heed()
+    for spec in parsed.values():
+        record = where.record(spec.run_id)
+        # Training deletes the checkpoints that a complete run has left.
+        if record.complete and not again and not where.saved_rounds(spec.run_id):
+            record.check_settings(spec)
+            remark = record.damage or changed_code(record.provenance, spec)
+            typer.echo(f"{spec.run_id}: already trained (--again retrains it){remark and f'; {remark}'}")
+        else:
+            due.append(spec)
+    if due:
+        with stopping.interruptible():  # all GPUs may be taken for long
+            from fltrain.engine import train as training
+            from fltrain.engine.checkpoint import Interval
 
-                chosen = pick_device(device, runs_per_device)
-            interval = Interval(checkpoint_seconds, checkpoint_rounds)
-            execution = training.Execution(
-                device=chosen,
-                threads=threads,
-                recordings=recordings,
-                client_memory=client_memory,
-                checkpoints=interval,
-                determinism=determinism,
-                executor=executor,
-                lanes=lanes,
-                workers=workers,
-            )
-            for together in [due] if stack_seeds else [[spec] for spec in due]:
-                stopping.poll()
-                for record in training.train_all(
-                    together, where, execution, again=again, quiet=quiet, stopping=stopping
-                ):
-                    typer.echo(f"{record.run_id}: {record.summary['status']}, see {record.folder}")
+            chosen = pick_device(device, runs_per_device)
+        interval = Interval(checkpoint_seconds, checkpoint_rounds)
+        execution = training.Execution(
+            device=chosen,
+            threads=threads,
+            recordings=recordings,
+            client_memory=client_memory,
+            checkpoints=interval,
+            determinism=determinism,
+            executor=executor,
+            lanes=lanes,
+            workers=workers,
+        )
+        for together in [due] if stack_seeds else [[spec] for spec in due]:
+            stopping.poll()
+            for record in training.train_all(
+                together, where, execution, again=again, quiet=quiet, stopping=stopping
+            ):
+                typer.echo(f"{record.run_id}: {record.summary['status']}, see {record.folder}")

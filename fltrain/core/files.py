@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -30,10 +31,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
     It deletes older temporary files for ``path`` after an hour without changes: a killed process left them.
 
+    A power loss leaves the old or the new file: the content and the folder are flushed to the disk.
+
     Raises:
         FltrainError: if the file cannot be written; the old file stays, and no temporary file is left.
     """
     temporary: Path | None = None
+    renamed = False
     if path.exists() and not path.is_file():  # root would overwrite /dev/null
         raise FltrainError(f"{path}: is not an ordinary file; choose another place")
     try:
@@ -45,20 +49,34 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         os.umask(mask := os.umask(0))
         temporary.chmod(0o666 & ~mask)  # mkstemp makes files private; results are for everyone
-        with temporary.open("rb") as file:  # a full disk may show only now; a power loss would empty it
-            os.fsync(file.fileno())
+        flush(temporary)  # a full disk may show only now
         temporary.replace(path)
+        renamed = True
+        flush(path.parent)
     except OSError as error:
         if temporary and error.filename not in (None, str(temporary)):
             raise  # by the caller, about another file
         where = "" if temporary else f"{path.parent}: "
+        unchanged = "" if renamed else "; the old file is unchanged"
         raise FltrainError(
             f"{path}: cannot be written ({where}{error.strerror or error}); make room or choose another "
-            "place, then run the same command again; the old file is unchanged"
+            f"place, then run the same command again{unchanged}"
         ) from None
     finally:
         if temporary:
             temporary.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk, so that they survive a power loss."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems cannot do it for folders
+            raise
+    finally:
+        os.close(number)
 
 
 def clear_leftovers(folder: Path, pattern: str = ".*.part", unchanged_for: float = 0) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fltrain.core.floats import average, total
 from fltrain.core.lazy import special, stats
 
 LEVEL = 0.05
@@ -39,7 +40,7 @@ class Statistic:
         # Numbers of rounds can be infinite.
         spread = len(present) > 1 and all(map(math.isfinite, present))
         std = math.sqrt(variance(present)) if spread else None
-        return cls(sum(present) / len(present), std, len(present))
+        return cls(average(present), std, len(present))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -127,7 +128,7 @@ def one_sided(values: Iterable[float], point: float = 0.0, floor: float = 0.0) -
     std = max(math.sqrt(variance(present)), floor)
     if std == 0:
         return None
-    t = (sum(present) / len(present) - point) / (std / math.sqrt(len(present)))
+    t = (average(present) - point) / (std / math.sqrt(len(present)))
     return Sides(t_above(t, len(present) - 1), t_above(-t, len(present) - 1))
 
 
@@ -138,7 +139,7 @@ def mean_interval(values: Sequence[float], floor: float = 0.0) -> tuple[float, f
         return None
     std = max(math.sqrt(variance(values)), floor)
     half = t_quantile(1 - LEVEL, len(values) - 1) * std / math.sqrt(len(values))
-    mean = sum(values) / len(values)
+    mean = average(values)
     return mean - half, mean + half
 
 
@@ -218,7 +219,7 @@ def pooled_spreads(samples: Sequence[Sample]) -> list[Spread]:
 
 def _spread(pool: Sequence[int], squares: Sequence[float], df: Sequence[int]) -> Spread:
     freedom = sum(df[place] for place in pool)
-    square = sum(df[place] * squares[place] for place in pool) / freedom if freedom else 0.0
+    square = total(df[place] * squares[place] for place in pool) / freedom if freedom else 0.0
     return Spread(math.sqrt(square), freedom, sum(df[place] > 0 for place in pool))
 
 

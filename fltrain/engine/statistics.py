@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fltrain.core.floats import total
 from fltrain.methods.types import Server, Update
 from fltrain.metrics.updates import (
     gradient_variance,
@@ -86,7 +87,7 @@ def _dissimilarity(round: FinishedRound) -> Row:
     """
     rows = round.gradients()
     blocks = {name: gradient_variance(rows, slots) for name, slots in _blocks(round.layout).items()}
-    return {"dissimilarity": {"blocks": blocks, "all": sum(blocks.values())}}
+    return {"dissimilarity": {"blocks": blocks, "all": total(blocks.values())}}
 
 
 STATISTICS: dict[str, Callable[[FinishedRound], Row]] = {

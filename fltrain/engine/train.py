@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from fltrain.engine.simulation import Diverged, Simulation, lockstep
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import Workers
 from fltrain.methods.types import Place
-from fltrain.runs.record import Record, Results, checkpoint_files, summarise, write_record
+from fltrain.runs.record import Record, Results, checkpoint_files, exchange, leased, summarise, write_record
 from fltrain.runs.sources import outside_files, source_digests
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.determinism import Determinism, Profile, determined
@@ -142,14 +143,15 @@ def train_all(
     # In the same order in all processes, so that two of them cannot wait for each other's runs.
     specs = sorted(specs, key=lambda spec: spec.seed)
     results.create()
-    logs = [results.record(spec.run_id).folder / "train.log" for spec in specs]
+    places = [results.place(spec.run_id) for spec in specs]
     tf32 = specs[0].precision == "tf32"
     with (
-        _logging_to(logs, quiet),
+        _logging_to([place / "train.log" for place in places], quiet),
         determined(execution.determinism, execution.device, tf32) as determinism,
     ):
         process = Process(execution, determinism, stopping, [spec.seed for spec in specs], quiet)
-        return lockstep([_trained(spec, results, process, again) for spec in specs])
+        runs = zip(specs, places, strict=True)
+        return lockstep([_trained(spec, results, place, process, again) for spec, place in runs])
 
 
 def _check_seeds(specs: Sequence[RunSpec], execution: Execution) -> None:
@@ -187,19 +189,23 @@ class Process:
 
 
 def _trained(
-    spec: RunSpec, results: Results, process: Process, again: bool
+    spec: RunSpec, results: Results, place: Path, process: Process, again: bool
 ) -> Generator[Cohort, list[Trained], Record]:
-    """Train a run and write its record, in steps, see ``lockstep``."""
+    """Train a run in ``place`` and write its record, in steps, see ``lockstep``."""
     record, stopping = results.record(spec.run_id), process.stopping
     try:
-        with _lease(results.lease(spec.run_id), spec.run_id, stopping):
+        with leased(results.lease(spec.run_id), partial(_wait, spec.run_id, stopping)):
             if record.complete:
+                record.check_settings(spec)
+                again = again and place != record.folder  # otherwise it was trained while this process waited
                 folder = results.checkpoints(spec.run_id)
                 left = checkpoint_files(folder)
                 # With `--again`, later checkpoints are those of a training that was interrupted.
                 if not again or all(path.stat().st_mtime <= record.written for path in left):
                     shutil.rmtree(folder, ignore_errors=True)
                 if not again:
+                    if place != record.folder:
+                        shutil.rmtree(place)
                     what = (
                         "has a record; its checkpoints are deleted"
                         if left
@@ -207,11 +213,11 @@ def _trained(
                     )
                     LOG.info("%s: %s", spec.run_id, what)
                     return record
-            clear_leftovers(record.folder)
+            clear_leftovers(place)
             if not results.saved_rounds(spec.run_id):
-                (record.folder / "train.log").write_text("")
+                (place / "train.log").write_text("")
             forget_peaks(process.execution.device)
-            yield from _train(spec, results, process)
+            yield from _train(spec, results, place, process)
     except MethodError as error:
         LOG.error("%s failed", spec.run_id, exc_info=error.__cause__)
         raise
@@ -222,12 +228,14 @@ def _trained(
     return Record(record.folder)
 
 
-def _train(spec: RunSpec, results: Results, process: Process) -> Generator[Cohort, list[Trained], None]:
-    """Train the remaining rounds and write the record."""
+def _train(
+    spec: RunSpec, results: Results, place: Path, process: Process
+) -> Generator[Cohort, list[Trained], None]:
+    """Train the remaining rounds, write the record to ``place``, and put it where an older one was."""
     started, execution, determinism = time.perf_counter(), process.execution, process.determinism
     with process.stopping.interruptible():
-        simulation, digests, identity = _prepare(spec, results, process)
-    layout, folder = simulation.model.layout, results.run(spec.run_id)
+        simulation, digests, identity = _prepare(spec, results, place, process)
+    layout = simulation.model.layout
     checkpoints = Checkpoints(results.checkpoints(spec.run_id), identity, execution.checkpoints)
     size = f"{layout.size:,} parameters, {len(layout.layers)} layers"
     LOG.info("%s: %s, on %s", spec.run_id, size, execution.device)
@@ -257,7 +265,7 @@ def _train(spec: RunSpec, results: Results, process: Process) -> Generator[Cohor
 
     with _progress(spec, bar=not process.quiet and len(process.seeds) == 1) as report:
         diverged = yield from _rounds(
-            simulation, checkpoints, progress.rows, account, report, folder / "train.log"
+            simulation, checkpoints, progress.rows, account, report, place / "train.log"
         )
     about = {
         "parameters": layout.size,
@@ -267,7 +275,8 @@ def _train(spec: RunSpec, results: Results, process: Process) -> Generator[Cohor
     }
     summary = summarise(spec, progress.rows, diverged, about)
     costs, provenance = _costs(simulation, account().seconds), merged(progress.processes)
-    write_record(folder, spec, progress.rows, summary, costs, provenance, kept_models(simulation))
+    write_record(place, spec, progress.rows, summary, costs, provenance, kept_models(simulation))
+    exchange(place, results.run(spec.run_id))
     checkpoints.remove()
     if summary["accuracy"]["final"] is not None:
         LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
@@ -306,7 +315,7 @@ def _rounds(
 
 
 def _prepare(
-    spec: RunSpec, results: Results, process: Process
+    spec: RunSpec, results: Results, place: Path, process: Process
 ) -> tuple[Simulation, dict[str, str], dict[str, Any]]:
     """Return the run before its first round, digests of data and partition, and the checkpoint's identity."""
     execution, quiet = process.execution, process.quiet
@@ -318,8 +327,7 @@ def _prepare(
         )
     extra = {dataset.name: ensure_data(dataset, results, quiet) for dataset in spec.evaluation.extra}
     divided = ensure_partition(spec, data, results)
-    folder = results.run(spec.run_id)
-    with _described(spec, folder / "train.log"), noting("before round 1"):
+    with _described(spec, place / "train.log"), noting("before round 1"):
         simulation = Simulation(
             spec,
             data,
@@ -327,7 +335,7 @@ def _prepare(
             execution.device,
             executor_for(execution.executor, execution.recordings, execution.lanes),
             extra,
-            ClientStore(folder, execution.client_memory * 2**30),
+            ClientStore(place, execution.client_memory * 2**30),
             process.stopping.poll,
             Workers(execution.workers),
         )
@@ -337,31 +345,14 @@ def _prepare(
     return simulation, digests, identity
 
 
-@contextmanager
-def _lease(path: Path, run_id: str, stopping: Stopping) -> Iterator[None]:
-    """Hold the lock of a run; wait while another process holds it.
-
-    Raises:
-        FltrainError: if the file system has no locks.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, fallback_to_soft=False)
-    try:
-        with stopping.interruptible():
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                LOG.info("%s: another process is training it; waiting for that one to end", run_id)
-                lock.acquire()
-    except OSError as error:
-        raise FltrainError(
-            f"{path}: cannot be locked ({error.strerror}); choose a results folder that has locks"
-        ) from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # while locked: a waiting process then makes a new file
-        lock.release()
+def _wait(run_id: str, stopping: Stopping, lock: FileLock) -> None:
+    """Take the lock of a run; wait while another process holds it."""
+    with stopping.interruptible():
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            LOG.info("%s: another process is training it; waiting for that one to end", run_id)
+            lock.acquire()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field, Strict, model_validator
 from fltrain.core.config import Settings, check_known
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
+from fltrain.core.floats import average
 from fltrain.core.rng import Purpose, stream
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments.items import Entry, PlannedItem
@@ -259,7 +260,7 @@ def select(item: PlannedItem, results: Results) -> Selected:
     for labels, label, entries in _trials(item):
         runs = tuple(entry.spec.run_id for entry in entries)
         values = [(what.of(records[run]) or {"": what.of_diverged(records[run])})[""] for run in runs]
-        mean = sum(values) / len(values)
+        mean = average(values)
         trial = Trial(
             settings=entries[0].drawn, runs=runs, value=round(mean, 10) if math.isfinite(mean) else None
         )

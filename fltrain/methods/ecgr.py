@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops.vectors import gram
@@ -121,7 +122,7 @@ class Ecgr(Method):
         return {
             "selected": selected,
             "steps": steps,
-            "lateness": sum(lateness) / len(lateness) if lateness else None,
+            "lateness": average(lateness) if lateness else None,
         }
 
 

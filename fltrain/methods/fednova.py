@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.floats import total
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean, pull
@@ -54,7 +55,7 @@ class FedNova(Method):
         shares = data_shares(updates)
         normalisers = torch.stack([update.extras[self.name]["normaliser"] for update in updates]).tolist()
         counted = normalisers if self.tau_eff == "normalisers" else [update.steps for update in updates]
-        effective = sum(share * steps for share, steps in zip(shares, counted, strict=True))
+        effective = total(share * steps for share, steps in zip(shares, counted, strict=True))
         factors = [share * effective / steps for share, steps in zip(shares, normalisers, strict=True)]
         moved = mean([update.displacement for update in updates], factors)
         buffers = None

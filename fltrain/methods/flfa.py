@@ -13,6 +13,7 @@ from pydantic import Field, Strict, model_validator
 from fltrain import models
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
+from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.types import Local, Network, Outputs, Server, State, Step, Task, Update
@@ -192,7 +193,7 @@ class Flfa(Method):
                 value for update in updates for value in _layers(update.statistics[self.name], kind).values()
             ]
             if values:
-                row[kind] = sum(torch.stack(values).tolist()) / len(values)
+                row[kind] = average(torch.stack(values).tolist())
         return row
 
     def _drawn(self, local: Local, index: int) -> Tensor:

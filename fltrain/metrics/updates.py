@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def skewness(values: Sequence[float]) -> float:
     numbers = [value for value in values if value == value]
     if not numbers:
         return 0.0
-    mean = sum(numbers) / len(numbers)
-    second = sum((value - mean) ** 2 for value in numbers) / len(numbers)
-    third = sum((value - mean) ** 3 for value in numbers) / len(numbers)
+    mean = average(numbers)
+    second = average([(value - mean) ** 2 for value in numbers])
+    third = average([(value - mean) ** 3 for value in numbers])
     return third / second**1.5 if second > 0 else 0.0

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fltrain.core.floats import total
 from fltrain.core.lazy import stats
 from fltrain.core.statistics import (
     LEVEL,
@@ -178,9 +179,9 @@ def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]
     first, *_ = probabilities.values()
     known = [cell for cell in cells if getattr(cell, first) is not None]
     expected = {
-        verdict: sum(getattr(cell, column) for cell in known) for verdict, column in probabilities.items()
+        verdict: total(getattr(cell, column) for cell in known) for verdict, column in probabilities.items()
     }
-    return {**expected, "inconclusive": len(known) - sum(expected.values())} if known else {}
+    return {**expected, "inconclusive": len(known) - total(expected.values())} if known else {}
 
 
 def _scale(cell: TableCell, basis: Basis) -> float:

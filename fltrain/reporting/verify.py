@@ -20,9 +20,17 @@ from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.plan import Plan, plan
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.runs.archive import moved_records
 from fltrain.runs.integrity import check_record
-from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Damaged, Results, reason
+from fltrain.runs.record import (
+    AGAIN,
+    BROKEN,
+    MODELS_FILE,
+    RECORD_FILES,
+    REPLACED,
+    Damaged,
+    Results,
+    reason,
+)
 from fltrain.runs.spec import partition_name
 from fltrain.runs.status import Stale, stale_runs
 
@@ -154,6 +162,8 @@ class Verification:
             _, about = read_arrays(models, "file of models")
             if about["run_id"] != run:
                 yield Problem(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
+            elif checked.digests.get("models", about["digest"]) != about["digest"]:
+                yield Problem(f"{run}: {MODELS_FILE} is of another training; retrain the run")
         if checked.stale:
             yield Problem(f"{run}: stale: {checked.stale}", harmless=True)
         if spec is None or checked.stale:
@@ -226,19 +236,20 @@ class Verification:
     def _leftovers(self) -> Iterator[Problem]:
         """Yield files of processes that were killed, without advice to delete the only copy of a record."""
         root, record = self.results.root, self.results.record
-        moved = moved_records(self.results)
         only_copies = [
-            old for old in moved if (old / "summary.json").exists() and not record(old.name).complete
+            old
+            for old in self.results.exchanged()
+            if (old / "summary.json").exists() and not record(old.name.removeprefix(REPLACED)).complete
         ]
         for old in only_copies:
             yield Problem(
-                f"{old}: the only copy of this record, moved by an interrupted import; `fltrain train` or "
+                f"{old}: the only copy of this record, moved by an interrupted process; `fltrain train` or "
                 "`fltrain records import` puts it back"
             )
-        patterns = ("*/.*.part", "*/*/.*.part", "runs/.import-*", "runs/.replaced-*")
+        patterns = ("**/.*.part", "runs/.import-*", f"runs/{REPLACED}*", f"runs/{AGAIN}*")
         paths = {path for pattern in patterns for path in root.glob(pattern)}
         paths |= {path for path in root.glob("checkpoints/*/") if record(path.name).complete}
-        for path in sorted(paths - {old.parent for old in only_copies}):
+        for path in sorted(paths - {*only_copies}):
             yield Problem(
                 f"{path}: left by an interrupted process; can be deleted unless one is running", harmless=True
             )

@@ -11,13 +11,14 @@ from __future__ import annotations
 import filecmp
 import gzip
 import io
+import os
 import re
 import shutil
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -25,10 +26,9 @@ from typing import NoReturn
 from filelock import FileLock, Timeout
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import replacing
+from fltrain.core.files import flush, replacing
 from fltrain.runs.integrity import check_record
-from fltrain.runs.record import RECORD_FILES, Record, Results
-from fltrain.runs.status import held
+from fltrain.runs.record import RECORD_FILES, Record, Results, exchange, held, leased
 
 MAX_RUNS = 100_000
 MAX_FILE_BYTES = 64 * 2**20
@@ -38,7 +38,7 @@ MAX_BYTES = 8 * 2**30
 
 _RUN = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
 _MEMBER = re.compile(rf"(?P<run>{_RUN})/(?P<file>[a-z]+\.jsonl?)")
-_STAGING, _ASIDE = ".import-", ".replaced-"
+_STAGING = ".import-"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def export_records(records: Iterable[Record], path: Path) -> int:
 def import_records(path: Path, results: Results, replace: bool = False) -> Imported:
     """Import the records of an archive. If one is invalid, none is imported.
 
-    A kill leaves each record old or new, never lost: see ``recover_records``.
+    A kill leaves each record old or new, never lost: see ``Results.recover``.
 
     Args:
         path: the archive.
@@ -118,7 +118,7 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
     results.create()
     try:
         with _import_lock(results):
-            _recover(results)
+            results.recover()
             for left in results.runs.glob(f"{_STAGING}*"):  # from an import that was killed
                 shutil.rmtree(left)
             # On the same file system, so that a rename suffices, and under names that no run has.
@@ -135,63 +135,52 @@ def _import(path: Path, results: Results, replace: bool, staging: Path) -> Impor
             _check(staging / run_id)
     except FltrainError as error:
         raise FltrainError(f"{path}: {error}; nothing was imported") from None
-    training = [run_id for run_id in names if held(results.lease(run_id))]
-    if training:
-        raise FltrainError(
-            f"{path}: {training[0]} is being trained; nothing was imported; stop it or wait for its end"
-        )
+    for run_id in names:
+        place = results.run(run_id)
+        if os.path.lexists(place) and not place.is_dir():
+            raise FltrainError(f"{path}: {place} is not a folder; nothing was imported; rename it")
+        if held(results.lease(run_id)):
+            raise FltrainError(
+                f"{path}: {run_id} is being trained; nothing was imported; stop it or wait for its end"
+            )
     present = {run_id for run_id in names if results.record(run_id).complete}
     equal = {run_id for run_id in present if _equal(staging / run_id, results.run(run_id))}
-    different = sorted(present - equal)
-    if different and not replace:
+    if not replace and (different := sorted(present - equal)):
         raise FltrainError(
             f"{path}: {len(different)} of its {len(names)} records differ from those in {results.runs}, for "
             f"example {different[0]}; nothing was imported (--replace imports the archived ones)"
         )
+    counts = {"added": 0, "replaced": 0, "unchanged": len(equal)}
     arriving = [run_id for run_id in names if run_id not in equal]
-    for number, run_id in enumerate(arriving):
-        try:
-            _replace(staging / run_id, results.run(run_id))
-        except OSError as error:
-            _recover(results)
-            raise FltrainError(
-                f"{error.filename}: {error.strerror}; {number} of {len(arriving)} records were imported, the "
-                "others are unchanged; solve this and import the archive again"
-            ) from None
-    return Imported(len(names) - len(present), len(different), len(equal))
+    try:
+        for run_id in arriving:
+            for file in (*(staging / run_id).iterdir(), staging / run_id):
+                flush(file)
+        for run_id in arriving:
+            counts[_arrive(staging / run_id, results, replace)] += 1
+    except (OSError, FltrainError) as error:
+        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        done = f"{counts['added'] + counts['replaced']} of {len(arriving)} records were imported"
+        raise FltrainError(
+            f"{path}: {why}; {done}, the others are unchanged; solve this and import the archive again"
+        ) from None
+    return Imported(**counts)
 
 
-def _replace(new: Path, place: Path) -> None:
-    """Rename a record into its place; move an old one, with its log and models, aside and delete it last."""
-    if not place.exists():
-        new.rename(place)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=place.parent))
-    place.rename(aside / place.name)
-    new.rename(place)
-    shutil.rmtree(aside)
-
-
-def moved_records(results: Results) -> list[Path]:
-    """Return the folders of records that an interrupted import moved aside."""
-    return sorted(results.runs.glob(f"{_ASIDE}*/*"))
-
-
-def recover_records(results: Results) -> None:
-    """Put back the records that an interrupted import moved aside and did not replace."""
-    if moved_records(results):
-        with suppress(Timeout), _import_lock(results):  # otherwise an import is running
-            _recover(results)
-
-
-def _recover(results: Results) -> None:
-    for old in moved_records(results):
-        place = results.run(old.name)
-        if not place.exists() or (Record(old).complete and not Record(place).complete):
-            shutil.rmtree(place, ignore_errors=True)
-            old.rename(place)
-    for aside in results.runs.glob(f"{_ASIDE}*"):
-        shutil.rmtree(aside)
+def _arrive(new: Path, results: Results, replace: bool) -> str:
+    """Put a record into its place, unless another process has trained or begun the run meanwhile."""
+    run_id = new.name
+    try:
+        with leased(results.lease(run_id), lambda lock: lock.acquire(timeout=0)):
+            there = results.record(run_id).complete
+            if there and _equal(new, results.run(run_id)):
+                return "unchanged"
+            if there and not replace:
+                raise FltrainError(f"{run_id} was trained meanwhile (--replace imports the archived record)")
+            exchange(new, results.run(run_id))
+            return "replaced" if there else "added"
+    except Timeout:
+        raise FltrainError(f"{run_id} is being trained; stop it or wait for its end") from None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from fltrain.core.config import check_known
+from fltrain.core.floats import average, total
 from fltrain.data.datasets import registry
 from fltrain.methods import METHODS
 from fltrain.runs.record import Record, Row
@@ -101,7 +102,7 @@ def _percent(name: str, split: str = "accuracy") -> Callable[[Record], float | N
 def _round_seconds(record: Record) -> float | None:
     seconds = record.costs["round_seconds"]
     timed = seconds[WARM_UP_ROUNDS:] or seconds
-    return sum(timed) / len(timed) if timed else None
+    return average(timed) if timed else None
 
 
 def best_accuracy(record: Record) -> float:
@@ -201,7 +202,7 @@ def _extra_accuracy(record: Record) -> Mapping[str, float]:
 
 def training_seconds(record: Record) -> float:
     """Return the seconds of local training and of the server, over all rounds."""
-    return float(sum(record.costs["round_seconds"]))
+    return total(record.costs["round_seconds"])
 
 
 def _traffic(record: Record) -> float:

@@ -16,22 +16,27 @@ files differ between executions.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import json_text, read_json, replacing, write_arrays
-from fltrain.core.hashing import canonical_json
+from fltrain.core.files import digest as digest_of
+from fltrain.core.files import flush, json_text, read_json, write_arrays, write_json, write_text
+from fltrain.core.floats import average
+from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.data.datasets import Dataset
 from fltrain.runs.forms import CostsForm, Provenance, check_form, parse_strict
 from fltrain.runs.spec import RunSpec
@@ -46,6 +51,9 @@ BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, Arithmeti
 
 RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json")
 """The files of a complete record."""
+
+AGAIN, REPLACED = ".again-", ".replaced-"
+"""Prefixes of folders next to the records: a run that is trained again, and a record that is exchanged."""
 
 MODELS_FILE = "models.safetensors"
 """File of the final weights, in records whose spec requests them."""
@@ -115,6 +123,14 @@ class Results:
         """Folder of a run's record."""
         return self.runs / run_id
 
+    def place(self, run_id: str) -> Path:
+        """Folder in which a run is trained: its record's, or another one while that has a complete record.
+
+        See ``exchange``.
+        """
+        folder = self.run(run_id)
+        return self.runs / f"{AGAIN}{run_id}" if (folder / "summary.json").exists() else folder
+
     def record(self, run_id: str) -> Record:
         """Record of a run, complete or not."""
         return Record(self.run(run_id))
@@ -137,9 +153,20 @@ class Results:
         """SQLite database of MLflow."""
         return self.root / "mlflow.db"
 
+    def exchanged(self) -> list[Path]:
+        """Return the folders of records that an interrupted exchange moved aside."""
+        return sorted(self.runs.glob(f"{REPLACED}*"))
+
+    def recover(self) -> None:
+        """Complete exchanges of records that were interrupted, see ``put_back``."""
+        for aside in self.exchanged():
+            run_id = aside.name.removeprefix(REPLACED)
+            with suppress(Timeout), leased(self.lease(run_id), lambda lock: lock.acquire(timeout=0)):
+                put_back(self.run(run_id))
+
     def records(self) -> Iterator[Record]:
         """Yield all complete records, by run ID."""
-        for summary in sorted(self.runs.glob("*/summary.json")):
+        for summary in sorted(self.runs.glob("[!.]*/summary.json")):
             yield Record(summary.parent)
 
 
@@ -203,6 +230,24 @@ class Record:
             return RunSpec.parse(settings, self.run_id)
         except FltrainError:
             return None
+
+    def check_settings(self, spec: RunSpec) -> None:
+        """Refuse a run that has the ID of this record but other settings: IDs are 40 bits of a hash.
+
+        Raises:
+            FltrainError: with the settings that differ.
+        """
+        try:
+            recorded = self.spec
+        except FltrainError:  # damaged
+            return
+        if recorded == spec.canonical or short_hash(recorded) != short_hash(spec.canonical):
+            return
+        different = sorted(key for key, value in spec.canonical.items() if recorded.get(key) != value)
+        raise FltrainError(
+            f"{self.run_id}: {self.folder} is the record of other settings with the same ID (they differ in "
+            f"{', '.join(different)}); choose another seed, or another results folder with --results"
+        )
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -420,7 +465,7 @@ def _final(spec: RunSpec, tests: Sequence[Row], diverged: Row | None) -> float |
         return None
     final: list[float] = [row["accuracy"] for row in tests if row["round"] in spec.final_rounds]
     final = final or [tests[-1]["accuracy"]]
-    return sum(final) / len(final)
+    return average(final)
 
 
 def write_record(
@@ -434,25 +479,93 @@ def write_record(
 ) -> None:
     """Write the record of a run; the summary, which marks it complete, comes last.
 
-    The summary gets the format of the record and the digests of spec, metrics and itself; costs and
-    provenance get their own digests.
+    The summary gets the format of the record and the digests of spec, metrics, models and itself; costs and
+    provenance get their own digests. To replace a complete record, see ``exchange``.
     """
     metrics = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     settings = json_text(spec.canonical)
     digests = {"metrics": sha256(metrics.encode()), "spec": sha256(settings.encode())}
+    if models is not None:
+        write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
+        digests["models"] = digest_of(models)
     complete = {"format": RECORD_FORMAT, **summary, "digests": {**summary.get("digests", {}), **digests}}
     complete["digests"]["summary"] = summary_digest(complete)
-    texts = {
-        "spec.json": settings,
-        "metrics.jsonl": metrics,
-        "costs.json": json_text(with_digest(costs)),
-        "provenance.json": json_text(with_digest(provenance)),
-        "summary.json": json_text(complete),
-    }
-    with ExitStack() as places:  # write all files, then rename them in reverse order
-        for name, text in reversed(texts.items()):
-            places.enter_context(replacing(folder / name)).write_text(text, encoding="utf-8")
-        if models is not None:
-            write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
-        # The old record is deleted here; a full disk would have raised an error earlier.
-        (folder / "summary.json").unlink(missing_ok=True)
+    write_text(folder / "spec.json", settings)
+    write_text(folder / "metrics.jsonl", metrics)
+    write_json(folder / "costs.json", with_digest(costs))
+    write_json(folder / "provenance.json", with_digest(provenance))
+    write_json(folder / "summary.json", complete)
+
+
+# ------------------------------------------------------------------------------------ locks and replacement
+def held(lock: Path) -> bool:
+    """Return True if a process holds a lock file, also one of another user."""
+    try:
+        number = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(number)
+    return False
+
+
+@contextmanager
+def leased(lease: Path, take: Callable[[FileLock], object]) -> Iterator[None]:
+    """Hold the lock of a run, which ``take`` acquires; only its holder may change the record.
+
+    Raises:
+        FltrainError: if the file system has no locks.
+    """
+    lease.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(lease, fallback_to_soft=False)
+    try:
+        take(lock)
+    except Timeout:
+        raise
+    except OSError as error:
+        raise FltrainError(
+            f"{lease}: cannot be locked ({error.strerror}); choose a results folder that has locks"
+        ) from None
+    try:
+        yield
+    finally:
+        lease.unlink(missing_ok=True)  # while locked: a waiting process then makes a new file
+        lock.release()
+
+
+def exchange(new: Path, record: Path) -> None:
+    """Rename a complete record into its place; hold the lease of its run.
+
+    An old record is renamed first and deleted last, so that a kill loses neither: see ``put_back``.
+    """
+    if new == record:
+        return
+    aside = record.with_name(f"{REPLACED}{record.name}")
+    try:
+        if record.exists():
+            record.rename(aside)
+        new.rename(record)
+        flush(record.parent)
+    except OSError:
+        put_back(record)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_back(record: Path) -> None:
+    """Complete an exchange that was interrupted: keep the new record if it is in its place, else the old one.
+
+    Hold the lease of its run.
+    """
+    aside = record.with_name(f"{REPLACED}{record.name}")
+    if not aside.exists():
+        return
+    if not record.exists() or (Record(aside).complete and not Record(record).complete):
+        shutil.rmtree(record, ignore_errors=True)
+        aside.rename(record)
+    else:
+        shutil.rmtree(aside)

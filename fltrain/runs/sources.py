@@ -20,7 +20,7 @@ from fltrain.core.registry import Component
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import begins
 
-PARTS = ("data", "engine", "methods", "metrics", "models", "core.rng", "runtime.determinism")
+PARTS = ("data", "engine", "methods", "metrics", "models", "core.floats", "core.rng", "runtime.determinism")
 """Packages and modules of fltrain whose code decides numbers.
 
 ``data.medmnist`` is one of them: it states the number of classes, hence the size of the network's output.

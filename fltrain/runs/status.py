@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
-
 from fltrain.core.errors import FltrainError
-from fltrain.runs.record import BROKEN, Record, Results, reason
+from fltrain.runs.record import BROKEN, Record, Results, held, reason
 from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
 
@@ -93,17 +90,6 @@ def stale_runs(runs: Collection[str], results: Results) -> dict[str, Stale]:
     return {stale.run: stale for stale in stale_records(missing, runs, results)}
 
 
-def held(lock: Path) -> bool:
-    """Return True if a process holds a lock file."""
-    if not lock.exists():
-        return False
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
-
-
 @dataclass(frozen=True)
 class State:
     """Status of a run.
@@ -134,6 +120,8 @@ class State:
         record = results.record(run_id)
         if record.complete:
             try:
+                if spec:
+                    record.check_settings(spec)
                 final, seconds = record.summary["accuracy"]["final"], record.costs["seconds"]["total"]
                 change = changed_code(record.provenance, spec) if spec else ""
                 accuracy = None if final is None else float(final)

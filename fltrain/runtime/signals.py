@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from fltrain.core.errors import Interrupted, Stopped
 
@@ -32,10 +33,17 @@ class Stopping:
         self._interruptible = False
         self._since = 0.0
 
+    def heed(self) -> dict[signal.Signals, Any]:
+        """Handle the signals until the process ends (in the main thread); return the handlers before.
+
+        A signal that comes after the work is done does not change the exit code.
+        """
+        return {number: signal.signal(number, self._handle) for number in ENDINGS}
+
     @contextmanager
     def heeded(self) -> Iterator[None]:
         """Handle the signals within the context (in the main thread)."""
-        before = {number: signal.signal(number, self._handle) for number in ENDINGS}
+        before = self.heed()
         try:
             yield
         finally:

@@ -1,6 +1,7 @@
 """Settings and fixtures of the unit tests."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
 from fltrain.data.fetch import MIRROR, OFFLINE
 from fltrain.data.prepared import PreparedData, load_prepared, prepare
 from fltrain.experiments.plan import Plan, plan
+from fltrain.runtime.signals import ENDINGS
 
 # The same examples in every run, however slow the machine.
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
@@ -23,6 +25,15 @@ for variable in (REGISTRY_VARIABLE, OFFLINE, MIRROR):
     os.environ.pop(variable, None)
 
 Register = Callable[[dict[str, Any] | str], None]
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals() -> Iterator[None]:
+    """Training on the command line handles signals until its process ends."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Processes that are killed while they train or import: at any time, or at a given file operation."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from fltrain.core.errors import FltrainError, as_mistake
 from fltrain.engine.checkpoint import Interval
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
@@ -39,13 +41,15 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["fltrain.engine.train"])
 
 
-def started(spec: RunSpec, root: Path, kill_at: int | None = None) -> ForkServerProcess:
+def started(
+    spec: RunSpec, root: Path, kill_at: int | None = None, again: bool = False, full_at: int | None = None
+) -> ForkServerProcess:
     """A process that trains a run, with a checkpoint after every round.
 
     With ``kill_at`` it kills itself before its operation of that number (from 1) that changes a file
-    in ``root``.
+    in ``root``. With ``full_at`` the disk is full from that flush (from 1) on.
     """
-    process = _context.Process(target=_train, args=(spec.to_json(), root, kill_at))
+    process = _context.Process(target=_train, args=(spec.to_json(), root, kill_at, again, full_at))
     process.start()
     return process
 
@@ -59,7 +63,7 @@ def importing(archive: Path, root: Path, kill_at: int | None = None) -> ForkServ
 
 def finished(spec: RunSpec, root: Path) -> Record:
     """The record of a run, after an uninterrupted training of the missing rounds."""
-    _train(spec.to_json(), root, None)
+    _train(spec.to_json(), root)
     return Results(root).record(spec.run_id)
 
 
@@ -69,7 +73,9 @@ def contents(record: Record) -> dict[str, bytes | None]:
     return {name: path.read_bytes() if path.exists() else None for name, path in paths.items()}
 
 
-def _train(spec: str, root: Path, kill_at: int | None) -> None:
+def _train(
+    spec: str, root: Path, kill_at: int | None = None, again: bool = False, full_at: int | None = None
+) -> None:
     import json
 
     import torch
@@ -78,14 +84,16 @@ def _train(spec: str, root: Path, kill_at: int | None) -> None:
 
     if kill_at is not None:
         _kill_at(kill_at, root)
+    if full_at is not None:
+        _fill(full_at, root)
     torch.set_num_threads(1)
-    interval = Interval(rounds=1)
-    train(
-        RunSpec.parse(json.loads(spec), "test"),
-        Results(root),
-        Execution(torch.device("cpu"), checkpoints=interval),
-        quiet=True,
-    )
+    execution = Execution(torch.device("cpu"), checkpoints=Interval(rounds=1))
+    try:
+        train(RunSpec.parse(json.loads(spec), "test"), Results(root), execution, again=again, quiet=True)
+    except (FltrainError, OSError) as error:
+        if full_at is None:
+            raise
+        sys.exit(as_mistake(error).exit_code)
 
 
 def _import(archive: Path, root: Path, kill_at: int | None) -> None:
@@ -94,6 +102,21 @@ def _import(archive: Path, root: Path, kill_at: int | None) -> None:
     if kill_at is not None:
         _kill_at(kill_at, root)
     import_records(archive, Results(root), replace=True)
+
+
+def _fill(number: int, root: Path) -> None:
+    """Let flushes of files in ``root`` fail, as on file systems that allocate late."""
+    flush, left = os.fsync, number
+
+    def full(file: int) -> None:
+        nonlocal left
+        if os.readlink(f"/proc/self/fd/{file}").startswith(str(root)):
+            left -= 1
+            if left <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(file)
+
+    os.fsync = full
 
 
 def _kill_at(number: int, root: Path) -> None:

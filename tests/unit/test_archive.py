@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from fltrain.cli import app
@@ -23,7 +24,7 @@ from fltrain.experiments.schema import merge
 from fltrain.methods.fedavg import FedAvg
 from fltrain.reporting.verify import Verification
 from fltrain.runs import archive
-from fltrain.runs.archive import Imported, export_records, import_records, recover_records
+from fltrain.runs.archive import Imported, export_records, import_records
 from fltrain.runs.record import RECORD_FILES, Record, Results, summary_digest, with_digest
 
 from .helpers import tiny, trained, write_config
@@ -350,7 +351,7 @@ def test_an_import_that_is_killed_loses_no_record(packed: Path, target: Results,
         assert all("only copy" in one.text for one in findings if not one.harmless)
         assert len(lost) == sum(not one.harmless for one in findings)
         assert not any(run in one.text for run in lost for one in findings if "can be deleted" in one.text)
-        recover_records(results)
+        results.recover()
         found = {record.run_id: contents(record) for record in results.records()}
         assert found.keys() == old.keys()
         assert all(found[run] in (old[run], new[run]) for run in old), f"killed before operation {number}"
@@ -359,6 +360,70 @@ def test_an_import_that_is_killed_loses_no_record(packed: Path, target: Results,
         assert {record.run_id: contents(record) for record in results.records()} == new
         assert not list(results.runs.glob(".*"))
     assert len(states) == 5, "kills at every stage of the two replacements"
+
+
+def test_a_record_that_is_trained_during_the_import_stays(
+    packed: Path, target: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the check of the archive and the rename, a training can begin or end."""
+    import_records(packed, target)
+    differ(target)
+    ours = {record.run_id: record.folder.rename(target.root / record.run_id) for record in target.records()}
+    (run, other) = ours
+    arrive = archive._arrive
+
+    def late(new: Path, results: Results, replace: bool) -> str:
+        if new.name == other and ours[other].exists():
+            ours[other].rename(results.run(other))
+        return arrive(new, results, replace)
+
+    monkeypatch.setattr(archive, "_arrive", late)
+    with pytest.raises(
+        FltrainError, match=rf"{other} was trained meanwhile .*; 1 of 2 records were imported"
+    ):
+        import_records(packed, target)
+    assert [record.provenance["device"] for record in target.records()] == ["cpu", "cuda:0"]
+    shutil.rmtree(target.run(run))
+
+    def begun(new: Path, results: Results, replace: bool) -> str:
+        with FileLock(results.lease(new.name)):
+            return arrive(new, results, replace)
+
+    monkeypatch.setattr(archive, "_arrive", begun)
+    with pytest.raises(FltrainError, match=rf"{run} is being trained; .*; 0 of 2 records were imported"):
+        import_records(packed, target, replace=True)
+    assert [record.run_id for record in target.records()] == [other]
+
+
+def test_an_ordinary_file_in_the_place_of_a_record_is_not_replaced(packed: Path, target: Results) -> None:
+    import_records(packed, target)
+    (record, _) = target.records()
+    shutil.rmtree(record.folder)
+    record.folder.write_text("mine")
+    for replace in (False, True):
+        with pytest.raises(FltrainError, match=f"{record.folder} is not a folder; nothing was imported"):
+            import_records(packed, target, replace=replace)
+    assert record.folder.read_text() == "mine"
+
+
+def test_a_full_disk_during_an_import_changes_no_record(
+    packed: Path, target: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems that allocate late report it at the flush."""
+    import_records(packed, target)
+    differ(target)
+    before = files(target)
+    flush, calls = os.fsync, iter(range(1, 100))
+
+    def full(file: int) -> None:
+        if next(calls) >= 8:
+            raise OSError(28, "No space left on device")
+        flush(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FltrainError, match="No space left on device; 0 of 2 records were imported"):
+        import_records(packed, target, replace=True)
+    assert files(target) == before
 
 
 def test_a_stale_record_is_refused(packed: Path, target: Results, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,13 +443,12 @@ def test_one_invalid_record_refuses_all(source: Results, target: Results, tmp_pa
 
 def test_training_restores_a_moved_record(source: Results) -> None:
     record = next(source.records())
-    aside = source.runs / ".replaced-abc"
-    aside.mkdir()
+    aside = source.runs / f".replaced-{record.run_id}"
     before = contents(record)
-    record.folder.rename(aside / record.run_id)
+    record.folder.rename(aside)
     (advice,) = [one for one in Verification(source, source.root / "config").findings() if not one.harmless]
     assert "only copy" in advice.text and "deleted" not in advice.text
-    spec = aside / record.run_id / "spec.json"
+    spec = aside / "spec.json"
     done = CliRunner().invoke(
         app, ["train", str(spec), "--results", str(source.root)], catch_exceptions=False
     )

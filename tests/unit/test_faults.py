@@ -132,7 +132,7 @@ def without_data(place: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "limit", "command", "made"),
     [
-        (without_record, 300, ["train", "run.json"], "results/runs/*/summary.json"),
+        (without_record, 300, ["train", "run.json"], "results/runs/*/spec.json"),
         (without_partition, 5000, ["train", "run.json"], "results/partitions/*.safetensors"),
         (without_data, 20_000, ["data", "fetch", "digits"], "results/data/digits.safetensors"),
         (lambda place: None, 500, ["records", "export", "records.tar.gz"], "records.tar.gz"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fltrain.reporting.verify import Verification
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
@@ -72,6 +73,44 @@ def test_a_run_killed_before_any_file_operation_resumes(tmp_path: Path) -> None:
         assert contents(finished(spec, root)) == expected, f"killed before operation {operation}"
         assert_clean(root, spec)
     assert operation > 25, "operations on files were counted"
+
+
+def assert_whole(root: Path, spec: RunSpec, expected: dict[str, bytes | None]) -> None:
+    """Check that the record is whole after an interruption."""
+    results = Results(root)
+    results.recover()
+    record = results.record(spec.run_id)
+    assert record.usable and contents(record) == expected
+    findings = [one.text for one in Verification(results, root).findings() if not one.harmless]
+    assert findings == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "full disk"])
+def test_training_again_never_loses_the_record(fault: str, tmp_path: Path) -> None:
+    """Neither a kill before any file operation nor a disk that is full at any flush; its log stays, too."""
+    spec = tiny(method="scaffold", model="mlp", rounds=2, evaluation={"keep": "model"})
+    old = finished(spec, tmp_path / "whole")
+    expected = contents(old)
+    (old.folder / "train.log").write_text("log of the first training")
+    number, code, logs = 0, None, set()
+    while code != 0:
+        number += 1
+        root = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(number)))
+        at = {"kill_at" if fault == "kill" else "full_at": number}
+        process = started(spec, root, again=True, **at)
+        process.join()
+        code = process.exitcode
+        assert code in (0, -signal.SIGKILL if fault == "kill" else 2)
+        assert_whole(root, spec, expected)
+        log = (Results(root).run(spec.run_id) / "train.log").read_text()
+        logs.add("final accuracy" if "2 of 2" in log or "parameters" in log else log)
+    process = started(spec, root.with_name(str(number - 2)), again=True)
+    process.join()
+    assert process.exitcode == 0
+    assert_clean(root.with_name(str(number - 2)), spec)
+    assert number > (25 if fault == "kill" else 12)
+    assert logs == {"log of the first training", "final accuracy"}
 
 
 @pytest.mark.slow

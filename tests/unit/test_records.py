@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
-from fltrain.runs.record import RECORD_FILES, Damaged, Record, Results, summarise, write_record
+from fltrain.runs.record import RECORD_FILES, Damaged, Record, Results, exchange, summarise, write_record
+from fltrain.runs.status import State
 from fltrain.runtime.process import peak_memory
 
 from .helpers import tiny, trained
@@ -124,10 +127,54 @@ def test_the_summary_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return replace(temporary, path)
 
     monkeypatch.setattr(Path, "replace", watched)
-    for _ in range(2):  # for the first time, and in place of an older record
-        write_record(tmp_path, tiny(), [], {}, {}, {})
-        assert written[-1] == "summary.json" and Record(tmp_path).complete
+    write_record(tmp_path, tiny(), [], {}, {}, {})
+    assert written[-1] == "summary.json" and Record(tmp_path).complete
     assert {path.name for path in tmp_path.iterdir()} == set(RECORD_FILES)
+
+
+def test_an_older_record_is_replaced_by_a_rename(tmp_path: Path) -> None:
+    """An exchange that is interrupted keeps the old record."""
+    results = Results(tmp_path)
+    run = tiny().run_id
+    assert results.place(run) == results.run(run)
+    write_record(results.place(run), tiny(), [], {"run_id": run}, {}, {"by": "the first"})
+    place = results.place(run)
+    assert place == results.runs / f".again-{run}"
+    write_record(place, tiny(), [], {"run_id": run}, {}, {"by": "the second"})
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(
+            "fltrain.runs.record.flush", lambda path: (_ for _ in ()).throw(OSError(28, "No space"))
+        )
+        patch.setattr("fltrain.runs.record.put_back", lambda record: None)
+        exchange(place, results.run(run))
+    results.recover()
+    assert results.record(run).provenance["by"] == "the second" and list(results.exchanged()) == []
+    results.run(run).rename(results.runs / f".replaced-{run}")
+    assert list(results.records()) == []
+    results.recover()
+    assert results.record(run).provenance["by"] == "the second"
+
+
+def test_another_run_with_the_same_id_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run IDs have 40 bits of a hash: two seeds with the same ID are found in seconds."""
+    monkeypatch.setattr("fltrain.runs.spec.short_hash", lambda data: "0123456789")
+    monkeypatch.setattr("fltrain.runs.record.short_hash", lambda data: "0123456789")
+    monkeypatch.chdir(tmp_path)
+    one, other = tiny(rounds=1), tiny(rounds=1, seed=1)
+    assert one.run_id == other.run_id
+    results = Results(Path("results"))
+    record = trained(one, results.root)
+    message = f"{one.run_id}: {record.folder} is the record of other settings with the same ID"
+    Path("run.json").write_text(other.to_json())
+    with pytest.raises(FltrainError, match=re.escape(message)):
+        CliRunner().invoke(app, ["train", "run.json"], catch_exceptions=False)
+    with pytest.raises(FltrainError, match=re.escape(message)):
+        trained(other, results.root)
+    state = State.of(other.run_id, results, None, other)
+    assert (state.name, state.detail.startswith(message)) == ("damaged", True)
+    assert State.of(one.run_id, results, None, one).name == "completed"
 
 
 def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, root: Path) -> None:

@@ -5,6 +5,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,9 +172,9 @@ def test_old_checkpoints_of_a_complete_run_are_removed(invoke: Invoke) -> None:
             train(SPEC, results, Execution(CPU), again=True)
             assert "goes on" not in (results.run(SPEC.run_id) / "train.log").read_text()
         else:
-            invoke(SPEC)
-            log = (results.run(SPEC.run_id) / "train.log").read_text()
-            assert "has a record; its checkpoints are deleted" in log
+            _, line = invoke(SPEC)
+            assert line.endswith("has a record; its checkpoints are deleted")
+            assert not list(results.runs.glob(".*"))
         assert not left.parent.exists()
 
 
@@ -187,6 +189,7 @@ def test_training_again_resumes_after_a_stop(invoke: Invoke, tmp_path: Path) -> 
     assert record.complete, "the older record stays until the new one is complete"
     train(SPEC, results, Execution(CPU), again=True)
     assert "resumed after round 3 of 4" in (record.folder / "train.log").read_text()
+    assert not list(results.runs.glob(".*"))
     assert (record.folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -208,6 +211,19 @@ def test_no_further_run_starts_after_a_signal(tmp_path: Path, monkeypatch: pytes
     assert ended.value.code == 75
     first, second = (Results(Path("results")).record(run.run_id) for run in runs)
     assert first.complete and not second.folder.exists()
+
+
+def test_a_signal_after_the_last_record_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    """The process has printed that the run is completed."""
+    (tmp_path / "run.json").write_text(tiny(model="mlp", rounds=1).to_json())
+    code = (
+        "import atexit, os, signal, sys, fltrain.cli\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), number) for number in (10, 15, 2)])\n"
+        "sys.argv = ['fltrain', 'train', 'run.json']\n"
+        "fltrain.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "completed" in done.stdout) == (0, True), done.stderr
 
 
 def test_a_signal_ends_the_round_between_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

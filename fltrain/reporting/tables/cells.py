@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fltrain.core.floats import average
 from fltrain.core.statistics import Statistic
 from fltrain.experiments.layout import Average, Measured, Sheet, Table
 from fltrain.experiments.published import Published, PublishedValue
@@ -234,7 +235,7 @@ def _ordered(table: Table, shown: list[TableCell]) -> list[TableCell]:
     for cell in shown:
         if cell.measure == table.order_by and cell.mean is not None:
             means.setdefault(cell.row, []).append(cell.mean)
-    mean = {row: sum(values) / len(values) for row, values in means.items()}
+    mean = {row: average(values) for row, values in means.items()}
     return sorted(
         shown, key=lambda cell: (cell.row == AVERAGE, cell.row not in mean, -mean.get(cell.row, 0.0))
     )
