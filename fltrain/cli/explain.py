@@ -13,15 +13,20 @@ from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.items import Entry
 from fltrain.experiments.plan import SettingsLayer, SettingsLayers, leaves, merged, origins, place_in, plan
-from fltrain.experiments.selection import Selection, comma_separated
+from fltrain.experiments.selection import Selection
 from fltrain.runs.where import short_names
 
 
 def explain(
     item: Annotated[str, typer.Argument(help="Item, for example flfa/table1.")],
     cell: Annotated[
-        str, typer.Option(help="Labels or names of the cell's components, for example fedprox,flfa,cifar10.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            metavar="<label>",
+            help="One label of the cell, whole and as the table prints it (--cell FedProx), with its axis if "
+            "two share it (--cell method=FedProx), or the name of a component (--cell fedprox). Repeatable.",
+        ),
+    ] = None,
     scale: options.ScaleOption = "paper",
     config: options.ConfigOption = Path("config"),
 ) -> None:
@@ -30,16 +35,17 @@ def explain(
     if len(items) > 1:
         raise FltrainError(f"{item!r} is a paper; name one of its items, for example {items[0].id}")
     (planned,) = items
-    words = set(comma_separated(cell.casefold()))
+    words = {label.casefold() for label in cell or ()}
     first = [entry for entry in planned.entries if entry.number == 0]
     # A label can also be the name of a component of other cells, as FedAvg is of FedAvg + FLFA.
     entries = [entry for entry in first if words <= _labels(entry)]
     entries = entries or [entry for entry in first if words <= _labels(entry) | _names(entry)]
     if len(entries) != 1:
-        axes = "; ".join(f"{axis}: {', '.join(labels)}" for axis, labels in planned.axes.items())
+        axes = "; ".join(f"{axis}: {', '.join(map(repr, labels))}" for axis, labels in planned.axes.items())
+        given = ", ".join(map(repr, cell or ())) or "no label"
         raise FltrainError(
-            f"--cell: {count(len(entries), 'cell')} of {planned.id} match {cell!r}; name one label of each "
-            f"axis: {axes}"
+            f"--cell: {count(len(entries), 'cell')} of {planned.id} match {given}; give --cell once for each "
+            f"axis, with one of its labels: {axes}"
         )
     (entry,) = entries
     layers = SettingsLayers(planned.paper, planned.name, planned.scale, planned.reduction).cell(entry.labels)
@@ -62,7 +68,8 @@ def explain(
 
 
 def _labels(entry: Entry) -> set[str]:
-    return {label.casefold() for label in entry.labels.values()}
+    """Return a cell's labels, each alone and with its axis."""
+    return {word.casefold() for axis, label in entry.labels.items() for word in (label, f"{axis}={label}")}
 
 
 def _names(entry: Entry) -> set[str]:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fltrain.core.config import added
 from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import clip_norm, mean, pull
@@ -25,6 +26,8 @@ class FedDyn(Method):
             the client's relative size, which targets the objective weighted by data.
         server_correction: the server adds the accumulated displacements.
         clip: limit for the norm of a local gradient, or null for none.
+        clipped: the gradient that is clipped: that of the whole local ``objective``; or all of it
+            ``except_decay``, alpha_k w, which the authors' code leaves to the optimiser's weight decay.
     """
 
     name: Literal["feddyn"] = "feddyn"
@@ -35,6 +38,7 @@ class FedDyn(Method):
     alpha_mode: Literal["uniform", "data"] = "uniform"
     server_correction: bool = True
     clip: float | None = Field(default=10.0, gt=0)
+    clipped: Literal["objective", "except_decay"] = added("objective")
 
     def server_init(self, task: Task, start: Tensor) -> State:
         return {"collected": start.new_zeros(start.shape)}
@@ -46,8 +50,11 @@ class FedDyn(Method):
         return self.alpha / local.relative_size if self.alpha_mode == "data" else self.alpha
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        gradient = gradient + (pull(weights, local.start, self._alpha(local)) - step_state["dual"])
-        return gradient if self.clip is None else clip_norm(gradient, self.clip)
+        alpha, dual = self._alpha(local), step_state["dual"]
+        if self.clip is None or self.clipped == "objective":
+            gradient = gradient + (pull(weights, local.start, alpha) - dual)
+            return gradient if self.clip is None else clip_norm(gradient, self.clip)
+        return clip_norm(gradient - alpha * local.start - dual, self.clip) + alpha * weights
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         dual = step_state["dual"] - self._alpha(local) * (update.trained - update.start)

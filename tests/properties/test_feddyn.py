@@ -3,6 +3,8 @@
 The server stores the collected displacements instead of h, which is -alpha times them.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,41 @@ def test_clipping_applies_to_the_gradient_only(clip: float) -> None:
         else:
             torch.testing.assert_close(clipped, method.clip / wanted.norm() * wanted, rtol=1e-5, atol=1e-7)
     assert wanted.norm() > method.clip
+
+
+@pytest.mark.parametrize("alpha_mode", ["uniform", "data"])
+def test_clipping_as_in_the_authors_code(alpha_mode: str) -> None:
+    """They clip the gradient of f_k + alpha_k <w, c_k - r>, c_k = -lam_k / alpha_k; SGD adds alpha_k w.
+
+    Source: alpemreacar/FedDyn, commit 48a19fa, utils_general.py, train_feddyn_mdl.
+    """
+    received, weights, gradient, dual = (10 * vector for vector in drawn(4, 50))
+    local = replace(local_of(received, state={"dual": dual}), samples=30)
+    for clip in (1e4, 1.0):
+        method = FedDyn(clip=clip, clipped="except_decay", alpha_mode=alpha_mode)
+        alpha = method.alpha / local.relative_size if alpha_mode == "data" else method.alpha
+        parameter = torch.nn.Parameter(weights.clone())
+        loss = gradient @ parameter + alpha * (parameter @ (-dual / alpha - received))
+        optimiser = torch.optim.SGD([parameter], lr=1.0, weight_decay=alpha)
+        loss.backward()
+        length = torch.nn.utils.clip_grad_norm_([parameter], clip)
+        optimiser.step()
+        assert (length > clip) == (clip == 1.0)
+        corrected = method.correct(gradient, weights, local, method.client_init(local))
+        torch.testing.assert_close(corrected, weights - parameter.detach(), rtol=1e-4, atol=1e-4)
+    whole = FedDyn(clip=1.0, alpha_mode=alpha_mode).correct(gradient, weights, local, {"dual": dual})
+    assert (whole - corrected).norm() > 0.1
+
+
+@pytest.mark.parametrize("clip", [None, 1e6])
+def test_forms_of_clipping_agree_if_nothing_is_clipped(clip: float | None) -> None:
+    received, weights, gradient, dual = drawn(4, 50)
+    local = local_of(received, state={"dual": dual})
+    steps = [
+        FedDyn(clip=clip, clipped=clipped).correct(gradient, weights, local, {"dual": dual})
+        for clipped in ("objective", "except_decay")
+    ]
+    torch.testing.assert_close(*steps, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("alpha", "momentum"), [(0.1, 0.9), (1.0, 0.0)])

@@ -125,6 +125,19 @@ def test_normalisers_in_closed_form(steps: int) -> None:
     assert both == pytest.approx(moved(steps, 0.9, 0.01), rel=1e-6)
 
 
+def test_normaliser_with_momentum_and_proximal_term_by_hand() -> None:
+    """Five steps: SGD moves 12.8; both approximations on the method's page are off by 1 % and more."""
+    exact = normaliser(FedNova(), 5, momentum=0.9, pull=0.01)
+    assert exact == pytest.approx(12.8366, abs=1e-4)
+    official = close = counter = 0.0
+    for _ in range(5):
+        counter = 0.9 * counter + 1
+        official = 0.99 * (official + counter) + 1
+        close = 0.99 * close + counter
+    assert official == pytest.approx(17.73, abs=0.01)
+    assert close / exact - 1 == pytest.approx(0.0096, abs=1e-4)
+
+
 @pytest.mark.parametrize(("momentum", "mu"), [(0.9, 0.0), (0.0, 0.1), (0.9, 2.0)])
 def test_constant_gradients_are_recovered_exactly(
     momentum: float, mu: float, monkeypatch: pytest.MonkeyPatch

@@ -369,7 +369,7 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
             app, ["explain", "toy/table2", "--scale", "tiny", *words, "--config", str(folder)]
         )
 
-    lines = explained("--cell", "fedprox,flfa").output.splitlines()
+    lines = explained("--cell", "fedprox", "--cell", "flfa").output.splitlines()
     for setting, value, layer, place in (
         ("rounds", "3", "item", "table2.yaml:3"),
         ("method", "fedprox", "cell", "table2.yaml:4"),
@@ -381,15 +381,42 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
         line = next(line for line in lines if f" {setting} " in line)
         assert all(f" {text} " in line for text in (value, layer)) and place in line
     assert "2 cells" in str(explained("--cell", "fedprox").exception)
-    assert "0 cells of toy/table2 match 'fedpro'" in str(explained("--cell", "fedpro").exception)
+    assert "0 cells of toy/table2 match 'fedpro'; give --cell" in str(explained("--cell", "fedpro").exception)
+    assert "4 cells of toy/table2 match no label" in str(explained().exception)
 
 
 def test_explain_finds_a_cell_whose_label_is_also_a_part_of_others() -> None:
-    words = ["explain", "fair/accuracy", "--scale", "fair_mnist", "--cell", "fedavg,tuned,dirichlet 0.1"]
+    words = ["explain", "fair/accuracy", "--scale", "fair_mnist"]
+    for label in ("fedavg", "tuned", "dirichlet 0.1"):
+        words += ["--cell", label]
     lines = CliRunner().invoke(app, words).output.splitlines()
     assert "(Dirichlet 0.1, FedAvg, tuned)" in lines[0]
     rate = next(line for line in lines if " training.lr " in line)
     assert " trial " in rate and "config/selected/fair_mnist/fair_trials.yaml:1" in rate
+
+
+@pytest.mark.parametrize(
+    ("item", "labels"),
+    [("fed2/figure1", ["Fed2, 10 x 5"]), ("fedavg/table1_2nn", ["c = 0.1", "setting=non-IID, B = inf"])],
+)
+def test_explain_selects_labels_with_commas_and_equals_signs(item: str, labels: list[str]) -> None:
+    words = [word for label in labels for word in ("--cell", label)]
+    first = CliRunner().invoke(app, ["explain", item, *words]).output.splitlines()[0]
+    assert labels[-1].split("=", 1)[-1].casefold() in first.casefold()
+
+
+def test_labels_with_their_axes_select_each_cell_alone(folder: Path) -> None:
+    """Also if two axes share their labels, so that the labels alone name two cells."""
+    rates = {str(rate): {"set": {"training": {"lr": rate}}} for rate in (0.1, 0.5)}
+    weights = {str(mu): {"set": {"method": {"name": "fedprox", "mu": mu}}} for mu in (0.1, 0.5)}
+    layout = {"rows": "rate", "columns": "mu", "measures": [{"measure": "final_accuracy"}]}
+    item = {"title": "Two", "axes": {"rate": rates, "mu": weights}, "table": layout}
+    (folder / "papers" / "toy" / "table2.yaml").write_text(yaml.safe_dump(item, sort_keys=False))
+    words = ["explain", "toy/table2", "--scale", "tiny", "--config", str(folder)]
+    ambiguous = CliRunner().invoke(app, [*words, "--cell", "0.1", "--cell", "0.5"])
+    assert "2 cells of toy/table2 match '0.1', '0.5'" in str(ambiguous.exception)
+    lines = CliRunner().invoke(app, [*words, "--cell", "rate=0.1", "--cell", "mu=0.5"]).output.splitlines()
+    assert "(0.1, 0.5)" in lines[0]
 
 
 def test_exceptions_of_a_paper_hold_for_all_items_and_must_match_a_cell(folder: Path) -> None:
