@@ -348,11 +348,13 @@ class Preference(SideBySide):
 
     Attributes:
         layers: number of last layers before the classifier, drawn below one another.
+        begins: only layers whose names begin with this, such as ``conv``.
         images: number of test images of each class.
     """
 
     kind: Literal["preference"]
     layers: int = Field(default=3, ge=1)
+    begins: str = ""
     images: int = Field(default=50, ge=1)
 
 

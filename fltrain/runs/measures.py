@@ -209,6 +209,10 @@ def _traffic(record: Record) -> float:
     return float(sum(record.summary["bytes"].values()) / 1e6)
 
 
+def _parameters(record: Record) -> float:
+    return float(record.summary["parameters"] / 1e6)
+
+
 def _accuracy(label: str, name: str, over_seeds: OverSeeds = "mean", split: str = "accuracy") -> Measure:
     return Measure(label, 2, _percent(name, split), POINT, over_seeds=over_seeds, diverged="chance")
 
@@ -244,6 +248,7 @@ MEASURES = {
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),
     "round_seconds": Measure("seconds per round", 3, _round_seconds, QUARTER),
+    "parameters": Measure("trained parameters, millions", 2, _parameters, Margin(0.05, relative=True)),
     "traffic": Measure("traffic up and down, MB", 1, _traffic, Margin(0.05, relative=True)),
     "selection_share": Measure("share of selections, %", 2, _selection_share, Margin(2.0), dimension="block"),
 }

@@ -69,6 +69,14 @@ def test_preferences_are_drawn_neuron_by_neuron(records: dict[str, Record], tmp_
     assert plain.groupby("layer").size().to_dict() == {"fc1.0": 3 * 120, "fc2.0": 3 * 84}
 
 
+def test_preferences_of_convolutions_only(records: dict[str, Record], tmp_path: Path) -> None:
+    figure = {"kind": "preference", "columns": "case", "layers": 2, "begins": "conv", "images": 5}
+    numbers = drawn(records, figure, tmp_path)
+    assert set(numbers["layer"]) == {"conv1.0", "conv2.0"}
+    with pytest.raises(FltrainError, match=r"figure\.layers: 3, but plain has only 2 layers to show"):
+        drawn(records, {**figure, "layers": 3}, tmp_path)
+
+
 @pytest.mark.slow
 def test_variances_are_drawn_layer_by_layer(records: dict[str, Record], tmp_path: Path) -> None:
     numbers = drawn(records, {"kind": "variance", "columns": "case", "images": 5}, tmp_path)

@@ -706,6 +706,7 @@ def test_records_of_real_runs_have_all_measures(tmp_path: Path) -> None:
     assert MEASURES["extra_accuracy"].of(record) == {"digits": 100 * record.summary["accuracy"]["final"]}
     weights = 4 * record.summary["parameters"] / 1e6
     assert MEASURES["traffic"].of(record)[""] >= 12 * weights, "three rounds, two clients, up and down"
+    assert MEASURES["parameters"].of(record)[""] == weights / 4
     own = trained(tiny(method="perfedavg", local_test={}), tmp_path)
     assert MEASURES["best_macro_accuracy"].of(record) is None, "no client has images of its own"
     best = max(own.rows("evaluation"), key=lambda row: row["macro"])

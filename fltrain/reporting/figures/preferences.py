@@ -69,7 +69,8 @@ def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tupl
             names.append(client)
             clients.append(class_preference(run.network, run.data.test, classes, chosen))
         aligned = alignment(clients)
-        hidden = [layer for layer in aligned if not layer.startswith("classifier")]
+        named = [layer for layer in aligned if layer.startswith(figure.begins)]
+        hidden = [layer for layer in named if not layer.startswith("classifier")]
         if len(hidden) < figure.layers:
             raise FltrainError(
                 f"{sheet.id}: figure.layers: {figure.layers}, but {label} has only {len(hidden)} "
