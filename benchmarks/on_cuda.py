@@ -1,10 +1,10 @@
 """All measurements on a GPU, in one command.
 
 * `fltrain bench` for LeNet-5 on MNIST's image size, ResNet-18 and MobileNetV2 on CIFAR-10's, ten clients in a
-  round, with every executor in every precision.
-* `scaling` with every executor that computes the same bits, and `startup`.
-* Accuracy after some rounds, by `fltrain train`: every executor and precision compared with the reference in
-  single precision, paired by seed.
+  round, with and without captured steps, in every precision.
+* `scaling` with and without captured steps, and `startup`.
+* Accuracy after some rounds, by `fltrain train`: captured steps and every precision compared with the
+  reference in single precision, paired by seed.
 
 The output of each part goes into files of a folder, and a part that fails does not stop the others.
 `--rehearse` does all of it with little work, also on a CPU.
@@ -35,18 +35,16 @@ from fltrain.runtime.provenance import gather
 HERE = Path(__file__).parent
 BENCHES = (("fp32", "exact"), ("tf32", "exact"), ("bf16", "exact"), ("fp32", "fast"), ("bf16", "fast"))
 """Precisions and profiles of determinism."""
-CASES = {
-    "reference": ("sequential", "fp32", "exact"),
-    "cuda_graph": ("cuda_graph", "fp32", "exact"),
-    "vectorized": ("vectorized", "fp32", "fast"),
-    "vectorized_cuda_graph": ("vectorized_cuda_graph", "fp32", "fast"),
-    "fast": ("sequential", "fp32", "fast"),
-    "tf32": ("sequential", "tf32", "exact"),
-    "bf16": ("sequential", "bf16", "exact"),
+CASES: dict[str, tuple[str, ...]] = {
+    "reference": ("fp32", "exact"),
+    "cuda_graph": ("fp32", "exact", "--cuda-graph"),
+    "fast": ("fp32", "fast"),
+    "tf32": ("tf32", "exact"),
+    "bf16": ("bf16", "exact"),
 }
-"""Executor, precision and profile whose accuracy is compared with the first one's."""
-GPU_ONLY = ("tf32", "cuda_graph", "vectorized_cuda_graph")
-"""Precisions and executors that the CPU does not have."""
+"""Precision, profile and further options whose accuracy is compared with the first one's."""
+GPU_ONLY = ("tf32", "cuda_graph")
+"""Cases that the CPU does not have."""
 BATCHES = {"digits": 10, "cifar10": 50}
 """Images in a batch of the runs whose accuracy is compared."""
 
@@ -119,9 +117,9 @@ def parts(machine: Machine, amount: Amount, cifar10: Path | None) -> dict[str, C
             command = ["-m", "fltrain", "bench", "--model", model, "--dataset", dataset]
             command += ["--precision", precision, "--determinism", determinism, *amount.bench.split()]
             todo[name] = partial(machine.run, name, [*command, "--out", out / f"{name}.json"])
-    for executor in ("sequential", "cuda_graph") if machine.device != "cpu" else ("sequential",):
-        name = f"scaling-{executor}"
-        options = ["--executor", executor, "--csv", out / f"{name}.csv", "--folder", out / "state"]
+    for how in ([], ["--cuda-graph"]) if machine.device != "cpu" else ([],):
+        name = f"scaling-{'cuda_graph' if how else 'sequential'}"
+        options = [*how, "--csv", out / f"{name}.csv", "--folder", out / "state"]
         todo[name] = partial(machine.run, name, [HERE / "scaling.py", *amount.scaling.split(), *options])
     startup = [HERE / "startup.py", *amount.startup.split(), "--csv", out / "startup.csv"]
     todo["startup"] = partial(machine.run, "startup", startup)
@@ -149,7 +147,7 @@ def spec_of(dataset: str, precision: str, amount: Amount, seed: int) -> RunSpec:
 
 
 def compare_accuracy(machine: Machine, amount: Amount, dataset: str, file: Path | None) -> None:
-    """Train with every executor and precision; compare accuracies with the reference's.
+    """Train in every case; compare accuracies with the reference's.
 
     Raises:
         FltrainError: if a run fails.
@@ -162,14 +160,14 @@ def compare_accuracy(machine: Machine, amount: Amount, dataset: str, file: Path 
         write_json(register, {dataset: {**entry, "reader": "npz", "path": str(file.resolve())}})
         environment[REGISTRY_VARIABLE] = str(register)
     accuracies: dict[str, list[float]] = {}
-    for case, (executor, precision, determinism) in CASES.items():
-        if machine.device == "cpu" and {executor, precision} & set(GPU_ONLY):
+    for case, (precision, determinism, *more) in CASES.items():
+        if machine.device == "cpu" and case in GPU_ONLY:
             continue
         specs = [spec_of(dataset, precision, amount, seed) for seed in range(amount.seeds)]
         files = [machine.out / "specs" / f"{spec.run_id}.json" for spec in specs]
         for spec, path in zip(specs, files, strict=True):
             write_json(path, spec.model_dump(mode="json"))
-        how = ["--executor", executor, "--determinism", determinism, "--again", "--results", results.root]
+        how = [*more, "--determinism", determinism, "--again", "--results", results.root]
         machine.run(f"{name}-{case}", ["-m", "fltrain", "train", "--quiet", *files, *how], **environment)
         summaries = [read_json(results.run(spec.run_id) / "summary.json") for spec in specs]
         accuracies[case] = [100 * summary["accuracy"]["final"] for summary in summaries]

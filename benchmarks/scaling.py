@@ -28,8 +28,8 @@ from common import quartiles, write_csv
 from fltrain.bench import seconds
 from fltrain.core.errors import FltrainError
 from fltrain.engine.client_store import ClientStore
-from fltrain.engine.executors.choose import EXECUTORS
-from fltrain.engine.executors.sequential import SequentialExecutor
+from fltrain.engine.cuda_graph import CapturedTraining
+from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.synthetic import synthetic_run
 from fltrain.reporting.tables.render import markdown_table
@@ -69,7 +69,8 @@ class Setting:
             "training": {"epochs": self.epochs, "batch_size": BATCH, "lr": 0.001},
             "participation": {"fraction": self.per_round / self.clients},
         }
-        run = synthetic_run(settings, IMAGES, 1, where.device, EXECUTORS[where.executor])
+        trainer = CapturedTraining if where.cuda_graph else LocalTraining
+        run = synthetic_run(settings, IMAGES, 1, where.device, trainer)
         run.clients = ClientStore(where.folder, LIMIT_MB * 10**6)
         control = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
         for client in range(self.clients):
@@ -79,10 +80,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Where:
-    """Device, executor, and the folder of client state."""
+    """Device, capture of steps, and the folder of client state."""
 
     device: torch.device
-    executor: str
+    cuda_graph: bool
     folder: Path
 
     @contextmanager
@@ -175,13 +176,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds of each point")
-    parser.add_argument("--executor", choices=EXECUTORS, default=SequentialExecutor.name)
+    parser.add_argument("--cuda-graph", action="store_true", help="capture local steps")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--folder", type=Path, default=Path("results"), help="for client state")
     parser.add_argument("--csv", type=Path, help="write every timed round to this file")
     options = parser.parse_args()
     try:
-        where = Where(pick_device(options.device), options.executor, options.folder)
+        where = Where(pick_device(options.device), options.cuda_graph, options.folder)
     except FltrainError as error:
         sys.exit(f"error: {error}")
     rows: list[dict[str, Any]] = []

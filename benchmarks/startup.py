@@ -49,11 +49,11 @@ def begin(started: float, arguments: Sequence[str]) -> None:
     importlib.import_module("fltrain.engine.train")  # as the command does next
     import torch
 
-    from fltrain.engine.executors.sequential import SequentialExecutor
+    from fltrain.engine.local import LocalTraining
 
     note(STAGES[2])
-    executor: Any = SequentialExecutor
-    step = executor._step
+    trainer: Any = LocalTraining
+    step = trainer.step
 
     def first_step(*arguments: Any) -> Any:
         note(STAGES[3])
@@ -64,7 +64,7 @@ def begin(started: float, arguments: Sequence[str]) -> None:
         print(json.dumps([passed, [name for name in HEAVY if name in sys.modules]]), flush=True)
         os._exit(0)
 
-    executor._step = first_step
+    trainer.step = first_step
     sys.argv = ["fltrain", *arguments]
     cli.main()
 

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from task import Task, accuracy
 from watch import Watch
 
-from fltrain.engine.executors.choose import EXECUTORS
 from fltrain.reporting.tables.render import markdown_table
 
 HERE = Path(__file__).parent
@@ -108,17 +107,17 @@ class Entry:
         return costs_of(task, started, ends, watch), np.load(folders[0] / "weights.npy")
 
 
-def entries(executor: str) -> list[Entry]:
+def entries() -> list[Entry]:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     return [
-        Entry("ours", "one thread", 1, arguments=(executor,)),
+        Entry("ours", "one thread", 1),
         Entry("bare", "one thread", 1, arguments=("channels_first",)),
         Entry("bare", "one thread, channels-last", 1, arguments=("channels_last",)),
         Entry("flower", "one actor", 1),
         Entry("pfl", "one process", 1),
-        Entry("ours", "two runs at once", 2, runs=2, arguments=(executor,)),
+        Entry("ours", "two runs at once", 2, runs=2),
         Entry("bare", "two runs at once", 2, runs=2, arguments=("channels_first",)),
-        Entry("ours", DIVIDED, 2, workers=2, arguments=("sequential",)),
+        Entry("ours", DIVIDED, 2, workers=2),
         Entry("flower", "two actors", 2, workers=2),
         Entry("pfl", "two processes", 2, workers=2, launcher=torchrun),
     ]
@@ -228,7 +227,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="of everybody")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="other simulators")
     parser.add_argument("--cores", type=int, nargs="+", choices=(1, 2), default=(1, 2), help="1, 2 or both")
-    parser.add_argument("--executor", choices=EXECUTORS, default="sequential", help="of this engine")
     parser.add_argument("--csv", type=Path, help="where to write every measurement")
     options = parser.parse_args()
     files: dict[str, Any] = {name: getattr(options, name) for name in CASES if getattr(options, name)}
@@ -240,7 +238,7 @@ def main() -> None:
         parser.error("--cores: this machine has one core; say --cores 1")
     chosen = [
         entry
-        for entry in entries(options.executor)
+        for entry in entries()
         if entry.who in {"ours", "bare", *options.peers} and entry.cores in options.cores
     ]
     done: list[pd.DataFrame] = []

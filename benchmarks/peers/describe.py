@@ -11,7 +11,7 @@ import numpy as np
 from task import Task, read
 
 from fltrain.data.readers.arrays import Npz
-from fltrain.engine.executors.sequential import batch_orders
+from fltrain.engine.local import batch_orders
 from fltrain.models.base import build
 from fltrain.runs.spec import RunSpec
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import torch
 from task import Report, Task, arguments
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.executors.choose import EXECUTORS
-from fltrain.engine.simulation import ExecutorFactory, Simulation
+from fltrain.engine.simulation import Simulation
 from fltrain.engine.workers import Workers
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.process import compute_as_runs
 
 
-def run(task: Task, executor: ExecutorFactory, workers: int = 1) -> tuple[Simulation, Report]:
+def run(task: Task, workers: int = 1) -> tuple[Simulation, Report]:
     arrays = task.arrays
     data = PreparedData(
         train_images=arrays["train_images"],
@@ -32,7 +30,7 @@ def run(task: Task, executor: ExecutorFactory, workers: int = 1) -> tuple[Simula
     spec = RunSpec.parse(json.loads(Path(task.folder, "spec.json").read_text()), "spec.json")
     divided = Partition(list(arrays["shards"]), "")
     cpu = torch.device("cpu")
-    simulation = Simulation(spec, data, divided, cpu, executor=executor, workers=Workers(workers))
+    simulation = Simulation(spec, data, divided, cpu, workers=Workers(workers))
     report = Report()
     for round in range(task.rounds):
         simulation.round(round)
@@ -43,5 +41,5 @@ def run(task: Task, executor: ExecutorFactory, workers: int = 1) -> tuple[Simula
 if __name__ == "__main__":
     task, workers = arguments()
     compute_as_runs()
-    simulation, report = run(task, EXECUTORS[sys.argv[3]], workers)
+    simulation, report = run(task, workers)
     report.finish([simulation.server.weights, simulation.server.buffers])

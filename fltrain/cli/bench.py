@@ -41,15 +41,14 @@ def run_bench(
     Images are random.
     """
     from fltrain import bench as benching
-    from fltrain.engine.executors.choose import EXECUTORS
-    from fltrain.engine.executors.cuda_graph import Capturing
+    from fltrain.bench import TRAINERS
 
     chosen = pick_device(device, runs=1)  # another process on the device would disturb the times
     on_gpu = chosen.type == "cuda"
-    names = [name for name, one in EXECUTORS.items() if on_gpu or not issubclass(one, Capturing)]
+    names = [name for name in TRAINERS if on_gpu or name == "sequential"]
     if executors is not None:
         names = comma_separated(executors)
-        check_known("--executors: unknown", names, EXECUTORS)
+        check_known("--executors: unknown", names, TRAINERS)
     settings = benching.Bench(
         model=model,
         dataset=dataset,

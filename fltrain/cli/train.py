@@ -9,7 +9,6 @@ import typer
 
 from fltrain.cli.options import ResultsOption
 from fltrain.core.strict_yaml import read_settings
-from fltrain.engine import ExecutorName
 from fltrain.methods.types import Place
 from fltrain.runs.record import Results
 from fltrain.runs.sources import changed_code
@@ -55,23 +54,10 @@ def train(
     determinism: Annotated[
         Profile, _option("FLTRAIN_DETERMINISM", "NAME", "exact: the same bits every time; or fast (CUDA).")
     ] = "exact",
-    executor: Annotated[
-        ExecutorName,
-        _option(
-            "FLTRAIN_EXECUTOR",
-            "NAME",
-            "auto, sequential, vectorized (clients side by side), cuda_graph or vectorized_cuda_graph.",
-        ),
-    ] = "auto",
-    lanes: Annotated[
-        int | None,
-        _option("FLTRAIN_LANES", "N", "Clients of each run side by side (default: all of a round).", min=1),
-    ] = None,
-    stack_seeds: Annotated[
+    cuda_graph: Annotated[
         bool,
         typer.Option(
-            "--stack-seeds",
-            help="Train the runs together in vectorized steps; they may differ only in the seed.",
+            "--cuda-graph", envvar="FLTRAIN_CUDA_GRAPH", help="Replay local steps as CUDA graphs (a GPU)."
         ),
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Train runs even if they have a record.")] = False,
@@ -112,13 +98,10 @@ def train(
             client_memory=client_memory,
             checkpoints=interval,
             determinism=determinism,
-            executor=executor,
-            lanes=lanes,
+            cuda_graph=cuda_graph,
             workers=workers,
         )
-        for together in [due] if stack_seeds else [[spec] for spec in due]:
+        for spec in due:
             stopping.poll()
-            for record in training.train_all(
-                together, where, execution, again=again, quiet=quiet, stopping=stopping
-            ):
-                typer.echo(f"{record.run_id}: {record.summary['status']}, see {record.folder}")
+            record = training.train(spec, where, execution, again=again, quiet=quiet, stopping=stopping)
+            typer.echo(f"{record.run_id}: {record.summary['status']}, see {record.folder}")

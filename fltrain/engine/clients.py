@@ -33,13 +33,17 @@ ClientState = Mapping[str, State]
 
 @dataclass(frozen=True)
 class Round:
-    """The server at the beginning of a round, and the settings of local training."""
+    """The server at the beginning of a round (counted from 0)."""
 
     number: int
     task: Task
-    training: Training
     server: Server
     payloads: Mapping[str, State]
+
+    @property
+    def training(self) -> Training:
+        """Settings of local training."""
+        return self.task.training
 
     @property
     def lr_factor(self) -> float:
@@ -91,6 +95,7 @@ class Clients:
 
     model: FlatModel
     data: FederatedData
+    training: Training
     composition: Composition
     ownership: Ownership = Ownership()
 
@@ -98,7 +103,7 @@ class Clients:
         """Return the number of training images of a client."""
         return len(self.data.clients[client])
 
-    def arrive(
+    def receive(
         self, round: Round, client: int, client_state: ClientState | None, *, to_train: bool = True
     ) -> tuple[Local, ClientState]:
         """Send the server's message to a client, and load the client's model into the network.
@@ -119,18 +124,17 @@ class Clients:
             start[layout.private(self.ownership.private)] = model_state["weights"]
         buffers = model_state.get("buffers", server.buffers)
         counters = model_state.get("counters", server.counters)
-        training = round.training
         local = Local(
             task=round.task,
             client=client,
             round=round.number,
             start=start,
             buffers=buffers,
-            lr=training.lr * round.lr_factor,
-            steps=len(self.step_sizes(training, len(indices))),
+            lr=self.training.lr * round.lr_factor,
+            steps=len(self.step_sizes(len(indices))),
             samples=len(indices),
             class_counts=self.data.class_counts[client],
-            examples=ClientExamples(self.model, self.data.train, indices, training.batch_size),
+            examples=ClientExamples(self.model, self.data.train, indices, self.training.batch_size),
             payload={},
             state={},
             testing=not to_train,
@@ -139,9 +143,9 @@ class Clients:
         self.model.load(local.start, buffers, counters)
         return local, client_state
 
-    def step_sizes(self, training: Training, samples: int) -> list[int]:
+    def step_sizes(self, samples: int) -> list[int]:
         """Return the number of images in each local step of a client with ``samples`` images."""
-        schedule = self.composition.schedule
+        schedule, training = self.composition.schedule, self.training
         passes = training.epochs * schedule.passes * len(schedule.phases)
         return training.batch_sizes(samples, schedule.batches) * passes
 
@@ -205,7 +209,7 @@ def initial_updates(clients: Clients, round: Round, workers: Workers) -> list[Up
     """Return the initial uploads of all clients, as updates after no local step."""
 
     def initial(client: int) -> Update:
-        local, client_state = clients.arrive(round, client, None)
+        local, client_state = clients.receive(round, client, None)
         views = clients.composition.views(local, round.payloads, client_state)
         update = clients.update(local, steps=0, loss=local.start.new_zeros(()))
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):

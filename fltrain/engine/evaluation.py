@@ -87,7 +87,7 @@ def test_clients(
     model, composition = clients.model, clients.composition
 
     def tested(client: int) -> TestResult:
-        local, client_state = clients.arrive(round, client, client_states.get(client), to_train=False)
+        local, client_state = clients.receive(round, client, client_states.get(client), to_train=False)
         if clients.ownership.trained and TRAINED in client_state:
             model.load(**client_state[TRAINED])
         views = composition.views(local, round.payloads, client_state)

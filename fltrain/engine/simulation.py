@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from fltrain.engine.client_store import ClientStore
 from fltrain.engine.clients import SECOND, Clients, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData, Split
 from fltrain.engine.evaluation import TestResult, test, test_clients
-from fltrain.engine.executors.sequential import Cohort, SequentialExecutor, Trained
+from fltrain.engine.local import LocalTraining, Trained
 from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, measure
 from fltrain.engine.workers import ALONE, Workers
 from fltrain.methods.composition import Composition
@@ -35,9 +35,8 @@ from fltrain.models.network import Network, map_shape
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.devices import synchronize
 
-Result = TypeVar("Result")
-
-ExecutorFactory = Callable[[Clients], SequentialExecutor]
+Trainer = Callable[[Clients], LocalTraining]
+"""Makes the local training of some clients."""
 
 
 class Diverged(Exception):
@@ -58,12 +57,12 @@ class Costs:
         return self.seconds["train"] + self.seconds["aggregate"]
 
     @contextmanager
-    def phase(self, name: str, device: torch.device, runs: int = 1) -> Iterator[None]:
-        """Add the time of the enclosed work to a phase, divided by the number of runs that it is for."""
+    def phase(self, name: str, device: torch.device) -> Iterator[None]:
+        """Add the time of the enclosed work to a phase."""
         started = time.perf_counter()
         yield
         synchronize(device)
-        self.seconds[name] += (time.perf_counter() - started) / runs
+        self.seconds[name] += time.perf_counter() - started
 
 
 class Simulation:
@@ -80,7 +79,7 @@ class Simulation:
         data: PreparedData,
         partition: Partition,
         device: torch.device,
-        executor: ExecutorFactory = SequentialExecutor,
+        trainer: Trainer = LocalTraining,
         extra: Mapping[str, PreparedData] | None = None,
         store: ClientStore | None = None,
         poll: Callable[[], None] | None = None,
@@ -142,16 +141,18 @@ class Simulation:
                 buffers=spec.batchnorm == "local" or private in ("all", "batchnorm"),
                 trained=spec.evaluation.point == "after_local",
             )
-            self.everyone = Clients(self.model, self.data, self.composition, self.ownership)
+            self.everyone = Clients(self.model, self.data, spec.training, self.composition, self.ownership)
             self.clients = ClientStore() if store is None else store
             self.last_models: State = {}
-            self.executor = executor(self.everyone)
-            self.second: SequentialExecutor | None = None
+            self.trainer = trainer(self.everyone)
+            self.second: LocalTraining | None = None
             if (method := self.composition.needs.second) is not None:
                 ownership = Ownership("all", buffers=True, name=SECOND)
-                self.second = executor(Clients(self.model, self.data, Composition((method,)), ownership))
+                self.second = trainer(
+                    replace(self.everyone, composition=Composition((method,)), ownership=ownership)
+                )
         self.workers = workers
-        for one in filter(None, (self.executor, self.second)):
+        for one in filter(None, (self.trainer, self.second)):
             one.workers = workers
             one.poll = poll or one.poll
         self.finished = self.bytes_down = self.bytes_up = 0
@@ -194,23 +195,19 @@ class Simulation:
 
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
-        return lockstep([self.steps(number)])[0]
-
-    def steps(self, number: int) -> Generator[Cohort, list[Trained], list[Row]]:
-        """Run one round in steps, see ``lockstep``."""
         with noting(f"in round {number + 1}"):
-            return (yield from self._steps(number))
+            return self._round(number)
 
-    def _steps(self, number: int) -> Generator[Cohort, list[Trained], list[Row]]:
+    def _round(self, number: int) -> list[Row]:
         if number == 0 and self.composition.needs.initial_upload:
             with self.costs.phase("setup", self.device):
                 self._initial_upload()
         before, task, sampled = self.server, self._at(number), self.sample(number)
         spent = self.costs.of_rounds
-        timed = partial(self.costs.phase, "train", self.device)
-        trained, second = (yield Cohort(self.executor, task, sampled, self.clients, timed)), []
-        if self.second:
-            second = yield Cohort(self.second, self._second(task), sampled, self.clients, timed)
+        with self.costs.phase("train", self.device):
+            trained, second = self.trainer.train(task, sampled, self.clients), []
+            if self.second:
+                second = self.second.train(self._second(task), sampled, self.clients)
         updates = [result.update for result in trained]
         train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
 
@@ -237,8 +234,8 @@ class Simulation:
                 "client_weights": torch.stack([update.trained for update in updates]),
                 "client_buffers": torch.stack([update.buffers for update in updates]),
             }
-        for one in filter(None, (self.executor, self.second)):
-            sizes = [one.clients.step_sizes(self.spec.training, update.samples) for update in updates]
+        for one in filter(None, (self.trainer, self.second)):
+            sizes = [one.clients.step_sizes(update.samples) for update in updates]
             self.costs.samples += sum(map(sum, sizes))
         self._count_traffic(task, trained)
 
@@ -251,7 +248,7 @@ class Simulation:
                     updates,
                     self.server,
                     # The states of clients are still those at the beginning of the round.
-                    partial(self.executor.gradients, task, sampled, self.clients),
+                    partial(self.trainer.gradients, task, sampled, self.clients),
                 ),
             )
             rows += [
@@ -274,7 +271,7 @@ class Simulation:
     def _at(self, number: int) -> Round:
         """Return a round (counted from 0) that begins with the current server."""
         payloads = self.composition.payload(self.server.states)
-        return Round(number, self.task, self.spec.training, self.server, payloads)
+        return Round(number, self.task, self.server, payloads)
 
     def _second(self, round: Round) -> Round:
         """Return the round for the training of second models: its payload is the global weights."""
@@ -326,45 +323,6 @@ class Simulation:
         model -= _bytes(weights[self.model.layout.private(self.ownership.private)])
         self.bytes_down += (model + _bytes(round.payloads)) * len(trained)
         self.bytes_up += sum(model + _bytes(result.update.extras) for result in trained)
-
-
-def lockstep(runs: Sequence[Generator[Cohort, list[Trained], Result]]) -> list[Result]:
-    """Advance runs together and return their results; cohorts of the same round are trained in shared steps.
-
-    Each run yields the cohorts that it needs trained. The runs that are furthest behind come first, so that
-    runs that resume after different rounds meet. An exception is raised in all runs before it leaves.
-    """
-    results: dict[int, Result] = {}
-    waiting: dict[int, Cohort] = {}
-    answers: dict[int, Any] = dict.fromkeys(range(len(runs)))  # None starts a generator
-    try:
-        while True:
-            for place, answer in answers.items():
-                try:
-                    waiting[place] = runs[place].send(answer)
-                except StopIteration as end:
-                    results[place] = end.value
-            if not waiting:
-                return [results[place] for place in range(len(runs))]
-            number = min(cohort.round.number for cohort in waiting.values())
-            turn = [place for place, cohort in waiting.items() if cohort.round.number == number]
-            cohorts = [waiting.pop(place) for place in turn]
-            with ExitStack() as stack:
-                for cohort in cohorts:
-                    stack.enter_context(cohort.timed(len(cohorts)))
-                answers = dict(zip(turn, cohorts[0].executor.train_all(cohorts), strict=True))
-    except BaseException as error:
-        raised = [_raised(run, error) for run in runs]
-        raise raised[0] from raised[0].__cause__
-
-
-def _raised(run: Generator[Any, Any, Any], error: BaseException) -> BaseException:
-    """Raise an error in a run; return the one that leaves it, the same if the run has ended."""
-    try:
-        run.throw(error)
-    except BaseException as raised:
-        return raised
-    raise AssertionError("the run goes on after an error") from error
 
 
 def _tested(split: str, result: TestResult, view: str = "global", clients: Sequence[Tensor] = ()) -> Row:

@@ -10,8 +10,8 @@ import torch
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.executors.sequential import SequentialExecutor
-from fltrain.engine.simulation import ExecutorFactory, Simulation
+from fltrain.engine.local import LocalTraining
+from fltrain.engine.simulation import Simulation, Trainer
 from fltrain.runs.spec import RunSpec
 
 NEVER = 10**6
@@ -22,7 +22,7 @@ def synthetic_run(
     images: int,
     tests: int,
     device: torch.device,
-    executor: ExecutorFactory = SequentialExecutor,
+    trainer: Trainer = LocalTraining,
 ) -> Simulation:
     """Return a simulation of a run with random images.
 
@@ -32,7 +32,7 @@ def synthetic_run(
         images: training images of each client.
         tests: number of test images; with local test splits, the clients share them.
         device: device of the run.
-        executor: executor of local training.
+        trainer: local training.
 
     Raises:
         FltrainError: if settings are wrong, the registry lacks the size of the images, or they do not fit the
@@ -62,4 +62,4 @@ def synthetic_run(
     )
     parts = np.array_split(np.arange(count), clients)
     aside = np.array_split(np.arange(count, count + tests), clients) if spec.local_test else None
-    return Simulation(spec, data, Partition(parts, "", aside), device, executor)
+    return Simulation(spec, data, Partition(parts, "", aside), device, trainer)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,12 @@ from fltrain.core.errors import FltrainError, MethodError, Stopped, noting
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_or_prepare, load_partition, partition
-from fltrain.engine import ExecutorName, memory
+from fltrain.engine import memory
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.client_store import ClientStore
-from fltrain.engine.executors.choose import EXECUTORS, SIDE_BY_SIDE, executor_for
-from fltrain.engine.executors.sequential import Cohort, Trained
-from fltrain.engine.simulation import Diverged, Simulation, lockstep
+from fltrain.engine.cuda_graph import CapturedTraining
+from fltrain.engine.local import LocalTraining
+from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import Workers
 from fltrain.methods.types import Place
@@ -71,8 +71,7 @@ class Execution:
         client_memory: GiB of client state on the device; the rest goes into a file.
         checkpoints: interval between checkpoints.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
-        executor: name of the executor, see ``fltrain.engine.executors.choose``.
-        lanes: clients that an executor trains side by side; None for all of a round.
+        cuda_graph: capture local steps as CUDA graphs, see ``fltrain.engine.cuda_graph``.
         workers: processes that divide the clients of each round on the CPU, see ``fltrain.engine.workers``.
     """
 
@@ -82,8 +81,7 @@ class Execution:
     client_memory: float = 4.0
     checkpoints: Interval = field(default_factory=Interval)
     determinism: Profile = "exact"
-    executor: ExecutorName = "auto"
-    lanes: int | None = None
+    cuda_graph: bool = False
     workers: int = 1
 
 
@@ -113,85 +111,31 @@ def train(
         MethodError: if the code of a method fails.
         Stopped: after a signal; the state is saved.
     """
-    return train_all([spec], results, execution, again=again, quiet=quiet, stopping=stopping)[0]
-
-
-def train_all(
-    specs: Sequence[RunSpec],
-    results: Results,
-    execution: Execution,
-    *,
-    again: bool = False,
-    quiet: bool = False,
-    stopping: Stopping | None = None,
-) -> list[Record]:
-    """Train runs that differ only in their seed, in one process; see ``train``.
-
-    With several runs, the executor is ``vectorized`` by default, and their clients share its steps.
-
-    Raises:
-        FltrainError: also if the runs differ in more than the seed, or the executor is another one.
-    """
-    if len(specs) > 1:
-        _check_seeds(specs, execution)
-        executor: ExecutorName = "vectorized" if execution.executor == "auto" else execution.executor
-        execution = replace(execution, executor=executor)
     compute_as_runs(execution.threads)
-    Workers(execution.workers).prepare(execution.device, execution.threads, execution.executor)
+    Workers(execution.workers).prepare(execution.device, execution.threads)
     memory.start_anew()
     stopping = stopping or Stopping()
-    # In the same order in all processes, so that two of them cannot wait for each other's runs.
-    specs = sorted(specs, key=lambda spec: spec.seed)
     results.create()
-    places = [results.place(spec.run_id) for spec in specs]
-    tf32 = specs[0].precision == "tf32"
+    place, tf32 = results.place(spec.run_id), spec.precision == "tf32"
     with (
-        _logging_to([place / "train.log" for place in places], quiet),
+        _logging_to(place / "train.log", quiet),
         determined(execution.determinism, execution.device, tf32) as determinism,
     ):
-        process = Process(execution, determinism, stopping, [spec.seed for spec in specs], quiet)
-        runs = zip(specs, places, strict=True)
-        return lockstep([_trained(spec, results, place, process, again) for spec, place in runs])
-
-
-def _check_seeds(specs: Sequence[RunSpec], execution: Execution) -> None:
-    """Refuse runs that cannot share their steps.
-
-    Raises:
-        FltrainError: with the reason.
-    """
-    if execution.executor not in ("auto", *SIDE_BY_SIDE):
-        raise FltrainError(
-            f"--stack-seeds: executor {execution.executor!r} trains clients one by one; use "
-            f"{' or '.join(map(repr, SIDE_BY_SIDE))}"
-        )
-    first = specs[0]
-    for spec in specs[1:]:
-        same = {key for key, value in spec.canonical.items() if value == first.canonical[key]}
-        if different := sorted({*spec.canonical} - same - {"seed"}):
-            raise FltrainError(
-                f"--stack-seeds: {first.run_id} and {spec.run_id} differ in {', '.join(different)}; train "
-                "runs together only if they differ in nothing but the seed"
-            )
-    if len({spec.seed for spec in specs}) < len(specs):
-        raise FltrainError("--stack-seeds: two runs have the same seed; leave out one of them")
+        return _trained(spec, results, place, Process(execution, determinism, stopping, quiet), again)
 
 
 @dataclass(frozen=True)
 class Process:
-    """The process that trains runs: the execution's settings, its determinism, signals, seeds of the runs."""
+    """The process that trains a run: settings of the execution, its determinism, signals."""
 
     execution: Execution
     determinism: Determinism
     stopping: Stopping
-    seeds: Sequence[int]
     quiet: bool
 
 
-def _trained(
-    spec: RunSpec, results: Results, place: Path, process: Process, again: bool
-) -> Generator[Cohort, list[Trained], Record]:
-    """Train a run in ``place`` and write its record, in steps, see ``lockstep``."""
+def _trained(spec: RunSpec, results: Results, place: Path, process: Process, again: bool) -> Record:
+    """Train a run in ``place`` and return its record, or the one that another process has written."""
     record, stopping = results.record(spec.run_id), process.stopping
     try:
         with leased(results.lease(spec.run_id), partial(_wait, spec.run_id, stopping)):
@@ -217,7 +161,7 @@ def _trained(
             if not results.saved_rounds(spec.run_id):
                 (place / "train.log").write_text("")
             forget_peaks(process.execution.device)
-            yield from _train(spec, results, place, process)
+            _train(spec, results, place, process)
     except MethodError as error:
         LOG.error("%s failed", spec.run_id, exc_info=error.__cause__)
         raise
@@ -228,9 +172,7 @@ def _trained(
     return Record(record.folder)
 
 
-def _train(
-    spec: RunSpec, results: Results, place: Path, process: Process
-) -> Generator[Cohort, list[Trained], None]:
+def _train(spec: RunSpec, results: Results, place: Path, process: Process) -> None:
     """Train the remaining rounds, write the record to ``place``, and put it where an older one was."""
     started, execution, determinism = time.perf_counter(), process.execution, process.determinism
     with process.stopping.interruptible():
@@ -254,19 +196,12 @@ def _train(
         progress.seconds = time.perf_counter() - started
         if memory.reduced():
             determinism.operations.add("tests in smaller batches")
-        if not EXECUTORS[simulation.executor.name].exact:
-            determinism.operations.add("clients side by side")
-        facts.update(determinism.facts, executor=simulation.executor.name, workers=execution.workers)
-        if execution.lanes is not None:
-            facts["lanes"] = execution.lanes
-        if len(process.seeds) > 1:
-            facts["stacked_seeds"] = process.seeds
+        facts.update(determinism.facts, executor=simulation.trainer.name, workers=execution.workers)
         return progress
 
-    with _progress(spec, bar=not process.quiet and len(process.seeds) == 1) as report:
-        diverged = yield from _rounds(
-            simulation, checkpoints, progress.rows, account, report, place / "train.log"
-        )
+    with _progress(spec, bar=not process.quiet) as report:
+        log = place / "train.log"
+        diverged = _rounds(simulation, checkpoints, progress.rows, account, report, log)
     about = {
         "parameters": layout.size,
         "layers": [layer.name for layer in layout.layers],
@@ -289,13 +224,13 @@ def _rounds(
     account: Callable[[], Progress],
     report: Callable[[int, list[Row]], None],
     log: Path,
-) -> Generator[Cohort, list[Trained], Row | None]:
+) -> Row | None:
     """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
     spec, until = simulation.spec, simulation.spec.evaluation.until
     try:
         with _described(spec, log):
             for number in range(simulation.finished, spec.rounds):
-                finished = yield from simulation.steps(number)
+                finished = simulation.round(number)
                 rows += finished
                 report(simulation.finished, rows)
                 tests = [row["accuracy"] for row in finished if row.get("split") == spec.test_split]
@@ -327,13 +262,14 @@ def _prepare(
         )
     extra = {dataset.name: ensure_data(dataset, results, quiet) for dataset in spec.evaluation.extra}
     divided = ensure_partition(spec, data, results)
+    trainer = CapturedTraining if execution.cuda_graph else LocalTraining
     with _described(spec, place / "train.log"), noting("before round 1"):
         simulation = Simulation(
             spec,
             data,
             divided,
             execution.device,
-            executor_for(execution.executor, execution.recordings, execution.lanes),
+            partial(trainer, recordings=execution.recordings),
             extra,
             ClientStore(place, execution.client_memory * 2**30),
             process.stopping.poll,
@@ -428,15 +364,14 @@ def _progress(spec: RunSpec, bar: bool) -> Iterator[Callable[[int, list[Row]], N
 
 
 @contextmanager
-def _logging_to(paths: Sequence[Path], quiet: bool) -> Iterator[None]:
-    """Write our messages to files, and to the terminal unless ``quiet``; leave other logging as it is.
+def _logging_to(path: Path, quiet: bool) -> Iterator[None]:
+    """Write our messages to a file, and to the terminal unless ``quiet``; leave other logging as it is.
 
-    Tracebacks go to the files only.
+    Tracebacks go to the file only.
     """
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Append: the shell and another process that trains the run may write to the same file.
-    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8") for path in paths]
+    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
     if not quiet:
         handlers.append(logging.StreamHandler())
         handlers[-1].addFilter(lambda message: not message.exc_info)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -30,27 +28,18 @@ class Trajectory:
         if recording.what == "displacement":
             self.before = start.clone()
 
+    def add(self, gradient: Tensor, weights: Tensor) -> None:
+        """Record a step, given its gradient and the weights after it."""
+        row = gradient
+        if self.recording.what == "displacement":
+            row = self.before.sub_(weights)
+        self.rows[self.taken].copy_(row, non_blocking=True)
+        if self.recording.what == "displacement":
+            self.before.copy_(weights)
+        self.taken += 1
+
     def finished(self) -> Tensor:
         """Return the matrix, once all copies to the host have arrived."""
         if self.rows.is_pinned():
             torch.cuda.synchronize(self.device)
         return self.rows
-
-
-def record(
-    trajectories: Sequence[Trajectory], gradients: Sequence[Tensor], weights: Sequence[Tensor]
-) -> None:
-    """Add a step to the trajectories of some clients, given the step's gradients and the weights after it.
-
-    On a GPU, one operation copies all rows.
-    """
-    rows, ends = list(gradients), list(weights)
-    displacements = trajectories[0].recording.what == "displacement"
-    if displacements:
-        rows = [one.before for one in trajectories]
-        torch._foreach_sub_(rows, ends)
-    torch._foreach_copy_([one.rows[one.taken] for one in trajectories], rows, non_blocking=True)
-    if displacements:
-        torch._foreach_copy_(rows, ends)
-    for one in trajectories:
-        one.taken += 1

@@ -41,7 +41,7 @@ class Workers:
 
     count: int = 1
 
-    def prepare(self, device: torch.device, threads: int, executor: str) -> None:
+    def prepare(self, device: torch.device, threads: int) -> None:
         """Prepare this process to fork; refuse several workers if the run cannot use them.
 
         Raises:
@@ -52,8 +52,6 @@ class Workers:
         problems = {
             f"they train on the CPU only, and the run is on {device}; use --device cpu": device.type != "cpu",
             "each has one thread; leave out --threads": threads != 1,
-            f"executor {executor!r} uses one process; use --executor sequential": executor
-            not in ("auto", "sequential"),
             "this needs Linux": not hasattr(os, "memfd_create"),
         }
         for problem, found in problems.items():

@@ -32,7 +32,7 @@ Weights, gradients and control variates are flat vectors ``[P]`` in the order of
 ``local.task.layout`` maps names to slices. Hooks do not write into gradients, weights, states, payloads,
 updates or the server; the engine refuses it. The hooks of a step take tensors and return tensors. They must
 not change Python state, read values on the host, branch on values, or draw from a random generator. Then
-every executor computes the same result.
+a captured step computes the same result.
 
 Planning imports this module and all method files, so they take PyTorch from ``fltrain.core.lazy``.
 """

@@ -251,6 +251,10 @@ class LocalHooks:
         self._methods = {hook: self.composition._with(hook) for hook in hooks}
         self._tensors = {name: list(_tensors([local])) for name, local in self.locals_.items()}
 
+    def defines(self, hook: str) -> bool:
+        """Return True if a method defines a hook of the local step."""
+        return bool(self._methods[hook])
+
     def _call(self, method: Method, hook: str, *arguments: Any) -> Any:
         """Return the result of a hook, with the client and the step state as last arguments."""
         local, state = self.locals_[method.name], self.step_states[method.name]
@@ -290,9 +294,7 @@ class LocalHooks:
         return self._chained("loss", loss, outputs, step)
 
     def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the step and its loss."""
-        if not self._methods["gradient"]:
-            return step.gradient()
+        """Return the gradient of the step and its loss, of a method that defines them."""
         result: tuple[Tensor, Tensor] = self._exclusive("gradient", step, weights)
         return result
 

@@ -213,6 +213,7 @@ class Step(ABC):
         parts = zip(self.images.tensor_split(count), self.labels.tensor_split(count), strict=True)
         return [replace(self, images=images, labels=labels) for images, labels in parts]
 
+    @abstractmethod
     def differentiate(
         self,
         loss: Loss | None = None,
@@ -236,21 +237,6 @@ class Step(ABC):
             observe: let ``next_state`` see this pass; it gets the outputs of the last such pass of the
                 client's own loss.
         """
-        gradient, value = self._gradient(loss, at, part or self.part, track, route, observe)
-        return gradient.clone(), value
-
-    def gradient(self) -> tuple[Tensor, Tensor]:
-        """Return gradient and value of the client's own loss, for the engine.
-
-        The next pass may overwrite the gradient; methods call ``differentiate``.
-        """
-        return self._gradient(None, None, self.part, True, True, True)
-
-    @abstractmethod
-    def _gradient(
-        self, loss: Loss | None, at: Tensor | None, part: Part, track: bool, route: bool, observe: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return gradient and value, see ``differentiate``; each executor has its own way."""
 
     @abstractmethod
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:

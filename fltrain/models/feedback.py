@@ -63,8 +63,6 @@ def _input_error(module: nn.Module, weight: Tensor, input: Tensor, error: Tensor
 class _Rerouted(torch.autograd.Function):
     """Joins an input to an output that was computed without it: its error passes through ``weight``."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(input: Tensor, output: Tensor, weight: Tensor, module: nn.Module) -> Tensor:
         return output.view_as(output)
@@ -86,8 +84,6 @@ class _Shortcut(torch.autograd.Function):
 
     Sample n, channel c of the input gets ``(R e_n)_c``, spread evenly over the pixels.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(input: Tensor, projection: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ PARTS = ("data", "engine", "methods", "metrics", "models", "core.floats", "core.
 CHECKED = ("data.fetch",)
 """A module among them that does not: checksums cover the files that it makes."""
 
-ENTRY = ("fltrain.engine.simulation", "fltrain.engine.executors.choose", "fltrain.data.prepared")
+ENTRY = ("fltrain.engine.simulation", "fltrain.engine.cuda_graph", "fltrain.data.prepared")
 """Modules whose imports are followed, in addition to those of the run's components."""
 
 _PACKAGE = Path(__file__).parents[1]

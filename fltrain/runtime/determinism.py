@@ -3,9 +3,9 @@
 ``bitwise``: the same run on the same kind of machine, with the same packages and the same number of threads,
 gives the same bytes. ``statistical``: it gives numbers that differ by rounding, which training magnifies.
 
-On the CPU a run is bitwise, unless the executor is ``vectorized``. The number of threads counts, because it
-decides the order in which numbers are added up: with two threads instead of one, the gradients of every
-network and the weights after a few rounds of every method that was tried had other last digits.
+On the CPU a run is bitwise. The number of threads counts, because it decides the order in which numbers are
+added up: with two threads instead of one, the gradients of every network and the weights after a few rounds
+of every method that was tried had other last digits.
 
 On CUDA the profile ``exact`` has PyTorch choose deterministic algorithms; the level is bitwise unless PyTorch
 reports an operation that has none. ``fast`` lets PyTorch choose the fastest, and is statistical. Neither uses

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fltrain.engine import memory
-from fltrain.engine.executors.sequential import LocalStep
+from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.models.network import Network
 
@@ -120,7 +120,7 @@ def on_stub_device() -> Iterator[Transfers]:
 
     changes: list[tuple[Any, str, Callable[..., Any]]] = [
         (Simulation, "_network", network),
-        (LocalStep, "take", transfers.watched(LocalStep.take)),
+        (LocalTraining, "step", transfers.watched(LocalTraining.step)),
         (nn.Module, "to", lambda module, device: module),  # it is there already
         (Tensor, "numpy", lambda tensor: np.ones(tensor.shape, str(tensor.dtype).removeprefix("torch."))),
         (Tensor, "new_tensor", lambda tensor, content: created(content, tensor.dtype, tensor.device)),

@@ -1,4 +1,4 @@
-"""Every method and plug-in stays on its device, with every executor; local steps transfer nothing.
+"""Every method and plug-in stays on its device, also with captured steps; local steps transfer nothing.
 
 A stub device checks it, see ``stub``: the tests need no GPU.
 """
@@ -12,27 +12,19 @@ from torch import Tensor
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.engine.executors.sequential import SequentialExecutor
-from fltrain.engine.executors.vectorized import VectorizedExecutor
-from fltrain.engine.simulation import lockstep
+from fltrain.engine.local import LocalTraining
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
 
 from ..properties.helpers import EVERY, KINDS, by_name, simulation, small, with_tests
-from ..properties.test_executors import Replaying, ReplayingLanes
+from ..properties.test_cuda_graph import Replaying
 from .stub import Transfers, on_stub_device, stub_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 
-EXECUTORS = {
-    executor.name: executor
-    for executor in (SequentialExecutor, VectorizedExecutor, Replaying, ReplayingLanes)
-}
-
-CAPTURING = {executor.name for executor in (Replaying, ReplayingLanes)}
+TRAINERS = {trainer.name: trainer for trainer in (LocalTraining, Replaying)}
 
 METHODS = [
     *(methods for methods in EVERY if len(methods) < 3),
@@ -67,62 +59,53 @@ UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 4, "methods.fed2.client_final"
 """Functions that do so for every client, and how often; ``uploaded`` does not wait for the device."""
 
 
-def run(executor: str, *methods: Method, seeds: int = 1) -> Transfers:
+def run(trainer: str, *methods: Method) -> Transfers:
     """Train on the stub device: a client in a full and a smaller batch, another one in a full batch.
 
-    In a second round, clients have states. Only executors that capture steps train it: they read all
-    numbers of clients and rounds from tensors. Runs with several seeds train together.
+    In a second round, clients have states. Only captured steps train it: they read all numbers of clients and
+    rounds from tensors.
     """
     personal = Composition(methods).personal
     first, second = (24, 13) if personal else (18, 10)
     clients = Partition([np.arange(first), np.arange(first, first + second)], digest="")
-    rounds = 2 if executor in CAPTURING else 1
+    rounds = 2 if trainer == Replaying.name else 1
     with on_stub_device() as transfers:
-        federations = [
-            simulation(
-                *methods,
-                model=small(*methods),
-                partition=with_tests(clients) if personal else clients,
-                executor=EXECUTORS[executor],
-                device=stub_device(),
-                fraction=1.0,
-                batch_size=10,
-                clip_norm=1.0,
-                evaluate_every=rounds,
-                seed=seed,
-            )
-            for seed in range(seeds)
-        ]
+        federation = simulation(
+            *methods,
+            model=small(*methods),
+            partition=with_tests(clients) if personal else clients,
+            trainer=TRAINERS[trainer],
+            device=stub_device(),
+            fraction=1.0,
+            batch_size=10,
+            clip_norm=1.0,
+            evaluate_every=rounds,
+        )
         for number in range(rounds):
-            lockstep([federation.steps(number) for federation in federations])
-    for server in (federation.server for federation in federations):
-        assert {one.device for one in (server.weights, server.buffers, server.counters)} == {stub_device()}
+            federation.round(number)
+    server = federation.server
+    assert {one.device for one in (server.weights, server.buffers, server.counters)} == {stub_device()}
     return transfers
 
 
 @pytest.mark.parametrize(
-    ("methods", "executor"),
+    ("methods", "trainer"),
     [
-        pytest.param(methods, executor, id=f"{by_name(methods)}-{executor}")
+        pytest.param(methods, trainer, id=f"{by_name(methods)}-{trainer}")
         for methods in METHODS
-        for executor in EXECUTORS
-        if executor == "sequential" or by_name(methods) in KINDS
+        for trainer in TRAINERS
+        if trainer == LocalTraining.name or by_name(methods) in KINDS
     ],
 )
 def test_training_mixes_no_devices_and_steps_transfer_nothing(
-    methods: tuple[Method, ...], executor: str
+    methods: tuple[Method, ...], trainer: str
 ) -> None:
-    transfers = run(executor, *methods)
+    transfers = run(trainer, *methods)
     assert transfers.in_steps == set()
     assert transfers.elsewhere <= READING | READING_OFTEN
-    visits = 2 * (2 if executor in CAPTURING else 1)
+    visits = 2 * (2 if trainer == Replaying.name else 1)
     for place, count in transfers.uploads.items():
         assert place in UPLOADING or count <= visits * UPLOADS_PER_CLIENT.get(place, 0), place
-
-
-def test_stacked_seeds_mix_no_devices() -> None:
-    """FLFA's choice of layers is on the host, and differs between seeds."""
-    assert run("vectorized", FedAvg(), Flfa(), seeds=2).in_steps == set()
 
 
 class Faulty(FedAvg):
@@ -139,23 +122,17 @@ class Faulty(FedAvg):
         return gradient * float(gradient.norm())
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_mix_of_devices_is_found(executor: str) -> None:
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_mix_of_devices_is_found(trainer: str) -> None:
     with pytest.raises(RuntimeError, match=r"device.*fgpu"):
-        run(executor, Faulty(fault="mixes"))
+        run(trainer, Faulty(fault="mixes"))
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("fault", ["reads", "copies"])
-def test_a_transfer_in_a_local_step_is_found(fault: str, executor: str) -> None:
-    mapped = "PyTorch cannot map the step over clients"
-    refusals = {
-        "vectorized": mapped,
-        "vectorized_cuda_graph": mapped,
-        "cuda_graph": "cannot be captured",
-    }
-    if fault == "reads" and executor in refusals:
-        with pytest.raises(FltrainError, match=refusals[executor]):
-            run(executor, Faulty(fault=fault))
+def test_a_transfer_in_a_local_step_is_found(fault: str, trainer: str) -> None:
+    if fault == "reads" and trainer == Replaying.name:
+        with pytest.raises(FltrainError, match="cannot be captured"):
+            run(trainer, Faulty(fault=fault))
     else:
-        assert run(executor, Faulty(fault=fault)).in_steps == {"methods.composition._guarded"}
+        assert run(trainer, Faulty(fault=fault)).in_steps == {"methods.composition._guarded"}

@@ -1,4 +1,4 @@
-"""A small federation of handwritten digits, and executors that observe or perturb the reference loop."""
+"""A small federation of handwritten digits, and local training that is observed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import TRAINED
-from fltrain.engine.executors.sequential import SequentialExecutor, Trained
+from fltrain.engine.local import LocalTraining, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import Workers
@@ -164,7 +164,7 @@ def simulation(
     partition: Partition | None = None,
     fraction: float = 0.5,
     statistics: Sequence[str] = (),
-    executor: type = SequentialExecutor,
+    trainer: type = LocalTraining,
     seed: int = 0,
     rounds: int = 100,
     evaluate_every: int = 1,
@@ -199,7 +199,7 @@ def simulation(
     )
     if partition is None:
         partition = with_tests(skewed(data)) if spec.personal else skewed(data)
-    return Simulation(spec, data, partition, device, executor, workers=Workers(workers))
+    return Simulation(spec, data, partition, device, trainer, workers=Workers(workers))
 
 
 def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation:
@@ -245,7 +245,7 @@ def assert_same_model(first: Simulation, second: Simulation) -> None:
 
 def assert_same_steps(first: Simulation, second: Simulation) -> None:
     """Check that all local steps of two traced federations agree bit for bit, in images and weights."""
-    for one, other in zip(first.executor.steps, second.executor.steps, strict=True):
+    for one, other in zip(first.trainer.steps, second.trainer.steps, strict=True):
         assert torch.equal(one.chosen, other.chosen)
         assert torch.equal(one.weights, other.weights)
 
@@ -274,8 +274,8 @@ class Step:
     step_states: dict[str, dict[str, Tensor]]
 
 
-class Tracing(SequentialExecutor):
-    """The reference loop; stores every local step, and the updates of the last round."""
+class Tracing(LocalTraining):
+    """Stores every local step, and the updates of the last round."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -287,8 +287,8 @@ class Tracing(SequentialExecutor):
         self.updates = [result.update for result in results]
         return results
 
-    def _step(self, images, chosen, how, hooks, optimiser):
-        result = super()._step(images, chosen, how, hooks, optimiser)
+    def step(self, hooks, optimiser, chosen, changes):
+        result = super().step(hooks, optimiser, chosen, changes)
         local = next(iter(hooks.locals_.values()))
         step_states = {
             name: {key: tensor.clone() for key, tensor in step_state.items()}

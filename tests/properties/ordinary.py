@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from fltrain.engine.executors.sequential import FrozenModels, InPlaceStep
+from fltrain.engine.local import FrozenModels, LocalStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.types import Update
@@ -73,7 +73,7 @@ def check_round(
     """
     received = federation.server
     federation.round(number)
-    for update in federation.executor.updates:
+    for update in federation.trainer.updates:
         network = replica(federation, received.weights, received.buffers)
         check_steps(federation, number, update, network, partial(loss, update.client))
         torch.testing.assert_close(update.weights, update.trained, rtol=0, atol=0)
@@ -96,7 +96,7 @@ def check_steps(
     training, losses = federation.spec.training, []
     settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
     optimiser = torch.optim.SGD(network.parameters(), lr=training.lr, **settings)
-    steps = federation.executor.of(update.client, number)
+    steps = federation.trainer.of(update.client, number)
     assert len(steps) == update.steps
     for step in steps:
         optimiser.zero_grad()
@@ -119,11 +119,11 @@ def federation_of(*methods: Method, model: Model | None = None) -> Simulation:
 def step_of(
     federation: Simulation,
     *,
-    kind: type[InPlaceStep] = InPlaceStep,
+    kind: type[LocalStep] = LocalStep,
     frozen: int = 2,
     client: int = 0,
     weights: Tensor | None = None,
-) -> InPlaceStep:
+) -> LocalStep:
     """A step of a client that received the global model and is now at ``weights``."""
     composition, server, data = federation.composition, federation.server, federation.data
     local = local_of(server.weights, task=federation.task, counts=data.class_counts[client])

@@ -139,9 +139,9 @@ def test_the_order_of_flfa_and_ecgr_does_not_matter_bit_for_bit(base: Method) ->
 
 def test_flfa_selects_layers_by_uploads_and_reports_trained_weights() -> None:
     """Similarities use the re-aggregated updates; scale and cosine of B use the trained weights."""
-    federation = simulation(Flfa(n_fa=2), Ecgr(beta=0.0), epochs=3, executor=Tracing)
+    federation = simulation(Flfa(n_fa=2), Ecgr(beta=0.0), epochs=3, trainer=Tracing)
     federation.round(0)
-    updates = federation.executor.updates
+    updates = federation.trainer.updates
     assert not any(torch.equal(update.trained, update.weights) for update in updates)
     slots = federation.model.layout.weights
     sent = layer_similarity(torch.stack([update.displacement for update in updates]), slots)
@@ -159,14 +159,14 @@ def test_flfa_selects_layers_by_uploads_and_reports_trained_weights() -> None:
 def test_feedback_is_the_weight_that_the_client_received(base: Method) -> None:
     """In rounds 1 and 2, in every step: B is r, which is not the server's weight if there is a lookahead."""
     flfa = Flfa(strategy="fixed", layers="all", scale="none")
-    federation = simulation(base, flfa, epochs=2, executor=Tracing)
+    federation = simulation(base, flfa, epochs=2, trainer=Tracing)
     for number in range(2):
         server = federation.server
-        received = federation.everyone.arrive(federation._at(number), 0, None)[0].start.clone()
+        received = federation.everyone.receive(federation._at(number), 0, None)[0].start.clone()
         federation.round(number)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             assert torch.equal(update.start, received)
-            for step in federation.executor.of(update.client, number):
+            for step in federation.trainer.of(update.client, number):
                 for index, slot in enumerate(federation.model.layout.weights):
                     tensor = step.step_states[by_name(Flfa)][f"feedback.{index}"]
                     assert torch.equal(tensor, slot.of(received))

@@ -70,7 +70,7 @@ def settings_of(methods: tuple[Method, ...]) -> dict[str, object]:
 def traced_run(methods: tuple[Method, ...], device: torch.device = CPU) -> Simulation:
     """A traced run, trained once."""
     seed_everywhere(1)
-    return reference(*methods, executor=Tracing, device=device, **settings_of(methods))
+    return reference(*methods, trainer=Tracing, device=device, **settings_of(methods))
 
 
 @pytest.mark.parametrize("methods", slow_unless(KINDS, EVERY), ids=by_name)
@@ -100,14 +100,14 @@ Visits = list[tuple[int, int, list[int]]]
 
 
 def visits(federation: Simulation) -> Visits:
-    return [(step.round, step.client, step.chosen.tolist()) for step in federation.executor.steps]
+    return [(step.round, step.client, step.chosen.tolist()) for step in federation.trainer.steps]
 
 
 @cache
 def visits_of_averaging(personal: bool) -> Visits:
     """Visits of federated averaging; clients have test images if the models are personal."""
     partition = with_tests(skewed(digits())) if personal else None
-    return visits(trained(FedAvg(), partition=partition, rounds=3, executor=Tracing))
+    return visits(trained(FedAvg(), partition=partition, rounds=3, trainer=Tracing))
 
 
 @combinations
@@ -129,7 +129,7 @@ def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, .
 
 def test_batches_of_a_client_do_not_depend_on_the_other_clients() -> None:
     some, everything = (
-        visits(trained(rounds=3, executor=Tracing, fraction=fraction)) for fraction in (0.34, 1.0)
+        visits(trained(rounds=3, trainer=Tracing, fraction=fraction)) for fraction in (0.34, 1.0)
     )
     assert len(some) < len(everything)
     assert all(visit in everything for visit in some)

@@ -67,7 +67,7 @@ def test_without_pull_personal_models_are_trained_locally_bit_for_bit() -> None:
 @pytest.mark.parametrize("point", ["after_download", "after_local"])
 def test_clients_are_tested_with_their_personal_model(point: str) -> None:
     """A client that has never trained has the global model."""
-    federation = simulation(Ditto(), executor=Tracing, fraction=0.34, point=point)
+    federation = simulation(Ditto(), trainer=Tracing, fraction=0.34, point=point)
     for number in range(3):
         rows = federation.round(number)
 

@@ -200,19 +200,19 @@ def test_with_one_local_step_it_is_the_base_bit_for_bit(base: Method) -> None:
 
 def displacements(federation: Simulation, client: int, round: int, received: Tensor) -> np.ndarray:
     """Weights before minus weights after every local step, ``[steps, P]``."""
-    visited = [step.weights for step in federation.executor.of(client, round)]
+    visited = [step.weights for step in federation.trainer.of(client, round)]
     return (torch.stack([received, *visited[:-1]]) - torch.stack(visited)).double().numpy()
 
 
 def second_round(*methods: Method, **settings: object) -> tuple[Simulation, Tensor, list[np.ndarray]]:
     """A federation after two rounds, with the received weights and displacements of the second."""
     federation = simulation(
-        *methods, **{"batch_size": 8, "epochs": 2, "fraction": 0.5, "executor": Tracing, **settings}
+        *methods, **{"batch_size": 8, "epochs": 2, "fraction": 0.5, "trainer": Tracing, **settings}
     )
     federation.round(0)
     received = federation.server.weights.clone()
     federation.rows = federation.round(1)
-    updates = federation.executor.updates
+    updates = federation.trainer.updates
     return federation, received, [displacements(federation, u.client, 1, received) for u in updates]
 
 
@@ -222,7 +222,7 @@ def second_round(*methods: Method, **settings: object) -> tuple[Simulation, Tens
 def test_uploads_are_combined_from_steps_with_all_corrections(base: Method, centred: bool) -> None:
     """Displacements contain momentum, weight decay, proximal pull and SCAFFOLD's correction after a step."""
     federation, received, clients = second_round(base, Ecgr(centred=centred))
-    for update, moves in zip(federation.executor.updates, clients, strict=True):
+    for update, moves in zip(federation.trainer.updates, clients, strict=True):
         np.testing.assert_allclose(moves.sum(0), received - update.trained, atol=1e-5)
         picked = greedy(moves, len(moves) // 2, centred)
         selected = update.statistics["ecgr"]["selected"].tolist()
@@ -239,7 +239,7 @@ def test_uploads_are_combined_from_steps_with_all_corrections(base: Method, cent
 def test_fednova_divides_uploads_by_the_normaliser(normaliser: str) -> None:
     """w <- w - (sum p_k a_k) sum p_k g_k / a_k; a_k is T_k, or its effective value under momentum."""
     federation, received, clients = second_round(FedNova(normaliser=normaliser), Ecgr())
-    updates = federation.executor.updates
+    updates = federation.trainer.updates
     shares = np.array([update.samples for update in updates]) / sum(update.samples for update in updates)
     steps = [len(moves) for moves in clients]
     assert len(set(steps)) > 1
@@ -259,8 +259,8 @@ def test_scaffold_updates_controls_from_the_configured_weights(settings: dict[st
     own = {client: torch.zeros_like(control) for client in range(6)}
     own |= {client: states["scaffold"]["control"] for client, states in before.clients.items()}
     federation, _, clients = second_round(*methods)
-    assert before.clients.keys() & {update.client for update in federation.executor.updates}
-    for update, moves in zip(federation.executor.updates, clients, strict=True):
+    assert before.clients.keys() & {update.client for update in federation.trainer.updates}
+    for update, moves in zip(federation.trainer.updates, clients, strict=True):
         count = len(moves) if settings else accumulated_steps(len(moves), 0.9)
         sent = combine(moves, greedy(moves, len(moves) // 2), 0.2)
         moved = {"raw": moves.sum(0), "uploaded": sent}[source]
@@ -273,7 +273,7 @@ def test_scaffold_updates_controls_from_the_configured_weights(settings: dict[st
 def test_the_record_has_the_selected_steps_and_their_mean_position() -> None:
     federation, _, clients = second_round(Ecgr())
     (row,) = rows_of(federation, "ecgr")
-    sampled = [str(update.client) for update in federation.executor.updates]
+    sampled = [str(update.client) for update in federation.trainer.updates]
     picked = [sorted(greedy(moves, len(moves) // 2)) for moves in clients]
     assert row["selected"] == dict(zip(sampled, picked, strict=True))
     assert row["steps"] == dict(zip(sampled, map(len, clients), strict=True))

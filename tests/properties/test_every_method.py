@@ -53,7 +53,7 @@ def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Met
         rounds=ROUNDS,
         fraction=CLIENTS / 6,
         statistics=("drift", "similarity", "separability") if uploads else (),
-        executor=Guarded,
+        trainer=Guarded,
         clip_norm=1.0,
     )
     for part in ("weights", "buffers"):

@@ -311,7 +311,7 @@ def check_average(method: Fed2) -> None:
 
 def check_round(method: Fed2, **settings: Any) -> None:
     """Run a round of the real loop; the labels of the clients determine which groups they hold."""
-    federation = simulation(method, model=LeNet5(), executor=Tracing, fraction=0.5, **settings)
+    federation = simulation(method, model=LeNet5(), trainer=Tracing, fraction=0.5, **settings)
     network = federation.network
     assert isinstance(network, Decoupled)
     previous = federation.server.weights.clone()
@@ -325,11 +325,11 @@ def check_round(method: Fed2, **settings: Any) -> None:
     decide = {"any": lambda own, all_: bool(own & all_), "all": lambda own, all_: own >= all_}[method.pair]
     held = np.array([[decide(own, group) for group in members] for own in classes], dtype=float)
     assert held.min() == 0, "every client holds every group: the test has no effect"
-    sizes = np.array([update.samples for update in federation.executor.updates], dtype=float)
+    sizes = np.array([update.samples for update in federation.trainer.updates], dtype=float)
     shares = sizes / sizes.sum() if method.weighting == "size" else np.ones(len(sizes)) / len(sizes)
-    expected = naive_average(federation, previous, federation.executor.updates, held, shares)
+    expected = naive_average(federation, previous, federation.trainer.updates, held, shares)
     torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
-    extras = [update.extras[method.name]["held"] for update in federation.executor.updates]
+    extras = [update.extras[method.name]["held"] for update in federation.trainer.updates]
     assert torch.equal(torch.stack(extras).double(), torch.tensor(held))
     model = len(previous) + len(federation.server.buffers)
     assert federation.bytes_up == 3 * (4 * model + held.shape[1])
@@ -380,11 +380,11 @@ def test_absent_classes_can_be_left_out_of_the_loss() -> None:
 def test_groups_of_absent_classes_train_on_negative_evidence_unless_it_is_masked(mask_absent: bool) -> None:
     method = Fed2(mask_absent=mask_absent, decoupled=3)
     settings = {"model": LeNet5(), "partition": few_classes(), "fraction": 1.0, "weight_decay": 0.0}
-    federation = trained(method, rounds=1, executor=Tracing, **settings)
+    federation = trained(method, rounds=1, trainer=Tracing, **settings)
     slots = {slot.name: slot for slot in federation.model.layout.parameters}
     network = federation.network
     assert isinstance(network, Decoupled)
-    for update in federation.executor.updates[:5]:
+    for update in federation.trainer.updates[:5]:
         held = update.extras["fed2"]["held"]
         assert 0 < held.sum() < 10
         for name in ("fc1.0.weight", "classifier.weight", "classifier.bias"):

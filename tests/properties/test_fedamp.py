@@ -81,7 +81,7 @@ def cross_entropy(network: Network, images: Tensor, labels: Tensor) -> Tensor:
 
 def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
     """Check that clients start from their last cloud models and take the steps of an ordinary loop."""
-    federation = simulation(method, executor=Tracing, evaluate_every=100, **{"lr": 0.2, **settings})
+    federation = simulation(method, trainer=Tracing, evaluate_every=100, **{"lr": 0.2, **settings})
     lr = federation.spec.training.lr
     initial, clouds, seen = federation.server.weights, {}, []
     for number in range(rounds):
@@ -92,7 +92,7 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
             for _ in range(number // method.decay_every):
                 alpha *= method.alpha_decay
         pull = min(method.weight / alpha, 1 / lr)
-        updates = federation.executor.updates
+        updates = federation.trainer.updates
         for update in updates:
             start = clouds.get(update.client, initial)
             torch.testing.assert_close(update.start, start.float(), rtol=1e-5, atol=1e-6)
@@ -181,11 +181,11 @@ def test_clients_start_from_cloud_models_and_are_pulled_to_them(method: FedAmp) 
 
 def test_a_single_client_continues_from_its_own_weights() -> None:
     for method in (FedAmp(), FedAmp(variant="kernel")):
-        federation = simulation(method, executor=Tracing, fraction=1 / 6, evaluate_every=100)
+        federation = simulation(method, trainer=Tracing, fraction=1 / 6, evaluate_every=100)
         initial, own = federation.server.weights, {}
         for number in range(8):
             federation.round(number)
-            (update,) = federation.executor.updates
+            (update,) = federation.trainer.updates
             assert torch.equal(update.start, own.get(update.client, initial))
             own[update.client] = update.trained
         assert len(own) < 8, "no client returned"
@@ -211,11 +211,11 @@ def test_the_pull_never_moves_past_the_cloud_model() -> None:
 @pytest.mark.parametrize("method", [FedAmp(), FedAmp(variant="kernel", alpha=0.2)], ids=str)
 def test_clients_are_tested_with_their_own_weights(method: FedAmp) -> None:
     """With their last trained weights, or with the initial weights."""
-    federation = simulation(method, executor=Tracing, fraction=0.34, epochs=3)
+    federation = simulation(method, trainer=Tracing, fraction=0.34, epochs=3)
     own = [federation.server.weights] * 6
     for number in range(2):
         *_, row = federation.round(number)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             own[update.client] = update.trained
 
         def logits(client: int, images: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def test_clients_are_tested_with_their_own_weights(method: FedAmp) -> None:
 
 
 def test_the_pfllib_variant_equals_local_training_bit_for_bit() -> None:
-    settings = {"rounds": 3, "batchnorm": "local", "executor": Tracing, "epochs": 2}
+    settings = {"rounds": 3, "batchnorm": "local", "trainer": Tracing, "epochs": 2}
     method = FedAmp(variant="pfllib")
     mixing, alone = trained(method, **settings), trained(LocalOnly(), **settings)
     assert_same_steps(mixing, alone)

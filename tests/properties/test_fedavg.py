@@ -39,8 +39,8 @@ FORMS = ("heavy_ball", "dampened", "nesterov")
 def test_mean_by_data_size() -> None:
     """The new weights are sum_k n_k w_k / sum_k n_k over the clients of the round, not over all clients."""
     method = FedAvg()
-    federation = trained(method, rounds=1, fraction=0.5, executor=Tracing)
-    updates = federation.executor.updates
+    federation = trained(method, rounds=1, fraction=0.5, trainer=Tracing)
+    updates = federation.trainer.updates
     assert len(updates) == 3
     assert len(federation.data.clients) == 6
     samples = torch.tensor([len(federation.data.clients[update.client]) for update in updates])
@@ -50,8 +50,8 @@ def test_mean_by_data_size() -> None:
 
 
 def test_the_mean_of_a_single_client_is_its_weights_bit_for_bit() -> None:
-    federation = trained(FedAvg(), rounds=1, fraction=1 / 6, executor=Tracing)
-    (update,) = federation.executor.updates
+    federation = trained(FedAvg(), rounds=1, fraction=1 / 6, trainer=Tracing)
+    (update,) = federation.trainer.updates
     assert torch.equal(federation.server.weights, update.weights)
     assert torch.equal(federation.server.buffers, update.buffers)
     assert torch.equal(federation.server.counters, update.counters)
@@ -66,7 +66,7 @@ def test_clients_that_do_not_move_leave_the_weights_unchanged_bit_for_bit() -> N
 def test_one_full_batch_step_is_a_step_on_the_pooled_data() -> None:
     """One epoch, full batch, plain SGD, no BatchNorm: gradient descent on the data of the sampled clients."""
     plain = {"batch_size": FULL_BATCH, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
-    federation = simulation(model=LeNet5(), fraction=0.5, executor=Tracing, **plain)
+    federation = simulation(model=LeNet5(), fraction=0.5, trainer=Tracing, **plain)
     start = federation.server.weights
     federation.round(0)
     federation.model.load(start, federation.server.buffers, federation.server.counters)
@@ -91,10 +91,10 @@ def test_many_local_steps_converge_to_the_biased_fixed_point(monkeypatch: pytest
 )
 def test_running_statistics_are_averaged_by_data_size(method: Method) -> None:
     """For every rule that a method has for weights: no momentum, controls or normalisers."""
-    federation = simulation(method, executor=Tracing, batch_size=4)
+    federation = simulation(method, trainer=Tracing, batch_size=4)
     for number in range(3):
         federation.round(number)
-        expected = mean_by_size(federation.executor.updates, "buffers")
+        expected = mean_by_size(federation.trainer.updates, "buffers")
         torch.testing.assert_close(federation.server.buffers.double(), expected, rtol=1e-6, atol=1e-7)
     assert federation.server.buffers.dtype == torch.float32
 
@@ -116,15 +116,15 @@ def test_running_statistics_are_averaged_by_data_size(method: Method) -> None:
 def test_clients_train_in_the_first_round_as_in_another_method_bit_for_bit(
     method: Method, same: Method
 ) -> None:
-    one, other = (trained(method, rounds=1, epochs=2, executor=Tracing) for method in (method, same))
-    assert len(one.executor.steps) > 6
+    one, other = (trained(method, rounds=1, epochs=2, trainer=Tracing) for method in (method, same))
+    assert len(one.trainer.steps) > 6
     assert_same_steps(one, other)
     assert torch.equal(one.server.buffers, other.server.buffers)
 
 
 def test_counters_stay_integers_and_take_the_maximum() -> None:
-    federation = trained(FedAvg(), rounds=1, executor=Tracing)
-    updates = federation.executor.updates
+    federation = trained(FedAvg(), rounds=1, trainer=Tracing)
+    updates = federation.trainer.updates
     steps = [update.steps for update in updates]
     assert len(set(steps)) > 1
     # Each client's counters started at 0 and counted its batches.
@@ -147,11 +147,11 @@ def test_counters_stay_integers_and_take_the_maximum() -> None:
 @pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
 def test_local_training_equals_a_pytorch_loop(model: Model, settings: dict[str, float]) -> None:
     """The same batches through an ordinary loop with torch.optim.SGD and clip_grad_norm_."""
-    federation = trained(model=model, rounds=1, epochs=3, lr=0.05, executor=Tracing, **settings)
+    federation = trained(model=model, rounds=1, epochs=3, lr=0.05, trainer=Tracing, **settings)
     data = federation.data.train
     clip_norm = settings.get("clip_norm")
-    for update in federation.executor.updates:
-        steps = federation.executor.of(update.client)
+    for update in federation.trainer.updates:
+        steps = federation.trainer.of(update.client)
         network = build(model, 1, int(data.images.shape[-1]), 10, seed=0).train()
         optimiser = torch.optim.SGD(
             network.parameters(),
@@ -177,21 +177,21 @@ def test_local_training_equals_a_pytorch_loop(model: Model, settings: dict[str, 
 
 def test_every_round_starts_from_the_global_model_with_fresh_momentum() -> None:
     """A client's round depends only on the received model, not on its earlier rounds."""
-    federation = trained(rounds=2, fraction=1.0, executor=Tracing)
-    repeated = simulation(fraction=1.0, executor=Tracing)
+    federation = trained(rounds=2, fraction=1.0, trainer=Tracing)
+    repeated = simulation(fraction=1.0, trainer=Tracing)
     first = trained(rounds=1, fraction=1.0)
     repeated.server = first.server
     repeated.round(1)
-    for update, again in zip(federation.executor.updates, repeated.executor.updates, strict=True):
+    for update, again in zip(federation.trainer.updates, repeated.trainer.updates, strict=True):
         assert torch.equal(update.weights, again.weights)
         assert torch.equal(update.buffers, again.buffers)
 
 
 def test_an_epoch_visits_every_image_of_the_client_once() -> None:
-    federation = trained(rounds=2, epochs=2, executor=Tracing)
+    federation = trained(rounds=2, epochs=2, trainer=Tracing)
     for round in range(2):
         for client in federation.sample(round):
-            chosen = torch.cat([step.chosen for step in federation.executor.of(client, round)])
+            chosen = torch.cat([step.chosen for step in federation.trainer.of(client, round)])
             owned = federation.data.clients[client].sort().values
             first, second = chosen.chunk(2)
             assert torch.equal(first.sort().values, owned)

@@ -257,10 +257,10 @@ def test_overshooting_clients_diverge_with_small_alpha_only(monkeypatch: pytest.
 def test_without_alpha_and_server_correction_it_is_the_uniform_mean() -> None:
     """It is federated averaging if all clients have equally many images."""
     bare = FedDyn(alpha=0.0, server_correction=False, clip=None)
-    federation = simulation(bare, executor=Tracing)
+    federation = simulation(bare, trainer=Tracing)
     for number in range(3):
         federation.round(number)
-        expected = torch.stack([update.weights for update in federation.executor.updates]).mean(0)
+        expected = torch.stack([update.weights for update in federation.trainer.updates]).mean(0)
         torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
     equal = {"rounds": 1, "partition": equally_divided()}
     server, plain = trained(bare, **equal).server, trained(FedAvg(), **equal).server
@@ -269,8 +269,8 @@ def test_without_alpha_and_server_correction_it_is_the_uniform_mean() -> None:
 
 def test_the_switch_affects_the_server_correction_only() -> None:
     """Without it, clients still have duals, and the server still collects displacements."""
-    off = simulation(FedDyn(server_correction=False), executor=Tracing)
-    on = simulation(FedDyn(), executor=Tracing)
+    off = simulation(FedDyn(server_correction=False), trainer=Tracing)
+    on = simulation(FedDyn(), trainer=Tracing)
     for federation in (on, off):
         federation.round(0)
     assert_same_steps(on, off)

@@ -11,7 +11,7 @@ from torch.nn.utils import vector_to_parameters
 
 from fltrain.data.prepared import Partition
 from fltrain.engine.clients import OWN
-from fltrain.engine.executors.sequential import SequentialExecutor, Trained
+from fltrain.engine.local import LocalTraining, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedfcd import FedFcd
 from fltrain.methods.local import LocalOnly
@@ -60,7 +60,7 @@ class Seen:
     after: Values
 
 
-class Watching(SequentialExecutor):
+class Watching(LocalTraining):
     """The reference loop; stores the server's messages, and every step and upload by round and client."""
 
     def __init__(self, *args: object) -> None:
@@ -82,10 +82,10 @@ class Watching(SequentialExecutor):
     def _now(self) -> Values:
         return self.model.weights.clone(), self.model.buffers.clone(), self.model.counters.clone()
 
-    def _step(self, images, chosen, how, hooks, optimiser):
+    def step(self, hooks, optimiser, chosen, changes):
         local = next(iter(hooks.locals_.values()))
         before = self._now()
-        result = super()._step(images, chosen, how, hooks, optimiser)
+        result = super().step(hooks, optimiser, chosen, changes)
         seen = Seen(chosen, before, self._now())
         self.steps.setdefault((local.round, local.client), []).append(seen)
         return result
@@ -94,11 +94,8 @@ class Watching(SequentialExecutor):
 def watched(method: FedFcd, model: Model = MLP, rounds: int = 3, **training: object) -> Simulation:
     """The specialists after some rounds; each round halves the learning rates."""
     settings = {"epochs": 2, "batch_size": 8, "momentum": 0.5, "weight_decay": 0.01, **training}
-    federation = simulation(
-        method, model=model, partition=specialists(), executor=Watching, batchnorm="local", **settings
-    )
-    halving = federation.spec.training.model_copy(update={"lr_schedule": Exponential(decay=0.5)})
-    federation.spec = federation.spec.model_copy(update={"training": halving})
+    settings |= {"trainer": Watching, "batchnorm": "local", "lr_schedule": Exponential(decay=0.5)}
+    federation = simulation(method, model=model, partition=specialists(), **settings)
     federation.sample = SAMPLED.__getitem__
     federation.initial = federation.server
     for number in range(rounds):
@@ -161,11 +158,11 @@ def naive_loss(
 def check_local_training(expected: FedFcd, model: Model = MLP) -> None:
     """Compare two rounds with ordinary loops, one optimiser per part, from the same weights at each step."""
     federation = watched(expected, model, rounds=2, batch_size=12)
-    executor, training = federation.executor, federation.spec.training
+    trainer, training = federation.trainer, federation.spec.training
     common = {"momentum": training.momentum, "weight_decay": training.weight_decay}
     last = {}
-    for (number, client), steps in executor.steps.items():
-        update, message = executor.results[number, client].update, executor.messages[number]
+    for (number, client), steps in trainer.steps.items():
+        update, message = trainer.results[number, client].update, trainer.messages[number]
         weights, buffers = last.get(client, (federation.initial.weights, federation.initial.buffers))
         assert torch.equal(update.start, weights)
         network = replica(federation, weights, buffers)
@@ -217,14 +214,14 @@ def restart(network: Network, weights: Tensor, buffers: Tensor, counters: Tensor
 def check_server(expected: FedFcd, model: Model = MLP) -> None:
     """Compare the server's class means and classifier, from the initial uploads on, with naive code."""
     federation = watched(expected, model)
-    executor, start = federation.executor, federation.initial
+    trainer, start = federation.trainer, federation.initial
     heard = [{client: description(federation, client, start.weights, start.buffers) for client in range(5)}]
     for number, sampled in enumerate(SAMPLED):
-        updates = [executor.results[number, client].update for client in sampled]
+        updates = [trainer.results[number, client].update for client in sampled]
         heard.append(
             {one.client: description(federation, one.client, one.trained, one.buffers) for one in updates}
         )
-    sent = [*executor.messages, federation.composition.payload(federation.server.states)[expected.name]]
+    sent = [*trainer.messages, federation.composition.payload(federation.server.states)[expected.name]]
     width = sent[0]["means"].shape[1]
     head = ordinary_head(start.weights[federation.model.layout.head :], width)
     optimiser = torch.optim.SGD(head.parameters(), lr=expected.server_lr)

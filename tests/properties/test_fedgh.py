@@ -33,7 +33,7 @@ def head_of(federation: Simulation, method: FedGh) -> Tensor:
 
 def pairs_of(federation: Simulation, method: FedGh) -> Pairs:
     """All uploads of the last round."""
-    sent = [update.extras[method.name] for update in federation.executor.updates]
+    sent = [update.extras[method.name] for update in federation.trainer.updates]
     return torch.cat([one["means"] for one in sent]), torch.cat([one["classes"] for one in sent])
 
 
@@ -79,12 +79,12 @@ def test_every_client_holds_the_servers_classifier_sampled_or_not() -> None:
     assert torch.equal(heads[0], federation.server.weights[layout.head :])
     for number in range(len(ROUNDS)):
         federation.round(number)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             models[update.client] = update.trained, update.buffers
         heads.append(head_of(federation, method))
         for client, to_train in itertools.product(range(6), (False, True)):
             kept = federation.clients.get(client)
-            federation.everyone.arrive(federation._at(number + 1), client, kept, to_train=to_train)
+            federation.everyone.receive(federation._at(number + 1), client, kept, to_train=to_train)
             held = flat(federation.network.parameters())
             assert torch.equal(held[layout.head :], heads[-1])
             assert torch.equal(held[: layout.head], models[client][0][: layout.head])
@@ -97,7 +97,7 @@ def test_uploads_are_class_means_of_the_trained_model() -> None:
     federation = taking_part(method, epochs=2)
     for number in range(2):
         federation.round(number)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             network = replica(federation, update.trained, update.buffers).eval()
             images, labels = federation.data.train.batch(federation.data.clients[update.client])
             with torch.no_grad():
@@ -131,7 +131,7 @@ def test_all_clients_are_tested_at_the_configured_point(point: str) -> None:
     never_trained = set(range(6))
     for number in range(len(ROUNDS)):
         federation.rows = federation.round(number)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             models[update.client] = update.trained, update.buffers
             never_trained.discard(update.client)
         head = head_of(federation, method)

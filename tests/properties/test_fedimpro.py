@@ -115,7 +115,7 @@ def watch(federation: Simulation, cut: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def passes_by_client(federation: Simulation, passes: list[Pass]) -> list[tuple[Update, list[Pass]]]:
     """The last round's updates with the passes behind them."""
-    updates = federation.executor.updates
+    updates = federation.trainer.updates
     own = passes[-sum(update.steps for update in updates) :]
     cuts = np.cumsum([update.steps for update in updates])
     starts = [0, *cuts[:-1]]
@@ -216,7 +216,7 @@ def naive_estimates(
 def test_estimates_of_clients(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds; in the second, estimates start from the server's and samples take part."""
     method = FedImpro(**settings)
-    settings = {**LENET, "partition": by_class(), "fraction": 0.67, "executor": Tracing}
+    settings = {**LENET, "partition": by_class(), "fraction": 0.67, "trainer": Tracing}
     federation = simulation(method, **settings)
     passes = watch(federation, 1, monkeypatch)
     assert not estimates(federation)["seen"].any()
@@ -369,10 +369,10 @@ def noise_of(method: FedImpro, **settings: object) -> tuple[list[dict[str, Tenso
     """The noise in the uploads of two clients in round 0, and the federation."""
     without = method.model_copy(update={"noise": 0.0})
     noisy, exact = (
-        trained(one, **LENET, rounds=1, fraction=0.34, executor=Tracing, **settings)
+        trained(one, **LENET, rounds=1, fraction=0.34, trainer=Tracing, **settings)
         for one in (method, without)
     )
-    pairs = zip(noisy.executor.updates, exact.executor.updates, strict=True)
+    pairs = zip(noisy.trainer.updates, exact.trainer.updates, strict=True)
     return [{name: sent(one)[name] - sent(other)[name] for name in NUMBERS} for one, other in pairs], noisy
 
 
@@ -429,7 +429,7 @@ def noise_in_the_samples(
         **LENET,
         partition=evenly(4),
         fraction=0.5,
-        executor=Tracing,
+        trainer=Tracing,
         **settings,
     )
     passes = watch(federation, 2, monkeypatch)
@@ -526,7 +526,7 @@ def test_without_estimates_there_are_no_samples(labels: str, monkeypatch: pytest
 def test_samples_use_the_configured_estimates(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With almost no spread: the received means, or the client's updated means."""
     method = FedImpro(source=source, beta_client=0.5, sigma_cap=1e-6)
-    federation = simulation(method, **LENET, partition=evenly(4), executor=Tracing)
+    federation = simulation(method, **LENET, partition=evenly(4), trainer=Tracing)
     passes = watch(federation, 1, monkeypatch)
     give_estimates(federation, **random_estimates(federation))
     received = estimates(federation)
@@ -583,7 +583,7 @@ def test_weights_of_the_losses(
 def one_step(method: Method, seed: int | None = None) -> Simulation:
     """One full-batch step of plain SGD with rate 1 by two clients; the seed determines the estimates."""
     settings = {**LENET, "fraction": 0.34, "batch_size": FULL_BATCH, "lr": 1.0, **PLAIN}
-    federation = simulation(method, executor=Tracing, **settings)
+    federation = simulation(method, trainer=Tracing, **settings)
     if seed is not None:
         known = torch.ones(CLASSES).index_fill(0, torch.tensor([seed, seed + 1]), 0.0)
         give_estimates(federation, **random_estimates(federation, seed), seen=known, spread_seen=known)
@@ -595,7 +595,7 @@ def moved(federation: Simulation, cut: int, below: bool) -> Tensor:
     """Displacement of the parameters below or above a cut, by client ``[m, ...]``."""
     names = list(dict(federation.network.named_children()))
     lower = names[: names.index(federation.network.splits[cut]) + 1]
-    rows = torch.stack([update.displacement for update in federation.executor.updates])
+    rows = torch.stack([update.displacement for update in federation.trainer.updates])
     slots = federation.model.layout.parameters
     marks = [
         torch.full((slot.stop - slot.start,), (slot.name.split(".")[0] in lower) == below) for slot in slots
@@ -621,7 +621,7 @@ def test_the_part_above_the_cut_learns_from_images_and_samples(monkeypatch: pyte
     """The gradient of L + w L', by autograd on the recorded feature maps."""
     cut, method = 1, FedImpro(split=1, weight="ramp", ramp_rounds=4, n_hat=30)
     federation = simulation(
-        method, **LENET, fraction=0.1, batch_size=FULL_BATCH, lr=1.0, executor=Tracing, **PLAIN
+        method, **LENET, fraction=0.1, batch_size=FULL_BATCH, lr=1.0, trainer=Tracing, **PLAIN
     )
     network = copy.deepcopy(federation.network)
     passes = watch(federation, cut, monkeypatch)
@@ -696,12 +696,12 @@ def dissimilarity_above(method: Method, number: int = 0) -> float:
     The estimates have no spread and every class is sampled equally often, so that nothing is random.
     """
     settings = {"partition": evenly(4), "fraction": 1.0, "batch_size": 30, "lr": 1.0, **PLAIN}
-    federation = simulation(method, model=LinearTop(), executor=Tracing, **settings)
+    federation = simulation(method, model=LinearTop(), trainer=Tracing, **settings)
     if isinstance(method, FedImpro):
         shape = estimates(federation)["mean"].shape
         give_estimates(federation, mean=drawn(*shape).abs(), spread=torch.zeros(shape))
     federation.round(number)
-    gradients = -torch.stack([update.displacement for update in federation.executor.updates])
+    gradients = -torch.stack([update.displacement for update in federation.trainer.updates])
     head = [slot for slot in federation.model.layout.parameters if slot.name.startswith("classifier.")]
     measured = gradient_variance(gradients, head)
     rows = gradients[:, federation.model.layout.head :].double()
@@ -793,11 +793,11 @@ def test_traffic_is_that_of_the_estimates(settings: dict[str, object], numbers: 
 
 def test_samples_are_the_same_in_all_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedSOL goes through the network twice, with other weights; only the second pass has labels."""
-    federation = simulation(FedSOL(), FedImpro(**AT_ONCE), **LENET, executor=Tracing, partition=evenly(4))
+    federation = simulation(FedSOL(), FedImpro(**AT_ONCE), **LENET, trainer=Tracing, partition=evenly(4))
     passes = watch(federation, 1, monkeypatch)
     federation.round(0)
     steps = list(zip(passes[::2], passes[1::2], strict=True))
-    assert len(steps) == sum(update.steps for update in federation.executor.updates) > 2
+    assert len(steps) == sum(update.steps for update in federation.trainer.updates) > 2
     for first, second in steps:
         assert not first.losses
         images = len(second.labels)

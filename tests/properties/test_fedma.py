@@ -212,12 +212,12 @@ def test_a_merge_equals_the_pseudo_code() -> None:
 def test_rounds_merge_the_uploads_as_in_the_pseudo_code() -> None:
     """Two rounds of training with all six clients."""
     method = FedMA()
-    federation = simulation(method, executor=Tracing, fraction=1.0, **SETTINGS)
+    federation = simulation(method, trainer=Tracing, fraction=1.0, **SETTINGS)
     counts = federation.data.class_counts.numpy()
     for number in range(2):
         before = federation.server.weights
         federation.round(number)
-        updates = federation.executor.updates
+        updates = federation.trainer.updates
         parts = [parts_of(federation, update.weights) for update in updates]
         sizes = [update.samples for update in updates]
         reference = parts_of(federation, before) if number else parts[sizes.index(max(sizes))]
@@ -258,7 +258,7 @@ def growing(method: FedMA | None = None, *plugins: object, **settings: object) -
     return simulation(
         method or FedMA(mode="bbp_map"),
         *plugins,
-        **{"fraction": 1.0, "executor": Tracing, **SETTINGS, **settings},
+        **{"fraction": 1.0, "trainer": Tracing, **SETTINGS, **settings},
     )
 
 
@@ -296,7 +296,7 @@ def test_spare_neurons_stay_dead() -> None:
     assert 0 < spare.sum() < len(spare)
     start = federation.server.weights
     federation.round(0)
-    steps = federation.executor.steps
+    steps = federation.trainer.steps
     assert len(steps) >= 6 * 4
     for step in steps:
         assert not step.weights[spare].any()
@@ -313,7 +313,7 @@ def test_layers_are_fixed_one_by_one(plugins: tuple) -> None:
         (report,) = (row for row in federation.round(number) if row["kind"] == method.name)
         assert report["fixed"] == fixed
         trained_names = {f"{name}.{kind}" for name in LAYERS[fixed:] for kind in ("weight", "bias")}
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             for weights in (update.trained, update.weights):
                 assert changed_parameters(federation, update.start, weights) == trained_names
         after = federation.server.weights
@@ -332,7 +332,7 @@ def test_clients_start_from_fixed_layers_and_their_own_later_layers() -> None:
         fixed, server = number % PASS, parts_of(federation, federation.server.weights)
         sources = [sources_of(federation, layer).numpy() for layer in range(len(WIDTHS))]
         federation.round(number)
-        starts = [parts_of(federation, update.start) for update in federation.executor.updates]
+        starts = [parts_of(federation, update.start) for update in federation.trainer.updates]
         for client in clients:
             for index, name in enumerate(LAYERS):
                 weight, bias = (starts[client][f"{name}.{kind}"] for kind in ("weight", "bias"))
@@ -353,7 +353,7 @@ def test_clients_start_from_fixed_layers_and_their_own_later_layers() -> None:
                         expected = expected * widely(sources[index - 1][client] >= 0, expected)
                 np.testing.assert_array_equal(weight, expected)
                 np.testing.assert_array_equal(bias, expected_bias)
-        last = [parts_of(federation, update.weights) for update in federation.executor.updates]
+        last = [parts_of(federation, update.weights) for update in federation.trainer.updates]
         for client in clients:  # neurons that a client lacks stay zero in its training
             for index, name in list(enumerate(LAYERS))[fixed : len(WIDTHS)]:
                 lacking = sources[index][client] < 0
@@ -379,7 +379,7 @@ def test_fixed_layers_are_posterior_means() -> None:
         sums = s0 * np.zeros_like(server[f"{name}.weight"])
         biases = s0 * np.full_like(server[f"{name}.bias"], 0.1)
         members = np.zeros(len(biases))
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             own = parts_of(federation, update.weights)
             assert sorted(source for source in sources[update.client] if source >= 0) == list(
                 range(WIDTHS[number])
@@ -404,7 +404,7 @@ def test_the_last_layer_is_averaged_by_class_counts() -> None:
     federation = growing()
     for number in range(PASS):
         federation.round(number)
-    updates = federation.executor.updates
+    updates = federation.trainer.updates
     counts = federation.data.class_counts.double()
     found = parts_of(federation, federation.server.weights)
     for kind in ("weight", "bias"):
@@ -416,11 +416,11 @@ def test_the_last_layer_is_averaged_by_class_counts() -> None:
 
 def test_the_first_round_trains_as_federated_averaging() -> None:
     """Spare neurons change neither the start nor the steps, up to rounding."""
-    federation, plain = growing(), simulation(FedAvg(), fraction=1.0, executor=Tracing, **SETTINGS)
+    federation, plain = growing(), simulation(FedAvg(), fraction=1.0, trainer=Tracing, **SETTINGS)
     federation.round(0)
     plain.round(0)
     spare = spare_at_start(federation)
-    for wide, narrow in zip(federation.executor.updates, plain.executor.updates, strict=True):
+    for wide, narrow in zip(federation.trainer.updates, plain.trainer.updates, strict=True):
         torch.testing.assert_close(wide.weights[~spare], narrow.weights, rtol=1e-4, atol=1e-6)
 
 

@@ -151,12 +151,12 @@ def test_constant_gradients_are_recovered_exactly(
         return (slopes[labels] * outputs[:, 0]).mean()
 
     federation = TWO_CLIENTS.federation(
-        method, monkeypatch, steps=7, momentum=momentum, lr=lr, executor=Tracing
+        method, monkeypatch, steps=7, momentum=momentum, lr=lr, trainer=Tracing
     )
     monkeypatch.setattr(torch.nn.functional, "cross_entropy", loss)
     federation.round(0)
     pixels = torch.tensor(np.sqrt(TWO_CLIENTS.curvatures * SIZE), dtype=torch.float32)
-    for update in federation.executor.updates:
+    for update in federation.trainer.updates:
         gradient = pixels[update.client] * slopes.view(2, SIZE)[update.client] / SIZE
         divided = (update.start - update.trained) / (lr * update.extras[method.name]["normaliser"])
         torch.testing.assert_close(divided, gradient, rtol=1e-5, atol=1e-6)
@@ -179,10 +179,10 @@ def test_implicit_weights_by_hand() -> None:
 def test_clients_with_equal_steps_are_averaged_by_size(mu: float, settings: dict[str, object]) -> None:
     """In every round up to rounding, also for a single client; buffers bit for bit."""
     settings = {"epochs": 3, "batch_size": FULL_BATCH, **settings}
-    federation = simulation(FedNova(mu=mu), executor=Tracing, **settings)
+    federation = simulation(FedNova(mu=mu), trainer=Tracing, **settings)
     for number in range(3):
         federation.round(number)
-        updates = federation.executor.updates
+        updates = federation.trainer.updates
         assert len({update.steps for update in updates}) == 1
         expected = mean_by_size(updates, "weights").float()
         torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)

@@ -133,7 +133,7 @@ def test_uploads_are_class_means_of_the_features(source: str) -> None:
     data = federation.data
     for number in range(2):
         federation.round(number)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             sums, counts = {}, {}
             if method.source == "post":
                 network = replica(federation, update.trained, update.buffers).eval()
@@ -141,7 +141,7 @@ def test_uploads_are_class_means_of_the_features(source: str) -> None:
                 every = data.class_counts[update.client]
                 assert counts == {label: int(count) for label, count in enumerate(every) if count}
             else:
-                steps = federation.executor.of(update.client, number)
+                steps = federation.trainer.of(update.client, number)
                 before = [update.start, *(step.weights for step in steps)]
                 first = 2 * len(steps) // 3 if method.source == "last_epoch" else 0
                 for weights, step in list(zip(before, steps, strict=False))[first:]:
@@ -161,7 +161,7 @@ def test_the_server_averages_the_clients_that_have_a_class(averaging: str) -> No
     expected: Means = {}
     for number in range(len(FEW)):
         federation.round(number)
-        uploads = [update.extras[method.name] for update in federation.executor.updates]
+        uploads = [update.extras[method.name] for update in federation.trainer.updates]
         renewed = combined(uploads, method.averaging)
         stale = expected.keys() - renewed.keys()
         expected |= renewed
@@ -179,7 +179,7 @@ def test_the_nearest_known_mean_decides() -> None:
     models = initial_models(federation)
     for number in range(len(FEW)):
         row = federation.round(number)[-1]
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             models[update.client] = update.trained, update.buffers
         means, correct = known_means(federation, method.name), []
         for client, images in enumerate(federation.data.tests):

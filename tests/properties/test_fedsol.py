@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from fltrain.engine.executors.sequential import InPlaceStep
+from fltrain.engine.local import LocalStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedsol import FedSOL
@@ -115,7 +115,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Watched(InPlaceStep):
+class Watched(LocalStep):
     """A step that records the requests to it."""
 
     asked: list[Request] = field(default_factory=list)
@@ -152,14 +152,14 @@ def test_a_step_equals_a_naive_step_on_copies_of_the_network(settings: dict, nor
     """In every step of two rounds, with the running statistics."""
     method = FedSOL(**settings)
     training = {"epochs": 2, "momentum": 0.0, "fraction": 0.5}
-    federation = simulation(method, model=SmoothModel(normed=normed), executor=Tracing, **training)
+    federation = simulation(method, model=SmoothModel(normed=normed), trainer=Tracing, **training)
     for number in range(2):
         received = federation.server
         federation.round(number)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             network, losses = replica(federation, received.weights, received.buffers), []
             teacher = replica(federation, received.weights, received.buffers).train(method.teacher == "train")
-            steps = federation.executor.of(update.client, number)
+            steps = federation.trainer.of(update.client, number)
             for step in steps:
                 batch = federation.data.train.batch(step.chosen)
                 here = flat(network.parameters())
@@ -268,7 +268,7 @@ def test_the_move_is_uphill_on_the_proximal_loss(settings: dict) -> None:
     assert raised == pytest.approx(slope.item(), rel=0.2)
 
 
-def rerouted(federation: Simulation, step: InPlaceStep, network: Network) -> dict[Network, Tensor]:
+def rerouted(federation: Simulation, step: LocalStep, network: Network) -> dict[Network, Tensor]:
     """Feedback tensors of FLFA by module of another network."""
     names = [layer.name for layer in federation.model.layout.layers]
     return {

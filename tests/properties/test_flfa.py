@@ -48,7 +48,7 @@ def pinned(*layers: str, **settings: object) -> Flfa:
 
 def after_steps(steps: int, *methods: Method, **settings: object):
     """A federation after one round in which every client took ``steps`` full-batch steps."""
-    return reference(*methods, rounds=1, epochs=steps, batch_size=FULL_BATCH, executor=Tracing, **settings)
+    return reference(*methods, rounds=1, epochs=steps, batch_size=FULL_BATCH, trainer=Tracing, **settings)
 
 
 def departures(steps: int, *methods: Method, **settings: object) -> set[str]:
@@ -56,7 +56,7 @@ def departures(steps: int, *methods: Method, **settings: object) -> set[str]:
     plain, other = after_steps(steps), after_steps(steps, *methods, **settings)
     found = [
         changed_parameters(plain, one.weights, two.weights)
-        for one, two in zip(plain.executor.updates, other.executor.updates, strict=True)
+        for one, two in zip(plain.trainer.updates, other.trainer.updates, strict=True)
     ]
     return {name.rpartition(".")[0] for names in found for name in names}
 
@@ -111,12 +111,12 @@ def test_the_next_layers_feedback_reaches_the_layer_itself() -> None:
 
 def test_feedback_is_a_multiple_of_the_received_weight() -> None:
     """After every step | ||B|| - ||W|| | < 1e-6 ||W|| and cos(B, received weight) = 1."""
-    federation = simulation(pinned(), epochs=4, fraction=1.0, executor=Tracing)
+    federation = simulation(pinned(), epochs=4, fraction=1.0, trainer=Tracing)
     for number in range(2):
         received = federation.server.weights
         federation.round(number)
         directions = {client: [] for client in federation.sample(number)}
-        for step in federation.executor.steps:
+        for step in federation.trainer.steps:
             if step.round != number:
                 continue
             for index, slot in enumerate(federation.model.layout.weights):
@@ -133,9 +133,9 @@ def test_feedback_is_a_multiple_of_the_received_weight() -> None:
 
 def feedback_tensors(kind: str, **settings: object) -> list[dict[str, Tensor]]:
     """The feedback of all layers in every step of two rounds."""
-    federation = trained(pinned(feedback=kind, scale="none"), executor=Tracing, **settings)
-    assert len({(step.round, step.client) for step in federation.executor.steps}) == 6
-    return [step.step_states["flfa"] for step in federation.executor.steps]
+    federation = trained(pinned(feedback=kind, scale="none"), trainer=Tracing, **settings)
+    assert len({(step.round, step.client) for step in federation.trainer.steps}) == 6
+    return [step.step_states["flfa"] for step in federation.trainer.steps]
 
 
 @pytest.mark.parametrize("kind", ["random", "direct"])
@@ -199,22 +199,22 @@ def test_direct_feedback_is_drawn_from_a_normal_distribution() -> None:
 
 
 def test_random_feedback_is_scaled_to_the_weight_from_the_first_step_on() -> None:
-    federation = simulation(pinned(feedback="random"), epochs=2, executor=Tracing)
+    federation = simulation(pinned(feedback="random"), epochs=2, trainer=Tracing)
     federation.round(0)
-    for step in federation.executor.steps:
+    for step in federation.trainer.steps:
         for index, slot in enumerate(federation.model.layout.weights):
             ratio = step.step_states["flfa"][f"feedback.{index}"].norm() / slot.of(step.weights).norm()
             assert abs(ratio - 1) < 1e-6
 
 
 def test_the_scale_is_one_if_the_received_weight_is_zero() -> None:
-    federation = simulation(pinned("stage2.expand"), executor=Tracing)
+    federation = simulation(pinned("stage2.expand"), trainer=Tracing)
     weights = federation.server.weights.clone()
     federation.model.layout.weights[LAYERS.index("stage2.expand")].of(weights).zero_()
     federation.server = replace(federation.server, weights=weights)
     federation.round(0)
     assert federation.server.weights.isfinite().all()
-    for step in federation.executor.steps:
+    for step in federation.trainer.steps:
         assert not step.step_states["flfa"][f"feedback.{LAYERS.index('stage2.expand')}"].any()
 
 

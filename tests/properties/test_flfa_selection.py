@@ -207,11 +207,11 @@ def test_report_names_the_layers_and_if_they_took_effect() -> None:
 
 def test_report_has_the_mean_final_scale_and_cosine() -> None:
     layers = ("stage1.project", "head_conv1.0")
-    federation = simulation(fixed(*layers), epochs=3, executor=Tracing)
+    federation = simulation(fixed(*layers), epochs=3, trainer=Tracing)
     received = federation.server.weights
     (row,) = [row for row in federation.round(0) if row["kind"] == "flfa"]
     scales, cosines = [], []
-    for update in federation.executor.updates:
+    for update in federation.trainer.updates:
         for name in layers:
             slot = federation.model.layout.weights[LAYERS.index(name)]
             weight, start = slot.of(update.weights).flatten(), slot.of(received).flatten()

@@ -90,7 +90,7 @@ def check_rounds(method: Gpfl, model: Model) -> None:
     """Compare local steps, client states, averages and tests with the formulas."""
     rounds = 4
     settings = {"epochs": 2, "momentum": 0.5, "weight_decay": 0.01, "rounds": 9, "fraction": 0.34}
-    federation = simulation(method, model=model, executor=Tracing, **settings)
+    federation = simulation(method, model=model, trainer=Tracing, **settings)
     data, slots = federation.data, federation.model.layout.parameters
     labels = [data.train.labels[own].tolist() for own in data.clients]
     slot = next(slot for slot in slots if slot.name == "embeddings.weight")
@@ -117,7 +117,7 @@ def check_rounds(method: Gpfl, model: Model) -> None:
         before = federation.server
         rows = federation.round(number)
 
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             client = update.client
             network = replica(federation, starts[client], before.buffers)
             groups = ([], [])
@@ -130,7 +130,7 @@ def check_rounds(method: Gpfl, model: Model) -> None:
             ]
             received = slot.of(starts[client]).clone()
             losses = []
-            for step in federation.executor.of(client, number):
+            for step in federation.trainer.of(client, number):
                 images, targets = data.train.batch(step.chosen)
                 network.zero_grad()
                 loss = client_loss(network, images, targets, known[client], received, method.weight)
@@ -148,7 +148,7 @@ def check_rounds(method: Gpfl, model: Model) -> None:
             own_embeddings[client] = slot.of(update.trained).clone()
 
         for part in ("weights", "buffers"):
-            mean = mean_by_size(federation.executor.updates, part).float()
+            mean = mean_by_size(federation.trainer.updates, part).float()
             if part == "weights":
                 mean = torch.where(head, initial, mean)
             torch.testing.assert_close(getattr(federation.server, part), mean, rtol=1e-5, atol=1e-6)

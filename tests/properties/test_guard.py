@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fltrain.engine.executors.sequential import SequentialExecutor
+from fltrain.engine.local import LocalTraining
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
@@ -18,12 +18,12 @@ from ..guard import no_host_sync
 from .helpers import assert_same_model, trained
 
 
-class Guarded(SequentialExecutor):
+class Guarded(LocalTraining):
     """The reference loop; the local steps run under the guard, the code before and after them does not."""
 
-    def _step(self, images, chosen, how, hooks, optimiser):
+    def step(self, hooks, optimiser, indices, changes):
         with no_host_sync():
-            return super()._step(images, chosen, how, hooks, optimiser)
+            return super().step(hooks, optimiser, indices, changes)
 
 
 FLFA_SETTINGS = [
@@ -36,11 +36,11 @@ FLFA_SETTINGS = [
 
 @pytest.mark.parametrize("settings", FLFA_SETTINGS, ids=str)
 def test_local_steps_of_every_feedback_stay_on_the_device(settings: dict[str, object]) -> None:
-    trained(FedAvg(), Flfa(**settings), executor=Guarded, rounds=3, clip_norm=1.0, fraction=0.34)
+    trained(FedAvg(), Flfa(**settings), trainer=Guarded, rounds=3, clip_norm=1.0, fraction=0.34)
 
 
 def test_the_guard_changes_no_result() -> None:
-    assert_same_model(trained(Flfa(n_fa=3), executor=Guarded), trained(Flfa(n_fa=3)))
+    assert_same_model(trained(Flfa(n_fa=3), trainer=Guarded), trained(Flfa(n_fa=3)))
 
 
 class Misbehaving(FedAvg):
@@ -92,4 +92,4 @@ def test_host_synchronisation_and_random_numbers_are_refused(deed: str) -> None:
 @pytest.mark.parametrize(("hook", "message"), [("correct", r"Tensor\.item"), ("next_state", r"aten\.rand")])
 def test_every_part_of_a_local_step_is_guarded(hook: str, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        trained(Misbehaving(hook=hook), rounds=1, fraction=0.1, executor=Guarded)
+        trained(Misbehaving(hook=hook), rounds=1, fraction=0.1, trainer=Guarded)

@@ -25,7 +25,7 @@ ROUNDS = ([0, 3, 5], [1, 3], [0, 3, 5])
 
 def taking_part(*methods: Method, rounds: tuple[list[int], ...] = ROUNDS, **settings: object) -> Simulation:
     """A traced federation with these cohorts; clients keep all personal parts."""
-    settings = {"batchnorm": "local", "executor": Tracing, "rounds": len(rounds), **settings}
+    settings = {"batchnorm": "local", "trainer": Tracing, "rounds": len(rounds), **settings}
     federation = simulation(*methods, **settings)
     federation.sample = rounds.__getitem__
     return federation
@@ -45,7 +45,7 @@ def check_own_round(
 ) -> None:
     """Run a round and compare each client with an ordinary loop from its model; update ``models``."""
     federation.round(number)
-    for update in federation.executor.updates:
+    for update in federation.trainer.updates:
         assert torch.equal(update.start, models[update.client][0])
         network = replica(federation, *models[update.client])
         check_steps(federation, number, update, network, partial(loss, update.client))
@@ -86,6 +86,6 @@ def test_a_clients_training_does_not_depend_on_the_others() -> None:
     ends = []
     for federation in federations:
         list(federation.run())
-        ends += [update for update in federation.executor.updates if update.client == 3]
+        ends += [update for update in federation.trainer.updates if update.client == 3]
     for part in ("start", "trained", "buffers", "counters"):
         assert torch.equal(*(getattr(end, part) for end in ends)), part

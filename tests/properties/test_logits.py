@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.engine.executors.sequential import InPlaceStep
+from fltrain.engine.local import LocalStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedlc import FedLC
@@ -67,7 +67,7 @@ def naive_loss(method: FedLC, logits: Tensor, labels: Tensor, counts: list[int])
 def test_local_training_minimises_the_naive_loss(chosen: dict[str, str]) -> None:
     """A round against an ordinary loop, with counts of the client's training labels."""
     method = FedLC(tau=2.0, **chosen)
-    federation = simulation(method, executor=Tracing, fraction=1.0)
+    federation = simulation(method, trainer=Tracing, fraction=1.0)
     labels = federation.data.train.labels
     counts = [labels[own].bincount(minlength=10).tolist() for own in federation.data.clients]
 
@@ -96,8 +96,8 @@ def test_with_equal_counts_it_is_federated_averaging() -> None:
     """All logits lose the same constant: federated averaging up to rounding, in one step of every client."""
     method = FedLC()
     settings = {"partition": equal_counts(), "rounds": 1, "fraction": 1.0, "batch_size": FULL_BATCH}
-    ours, plain = (trained(one, executor=Tracing, **settings) for one in (method, FedAvg()))
-    for own, other in zip(ours.executor.updates, plain.executor.updates, strict=True):
+    ours, plain = (trained(one, trainer=Tracing, **settings) for one in (method, FedAvg()))
+    for own, other in zip(ours.trainer.updates, plain.trainer.updates, strict=True):
         torch.testing.assert_close(own.weights, other.weights, rtol=0, atol=1e-6)
         assert own.loss.item() == pytest.approx(other.loss.item(), abs=1e-6)
 
@@ -116,10 +116,10 @@ def test_masked_rows_of_missing_classes_have_no_gradient(missing: str) -> None:
 @pytest.mark.parametrize("chosen", [CHOICES[0], CHOICES[-1]], ids=str)
 def test_losses_of_all_batches_are_finite(chosen: dict[str, str]) -> None:
     """Also with a single class, which gives no gradient with ``mask``."""
-    settings = {"rounds": 1, "fraction": 1.0, "batch_size": 8, "executor": Tracing}
+    settings = {"rounds": 1, "fraction": 1.0, "batch_size": 8, "trainer": Tracing}
     for partition in (None, one_class_each()):
         federation = trained(FedLC(tau=10.0, **chosen), partition=partition, **settings)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             assert update.loss.isfinite()
             assert update.weights.isfinite().all()
             if partition and chosen["missing"] == "mask":
@@ -155,7 +155,7 @@ def factors(federation: Simulation, alpha: float) -> list[Tensor]:
     return [torch.tensor([1.0 if label in own else alpha for label in range(10)]) for own in owned]
 
 
-def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, InPlaceStep, Simulation]:
+def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, LocalStep, Simulation]:
     """Gradient of the classifier's weight and bias in a step of the client that lacks classes."""
     federation = trained(method, rounds=1)
     step = step_of(federation, client=POOR)
@@ -169,7 +169,7 @@ def gradient_of_the_classifier(method: FedRS) -> tuple[Tensor, Tensor, InPlaceSt
 def test_local_training_is_cross_entropy_of_restricted_logits(alpha: float) -> None:
     """Two rounds of cross entropy on restricted logits, with bias, against an ordinary loop."""
     method = FedRS(alpha=alpha)
-    federation = simulation(method, executor=Tracing)
+    federation = simulation(method, trainer=Tracing)
     factor = factors(federation, method.alpha)
     assert len({tuple(own.tolist()) for own in factor}) > 2
 
@@ -239,11 +239,11 @@ def test_counts_are_those_of_the_clients_training_images(
     clients = [group[::2] for group in groups]
     tests = [np.concatenate([group[1::2], np.arange(k, 160, 9)]) for k, group in enumerate(groups)]
     partition = Partition(clients, digest="", tests=tests)
-    federation = trained(method, partition=partition, fraction=1.0, executor=Tracing, rounds=1)
+    federation = trained(method, partition=partition, fraction=1.0, trainer=Tracing, rounds=1)
     for client, own in enumerate(clients):
         expected = [of_count(float(count)) for count in np.bincount(labels[own], minlength=10)]
         assert len(set(expected)) > 1
-        for step in federation.executor.of(client):
+        for step in federation.trainer.of(client):
             assert step.step_states[method.name][name].tolist() == pytest.approx(expected, rel=1e-6)
 
 

@@ -36,7 +36,7 @@ STRONG = 0.5
 
 def mean_of_weights(federation: Simulation, uniform: bool) -> torch.Tensor:
     """Mean of the last round's uploads, weighted by size or uniformly, in double precision."""
-    updates = federation.executor.updates
+    updates = federation.trainer.updates
     if uniform:
         return torch.stack([update.weights for update in updates]).double().mean(0)
     return mean_by_size(updates, "weights")
@@ -62,7 +62,7 @@ def test_without_lookahead_it_is_fedprox_with_twice_the_weight(
 def test_new_weights_are_the_mean_of_the_clients(mean: str) -> None:
     """w^{t+1} = w^t + m^{t+1} equals the mean of the clients' weights."""
     method = FedACG(mean=mean)
-    federation = simulation(method, executor=Tracing)
+    federation = simulation(method, trainer=Tracing)
     for number in range(4):
         before = federation.server.weights
         federation.round(number)
@@ -106,14 +106,14 @@ def test_gradient_of_the_penalty(method: FedProx | FedACG, weight: float) -> Non
 
 
 def test_the_weights_are_tested_not_the_lookahead() -> None:
-    federation = simulation(FedACG(), executor=Tracing)
+    federation = simulation(FedACG(), trainer=Tracing)
     for number in range(3):
         rows = federation.round(number)
     server, network = federation.server, federation.network
     losses = []
     for weights in (
         mean_of_weights(federation, False).float(),
-        federation.everyone.arrive(federation._at(1), 0, None)[0].start,
+        federation.everyone.receive(federation._at(1), 0, None)[0].start,
     ):
         federation.model.load(weights, server.buffers, server.counters)
         losses.append(evaluate(network, federation.data.test).loss)
@@ -150,11 +150,11 @@ def random_rounds(rounds: int, clients: int) -> Tensor:
 @pytest.mark.parametrize("form", FORMS)
 def test_without_momentum_it_is_federated_averaging(form: str) -> None:
     """Up to rounding in every round: w + sum p_k D_k is computed instead of sum p_k w_k."""
-    federation = simulation(FedAvgM(beta=0.0, form=form), executor=Tracing)
+    federation = simulation(FedAvgM(beta=0.0, form=form), trainer=Tracing)
     for number in range(3):
         before = federation.server
         federation.round(number)
-        expected = FedAvg().aggregate(federation.task, {}, before, federation.executor.updates).weights
+        expected = FedAvg().aggregate(federation.task, {}, before, federation.trainer.updates).weights
         torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
 
 

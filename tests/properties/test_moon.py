@@ -117,7 +117,7 @@ def test_local_training_equals_a_loop_over_deep_copies_in_evaluation_mode(
 ) -> None:
     """Three rounds against an ordinary loop; the previous model is that of the last participation."""
     method = Moon(**settings)
-    federation = simulation(method, model=model, executor=Tracing, fraction=2 / 3)
+    federation = simulation(method, model=model, trainer=Tracing, fraction=2 / 3)
     federation.sample = [[0, 2, 4, 5], [1, 2, 5], [0, 2, 3]].__getitem__
     initial = federation.server.weights.clone(), federation.server.buffers.clone()
     previous: dict[int, Weights] = {}
@@ -133,21 +133,21 @@ def test_local_training_equals_a_loop_over_deep_copies_in_evaluation_mode(
 
     for number in range(3):
         check_round(federation, number, naive_loss(federation, method, model_before))
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             previous[update.client] = update.trained.clone(), update.buffers.clone()
 
 
 def test_previous_model_is_the_one_that_the_client_trained_last() -> None:
     """The step state holds the weights that the client trained last, not those uploaded; bit for bit."""
     method = Moon()
-    federation = simulation(method, Ecgr(), executor=Tracing, fraction=0.5)
+    federation = simulation(method, Ecgr(), trainer=Tracing, fraction=0.5)
     previous: dict[int, Weights] = {}
     replaced = returned = 0
     for number in range(5):
         federation.round(number)
-        for update in federation.executor.updates:
+        for update in federation.trainer.updates:
             step_states = [
-                step.step_states[method.name] for step in federation.executor.of(update.client, number)
+                step.step_states[method.name] for step in federation.trainer.of(update.client, number)
             ]
             for step_state in step_states:
                 if update.client not in previous:
@@ -165,19 +165,19 @@ def test_previous_model_is_the_one_that_the_client_trained_last() -> None:
 def test_first_participation_is_federated_averaging_bit_for_bit() -> None:
     """For clients that take part for the first time, in any round, and for no others."""
     method = Moon()
-    federation, plain = (simulation(one, executor=Tracing, fraction=0.5) for one in (method, FedAvg()))
+    federation, plain = (simulation(one, trainer=Tracing, fraction=0.5) for one in (method, FedAvg()))
     known: set[int] = set()
     late = 0
     for number in range(4):
         plain.server = replace(federation.server, states=plain.server.states)
         federation.round(number)
         plain.round(number)
-        for ours, theirs in zip(federation.executor.updates, plain.executor.updates, strict=True):
+        for ours, theirs in zip(federation.trainer.updates, plain.trainer.updates, strict=True):
             same = torch.equal(ours.weights, theirs.weights) and torch.equal(ours.buffers, theirs.buffers)
             assert same == (ours.client not in known)
             assert torch.equal(ours.loss, theirs.loss) == same
             late += number > 0 and same
-        known |= {update.client for update in federation.executor.updates}
+        known |= {update.client for update in federation.trainer.updates}
     assert late, "no client joined late"
 
 

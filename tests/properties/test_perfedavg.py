@@ -28,7 +28,7 @@ METHODS = [PerFedAvg(inner_lr=0.5), PerFedAvg(passes=1), PerFedAvg(version="hf",
 
 def federation_of(method: PerFedAvg, **settings: object) -> Simulation:
     """A traced federation whose learning rate is halved after every round."""
-    federation = simulation(method, executor=Tracing, fraction=1.0, **{"batch_size": BATCH, **settings})
+    federation = simulation(method, trainer=Tracing, fraction=1.0, **{"batch_size": BATCH, **settings})
     schedule = {"lr_schedule": Exponential(decay=0.5)}
     training = federation.spec.training.model_copy(update=schedule)
     federation.spec = federation.spec.model_copy(update={"training": training})
@@ -73,8 +73,8 @@ def check_local_training(method: PerFedAvg, rounds: int = 2, **settings: object)
         received, lr = federation.server, training.lr * 0.5**number
         inner = lr if method.inner_lr is None else method.inner_lr
         federation.round(number)
-        for update in federation.executor.updates:
-            traced = federation.executor.of(update.client, number)
+        for update in federation.trainer.updates:
+            traced = federation.trainer.of(update.client, number)
             cut = list(chunks(federation, update.client, number, parts, method.passes))
             assert len(traced) == len(cut) == update.steps > 0
             network = replica(federation, received.weights, received.buffers)
@@ -122,7 +122,7 @@ def least_squares(
     partition = Partition([labels[:40], labels[40:]], digest="", tests=[labels[:8], labels[40:48]])
     plain = {"momentum": 0.0, "weight_decay": 0.0, "evaluate_every": 10**6}
     federation = simulation(
-        method, model=LinearModel(), data=data, partition=partition, fraction=1.0, executor=Tracing, **plain
+        method, model=LinearModel(), data=data, partition=partition, fraction=1.0, trainer=Tracing, **plain
     )
     return federation, (images.reshape(60, SIZE) / 255 - 0.5) / 0.25, targets
 
@@ -174,7 +174,7 @@ def test_without_adaptation_it_is_federated_averaging_on_the_second_batches(vers
         return functional.cross_entropy(network(images.tensor_split(parts)[1]), labels.tensor_split(parts)[1])
 
     federation = simulation(
-        PerFedAvg(version=version, inner_lr=0.0), executor=Tracing, batch_size=BATCH, evaluate_every=100
+        PerFedAvg(version=version, inner_lr=0.0), trainer=Tracing, batch_size=BATCH, evaluate_every=100
     )
     for number in range(2):
         check_round(federation, number, loss)
@@ -191,7 +191,7 @@ def test_least_squares_have_a_closed_form(method: PerFedAvg, monkeypatch: pytest
     curved = 0.0
     for client in range(2):
         weights = np.zeros(SIZE)
-        for step in federation.executor.of(client):
+        for step in federation.trainer.of(client):
             batches = np.array_split(step.chosen.numpy(), parts)
             hessians = [rows[chosen].T @ rows[chosen] / len(chosen) for chosen in batches]
             pulls = [rows[chosen].T @ targets[chosen] / len(chosen) for chosen in batches]
@@ -230,9 +230,9 @@ def test_clients_are_tested_after_adaptation(method: PerFedAvg) -> None:
 def test_with_tests_after_training_adaptation_starts_from_trained_weights() -> None:
     """With ``after_local``, it does not start from the global model."""
     federation = trained(
-        PerFedAvg(eval_steps=0), rounds=1, fraction=1.0, point="after_local", executor=Tracing
+        PerFedAvg(eval_steps=0), rounds=1, fraction=1.0, point="after_local", trainer=Tracing
     )
-    updates = federation.executor.updates
+    updates = federation.trainer.updates
     (row,) = rows_of(federation, "evaluation")
 
     def logits(client: int, images: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class Keeping(Method):
 @pytest.mark.parametrize("part", PARTS)
 def test_private_parameters_stay_with_their_client(part: Private) -> None:
     """Clients start and are tested with their own part and the mean of the rest."""
-    federation = simulation(Keeping(keeps=part), executor=Tracing, **NORMED)
+    federation = simulation(Keeping(keeps=part), trainer=Tracing, **NORMED)
     private, initial = part_mask(federation, part), federation.server.weights.clone()
     own: dict[int, Tensor] = {}
     own_statistics = part in ("all", "batchnorm")
@@ -100,7 +100,7 @@ def test_private_parameters_stay_with_their_client(part: Private) -> None:
         returned |= own.keys() & set(sampled)
         expected = [model_of(client)[0] for client in sampled]
         rows = federation.round(number)
-        updates = federation.executor.updates
+        updates = federation.trainer.updates
         for update, start in zip(updates, expected, strict=True):
             assert torch.equal(update.start, start)
             assert (update.trained != start).double().mean() > 0.5
@@ -120,18 +120,18 @@ def test_private_parameters_stay_with_their_client(part: Private) -> None:
 
 def test_local_statistics_stay_with_their_client() -> None:
     """Weights are averaged; running statistics and counters continue from the client's last values."""
-    federation = simulation(FedAvg(), executor=Tracing, batchnorm="local", partition=own_tests(), **NORMED)
+    federation = simulation(FedAvg(), trainer=Tracing, batchnorm="local", partition=own_tests(), **NORMED)
     initial, data = federation.server, federation.data.train
     buffers: dict[int, Tensor] = {}
     counters: dict[int, Tensor] = {}
     for number in range(4):
         before = federation.server
         rows = federation.round(number)
-        updates = federation.executor.updates
+        updates = federation.trainer.updates
         for update in updates:
             client = update.client
             network = replica(federation, before.weights, buffers.get(client, initial.buffers))
-            for step in federation.executor.of(client, number):
+            for step in federation.trainer.of(client, number):
                 with torch.no_grad():
                     network(data.batch(step.chosen)[0])
                 vector_to_parameters(step.weights.clone(), network.parameters())
@@ -156,11 +156,11 @@ def test_local_statistics_stay_with_their_client() -> None:
 @pytest.mark.parametrize("point", ["after_download", "after_local"])
 def test_clients_are_tested_at_the_configured_point(point: str) -> None:
     """The newest global model, or the client's last trained model (the global model if it never trained)."""
-    federation = simulation(FedAvg(), executor=Tracing, point=point, partition=own_tests(), **FEW)
+    federation = simulation(FedAvg(), trainer=Tracing, point=point, partition=own_tests(), **FEW)
     last: dict[int, tuple[Tensor, Tensor]] = {}
     for number in range(4):
         rows = federation.round(number)
-        for update in federation.executor.updates if point == "after_local" else ():
+        for update in federation.trainer.updates if point == "after_local" else ():
             last[update.client] = update.trained.clone(), update.buffers.clone()
 
         def model_of(client: int) -> tuple[Tensor, Tensor]:
@@ -278,6 +278,6 @@ def test_private_weights_that_overflow_in_the_last_step_end_the_run(method: str)
             broken = replace(update, trained=update.trained * torch.inf)
             return [replace(results[0], update=broken), *results[1:]]
 
-    federation = simulation(METHODS[method](), executor=Overflowing)
+    federation = simulation(METHODS[method](), trainer=Overflowing)
     with pytest.raises(Diverged, match="a client's weight"):
         federation.round(0)

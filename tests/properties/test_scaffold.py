@@ -274,10 +274,10 @@ def test_control_is_the_full_gradient(model: Model, settings: dict[str, object])
 
 def test_measuring_the_full_gradient_changes_nothing_else() -> None:
     """Round 1 has no corrections yet: batches, weights, running statistics and counters are FedAvg's."""
-    settings = {"rounds": 1, "epochs": 2, "executor": Tracing}
+    settings = {"rounds": 1, "epochs": 2, "trainer": Tracing}
     controlled, plain = trained(Scaffold(option="I"), **settings), trained(FedAvg(), **settings)
     assert_same_steps(controlled, plain)
-    for one, other in zip(controlled.executor.updates, plain.executor.updates, strict=True):
+    for one, other in zip(controlled.trainer.updates, plain.trainer.updates, strict=True):
         assert torch.equal(one.buffers, other.buffers)
         assert torch.equal(one.counters, other.counters)
         assert torch.equal(one.loss, other.loss)
@@ -341,13 +341,13 @@ def test_corrections_after_the_step_need_the_plain_normaliser() -> None:
 
 def test_the_corrected_gradient_is_clipped() -> None:
     """The optimiser's gradient has at most the norm 10, including the correction."""
-    federation = simulation(Scaffold(), model=LeNet5(), epochs=2, clip_norm=10.0, executor=Tracing)
+    federation = simulation(Scaffold(), model=LeNet5(), epochs=2, clip_norm=10.0, trainer=Tracing)
     for client in range(6):
         federation.clients[client] = {"scaffold": {"control": -drawn(federation.model.layout.size)}}
     received = federation.server.weights.clone()
     federation.round(0)
-    for update in federation.executor.updates:
-        (first, *_) = federation.executor.of(update.client)
+    for update in federation.trainer.updates:
+        (first, *_) = federation.trainer.of(update.client)
         federation.model.load(received, federation.server.buffers, federation.server.counters)
         images, labels = federation.data.train.batch(first.chosen)
         network = federation.network

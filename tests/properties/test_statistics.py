@@ -59,9 +59,9 @@ def norms(vectors: Tensor, network: Network, group: Callable[[str], str], *wante
 @pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
 def test_divergence_in_a_run(model: Model) -> None:
     """From the new global weights, without buffers: as one vector, by layer (with its bias), by block."""
-    federation = trained(Scaffold(), model=model, rounds=2, statistics=["divergence"], executor=Tracing)
+    federation = trained(Scaffold(), model=model, rounds=2, statistics=["divergence"], trainer=Tracing)
     _, row = rows_of(federation, "divergence")
-    sent = torch.stack([update.weights for update in federation.executor.updates])
+    sent = torch.stack([update.weights for update in federation.trainer.updates])
     distances = sent - federation.server.weights
     network, everything = federation.network, distances.double().norm(dim=1)
     assert row["weights"] == pytest.approx(float(everything.mean()), rel=1e-6)

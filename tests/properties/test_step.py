@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrain.engine.executors import sequential
-from fltrain.engine.executors.sequential import FrozenModels
+from fltrain.engine import local
+from fltrain.engine.local import FrozenModels
 from fltrain.methods.base import Method
 from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa
@@ -77,7 +77,7 @@ def test_frozen_models_have_the_local_statistics_of_their_client(
     """With ``batchnorm: local``, all clients receive the same weights and have other statistics."""
     settings = {"fraction": 1.0, "rounds": 2, "evaluate_every": 100, "batchnorm": "local"}
     cached = trained(method, **settings)
-    monkeypatch.setattr(sequential, "FrozenModels", Forgetful)
+    monkeypatch.setattr(local, "FrozenModels", Forgetful)
     assert_same_model(cached, trained(method, **settings))
 
 
@@ -94,7 +94,7 @@ def test_plugins_do_not_change_frozen_models(flfa: Flfa) -> None:
         assert any("forward" in module.__dict__ for module in federation.network.modules())
         for weights in (start, here):
             passes.append((weights, step.frozen(weights, buffers).features))
-        for _, twin in step.others.twins:
+        for _, twin in step.frozen_models.twins:
             assert not any("forward" in module.__dict__ for module in twin.network.modules())
             assert not any(module._forward_hooks for module in twin.network.modules())
         return step.hooks.loss(outputs, step)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fltrain.core.files import read_json, write_json
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.executors.sequential import SequentialExecutor
+from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.engine.workers import Workers
@@ -165,7 +165,7 @@ def trained(spec: RunSpec, root: Path) -> Record:
 def federation(
     spec: RunSpec,
     data: PreparedData,
-    executor: type[SequentialExecutor] = SequentialExecutor,
+    trainer: type[LocalTraining] = LocalTraining,
     extra: Mapping[str, PreparedData] | None = None,
     workers: int = 1,
 ) -> Simulation:
@@ -176,7 +176,7 @@ def federation(
     if spec.local_test:
         clients, tests = spec.local_test.split(clients, pool.train_labels, spec.seed)
     divided = Partition(clients, "", tests)
-    return Simulation(spec, data, divided, CPU, executor, extra, workers=Workers(workers))
+    return Simulation(spec, data, divided, CPU, trainer, extra, workers=Workers(workers))
 
 
 def seal(folder: Path) -> None:

@@ -87,18 +87,11 @@ def test_batches_equal_torchvision(augmentation: Augmentation, side: int, channe
 
 @pytest.mark.filterwarnings("error")  # such as a fallback of an operation to a loop
 @pytest.mark.parametrize("augmentation", COMBINATIONS, ids=str)
-def test_batches_stay_on_the_device_and_can_be_stacked_over_clients(augmentation: Augmentation) -> None:
+def test_batches_stay_on_the_device(augmentation: Augmentation) -> None:
     source = Augmented(random_split(), augmentation)
     parameters = source.parameters(0, 0, 0, 1, 40)[0]
     with no_host_sync():
         source.batch(torch.arange(40), parameters)
-    parameters = torch.stack([source.parameters(0, 0, client, 1, 8)[0] for client in range(5)])
-    indices = torch.arange(40).view(5, 8)
-    images, labels = torch.func.vmap(source.batch)(indices, parameters)
-    for client in range(5):
-        expected, expected_labels = source.batch(indices[client], parameters[client])
-        assert torch.equal(images[client], expected)
-        assert torch.equal(labels[client], expected_labels)
 
 
 def drawn(augmentation: Augmentation, samples: int = 60_000, side: int = 8) -> np.ndarray:

@@ -294,16 +294,16 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     assert invoke("status", "toy_table", "--scale", "one").stdout.endswith("\n1 completed, 1 started\n")
 
 
-def test_options_of_train_decide_how_it_trains(tmp_path: Path) -> None:
+def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> None:
     specs = [RunSpec.parse({**MINUTE, "model": "mlp", "seed": seed}, "test") for seed in (0, 1)]
     for spec in specs:
         (tmp_path / f"{spec.seed}.json").write_text(spec.to_json())
-    options = "--device cpu --executor vectorized --lanes 2 --stack-seeds --threads 2 --quiet"
-    invoke("train", "0.json", "1.json", *options.split())
+    invoke("train", "0.json", "1.json", *["--device", "cpu", "--threads", "2", "--quiet"])
     for spec in specs:
         facts = Results(tmp_path / "results").record(spec.run_id).provenance
-        expected = {"executor": "vectorized", "lanes": 2, "stacked_seeds": [0, 1], "threads": 2}
-        assert {name: facts[name] for name in expected} == expected
+        assert (facts["executor"], facts["threads"]) == ("sequential", 2)
+    refusal = fail("train", "0.json", "--again", "--quiet", "--cuda-graph", "--device", "cpu")
+    assert "--cuda-graph: needs a CUDA device, not 'cpu'; leave out --cuda-graph" in refusal
 
 
 @pytest.mark.slow

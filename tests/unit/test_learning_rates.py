@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fltrain.data.prepared import PreparedData
-from fltrain.engine.executors.sequential import Round, SequentialExecutor
+from fltrain.engine.local import LocalTraining, Round
 from fltrain.methods.training import LEARNING_RATES, Exponential, LearningRate, Steps
 
 from .helpers import federation, tiny
@@ -56,7 +56,7 @@ def test_cosine_falls_from_one_to_zero() -> None:
     assert schedule.factor(12) == schedule.factor(1000) == pytest.approx(0, abs=1e-12)
 
 
-class RateRecorder(SequentialExecutor):
+class RateRecorder(LocalTraining):
     """Records the learning rates of clients, by round."""
 
     def __init__(self, *args: Any) -> None:
@@ -67,11 +67,11 @@ class RateRecorder(SequentialExecutor):
         self.number = round.number
         return super().train(round, clients, kept)
 
-    def _step(self, images: Any, chosen: Any, how: Any, hooks: Any, optimiser: Any) -> Any:
+    def step(self, hooks: Any, optimiser: Any, indices: Any, changes: Any) -> Any:
         (local, *_) = hooks.locals_.values()
         assert optimiser.rate == local.lr
         self.rates_by_step.append((self.number, optimiser.rate))
-        return super()._step(images, chosen, how, hooks, optimiser)
+        return super().step(hooks, optimiser, indices, changes)
 
 
 def test_clients_train_with_the_rate_of_their_round(digits: PreparedData) -> None:
@@ -80,7 +80,7 @@ def test_clients_train_with_the_rate_of_their_round(digits: PreparedData) -> Non
     simulation = federation(tiny(training=training, rounds=5, evaluation={"every": 5}), digits, RateRecorder)
     for number in range(5):
         simulation.round(number)
-    rates_by_step = simulation.executor.rates_by_step
+    rates_by_step = simulation.trainer.rates_by_step
     expected = {0: 0.1, 1: 0.05, 2: 0.05, 3: 0.025, 4: 0.025}
     assert len(rates_by_step) > 10
     assert rates_by_step == [(number, expected[number]) for number, _ in rates_by_step]

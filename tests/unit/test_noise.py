@@ -146,11 +146,3 @@ def test_numbers_are_finite_for_extreme_words(word: int) -> None:
     assert next(splitmix64(seed)) == word
     values = drawn(2, key=signed(seed))
     np.testing.assert_allclose(values.numpy(), box_muller([word]), atol=1e-3)
-
-
-def test_clients_can_be_stacked() -> None:
-    """Stacked clients get the same numbers as single ones."""
-    keys, counters = torch.tensor(KEYS), torch.arange(len(KEYS))
-    stacked = torch.vmap(lambda key, counter: standard_normal((4, 3), key, counter))(keys, counters)
-    alone = [drawn(4, 3, key=key, counter=counter) for counter, key in enumerate(KEYS)]
-    assert torch.equal(stacked, torch.stack(alone))

@@ -111,7 +111,7 @@ def test_digests_cover_all_code_that_determines_numbers() -> None:
     names = source_digests(tiny())
     assert {name.removeprefix("fltrain.") for name in sources.ENTRY} <= {*names}
     assert {*names} >= {
-        "engine.executors.sequential",
+        "engine.local",
         "core.rng",
         "methods.base",
         "models.flat",

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.data.prepared import PreparedData
-from fltrain.engine.executors import choose as executors
-from fltrain.engine.executors.sequential import SequentialExecutor
+from fltrain.engine import train as training
+from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
-from fltrain.engine.trajectory import Trajectory, record
+from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.scaffold import Scaffold
@@ -44,7 +44,7 @@ def recorded(what: str, device: torch.device, storage: str = "float32", place: P
         # As in training, the same two vectors in every step.
         gradient.copy_(gradients[step])
         live.copy_(weights[step + 1])
-        record([trajectory], [gradient], [live])
+        trajectory.add(gradient, live)
     live.zero_()
     gradient.zero_()
     return trajectory.finished()
@@ -115,10 +115,10 @@ def images(digits: PreparedData) -> PreparedData:
 def test_displacements_contain_all_changes_of_the_weights(images: PreparedData) -> None:
     """Momentum, weight decay, corrections of the gradient, and changes after the optimiser."""
     simulation = trained(Keeping(), images)
-    for update in simulation.executor.updates:
+    for update in simulation.trainer.updates:
         rows, before = update.statistics["keeping"]["rows"], update.start
         assert len(rows) == update.steps > 2
-        for row, step in zip(rows, simulation.executor.of(update.client), strict=True):
+        for row, step in zip(rows, simulation.trainer.of(update.client), strict=True):
             assert torch.equal(row, before - step.weights)
             before = step.weights
         torch.testing.assert_close(rows.sum(0), update.start - update.weights, rtol=1e-4, atol=1e-6)
@@ -129,9 +129,9 @@ def test_gradients_are_those_of_the_optimiser(images: PreparedData) -> None:
     """Of the loss on the batch, corrected, without weight decay and momentum."""
     simulation = trained(Keeping(what="gradient"), images)
     model = simulation.model
-    for update in simulation.executor.updates:
+    for update in simulation.trainer.updates:
         rows, before = update.statistics["keeping"]["rows"], update.start
-        for row, step in zip(rows, simulation.executor.of(update.client), strict=True):
+        for row, step in zip(rows, simulation.trainer.of(update.client), strict=True):
             model.weights.copy_(before)
             inputs, labels = simulation.data.train.batch(step.chosen)
             loss = functional.cross_entropy(model.network(inputs), labels)
@@ -147,7 +147,7 @@ def test_no_recording_is_stored_between_rounds(digits: PreparedData) -> None:
 
     def sizes(*plugins: Method) -> tuple[object, ...]:
         simulation = trained(Scaffold(), digits, *plugins, spec=tiny())
-        assert all(update.trajectory is None for update in simulation.executor.updates)
+        assert all(update.trajectory is None for update in simulation.trainer.updates)
         states = [tensor for state in simulation.clients.values() for tensor in held(state)]
         return simulation.bytes_up, simulation.bytes_down, sum(states), sum(held(simulation.server.states))
 
@@ -163,15 +163,15 @@ ECGR = {**TINY, "rounds": 2, "plugins": [{"name": "ecgr", "storage": "bfloat16"}
 
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
-    """The places of recordings in the executors that the command line makes."""
+    """The places of recordings in the runs of the command line."""
     chosen: list[Place] = []
 
-    class PlaceRecorder(SequentialExecutor):
+    class PlaceRecorder(LocalTraining):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             chosen.append(self.recordings)
 
-    monkeypatch.setattr(executors, "SequentialExecutor", PlaceRecorder)
+    monkeypatch.setattr(training, "LocalTraining", PlaceRecorder)
     return chosen
 
 

@@ -139,16 +139,13 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("device", "threads", "executor", "problem"),
+    ("device", "threads", "problem"),
     [
-        ("cuda:1", 1, "auto", "CPU only, and the run is on cuda:1; use --device cpu"),
-        ("cpu", 2, "auto", "one thread; leave out --threads"),
-        ("cpu", 1, "vectorized", "'vectorized' uses one process; use --executor sequential"),
+        ("cuda:1", 1, "CPU only, and the run is on cuda:1; use --device cpu"),
+        ("cpu", 2, "one thread; leave out --threads"),
     ],
 )
-def test_runs_that_cannot_be_divided_are_refused(
-    device: str, threads: int, executor: str, problem: str
-) -> None:
+def test_runs_that_cannot_be_divided_are_refused(device: str, threads: int, problem: str) -> None:
     with pytest.raises(FltrainError, match=f"^--workers 2: .*{problem}, or leave out --workers$"):
-        Workers(2).prepare(torch.device(device), threads, executor)
-    Workers().prepare(torch.device(device), threads, executor)
+        Workers(2).prepare(torch.device(device), threads)
+    Workers().prepare(torch.device(device), threads)

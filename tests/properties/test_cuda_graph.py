@@ -1,8 +1,8 @@
-"""Executors run local steps in different ways, with equal results."""
+"""Captured steps compute the same as the loop; precisions of the layers."""
 
 import gc
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import cache
 from unittest.mock import patch
 
 import pytest
@@ -12,17 +12,13 @@ from torch import Tensor, nn
 from fltrain.core.errors import FltrainError
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.clients import Clients
-from fltrain.engine.executors.choose import EXECUTORS
-from fltrain.engine.executors.cuda_graph import NUMBERS, Capturing, CudaGraphExecutor, Work
-from fltrain.engine.executors.sequential import SequentialExecutor
-from fltrain.engine.executors.vectorized import VectorizedExecutor
-from fltrain.engine.executors.vectorized_cuda_graph import VectorizedCudaGraphExecutor
+from fltrain.engine.cuda_graph import NUMBERS, CapturedTraining, Work
+from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method as AnyMethod
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.feddyn import FedDyn
-from fltrain.methods.flfa import Flfa
 from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.training import Exponential
 from fltrain.methods.types import Local, Outputs, State, Step
@@ -42,20 +38,15 @@ from .helpers import (
 from .tape import taped
 from .test_statistics import DroppingModel
 
-# PyTorch warns when it maps an operation by running it client by client.
-pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
-
-Kind = Callable[[torch.device], type[Capturing]]
-
 SHORT = {"epochs": 1, "fraction": 0.67}
 SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
 
 
-class Counting(Capturing):
+class Counting(CapturedTraining):
     """Counts captures and replays."""
 
-    def __init__(self, clients: Clients, recordings: str = "device", **settings: object) -> None:
-        super().__init__(clients, recordings, **settings)
+    def __init__(self, clients: Clients, recordings: str = "device") -> None:
+        super().__init__(clients, recordings)
         self.captures = self.replays = 0
 
     def recorded(self, work: Work) -> Work:
@@ -72,11 +63,11 @@ class Counting(Capturing):
         return replay
 
 
-class OnTape(Counting):
+class Replaying(Counting):
     """The same on the CPU, with tapes instead of CUDA graphs, and learning rates in tensors as on CUDA."""
 
-    def __init__(self, clients: Clients, recordings: str = "device", **settings: object) -> None:
-        super().__init__(clients, recordings, **settings)
+    def __init__(self, clients: Clients, recordings: str = "device") -> None:
+        super().__init__(clients, recordings)
         for optimiser in self.optimisers:
             optimiser.rate = torch.zeros_like(self.model.weights[0])
 
@@ -89,28 +80,8 @@ class OnTape(Counting):
             return super().recorded(work)
 
 
-class CountingGraphs(Counting, CudaGraphExecutor):
-    """One client after the other, on CUDA."""
-
-
-class CountingLanes(Counting, VectorizedCudaGraphExecutor):
-    """Clients side by side, on CUDA."""
-
-
-class Replaying(OnTape, CudaGraphExecutor):
-    """One client after the other, on the CPU."""
-
-
-class ReplayingLanes(OnTape, VectorizedCudaGraphExecutor):
-    """Clients side by side, on the CPU."""
-
-
 def graphs(device: torch.device) -> type[Counting]:
-    return CountingGraphs if device.type == "cuda" else Replaying
-
-
-def lanes(device: torch.device) -> type[Counting]:
-    return CountingLanes if device.type == "cuda" else ReplayingLanes
+    return Counting if device.type == "cuda" else Replaying
 
 
 @pytest.fixture
@@ -129,12 +100,12 @@ reference_in_double = cache(trained)
 
 
 def compared(
-    executor: Callable[..., SequentialExecutor], *methods: AnyMethod, rounds: int = 2, **settings: object
+    trainer: type[LocalTraining], *methods: AnyMethod, rounds: int = 2, **settings: object
 ) -> tuple[Simulation, Simulation]:
-    """Train by the reference and by another executor."""
+    """Train by the loop and with captured steps."""
     settings = {**SETTINGS, "rounds": rounds, "evaluate_every": 100, **settings}
     plain = reference if torch.get_default_dtype() == SINGLE else reference_in_double
-    return plain(*methods, **settings), trained(*methods, executor=executor, **settings)
+    return plain(*methods, **settings), trained(*methods, trainer=trainer, **settings)
 
 
 def assert_equal_up_to_rounding(plain: Simulation, other: Simulation, limit: float = 1e-12) -> None:
@@ -145,27 +116,23 @@ def assert_equal_up_to_rounding(plain: Simulation, other: Simulation, limit: flo
         torch.testing.assert_close(values, expected, rtol=0, atol=limit)
 
 
-@pytest.mark.parametrize("executor", [CudaGraphExecutor, VectorizedCudaGraphExecutor])
-def test_cuda_graphs_are_refused_on_other_devices(executor: type[Capturing]) -> None:
-    message = rf"'{executor.name}' needs a CUDA device.*--executor sequential"
-    with pytest.raises(FltrainError, match=message):
-        simulation(executor=executor)
+def test_cuda_graphs_are_refused_on_other_devices() -> None:
+    with pytest.raises(FltrainError, match="--cuda-graph: needs a CUDA device, not 'cpu'; leave out"):
+        simulation(trainer=CapturedTraining)
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("kind", [graphs, lanes])
 @pytest.mark.parametrize("methods", slow_unless(KINDS, REPRESENTATIVES), ids=by_name)
 def test_a_step_in_fixed_memory_equals_the_reference(
-    methods: tuple[AnyMethod, ...], kind: Kind, device: torch.device
+    methods: tuple[AnyMethod, ...], device: torch.device
 ) -> None:
-    """Up to rounding: these executors store numbers in tensors."""
-    plain, fixed = compared(kind(device), *methods, **SHORT, model=small(*methods), device=device)
-    assert fixed.executor.replays >= fixed.executor.captures > 0
+    """Up to rounding: numbers of the round are tensors there."""
+    plain, fixed = compared(graphs(device), *methods, **SHORT, model=small(*methods), device=device)
+    assert fixed.trainer.replays >= fixed.trainer.captures > 0
     assert_equal_up_to_rounding(plain, fixed)
 
 
-@pytest.mark.parametrize("kind", [graphs, lanes])
-def test_one_recording_serves_all_clients_rounds_and_learning_rates(kind: Kind, device: torch.device) -> None:
+def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torch.device) -> None:
     """FedDyn's pull depends on a client's number of images; the learning rate changes every round.
 
     These numbers are float32 tensors here, and Python floats in the reference. BatchNorm magnifies this
@@ -173,15 +140,15 @@ def test_one_recording_serves_all_clients_rounds_and_learning_rates(kind: Kind, 
     """
     schedule = Exponential(decay=0.5)
     plain, fixed = compared(
-        *(kind(device), FedDyn(alpha_mode="data")),
+        *(graphs(device), FedDyn(alpha_mode="data")),
         **{"rounds": 4, "fraction": 1.0, "lr_schedule": schedule, "device": device, "model": LeNet5()},
     )
     sizes = {len(images) % 8 for images in fixed.data.clients} - {0}
-    assert fixed.executor.captures <= 2 * (1 + len(sizes)), "clients with a dual state, and without one"
+    assert fixed.trainer.captures <= 2 * (1 + len(sizes)), "clients with a dual state, and without one"
     torch.testing.assert_close(plain.server.weights, fixed.server.weights, rtol=1e-5, atol=1e-6)
 
 
-REFUSED = r"(?m)^executor '%s': a local step cannot be captured \(%s\); use --executor sequential$"
+REFUSED = r"(?m)^--cuda-graph: a local step cannot be captured \(%s\); leave out --cuda-graph$"
 
 
 class Reading(FedAvg):
@@ -192,34 +159,33 @@ class Reading(FedAvg):
 
 
 def test_a_step_that_reads_values_on_the_host_is_refused(device: torch.device) -> None:
-    with pytest.raises(FltrainError, match=REFUSED % ("cuda_graph", ".+")):
-        simulation(Reading(), executor=graphs(device), device=device, **SETTINGS).round(0)
+    with pytest.raises(FltrainError, match=REFUSED % ".+"):
+        simulation(Reading(), trainer=graphs(device), device=device, **SETTINGS).round(0)
 
 
-@pytest.mark.parametrize("executor", [CudaGraphExecutor, VectorizedCudaGraphExecutor])
 @pytest.mark.parametrize("name", ["graph", "CUDAGraph", "graph_pool_handle"])
-def test_a_capture_that_cuda_refuses_ends_the_run(name: str, executor: type[Capturing]) -> None:
+def test_a_capture_that_cuda_refuses_ends_the_run(name: str) -> None:
     def refuse(*args: object, **settings: object) -> None:
         raise RuntimeError("CUDA error:\nout of memory")
 
-    class Refused(OnTape, executor):
+    class Refused(Replaying):
         def recorded(self, work: Work) -> Work:
             with taped(), patch.object(torch.cuda, name, refuse):
-                return Capturing.capture(self, work)
+                return CapturedTraining.capture(self, work)
 
-    with pytest.raises(FltrainError, match=REFUSED % (executor.name, "CUDA error: out of memory")):
-        simulation(executor=Refused, **SETTINGS).round(0)
+    with pytest.raises(FltrainError, match=REFUSED % "CUDA error: out of memory"):
+        simulation(trainer=Refused, **SETTINGS).round(0)
 
 
-@pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor, Replaying, ReplayingLanes])
-def test_all_rounds_have_the_same_images(executor: type[SequentialExecutor]) -> None:
-    """Captured steps read them at their addresses."""
-    run, seen = simulation(executor=executor, augmentation=Augmentation(flip=True), **SETTINGS), []
-    images = run.executor.images
-    run.executor.images = lambda round: seen.append(images(round)) or seen[-1]
+def test_captured_steps_read_images_at_their_addresses() -> None:
+    settings = {"augmentation": Augmentation(flip=True), "model": Tiny(), **SETTINGS}
+    plain, run = (simulation(trainer=one, **settings) for one in (LocalTraining, Replaying))
+    images = run.trainer.images
     for number in range(2):
+        plain.round(number)
         run.round(number)
-    assert len(seen) > 2 and all(each is seen[0] for each in seen)
+        assert run.trainer.images is images
+        torch.testing.assert_close(plain.server.weights, run.server.weights, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("double")
@@ -237,12 +203,11 @@ class Growing(FedAvg):
         return {"seen": weights.sum()}
 
 
-@pytest.mark.parametrize("executor", [VectorizedExecutor, Replaying, ReplayingLanes])
-def test_a_step_state_keeps_its_names(executor: type[SequentialExecutor]) -> None:
+def test_a_step_state_keeps_its_names() -> None:
     with pytest.raises(
-        FltrainError, match=r"step state of 'fedavg' changes its names or shapes.*--executor sequential"
+        FltrainError, match=r"step state of 'fedavg' changes its names or shapes.*leave out --cuda-graph"
     ):
-        simulation(Growing(), executor=executor, **SETTINGS).round(0)
+        simulation(Growing(), trainer=Replaying, **SETTINGS).round(0)
 
 
 class Swapping(FedAvg):
@@ -274,131 +239,39 @@ class Swapping(FedAvg):
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(
-    "executor",
-    [
-        *(VectorizedExecutor, Replaying, ReplayingLanes),
-        *(partial(one, lanes=count) for one in (VectorizedExecutor, ReplayingLanes) for count in (1, 2)),
-    ],
-)
-def test_step_states_in_shared_memory_do_not_overwrite_each_other(
-    executor: Callable[..., SequentialExecutor],
-) -> None:
-    assert_equal_up_to_rounding(*compared(executor, Swapping(), fraction=1.0, model=Tiny()))
+def test_step_states_in_shared_memory_do_not_overwrite_each_other() -> None:
+    assert_equal_up_to_rounding(*compared(Replaying, Swapping(), fraction=1.0, model=Tiny()))
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("methods", [(FedAvg(),), (Scaffold(), Ecgr())], ids=by_name)
-@pytest.mark.parametrize("executor", [VectorizedExecutor, ReplayingLanes])
-def test_clients_take_turns_in_lanes(
-    executor: type[VectorizedExecutor], methods: tuple[AnyMethod, ...], count: int
-) -> None:
-    """Clients have different numbers of images, hence of steps."""
-    plain, turns = compared(partial(executor, lanes=count), *methods, fraction=1.0, model=Tiny())
-    assert len(plain.data.clients) > count and len(set(map(len, plain.data.clients))) > 1
-    assert_equal_up_to_rounding(plain, turns)
-
-
-@pytest.mark.usefixtures("double")
-def test_lanes_serve_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SCAFFOLD's clients have a state after their first round, the others none: two kinds of lanes."""
-    settings = {**SETTINGS, "rounds": 5, "fraction": 0.5, "model": Tiny()}
-    plain, lanes = compared(ReplayingLanes, Scaffold(), **settings)
-    kept = [one for _, one in lanes.executor.kept]
-    assert 2 <= len(kept) <= 6 and lanes.executor.captures < lanes.executor.replays
-    assert all(any(shared for _, shared in one.sharing) for one in kept)
-    monkeypatch.setattr("fltrain.engine.executors.vectorized_cuda_graph.MOST_KEPT", 1)
-    _, again = compared(ReplayingLanes, Scaffold(), **settings)
-    assert len(again.executor.kept) == 1
-    for one in (lanes, again):
-        assert_equal_up_to_rounding(plain, one)
-
-
-@pytest.mark.usefixtures("double")
-def test_sessions_of_single_clients_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """SCAFFOLD's clients have a state after their first round, the others none."""
-    monkeypatch.setattr("fltrain.engine.executors.cuda_graph.MOST_KEPT", 1)
+    monkeypatch.setattr("fltrain.engine.cuda_graph.MOST_KEPT", 1)
     plain, graph = compared(Replaying, Scaffold(), model=Tiny(), rounds=5, fraction=0.5)
-    assert len(graph.executor.sessions) == 1
+    assert len(graph.trainer.sessions) == 1
     assert_equal_up_to_rounding(plain, graph)
-
-
-def test_no_gradients_are_stored_without_a_recording() -> None:
-    run = simulation(executor=ReplayingLanes, **SETTINGS)
-    run.round(0)
-    ((_, lanes),) = run.executor.kept
-    assert lanes.gradients is None and any(lanes.captured.values())
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(
-    "methods",
-    [
-        *slow_unless(KINDS, REPRESENTATIVES),
-        *((FedAvg(), Flfa(strategy="fixed", layers="all", feedback=kind)) for kind in ("random", "direct")),
-    ],
-    ids=by_name,
-)
-def test_stacked_clients_agree_with_the_reference(
-    methods: tuple[AnyMethod, ...], device: torch.device
-) -> None:
-    """Up to rounding: numbers are added up in another order."""
-    plain, stacked = compared(VectorizedExecutor, *methods, **SHORT, model=small(*methods), device=device)
-    assert_equal_up_to_rounding(plain, stacked)
-
-
-@pytest.mark.parametrize("method", [FedAvg(), FedDyn(alpha_mode="data")], ids=by_name)
-def test_one_round_of_stacked_clients_differs_by_rounding_only(
-    method: AnyMethod, device: torch.device
-) -> None:
-    """Unequal clients, momentum, weight decay, clipping; a pull that depends on the number of images.
-
-    On another device, the reference is that on the CPU.
-    """
-    settings = {**SETTINGS, "rounds": 1, "weight_decay": 0.01, "fraction": 1.0, "model": LeNet5()}
-    plain = reference(method, **settings)
-    on_gpu = device.type == "cuda"
-    for executor in (VectorizedExecutor, *([SequentialExecutor] * on_gpu)):
-        other = trained(method, executor=executor, device=device, **settings)
-        difference = (plain.server.weights - other.server.weights.cpu()).abs().max()
-        assert 0 < difference < (1e-5 if on_gpu else 1e-6)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda:0"], indirect=True)
-@pytest.mark.parametrize("executor", list(EXECUTORS.values()))
-def test_rounds_keep_no_memory_of_a_gpu(executor: type[SequentialExecutor], device: torch.device) -> None:
-    run, used = simulation(Scaffold(), Ecgr(), executor=executor, device=device, fraction=1.0), []
+@pytest.mark.parametrize("method", [FedAvg(), FedDyn(alpha_mode="data")], ids=by_name)
+def test_one_round_on_a_gpu_differs_by_rounding_only(method: AnyMethod, device: torch.device) -> None:
+    """Unequal clients, momentum, weight decay, clipping; a pull that depends on the number of images."""
+    settings = {**SETTINGS, "rounds": 1, "weight_decay": 0.01, "fraction": 1.0, "model": LeNet5()}
+    plain, other = reference(method, **settings), trained(method, device=device, **settings)
+    assert 0 < (plain.server.weights - other.server.weights.cpu()).abs().max() < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda:0"], indirect=True)
+@pytest.mark.parametrize("trainer", [LocalTraining, CapturedTraining])
+def test_rounds_keep_no_memory_of_a_gpu(trainer: type[LocalTraining], device: torch.device) -> None:
+    run, used = simulation(Scaffold(), Ecgr(), trainer=trainer, device=device, fraction=1.0), []
     for number in range(4):
         run.round(number)
         gc.collect()
         used.append(torch.cuda.memory_allocated())
     assert used[2] == used[3] > 0
-
-
-class Branching(FedAvg):
-    """Branches on a value, which differs between clients."""
-
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        return gradient if gradient.sum() > 0 else 2 * gradient
-
-
-@pytest.mark.parametrize(
-    ("settings", "methods", "reason"),
-    [
-        ({"model": DroppingModel()}, (), "random numbers"),
-        ({"precision": "bf16"}, (), "BatchNorm in bfloat16"),
-        ({}, (Branching(),), "data-dependent control flow"),
-    ],
-)
-def test_a_step_that_cannot_be_stacked_is_refused(
-    settings: dict[str, object], methods: tuple[AnyMethod, ...], reason: str
-) -> None:
-    """The executor does not fall back to another way of training."""
-    message = rf"(?m)^executor 'vectorized': .*{reason}.*; use --executor sequential$"
-    with pytest.raises(FltrainError, match=message):
-        simulation(*methods, executor=VectorizedExecutor, **settings, **SETTINGS).round(0)
 
 
 PASSING = {"fedavg", "moon", "fedsol", "gpfl"}
@@ -451,16 +324,13 @@ class Noting(FedAvg):
 NOTED: dict[str, list[bool]] = {}
 
 
-@pytest.mark.parametrize("executor", [SequentialExecutor, VectorizedExecutor])
-def test_tf32_is_used_in_layers_only(executor: type[SequentialExecutor], device: torch.device) -> None:
+def test_tf32_is_used_in_layers_only(device: torch.device) -> None:
     """PyTorch's flag is global: it is off outside the passes of the network."""
     NOTED.update(forward=[], backward=[], hook=[])
-    run = simulation(Noting(), executor=executor, model=LeNet5(), device=device, **SETTINGS)
+    run = simulation(Noting(), model=LeNet5(), device=device, **SETTINGS)
     run.network.tf32 = True
 
     class Layer(torch.autograd.Function):
-        generate_vmap_rule = True
-
         @staticmethod
         def forward(images: Tensor) -> Tensor:
             NOTED["forward"].append(torch.backends.cuda.matmul.allow_tf32)

@@ -1,1 +1,0 @@
-"""Executors: four ways to run the same local training."""

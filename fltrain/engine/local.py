@@ -1,0 +1,315 @@
+"""Local training: one client after the other, one step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fltrain.core.errors import noting
+from fltrain.core.rng import Purpose, seeded_torch, stream
+from fltrain.engine.augment import Augmented
+from fltrain.engine.clients import Clients, ClientState, Round
+from fltrain.engine.trajectory import Trajectory
+from fltrain.engine.workers import ALONE
+from fltrain.methods.composition import LocalHooks
+from fltrain.methods.ops.vectors import clip_norm
+from fltrain.methods.types import Local, Loss, Outputs, Phase, Place, Step, Update
+from fltrain.models.base import Part
+from fltrain.models.flat import FlatModel
+from fltrain.runtime.determinism import tf32_products
+from fltrain.runtime.devices import uploaded
+
+TakeStep = Callable[["Sgd", Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes a step, given the optimiser, image indices and augmentation parameters; returns loss and gradient."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A client's update, and its new client state."""
+
+    update: Update
+    client_state: ClientState
+
+
+class LocalTraining:
+    """Local training of the clients of a run, who take turns on one model.
+
+    Attributes:
+        name: name in the record of a run.
+        poll: called before each client is trained; it may raise to end the round.
+        workers: processes that divide the clients of a round.
+    """
+
+    name: ClassVar[str] = "sequential"
+
+    def __init__(self, clients: Clients, recordings: Place = "device") -> None:
+        """Prepare for the clients of a run; ``recordings`` is the memory for recorded steps."""
+        self.clients = clients
+        self.model = clients.model
+        self.composition = clients.composition
+        self.recordings = recordings
+        self.frozen = FrozenModels(self.model, self.composition.needs.frozen_models)
+        self.optimisers = [Sgd(phase, self.model) for phase in self.composition.schedule.phases]
+        self.poll: Callable[[], None] = lambda: None
+        self.workers = ALONE
+
+    def train(
+        self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]
+    ) -> list[Trained]:
+        """Train clients, given the state of those that have taken part before; return them in their order."""
+
+        def trained(client: int) -> Trained:
+            # Only dropout is random in a local step; it has its own stream.
+            with (
+                noting(self._inputs(round, client)),
+                seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client),
+            ):
+                return self.train_client(round, client, client_states.get(client))
+
+        return self.workers.map(trained, clients, self.clients.images, self.poll)
+
+    # ---------------------------------------------------------------- the algorithm
+    def train_client(self, round: Round, client: int, client_state: ClientState | None) -> Trained:
+        """Train one client: ClientUpdate of FedAvg (McMahan et al. 2017) with the hooks of the methods."""
+        local, client_state = self.clients.receive(round, client, client_state)
+        hooks = self.composition.client_init(local, round.payloads, client_state)
+        model, trajectory = self.model, self._trajectory(local)
+        model.network.train()
+        for optimiser in self.optimisers:
+            optimiser.reset(round)
+        losses = model.weights.new_zeros(())
+        with self.stepping(hooks) as take_step:
+            for phase, indices, changes in self.batches(round, client):
+                loss, gradient = take_step(self.optimisers[phase], indices, changes)
+                losses += loss
+                if trajectory:
+                    trajectory.add(gradient, model.weights)
+        recorded = trajectory.finished() if trajectory else None
+        update, states = hooks.client_final(
+            self.clients.update(local, local.steps, losses / local.steps, recorded)
+        )
+        ownership, layout = self.clients.ownership, model.layout
+        return Trained(ownership.sent(update, layout), {**states, **ownership.client_state(update, layout)})
+
+    def step(
+        self, hooks: LocalHooks, optimiser: Sgd, indices: Tensor, changes: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Take one local step on a batch of images; return its loss and its gradient ``[P]``."""
+        images, labels = self.images.batch(indices, changes)
+        weights = self.model.weights
+        step = LocalStep(images, labels, optimiser.part, self.model, hooks, self.frozen)
+        gradient, loss = hooks.gradient(step, weights) if hooks.defines("gradient") else step.backward()
+        gradient = hooks.correct(gradient, weights)
+        optimiser.step(gradient, weights)
+        recording = self.composition.needs.recording
+        if recording and recording.what == "gradient":
+            gradient = gradient.clone()  # a pass in next_state would overwrite it
+        hooks.post_step(weights)
+        hooks.next_state(step.passes, weights)
+        step.passes.clear()  # they refer to the step, and this circle would keep its tensors in memory
+        return loss, gradient
+
+    @contextmanager
+    def stepping(self, hooks: LocalHooks) -> Iterator[TakeStep]:
+        """Yield the step of one client's training: the function above, or a captured one in a subclass."""
+        yield partial(self.step, hooks)
+
+    def batches(self, round: Round, client: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield phase, image indices and augmentation parameters of every local step of a client."""
+        schedule = self.composition.schedule
+        indices = self.clients.data.clients[client]
+        sizes = round.training.batch_sizes(len(indices), schedule.batches)
+        epochs = round.training.epochs * schedule.passes
+        drawn = batch_orders(round.task.seed, round.number, client, epochs, len(indices))
+        orders = uploaded(drawn, indices.device)
+        changes = self.images.parameters(round.task.seed, round.number, client, epochs, len(indices))
+        places = torch.arange(sum(sizes), device=indices.device).split(sizes)
+        phases, visited = zip(*schedule.visits(places), strict=True)
+        epoch, lengths = torch.cat(visited), [len(batch) for batch in visited] * epochs
+        return zip(
+            phases * epochs,
+            indices[orders[:, epoch].flatten()].split(lengths),
+            changes[:, epoch].flatten(0, 1).split(lengths),
+            strict=True,
+        )
+
+    # ---------------------------------------------------------------- parts of it
+    @cached_property
+    def images(self) -> Augmented:
+        """The training images with the run's augmentation."""
+        return Augmented(self.clients.data.train, self.clients.training.augmentation)
+
+    def _trajectory(self, local: Local) -> Trajectory | None:
+        """Return the recording of a client's steps, if a method needs one."""
+        recording = self.composition.needs.recording
+        if recording is None:
+            return None
+        return Trajectory(recording, local.steps, local.start, self.recordings)
+
+    def _inputs(self, round: Round, client: int) -> str:
+        data = self.clients.data
+        shape = " x ".join(map(str, data.train.images.shape[1:]))
+        images = f"{len(data.clients[client])} images of {shape}"
+        return f"training client {client} with {images} in batches of {round.training.batch_size}"
+
+    def gradients(
+        self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]
+    ) -> Tensor:
+        """Return gradients ``[m, P]`` of the clients' mean losses at their start weights of the round."""
+
+        def gradient(client: int) -> Tensor:
+            local, _ = self.clients.receive(round, client, client_states.get(client))
+            with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
+                return local.examples.mean_gradient(local.start)
+
+        return torch.stack(self.workers.map(gradient, clients, self.clients.images))
+
+
+@dataclass(frozen=True)
+class LocalStep(Step):
+    """A local step on the loaded model, as methods see it.
+
+    Attributes:
+        hooks: hooks of the client's methods.
+        frozen_models: copies of the network for ``frozen``.
+        passes: observed passes of the step: outputs, and the (part of the) step that they belong to.
+    """
+
+    model: FlatModel
+    hooks: LocalHooks
+    frozen_models: FrozenModels
+    passes: list[tuple[Outputs, Step]] = field(default_factory=list)
+
+    def backward(
+        self,
+        loss: Loss | None = None,
+        at: Tensor | None = None,
+        part: Part | None = None,
+        track: bool = True,
+        route: bool = True,
+        observe: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the model's gradient vector ``[P]``, which the next pass overwrites, and the loss.
+
+        Forward pass, loss and backward pass; for the arguments see ``Step.differentiate``.
+        """
+        model, hooks, network = self.model, self.hooks, self.model.network
+        # Written through `data`, which leaves the version of the weights as it is: hooks may not write.
+        if at is not None:
+            current = model.weights.clone()
+            model.weights.data.copy_(at)
+        with (
+            # Training the classifier alone does not change the running statistics.
+            nullcontext() if track and self.part != "head" else model.untracked(),
+            hooks.route(network) if route else nullcontext(),
+        ):
+            outputs = hooks.forward(network, self)
+            value = loss(outputs) if loss else hooks.loss(outputs, self)
+            with tf32_products(network.tf32):
+                model.differentiate(value, part or self.part)
+        if observe and not loss:
+            self.passes.append((outputs, self))
+        if at is not None:
+            model.weights.data.copy_(current)
+        return model.gradient, value.detach()
+
+    def differentiate(self, loss: Loss | None = None, **how: Any) -> tuple[Tensor, Tensor]:
+        gradient, value = self.backward(loss, **how)
+        return gradient.clone(), value
+
+    def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
+        model = self.frozen_models.holding(weights, buffers)
+        with torch.no_grad(), model.untracked():
+            network = model.network
+            if network.training != training:
+                network.train(training)
+            features = network.features(self.images)
+            return Outputs(features, network.classifier(features))
+
+
+class FrozenModels:
+    """Copies of the trained network for methods that evaluate other weights on a batch.
+
+    A copy keeps its weights and buffers, so that using them again in the next step copies nothing.
+    """
+
+    def __init__(self, model: FlatModel, count: int) -> None:
+        self.model = model
+        # Made before any plug-in changes the network's computation. The least recently used comes first.
+        self.twins: list[tuple[tuple[Tensor, Tensor] | None, FlatModel]] = [
+            (None, model.twin()) for _ in range(count)
+        ]
+
+    def holding(self, weights: Tensor, buffers: Tensor) -> FlatModel:
+        """Return a copy with these tensors, which must not change during their use."""
+        same = [held and held[0] is weights and held[1] is buffers for held, _ in self.twins]
+        _, twin = self.twins.pop(same.index(True) if True in same else 0)
+        if True not in same:
+            twin.load(weights, buffers, self.model.counters)
+        self.twins.append(((weights, buffers), twin))
+        return twin
+
+    def renew(self) -> None:
+        """Copy weights and buffers again after they have changed."""
+        for held, twin in self.twins:
+            if held:
+                twin.load(*held, self.model.counters)
+
+
+def batch_orders(seed: int, round: int, client: int, epochs: int, samples: int) -> NDArray[np.int64]:
+    """Return the order in which the client visits its images, ``[epochs, samples]``."""
+    where = partial(stream, seed, Purpose.BATCH_ORDER, round=round, client=client)
+    return np.stack([where(epoch=epoch).permutation(samples) for epoch in range(epochs)])
+
+
+class Sgd:
+    """SGD with momentum and weight decay on flat vectors, equal to ``torch.optim.SGD`` step by step.
+
+    It moves the parameters of one phase of local training.
+
+    Attributes:
+        part: parameters of the phase.
+        rate: learning rate of the round; on a GPU a tensor of no dimension, so that captured steps read it.
+        velocity: momentum of the current client.
+    """
+
+    def __init__(self, phase: Phase, model: FlatModel) -> None:
+        self.phase = phase
+        self.part = phase.part
+        self.where = model.layout.part(phase.part)
+        self.velocity = torch.zeros_like(model.weights[self.where])
+        on_host = model.weights.device.type == "cpu"
+        self.rate: float | Tensor = 0.0 if on_host else torch.zeros_like(model.weights[0])
+
+    def reset(self, round: Round) -> None:
+        """Set the learning rate of a round, and forget all steps."""
+        self.training = round.training
+        rate = round.lr_factor * (round.training.lr if self.phase.lr is None else self.phase.lr)
+        if isinstance(self.rate, Tensor):
+            self.rate.fill_(rate)
+        else:
+            self.rate = rate
+        # After a step from zero, the velocity is the gradient itself, as in PyTorch.
+        self.velocity.zero_()
+
+    def step(self, gradient: Tensor, weights: Tensor) -> None:
+        """Clip, add weight decay, accumulate momentum, and move the weights ``[P]``, given the gradient."""
+        gradient, weights = gradient[self.where], weights[self.where]
+        if self.training.clip_norm is not None:
+            gradient = clip_norm(gradient, self.training.clip_norm)
+        if self.training.weight_decay:
+            gradient = torch.add(gradient, weights, alpha=self.training.weight_decay)
+        if self.training.momentum:
+            gradient = self.velocity.mul_(self.training.momentum).add_(gradient)
+        if isinstance(self.rate, Tensor):
+            weights.sub_(gradient * self.rate)
+        else:
+            weights.add_(gradient, alpha=-self.rate)
