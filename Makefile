@@ -29,8 +29,9 @@ STAMP := $(VENV)/.installed
 # An upgrade of Python can remove the environment's interpreter; then install again.
 $(shell test -x $(BIN)/python || rm -f $(STAMP))
 
-# Bytecode is compiled once here, not at every first start.
-UV_OPTIONS := --compile-bytecode --python $(BIN)/python --no-build-isolation
+UV_OPTIONS := --python $(BIN)/python --no-build-isolation
+# A start without bytecode takes half a minute.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env reproduce tables results test test-slow test-gpu coverage golden lint format docs ui schema lock clean
 
@@ -39,10 +40,18 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP) ## create .venv with the locked packages (does nothing when up to date)
+ifeq ($(origin PYTHON),command line)
+	@wanted=$$("$(PYTHON)" -V 2>&1); present=$$($(BIN)/python -V); [ "$$wanted" = "$$present" ] || \
+	  { echo "error: $(VENV) has $$present, not $$wanted; delete $(VENV) to install it again" >&2; exit 1; }
+endif
 
 $(BIN)/python:
 	@command -v "$(PYTHON)" >/dev/null || \
 	  { echo "error: '$(PYTHON)' not found; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c '' 2>/dev/null || \
+	  { found=$$(pyenv whence "$(PYTHON)" 2>/dev/null | tail -n 1); \
+	    echo "error: '$(PYTHON)' does not start ($$("$(PYTHON)" -V 2>&1 | head -n 1)); set" \
+	    "$${found:+PYENV_VERSION=$$found, or }PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || \
 	  { echo "error: fltrain needs Python 3.11.4 or newer, not $$("$(PYTHON)" -V 2>&1); set PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || \
@@ -59,12 +68,12 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	@awk '/^[^ #]/ { keep = /^(uv|setuptools)==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
 	@echo "[1/3] installer"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/bootstrap.lock
-	@echo "[2/3] packages, then their bytecode, which takes a while and prints nothing"
+	@echo "[2/3] packages"
 	@sync="$(BIN)/python -m uv pip sync $(UV_OPTIONS) --require-hashes requirements.lock"; \
 	  if [ -t 2 ]; then $$sync; else set -o pipefail; $$sync 2>&1 | { grep -v '^ [+~-] ' || true; }; fi
-	@echo "[3/3] fltrain"
+	@echo "[3/3] fltrain, and the bytecode of the packages that it imports (half a minute)"
 	@$(BIN)/python -m uv pip install --quiet $(UV_OPTIONS) --no-deps --editable .
-	@$(BIN)/python -m compileall -q fltrain
+	@$(BIN)/python -c 'import fltrain.cli, matplotlib.pyplot, mlflow, pandas, scipy.stats, snakemake.cli, torchvision'
 	@touch $@
 
 # All tables and figures of a scale, with training or from existing records; prints their location.

@@ -499,9 +499,18 @@ git clone <this repository> fltrain && cd fltrain
 make env          # installs the locked, hash-checked packages into .venv
 ```
 
-PyPI has no CPU-only wheels of PyTorch for Linux, so `make env` has no smaller variant. To use another PyTorch
-(2.11 or newer) with its torchvision, install both into an environment of your own, run
-`pip install -e '.[workflow]'` there, and call its `snakemake` and `fltrain`.
+For another Python, name it: `make env PYTHON=python3.13`. CI trains on one Python, and imports and verifies
+the published records and tables on 3.11, 3.12 and 3.13.
+
+PyPI has no CPU-only wheels of PyTorch for Linux, and the lock has PyPI's hashes only, so `make env` has no
+smaller variant. `uv` finds the CPU-only wheels elsewhere. This makes a smaller environment, without the lock
+and its hashes (CI does not test it):
+
+```bash
+python3 -m venv .venv && .venv/bin/pip install uv
+.venv/bin/uv pip install --python .venv/bin/python --torch-backend cpu -e '.[workflow]'
+.venv/bin/snakemake --cores all    # instead of `make reproduce`
+```
 
 The repository is the unit. A wheel contains the Python package only, without `config/` and `workflow/`.
 Outside a checkout, `fltrain plan` stops with one message about the missing folder `config/scales`.

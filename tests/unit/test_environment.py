@@ -1,10 +1,16 @@
 """The files on packages, versions and citation must agree."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -86,3 +92,55 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert codemeta["dateModified"] == released
     assert f"\n## [{version}] - {released}\n" in (ROOT / "CHANGELOG.md").read_text()
     assert " ".join(citation["abstract"].split()) == codemeta["description"]
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        # pyenv has a command of this name, which fails unless its version is chosen.
+        (
+            "python3.12",
+            "'python3.12' does not start (pyenv: python3.12: command not found); "
+            "set PYENV_VERSION=3.12.1, or",
+        ),
+        ("python2", "fltrain needs Python 3.11.4 or newer, not Python 2.7.18;"),
+        ("python4", "'python4' not found;"),
+    ],
+)
+def test_make_env_tells_why_a_python_cannot_be_used(command: str, line: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name, script in {
+        "pyenv": "[ $1 = whence ] && [ $2 = python3.12 ] && echo 3.12.1",
+        "python3.12": "echo 'pyenv: python3.12: command not found' >&2; echo more >&2; exit 127",
+        "python2": 'case "$*" in -V) echo Python 2.7.18 ;; *exit*) exit 1 ;; esac',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), "/usr/bin", "/bin"])
+    failed = subprocess.run(
+        ["make", ".venv/bin/python", f"PYTHON={command}"],
+        cwd=tmp_path,
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert failed.returncode == 2
+    first, *rest = failed.stderr.splitlines()
+    assert first == f"error: {line} set PYTHON=/path/to/python3".replace("or set", "or")
+    assert all(text.startswith("make: ") for text in rest)
+
+
+def test_make_env_does_not_keep_an_environment_of_another_python_silently(tmp_path: Path) -> None:
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    environment = tmp_path / ".venv"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    (environment / ".installed").touch()
+    (tmp_path / "other").write_text("#!/bin/sh\necho Python 3.99.1\n")
+    (tmp_path / "other").chmod(0o755)
+    make = partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True)
+    assert make(["make", "env"]).returncode == 0
+    refused = make(["make", "env", f"PYTHON={tmp_path / 'other'}"])
+    assert refused.returncode == 2
+    assert re.match(r"error: \.venv has Python 3\S+, not Python 3\.99\.1; delete \.venv to", refused.stderr)
