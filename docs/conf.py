@@ -23,7 +23,7 @@ from sphinx.writers.html5 import HTML5Translator
 import fltrain
 
 # Import it first: pydantic refuses its models under autodoc, which imports modules as type checkers do.
-import fltrain.runs.forms
+import fltrain.runs.record
 
 LOG = getLogger(__name__)
 

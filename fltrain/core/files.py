@@ -165,6 +165,8 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
         FltrainError: if the file is missing, damaged, or of another kind.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("not an ordinary file")
         with safe_open(path, framework="numpy") as file:  # checks that header and size agree
             checksum, _, text = (file.metadata() or {})[_METADATA].partition(" ")
             names = list(file.keys())

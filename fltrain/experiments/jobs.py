@@ -64,6 +64,9 @@ class Jobs:
         whole = plan(config, request.scale)
         part = whole.restricted(request)
         folder = Results(results)
+        for run, spec in part.runs.items():
+            if (record := folder.record(run)).complete:
+                record.check_settings(spec)
         part = part if request.train else _from_records(part, folder)
         return cls(request, whole, part, folder, config)
 
@@ -143,14 +146,19 @@ class Jobs:
 
     @cached_property
     def run_inputs(self) -> dict[str, dict[str, list[str]]]:
-        """Data files and partition file of each run."""
-        return {
-            run: {
-                "data": [str(self.results.data(data)) for data in (spec.dataset, *spec.evaluation.extra)],
-                "partition": [str(self.results.partition(spec.partition_id))],
-            }
-            for run, spec in self.plan.runs.items()
-        }
+        """Data files and partition file of each run, unless it has a record and one of them is missing.
+
+        An imported record needs none. For others, Snakemake would notice that inputs have gone.
+        """
+        found = {}
+        for run, spec in self.plan.runs.items():
+            data = [self.results.data(dataset) for dataset in (spec.dataset, *spec.evaluation.extra)]
+            files = [*data, self.results.partition(spec.partition_id)]
+            if not self.results.record(run).complete or all(file.exists() for file in files):
+                found[run] = {"data": [str(file) for file in data], "partition": [str(files[-1])]}
+            else:
+                found[run] = {}
+        return found
 
     def resource(self, name: Resource, run: str, attempt: int) -> int:
         """Return the amount of a resource that the job of a run requests at an attempt (1, 2 ...)."""
@@ -263,13 +271,20 @@ def database_file(results: Results) -> Path:
 
 
 def check_profile(arguments: Sequence[str]) -> None:
-    """Refuse a workflow profile that does not exist; Snakemake would run without it, on this machine.
+    """Refuse a workflow profile that does not exist, as Snakemake would run without it, on this machine.
+
+    Refuse to delete all output, too: the summaries of all records are output of some job.
 
     Raises:
-        FltrainError: with the profiles of this project.
+        FltrainError: with the profiles of this project, or with the folders that can be deleted.
     """
     for word, following in itertools.pairwise([*arguments, ""]):
         name, _, value = word.partition("=")
+        if len(name) > len("--delete-") and "--delete-all-output".startswith(name):  # it can be abbreviated
+            raise FltrainError(
+                f"{word}: would delete finished runs; delete results/<scale> to make tables and figures, "
+                "or use `fltrain train --again` to train a run again"
+            )
         profile = value or following
         if name == "--workflow-profile" and profile != "none" and not Path(profile).exists():
             ours = Path(__file__).parents[2] / "workflow" / "profiles"

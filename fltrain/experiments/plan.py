@@ -62,8 +62,19 @@ class Plan:
 
     @cached_property
     def runs(self) -> dict[str, RunSpec]:
-        """Distinct runs to be trained, by id."""
-        return {entry.spec.run_id: entry.spec for item in self.items if item.trains for entry in item.entries}
+        """Distinct runs to be trained, by id.
+
+        Raises:
+            FltrainError: if two runs have the same ID.
+        """
+        found: dict[str, RunSpec] = {}
+        for spec in (entry.spec for item in self.items if item.trains for entry in item.entries):
+            same = found.setdefault(spec.run_id, spec)
+            if same is not spec and same.canonical != spec.canonical:
+                raise FltrainError(
+                    f"{spec.run_id}: two runs have this ID; choose another seed for one of them"
+                )
+        return found
 
     @cached_property
     def specs(self) -> list[RunSpec]:

@@ -1,11 +1,11 @@
 """Verification of a results folder: data, partitions, records, and tables against the records. No torch.
 
-It changes nothing. It does not check figures, claims and pages.
+It changes nothing. It does not check figures, claims and overview pages.
 """
 
 from __future__ import annotations
 
-import tempfile
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,15 +20,18 @@ from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.plan import Plan, plan
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.runs.integrity import check_record
 from fltrain.runs.record import (
     AGAIN,
     BROKEN,
     MODELS_FILE,
     RECORD_FILES,
+    REMEDY,
     REPLACED,
     Damaged,
+    Record,
     Results,
+    check_record,
+    held,
     reason,
 )
 from fltrain.runs.spec import partition_name
@@ -66,6 +69,7 @@ class Verification:
         self._data: dict[str, dict[str, Any]] = {}
         self._partitions: dict[str, str] = {}
         self._damaged: set[str] = set()
+        self._without_digests: list[str] = []
 
     def findings(self) -> Iterator[Problem]:
         """Yield a finding for each fault. Files are checked after the files that they depend on."""
@@ -73,7 +77,8 @@ class Verification:
         parts = (
             self._each("dataset", sorted(root.glob("data/*.safetensors")), self._check_data),
             self._each("partition", sorted(root.glob("partitions/*.safetensors")), self._check_partition),
-            self._each("record", [one.folder for one in self.results.records()], self._check_record),
+            self._each("record", self._finished(), self._check_record),
+            self._undigested(),
             self._tables(),
             self._leftovers(),
         )
@@ -142,15 +147,34 @@ class Verification:
             yield Problem(f"{path}: not of the data in {dataset!r}; delete it, the next run makes it again")
 
     # ------------------------------------------------------------------------------ records
+    def _finished(self) -> Iterator[Path]:
+        """Yield the folders of complete records, and of records whose summary is missing."""
+        for folder in self.results.folders():
+            run = folder.name
+            try:
+                files = {path.name for path in folder.iterdir()}
+            except PermissionError:
+                files = {*RECORD_FILES}
+            stopped = self.results.saved_rounds(run) or held(self.results.lease(run))
+            if "summary.json" in files or (files.intersection(RECORD_FILES) and not stopped):
+                yield folder
+
+    def _undigested(self) -> Iterator[Problem]:
+        if runs := self._without_digests:
+            first = f"{runs[0]} and {len(runs) - 1} more" if len(runs) > 1 else runs[0]
+            what = "published record of an older version, without digests of its own"
+            yield Problem(f"{first}: {what}; equal to the published archive", harmless=True)
+
     def _check_record(self, folder: Path) -> Iterator[Problem]:
         run = folder.name
         try:
             checked = check_record(folder)
         except FltrainError as error:
             self._damaged.add(run)
-            remedy = "; restore the file or retrain the run" if isinstance(error, Damaged) else ""
-            yield Problem(f"{error}{remedy}")
+            yield Problem(f"{error}; {REMEDY}" if isinstance(error, Damaged) else str(error))
             return
+        if "summary" not in checked.digests:
+            self._without_digests.append(run)
         spec, models = checked.spec, folder / MODELS_FILE
         known = {*RECORD_FILES, "train.log"}
         if spec is None or spec.evaluation.keep != "nothing":
@@ -164,9 +188,9 @@ class Verification:
                 yield Problem(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
             elif checked.digests.get("models", about["digest"]) != about["digest"]:
                 yield Problem(f"{run}: {MODELS_FILE} is of another training; retrain the run")
-        if checked.stale:
-            yield Problem(f"{run}: stale: {checked.stale}", harmless=True)
-        if spec is None or checked.stale:
+        if stale := Stale.of(Record(folder)):
+            yield Problem(f"{run}: stale: {stale.revised}", harmless=True)
+        if spec is None or stale:
             return
         data = self._data.get(spec.dataset.id, {}).get("digest")
         present = {"data": data, "partition": self._partitions.get(spec.partition_id)}
@@ -199,6 +223,10 @@ class Verification:
         """Make the table again from the runs in its CSV file, which may be a part of the plan."""
         runs = {run for cell in read_csv(path) for run in cell.runs}
         if others := runs - set(item.run_ids):
+            if unknown := [run for run in sorted(others) if not self.results.record(run).complete]:
+                remedy = "delete the table and run snakemake again"
+                yield Problem(f"{path}: names {unknown[0]}, which is neither planned nor trained; {remedy}")
+                return
             older = others & {one.record.run_id for one in stale.values()}
             why = "stale" if older else "not checked: made from another selection"
             yield Problem(f"{path}: {why}: the plan has no run {min(older or others)}", harmless=True)
@@ -220,17 +248,17 @@ class Verification:
             item = item.keeping(part, lambda entry: entry.spec.run_id in runs)
         reported = self.config / "reported"
         published = reported / item.item.reported.file if item.item.reported else None
-        with tempfile.TemporaryDirectory() as folder:
-            again = Path(folder) / path.name
-            tables.write(
-                replace(item, stale={run: str(one) for run, one in stale.items()}).sheet,
-                self.results.record,
-                published,
-                {"csv": again},
-                reported / "anomalies.csv",
-            )
-            if again.read_bytes() != path.read_bytes():
-                yield Problem(f"{path}: differs from its records; delete it and run snakemake again")
+        files = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex", "html")}
+        again = tables.texts(
+            replace(item, stale={run: str(one) for run, one in stale.items()}).sheet,
+            self.results.record,
+            published,
+            {form: file for form, file in files.items() if file.is_file()},
+            reported / "anomalies.csv",
+        )
+        for form, text in again.items():
+            if _numbers(text) != _numbers(files[form].read_bytes().decode()):
+                yield Problem(f"{files[form]}: differs from its records; delete it and run snakemake again")
 
     # ------------------------------------------------------------------------------ leftovers
     def _leftovers(self) -> Iterator[Problem]:
@@ -253,3 +281,8 @@ class Verification:
             yield Problem(
                 f"{path}: left by an interrupted process; can be deleted unless one is running", harmless=True
             )
+
+
+def _numbers(text: str) -> str:
+    """Return a table without remarks on today's code and without links to files, if it is a page."""
+    return re.sub(r'<p class="notice" role="note">.*?</p>\n?| · <a data-file .*?</a>', "", text)

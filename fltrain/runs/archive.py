@@ -27,8 +27,8 @@ from filelock import FileLock, Timeout
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import flush, replacing
-from fltrain.runs.integrity import check_record
-from fltrain.runs.record import RECORD_FILES, Record, Results, exchange, held, leased
+from fltrain.runs.record import RECORD_FILES, Record, Results, check_record, exchange, held, leased
+from fltrain.runs.status import Stale
 
 MAX_RUNS = 100_000
 MAX_FILE_BYTES = 64 * 2**20
@@ -213,6 +213,8 @@ def _unpack(path: Path, staging: Path) -> list[str]:
         raise FltrainError(f"{path}: not an archive of records: {why}; nothing was imported")
 
     runs: set[str] = set()
+    if path.exists() and not path.is_file():  # a named pipe would block
+        refuse("it is not an ordinary file")
     try:
         with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
             for member in archive:
@@ -244,8 +246,11 @@ def _unpack(path: Path, staging: Path) -> list[str]:
 
 def _check(folder: Path) -> None:
     """Refuse a damaged or stale record."""
-    if stale := check_record(folder).stale:
-        raise FltrainError(f"{folder.name}: spec.json was written by another version of fltrain ({stale})")
+    check_record(folder)
+    if stale := Stale.of(Record(folder)):
+        raise FltrainError(
+            f"{folder.name}: spec.json was written by another version of fltrain ({stale.revised})"
+        )
 
 
 def _equal(one: Path, other: Path) -> bool:

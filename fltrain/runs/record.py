@@ -21,24 +21,26 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from fltrain.core.config import explain
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest as digest_of
-from fltrain.core.files import flush, json_text, read_json, write_arrays, write_json, write_text
+from fltrain.core.files import flush, json_text, write_arrays, write_json, write_text
 from fltrain.core.floats import average
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.data.datasets import Dataset
-from fltrain.runs.forms import CostsForm, Provenance, check_form, parse_strict
 from fltrain.runs.spec import RunSpec
 
 Row = dict[str, Any]
@@ -59,8 +61,16 @@ MODELS_FILE = "models.safetensors"
 """File of the final weights, in records whose spec requests them."""
 
 
+REMEDY = "restore the file or retrain the run"
+
+
 class Damaged(FltrainError):
     """A record differs from the one that training wrote."""
+
+
+def slug(run_id: str) -> str:
+    """Return the readable part of a run ID, before its hash."""
+    return run_id.rpartition("-")[0]
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -74,7 +84,9 @@ def checkpoint_file(folder: Path, finished: int) -> Path:
 
 
 def reason(error: Exception) -> str:
-    """Describe one of ``BROKEN`` in one line."""
+    """Describe one of ``BROKEN``, or an error of the system, in one line."""
+    if isinstance(error, OSError):
+        return f"{Path(error.filename or '').name}: {error.strerror}"
     what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
     return " ".join(what.split())
 
@@ -166,8 +178,12 @@ class Results:
 
     def records(self) -> Iterator[Record]:
         """Yield all complete records, by run ID."""
-        for summary in sorted(self.runs.glob("[!.]*/summary.json")):
-            yield Record(summary.parent)
+        yield from (record for record in map(Record, self.folders()) if record.complete)
+
+    def folders(self) -> list[Path]:
+        """Return the folders of all runs, trained or not, by run ID."""
+        paths = self.runs.iterdir() if self.runs.is_dir() else ()
+        return sorted(path for path in paths if path.is_dir() and not path.name.startswith("."))
 
 
 @dataclass(frozen=True)
@@ -182,8 +198,14 @@ class Record:
 
     @property
     def complete(self) -> bool:
-        """True if the run has ended: training writes the summary last."""
-        return (self.folder / "summary.json").exists()
+        """True if the run has ended: training writes the summary last. So does a folder without access."""
+        try:
+            os.stat(self.folder / "summary.json")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            pass  # the record is damaged
+        return True
 
     @property
     def damage(self) -> str:
@@ -191,7 +213,7 @@ class Record:
         try:
             states = [(self.folder / name).stat() for name in RECORD_FILES]
         except OSError as error:
-            return f"{error.filename}: {error.strerror}; restore the file or retrain the run"
+            return f"{error.filename}: {error.strerror}; {REMEDY}"
         return _damage(self.folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
 
     @property
@@ -287,10 +309,10 @@ class Record:
             raise Damaged(damage)
 
     def _mapping(self, name: str) -> dict[str, Any]:
-        data = read_json(self.folder / name)
-        if not isinstance(data, dict):
-            raise Damaged(f"{self.folder / name}: not a JSON object; restore the file or retrain the run")
-        return data
+        try:
+            return _parse_object(_content(self.folder / name), name)
+        except (*BROKEN, OSError) as error:
+            raise Damaged(f"{self.folder}/{reason(error)}; {REMEDY}") from None
 
 
 @cache
@@ -301,20 +323,187 @@ def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
     except FltrainError as error:  # another format
         return f"{folder}/{error}"
     except (*BROKEN, OSError) as error:
-        return f"{folder}/{reason(error)}; restore the file or retrain the run"
+        return f"{folder}/{reason(error)}; {REMEDY}"
     return ""
 
 
-def check_digests(folder: Path) -> None:
-    """Check that the files of a complete record are unchanged.
+# --------------------------------------------------------------------------------------------------- checks
+LARGEST = 1e100
+"""Largest number of a record, whose square is finite."""
 
-    Records of older versions have a digest of the metrics only; their summary is computed again, and costs
-    and provenance must have their form.
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = float | None
+
+
+class _Form(BaseModel):
+    """Keys that readers of records rely on; other keys are allowed."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class _Row(_Form):
+    round: int = Field(ge=1)
+    kind: str
+
+
+class _Train(_Row):
+    clients: list[int]
+    loss: Number
+
+
+class _Test(_Row):
+    split: str
+    view: str
+    accuracy: Share
+    loss: Number
+    images: int = Field(default=1, ge=1)
+    macro: Share = 0.0
+    std: Share = 0.0
+
+
+class _Numbers(_Row):
+    __pydantic_extra__: dict[str, Number | dict[str, Number]]
+
+
+ROWS: dict[str, type[_Row]] = {
+    "train": _Train,
+    "evaluation": _Test,
+    **dict.fromkeys(("updates", "divergence", "dissimilarity", "separability"), _Numbers),
+}
+"""Forms of the rows of ``metrics.jsonl`` by their kind; methods write rows of further kinds."""
+
+
+class _Diverged(_Form):
+    round: int = Field(ge=1)
+
+
+class _Digests(_Form):
+    data: str
+    partition: str
+    metrics: str
+
+
+class _Summary(_Form):
+    status: Literal["completed", "diverged"]
+    diverged: _Diverged | None
+    accuracy: dict[str, Number]
+    loss: dict[str, Number]
+    bytes: dict[str, Annotated[int, Field(ge=0)]]
+    layers: list[str]
+    digests: _Digests
+
+
+class _Total(_Form):
+    total: Seconds
+
+
+class _Costs(_Form):
+    seconds: _Total
+    round_seconds: list[Seconds]
+
+
+class _Provenance(_Form):
+    fltrain: str
+    commit: str | None
+    dirty: bool | None
+    packages: dict[str, str]
+    processor: str
+    device: str
+    gpu: str | None
+    cuda: str | None
+    # Missing in records of older versions:
+    sources: dict[str, str] = {}
+    cpu_capability: str = ""
+    limits: dict[str, str] = {}
+    blas: str = ""
+
+
+_FORMS: dict[str, type[_Form]] = {
+    "summary.json": _Summary,
+    "costs.json": _Costs,
+    "provenance.json": _Provenance,
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An undamaged record: its settings (None if the current code lacks one of them) and digests."""
+
+    spec: RunSpec | None
+    digests: dict[str, str]
+
+
+def check_record(folder: Path) -> Checked:
+    """Check that a complete record belongs to its run ID, and that its files are valid and fit together.
+
+    Raises:
+        Damaged: with the run ID and the problem.
+        FltrainError: if it has another format.
+    """
+    try:
+        spec = _spec(folder)
+        contents = check_digests(folder)
+        summary = _parse_object(contents["summary.json"], "summary.json")
+        for name, form in _FORMS.items():
+            _check_form(form, _parse_object(contents[name], name), name)
+        rows: list[Row] = []
+        for number, line in enumerate(contents["metrics.jsonl"].splitlines(), start=1):
+            where = f"metrics.jsonl, line {number}"
+            rows.append(_parse_object(line, where))
+            _check_form(ROWS.get(rows[-1].get("kind", ""), _Row), rows[-1], where)
+        if spec is not None:
+            _check_rounds(spec, rows, summary["diverged"])
+            check_summary(spec, rows, summary, folder.name)
+    except Damaged:
+        raise
+    except FltrainError as error:
+        raise FltrainError(f"{folder.name}: {error}") from None
+    except (*BROKEN, OSError) as error:
+        raise Damaged(f"{folder.name}: {reason(error)}") from None
+    return Checked(spec, summary["digests"])
+
+
+def _spec(folder: Path) -> RunSpec | None:
+    """Return the settings of a record; None if the current code lacks one of them.
+
+    The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
+    """
+    data = _parse_object(_content(folder / "spec.json"), "spec.json")
+    spec, unknown = None, ""
+    try:
+        spec = RunSpec.parse({key: value for key, value in data.items() if key != "revisions"}, "spec.json")
+    except FltrainError as error:
+        unknown = str(error)
+    run_id = f"{slug(spec.run_id if spec else folder.name)}-{short_hash(data)}"
+    if run_id != folder.name:
+        raise ValueError(unknown or f"spec.json belongs to {run_id}")
+    return spec
+
+
+def _check_rounds(spec: RunSpec, rows: Sequence[Row], diverged: Row | None) -> None:
+    """Check that the rows have all tests until the end of the run, and nothing after it."""
+    tests = {row["round"]: row["accuracy"] for row in _tests(spec, rows, spec.test_split)}
+    last = diverged["round"] if diverged else spec.rounds
+    if (until := spec.evaluation.until) is not None:
+        last = min([last, *(round for round, accuracy in tests.items() if accuracy >= until)])
+    if late := [row["round"] for row in rows if row["round"] > last]:
+        raise ValueError(f"metrics.jsonl: has round {late[0]}, but the run ended in round {last}")
+    wanted = range(1, last + (diverged is None))
+    if missing := [round for round in wanted if spec.evaluates(round) and round not in tests]:
+        raise ValueError(f"metrics.jsonl: has no test in round {missing[0]} of {last}")
+
+
+def check_digests(folder: Path) -> dict[str, bytes]:
+    """Check that the files of a complete record are unchanged; return their contents.
+
+    Records of the first versions have a digest of the metrics only. Those in the published archive are
+    accepted, which ``undigested.txt`` lists.
 
     Raises:
         ValueError: with the file and the problem, or another one of ``BROKEN``.
     """
-    contents = {name: (folder / name).read_bytes() for name in RECORD_FILES}
+    contents = {name: _content(folder / name) for name in RECORD_FILES}
     name = "summary.json"
     try:
         summary = from_json(contents[name])
@@ -322,23 +511,80 @@ def check_digests(folder: Path) -> None:
         digests = summary["digests"]
         if summary.get("run_id", folder.name) != folder.name:
             raise ValueError(f"belongs to {summary['run_id']}")
-        if digests.get("summary", summary_digest(summary)) != summary_digest(summary):
-            raise ValueError("changed after training (its digest differs)")
+        pairs = {
+            name: (digests.get("summary"), summary_digest(summary)),
+            "metrics.jsonl": (digests["metrics"], sha256(contents["metrics.jsonl"])),
+            "spec.json": (digests.get("spec"), sha256(contents["spec.json"])),
+        }
+        for name in ("costs.json", "provenance.json"):
+            data = _parse_object(contents[name], "")
+            pairs[name] = data.get("digest"), with_digest(data)["digest"]
+        for name, (stated, computed) in pairs.items():  # noqa: B007 (for the message)
+            if stated is None and fingerprint(contents) not in _undigested():
+                raise ValueError("has no digest, and its record is not a published one")
+            if stated is not None and stated != computed:
+                raise ValueError("changed after training (its digest differs)")
     except FltrainError as error:
         raise FltrainError(f"{name}: {error}") from None
     except BROKEN as error:
         raise ValueError(f"{name}: {reason(error)}") from None
-    for name, digest in (("metrics.jsonl", digests["metrics"]), ("spec.json", digests.get("spec"))):
-        if digest is not None and digest != sha256(contents[name]):
-            raise ValueError(f"{name}: changed after training (summary.json has another digest)")
-    for name, form in (("costs.json", CostsForm), ("provenance.json", Provenance)):
-        data = parse_strict(contents[name], name)
-        if not isinstance(data, dict) or "digest" not in data:
-            check_form(form, data, name)
-        elif data != with_digest(data):
-            raise ValueError(f"{name}: changed after training (its digest differs)")
-    if "summary" not in digests and (spec := Record(folder).run_spec):
-        check_summary(spec, parse_rows(contents["metrics.jsonl"]), summary, folder.name)
+    return contents
+
+
+def fingerprint(contents: Mapping[str, bytes]) -> str:
+    """Return the start of a digest of a whole record."""
+    return sha256("".join(sha256(contents[name]) for name in RECORD_FILES).encode())[:20]
+
+
+@cache
+def _undigested() -> frozenset[str]:
+    """Return the fingerprints of the published records without digests."""
+    return frozenset(Path(__file__).with_name("undigested.txt").read_text().split())
+
+
+def _content(path: Path) -> bytes:
+    """Read an ordinary file: a named pipe would block."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path.name}: is not an ordinary file")
+    return path.read_bytes()
+
+
+def _check_form(kind: type[BaseModel], data: Row, where: str) -> None:
+    try:
+        kind.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {explain(error, data)}") from None
+
+
+def _parse_object(text: bytes, where: str) -> Row:
+    """Parse a JSON object with plausible numbers and printable texts: others could change the terminal.
+
+    Raises:
+        ValueError: with the fault; the message begins with ``where``.
+    """
+    prefix = where and f"{where}: "
+    try:
+        data = from_json(text, allow_inf_nan=False)
+        if not _is_plain(data):
+            raise ValueError("control characters in a text, or a number that is too large")
+    except ValueError as error:
+        raise ValueError(f"{prefix}cannot be read ({error})") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{prefix}not a JSON object")
+    return data
+
+
+def _is_plain(data: Any) -> bool:
+    match data:
+        case str():
+            return data.isprintable()
+        case int() | float():
+            return abs(data) <= LARGEST
+        case list():
+            return all(map(_is_plain, data))
+        case dict():
+            return all(map(_is_plain, (*data, *data.values())))
+    return True
 
 
 def parse_rows(metrics: bytes) -> list[Row]:
@@ -390,12 +636,7 @@ def summarise(
         diverged: ``{"round": ..., "what": ...}`` if a loss or weight became non-finite, else None.
         facts: further deterministic entries (traffic, digests, size of the network).
     """
-
-    def tests_on(split: str) -> list[Row]:
-        wanted = "evaluation", split, spec.view
-        return [row for row in rows if (row["kind"], row.get("split"), row.get("view")) == wanted]
-
-    tests, validated = tests_on(spec.test_split), tests_on("validation")
+    tests, validated = _tests(spec, rows, spec.test_split), _tests(spec, rows, "validation")
     validation = {}
     if spec.evaluation.validation:
         validation = {**_accuracies(spec, validated, diverged), "loss": _last(validated, "loss")}
@@ -406,7 +647,9 @@ def summarise(
         "rounds": spec.rounds,
         "accuracy": {**_accuracies(spec, tests, diverged), **_over_clients(tests)},
         "loss": {"last": _last(tests, "loss")},
-        "extra": {data.name: _final(spec, tests_on(data.name), diverged) for data in spec.evaluation.extra},
+        "extra": {
+            data.name: _final(spec, _tests(spec, rows, data.name), diverged) for data in spec.evaluation.extra
+        },
         "rounds_to_target": {
             str(target): next((row["round"] for row in tests if row["accuracy"] >= target), None)
             for target in spec.evaluation.targets
@@ -414,6 +657,12 @@ def summarise(
         **({"validation": validation} if validation else {}),
         **facts,
     }
+
+
+def _tests(spec: RunSpec, rows: Sequence[Row], split: str) -> list[Row]:
+    """Return the rows of the tests on a split that count."""
+    wanted = "evaluation", split, spec.view
+    return [row for row in rows if (row["kind"], row.get("split"), row.get("view")) == wanted]
 
 
 def _accuracies(spec: RunSpec, tests: Sequence[Row], diverged: Row | None) -> dict[str, Any]:

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fltrain.core.errors import FltrainError
-from fltrain.runs.record import BROKEN, Record, Results, held, reason
+from fltrain.runs.record import BROKEN, Record, Results, held, reason, slug
 from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
-
-
-def slug(run_id: str) -> str:
-    """Return the readable part of a run ID, before its hash."""
-    return run_id.rpartition("-")[0]
 
 
 def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -46,8 +41,8 @@ class Stale:
 
     Attributes:
         record: the record.
-        run: the run ID of its settings today.
-        revised: the revisions since, see ``revised``.
+        run: the run ID of its settings today; empty if the current code lacks one of them.
+        revised: the revisions since, see ``revised``, or the setting that is lacking.
     """
 
     record: Record
@@ -58,12 +53,18 @@ class Stale:
     def of(cls, record: Record) -> Self | None:
         """Return None if the record is not stale, or if its settings or files cannot be read."""
         try:
-            spec = record.run_spec
+            settings = record.settings
         except FltrainError:
             return None
-        if spec is None or spec.run_id == record.run_id:
-            return None
-        return cls(record, spec.run_id, revised(record.spec, spec.canonical))
+        try:
+            spec = RunSpec.parse(settings, "spec.json")
+        except FltrainError as unknown:
+            return cls(record, "", str(unknown))
+        return (
+            None
+            if spec.run_id == record.run_id
+            else cls(record, spec.run_id, revised(record.spec, spec.canonical))
+        )
 
     def __str__(self) -> str:
         return f"{self.revised} ({self.record.run_id})"

@@ -3,8 +3,10 @@
 import io
 import itertools
 import json
+import multiprocessing
+import os
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from fltrain.runs.spec import RunSpec
 
 CPU = torch.device("cpu")
 DIVERGED, MISSING = "diverged", "missing"
+ANOTHER_USER = 65534
 Row = dict[str, Any]
 
 
@@ -177,6 +180,26 @@ def federation(
         clients, tests = spec.local_test.split(clients, pool.train_labels, spec.seed)
     divided = Partition(clients, "", tests)
     return Simulation(spec, data, divided, CPU, trainer, extra, workers=Workers(workers))
+
+
+def as_another_user(work: Callable[[], None], folder: Path) -> None:
+    """Run a function in a process that is not root's; a user who is not root takes their own rights."""
+
+    def child() -> None:
+        if os.geteuid() == 0:
+            os.seteuid(ANOTHER_USER)
+        work()
+
+    if os.geteuid() == 0:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, ANOTHER_USER, -1)
+        for parent in folder.parents:  # of the temporary folders of this user
+            if parent.stat().st_uid == 0 and parent != parent.parent:
+                parent.chmod(parent.stat().st_mode | 0o111)
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def seal(folder: Path) -> None:

@@ -25,7 +25,7 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.reporting.verify import Verification
 from fltrain.runs import archive
 from fltrain.runs.archive import Imported, export_records, import_records
-from fltrain.runs.record import RECORD_FILES, Record, Results, summary_digest, with_digest
+from fltrain.runs.record import RECORD_FILES, Record, Results, summarise, summary_digest, with_digest
 
 from .helpers import tiny, trained, write_config
 from .killing import importing
@@ -249,7 +249,7 @@ def put(**changes: Any) -> Callable[[Any], Any]:
         ("spec.json", put(revisions={"model": 99}), "spec.json belongs to"),
         ("summary.json", put(format=2), "newer version of fltrain"),
         ("summary.json", put(format=None), "not a record of format 1"),
-        ("summary.json", put(digests={"metrics": None}), "digests.metrics"),
+        ("summary.json", put(digests={"metrics": None}), "metrics.jsonl: has no digest"),
         ("summary.json", put(digests={"metrics": "0" * 64}), "metrics.jsonl: changed after training"),
         ("summary.json", put(loss={"\x9b31m": "x"}), "summary.json: cannot be read (control characters"),
         ("summary.json", put(layers=["\u202egnp.exe"]), "summary.json: cannot be read (control characters"),
@@ -259,9 +259,11 @@ def put(**changes: Any) -> Callable[[Any], Any]:
         ("summary.json", put(status="diverged", diverged={"what": "loss"}), "diverged.round"),
         ("provenance.json", put(processor="\x1b[2J"), "provenance.json: cannot be read (control characters"),
         ("provenance.json", put(dirty="no"), "dirty"),
-        ("costs.json", put(seconds={"total": 1e300}), "seconds.total"),
+        ("costs.json", put(seconds={"total": 1e10}), "seconds.total"),
         ("costs.json", put(round_seconds=[-1.0]), "round_seconds"),
         ("costs.json", put(seconds={"total": "1"}), "seconds.total"),
+        ("summary.json", put(bytes={"down": 10**300}), "a number that is too large"),
+        ("provenance.json", put(threads=1e300), "a number that is too large"),
     ],
 )
 def test_edited_records_are_refused(
@@ -279,10 +281,14 @@ BETTER = '{"round": 2, "kind": "evaluation", "split": "test", "view": "global", 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "does not fit to"),
+        ("", "has no test in round 1 of 2"),
         (f"{{}}{BETTER}", "does not follow"),
-        (f"{{}}{BETTER.replace('accuracy', 'x')}", "does not fit to"),
-        ('{}{"round": 3, "kind": "x"}', "metrics.jsonl: has round 3 of 2"),
+        (f"{{}}{BETTER.replace('accuracy', 'x')}", "accuracy: field required"),
+        ('{}{"round": 3, "kind": "x"}', "metrics.jsonl: has round 3, but the run ended in round 2"),
+        (f"{{}}{BETTER.replace('1.0', '1.5')}", "accuracy: input should be less than or equal to 1"),
+        (f"{{}}{BETTER.replace('0.1', '1e300')}", "a number that is too large"),
+        (f'{{}}{BETTER[:-1]}, "images": "text"}}', "images: input should be a valid integer"),
+        ('{}{"round": 2, "kind": "updates", "drift": "x"}', "drift"),
         ('{}{"round": "1", "kind": "x"}', "round: input should be a valid integer"),
         ('{}{"round": 1}', "kind"),
     ],
@@ -297,6 +303,23 @@ def test_edited_rows_are_refused(
     digests = {**record.summary["digests"], "metrics": hashlib.sha256(rows).hexdigest()}
     knowing = edited(record, "summary.json", lambda summary: {**summary, "digests": digests})
     refused(repack(path, record, {"metrics.jsonl": rows, **knowing}), target, reason)
+
+
+def test_a_completed_run_has_all_its_tests(source: Results, target: Results, tmp_path: Path) -> None:
+    """Half of the rounds are no whole run, even if everything else follows from them."""
+    record = next(source.records())
+    spec, half = tiny(rounds=2), [row for row in record.metrics if row["round"] == 2]
+    summary = {**record.summary, **summarise(spec, half, None, {})}
+    rows = "".join(json.dumps(row) + "\n" for row in half).encode()
+    summary["digests"] = {**summary["digests"], "metrics": hashlib.sha256(rows).hexdigest()}
+    changed = {"metrics.jsonl": rows, **edited(record, "summary.json", lambda _: summary)}
+    reason = "metrics.jsonl: has no test in round 1 of 2"
+    refused(repack(tmp_path / "bad.tar.gz", record, changed), target, record.run_id, reason)
+
+
+def test_a_named_pipe_is_not_an_archive(target: Results, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", target, "not an ordinary file")
 
 
 def differ(results: Results) -> None:

@@ -18,8 +18,7 @@ from fltrain.engine.train import ensure_data
 from fltrain.models.base import build
 from fltrain.models.network import Network
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.runs.integrity import check_record
-from fltrain.runs.record import Results
+from fltrain.runs.record import Results, check_record
 
 from .conftest import Register
 from .helpers import CPU, federation, labels, pixels, tiny, trained, write_npz

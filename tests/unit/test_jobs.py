@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import write_text
+from fltrain.core.files import write_json, write_text
 from fltrain.experiments.jobs import Jobs, check_profile, database_file
 from fltrain.experiments.selection import JobResources
 from fltrain.runs.record import MODELS_FILE, Results
+from fltrain.runs.spec import RunSpec
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
 
@@ -46,6 +47,44 @@ def folder(tmp_path: Path) -> Path:
 
 def jobs(folder: Path, **settings: Any) -> Jobs:
     return Jobs.of({"scale": "one", **settings}, folder, folder / "results")
+
+
+def test_complete_records_need_no_data(folder: Path) -> None:
+    """With an imported record, neither data nor partition are made; where they are, they stay inputs."""
+    first, second = jobs(folder).plan.runs.values()
+    for spec in (first, second):
+        trained(spec, folder / "results")
+    (data, partition) = (folder / "results" / name for name in ("data", "partitions"))
+    assert all(jobs(folder).run_inputs.values())
+    partition.rename(folder / "elsewhere")
+    (folder / "results" / "runs" / second.run_id / "summary.json").unlink()
+    inputs = jobs(folder).run_inputs
+    assert inputs[first.run_id] == {} and len(inputs[second.run_id]) == 2
+    (folder / "elsewhere").rename(partition)
+    shutil.rmtree(data)
+    assert jobs(folder).run_inputs[first.run_id] == {}
+
+
+def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that has the ID, and two runs of the plan: IDs have 40 bits."""
+    spec, _ = jobs(folder).plan.runs.values()
+    results = Results(folder / "results")
+    settings = trained(spec, results.root).spec
+    write_json(results.run(spec.run_id) / "spec.json", {**settings, "seed": 99})
+    jobs(folder)  # the record is damaged
+    monkeypatch.setattr("fltrain.runs.record.short_hash", lambda data: "0123456789")
+    with pytest.raises(FltrainError, match=r"other settings with the same ID \(they differ in seed\)"):
+        jobs(folder)
+    monkeypatch.setattr(RunSpec, "run_id", property(lambda self: "digits-0"))
+    with pytest.raises(FltrainError, match="digits-0: two runs have this ID"):
+        jobs(folder)
+
+
+@pytest.mark.parametrize("word", ["--delete-all-output", "--delete-all"])
+def test_finished_runs_are_not_deleted_as_output(word: str) -> None:
+    with pytest.raises(FltrainError, match=f"{word}: would delete finished runs"):
+        check_profile(["snakemake", word, "--cores", "1"])
+    check_profile(["snakemake", "--delete-temp-output"])
 
 
 def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> None:
@@ -81,9 +120,9 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
     left = jobs(folder, train="false")
     assert set(left.items) == {"toy/table1", "toy/figure1"}, "partitions and data are not there"
     assert list(left.memberships) == [spec.run_id]
-    for (file,) in left.run_inputs[spec.run_id].values():
-        Path(file).parent.mkdir(exist_ok=True)
-        Path(file).touch()
+    for file in (results.data(spec.dataset), results.partition(spec.partition_id)):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
     assert (record.folder / MODELS_FILE).exists()
     assert set(jobs(folder, train="false").items) == {
         "toy/table1",

@@ -1,17 +1,19 @@
 """Files of a record, their digests, and the summary computed from the rows."""
 
 import getpass
-import itertools
 import json
 import math
+import os
 import platform
 import re
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -21,11 +23,21 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
-from fltrain.runs.record import RECORD_FILES, Damaged, Record, Results, exchange, summarise, write_record
+from fltrain.runs.record import (
+    RECORD_FILES,
+    Damaged,
+    Record,
+    Results,
+    check_record,
+    exchange,
+    summarise,
+    summary_digest,
+    write_record,
+)
 from fltrain.runs.status import State
 from fltrain.runtime.process import peak_memory
 
-from .helpers import tiny, trained
+from .helpers import as_another_user, tiny, trained
 
 SAME_IN_EVERY_EXECUTION = ("spec.json", "metrics.jsonl", "summary.json")
 MEASURED = tiny(
@@ -198,12 +210,6 @@ def test_damaged_records_are_named(tmp_path: Path, name: str, content: str | Non
         getattr(Record(tmp_path), name.partition(".")[0])
 
 
-def without_own_digest(summary: Any) -> Any:
-    """A summary as older versions wrote it: with digests of data, partition and metrics only."""
-    digests = {name: summary["digests"][name] for name in ("data", "partition", "metrics")}
-    return {**summary, "digests": digests}
-
-
 EDITS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "accuracy": (
         "summary.json",
@@ -219,38 +225,44 @@ EDITS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "no seconds": ("costs.json", lambda costs: {**costs, "seconds": {}}),
     "no provenance": ("provenance.json", lambda facts: {}),
     "a list": ("provenance.json", lambda facts: [facts]),
-}
-TODAY_ONLY: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "seconds": ("costs.json", lambda costs: {**costs, "round_seconds": [0.001]}),
     "digest": ("costs.json", lambda costs: {**costs, "digest": "0" * 64}),
     "device": ("provenance.json", lambda facts: {**facts, "device": "cuda:0"}),
+    **{
+        f"no digest in {name}": (
+            f"{name}.json",
+            lambda data: {key: data[key] for key in data if key != "digest"},
+        )
+        for name in ("costs", "provenance")
+    },
+    **{
+        f"no digest of {name}": ("summary.json", lambda summary, name=name: without_digest_of(summary, name))
+        for name in ("spec", "summary")
+    },
 }
-"""Edits that only the digests of costs and provenance reveal; older records have none."""
 
 
-@pytest.mark.parametrize(
-    ("name", "older"), [*itertools.product(EDITS, [False, True]), *((name, False) for name in TODAY_ONLY)]
-)
+def without_digest_of(summary: Any, name: str) -> Any:
+    """A summary without a digest; its own digest agrees, as a forger can compute it."""
+    del summary["digests"][name]
+    if name != "summary":
+        summary["digests"]["summary"] = summary_digest(summary)
+    return summary
+
+
+@pytest.mark.parametrize("name", EDITS)
 def test_an_edited_record_gives_no_results(
-    name: str, older: bool, measured: Record, diverged: Record, tmp_path: Path
+    name: str, measured: Record, diverged: Record, tmp_path: Path
 ) -> None:
-    """Also for a record of an older version, whose summary has no digest of its own."""
     original = diverged if name == "status" else measured
     record = Record(Path(shutil.copytree(original.folder, tmp_path / original.run_id)))
-    summary = record.folder / "summary.json"
-    if older:
-        summary.write_text(json.dumps(without_own_digest(json.loads(summary.read_text()))))
-        for name_of_file in ("costs.json", "provenance.json"):
-            data = read_json(record.folder / name_of_file)
-            del data["digest"]
-            write_json(record.folder / name_of_file, data)
     assert record.usable and record.damage == ""
-    file, edit = {**EDITS, **TODAY_ONLY}[name]
+    file, edit = EDITS[name]
     path = record.folder / file
     text = path.read_text()
     path.write_text(edit(text) if file == "metrics.jsonl" else json.dumps(edit(json.loads(text))))
-    if older and name == "spec":  # the summary no longer agrees with it
-        path = summary
+    if name == "no digest of spec":
+        path = record.folder / "spec.json"
     edited = Record(record.folder)
     assert edited.damage.startswith(f"{path}: ") and edited.complete and not edited.usable
     for part in ("summary", "metrics", "costs", "provenance"):
@@ -258,6 +270,63 @@ def test_an_edited_record_gives_no_results(
             getattr(edited, part)
     (record.folder / file).write_text(text)
     assert Record(record.folder).usable, "a restored file is accepted"
+
+
+PUBLISHED = Path(__file__).parents[2] / "published" / "records.tar.gz"
+
+
+def test_records_without_digests_are_accepted_as_published_only(tmp_path: Path) -> None:
+    """They were made by the first versions; without digests, an edit would not show."""
+    with tarfile.open(PUBLISHED) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folders = [
+        folder for folder in tmp_path.iterdir() if '"summary":' not in (folder / "summary.json").read_text()
+    ]
+    assert len(folders) == 85
+    folder = min(folders)
+    assert "summary" not in check_record(folder).digests and Record(folder).usable
+    write_json(folder / "costs.json", {**read_json(folder / "costs.json"), "peak_memory_bytes": 1})
+    edited = Record(folder).damage
+    assert edited.endswith(
+        "has no digest, and its record is not a published one; restore the file or retrain the run"
+    )
+
+
+@pytest.mark.parametrize("name", RECORD_FILES)
+def test_a_named_pipe_does_not_block(name: str, measured: Record, tmp_path: Path) -> None:
+    record = Record(Path(shutil.copytree(measured.folder, tmp_path / measured.run_id)))
+    (record.folder / name).unlink()
+    os.mkfifo(record.folder / name)
+    assert f"{name}: is not an ordinary file" in record.damage
+    with pytest.raises(Damaged, match="is not an ordinary file"):
+        check_record(record.folder)
+    with pytest.raises(Damaged, match="is not an ordinary file"):
+        getattr(Record(record.folder), name.partition(".")[0])
+
+
+def test_a_record_without_access_is_damaged(measured: Record, tmp_path: Path) -> None:
+    """It belongs to another user: it is neither missing, nor does it end the command."""
+    results = Results(tmp_path)
+    folder = Path(shutil.copytree(measured.folder, results.run(measured.run_id)))
+    (results.root / "checkpoints").mkdir()
+    lease = results.lease(MEASURED.run_id)
+
+    def look(name: str, detail: str) -> None:
+        state = State.of(MEASURED.run_id, results, None, MEASURED)
+        assert (state.name, detail in state.detail) == (name, True), state
+
+    def looks() -> None:
+        folder.chmod(0)
+        look("damaged", "Permission denied")
+        assert list(results.records()) and not results.record(MEASURED.run_id).usable
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+        with FileLock(lease):
+            lease.chmod(0o444)
+            look("training", "")
+        look("not trained", "")
+
+    as_another_user(looks, tmp_path)
 
 
 def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from fltrain.data.partition.local import LocalTest
 from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData, load_partition, partition
 from fltrain.engine.simulation import Simulation
-from fltrain.runs.integrity import check_record
 from fltrain.runs.measures import lacking, measure
+from fltrain.runs.record import check_record
 from fltrain.runs.spec import RunSpec
 
 from .helpers import CPU, pixels, tiny, trained

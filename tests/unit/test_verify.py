@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,10 +22,18 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.methods.fedprox import FedProx
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.verify import Problem, Verification
-from fltrain.runs.record import MODELS_FILE, Record, Results, checkpoint_file, summary_digest
+from fltrain.runs.record import (
+    MODELS_FILE,
+    RECORD_FILES,
+    Record,
+    Results,
+    checkpoint_file,
+    fingerprint,
+    summary_digest,
+)
 from fltrain.runs.status import stale_runs
 
-from .helpers import PAPER, SCALE, TINY, TWO_METHODS, flip, trained, write_papers
+from .helpers import PAPER, SCALE, TINY, TWO_METHODS, as_another_user, flip, trained, write_papers
 
 KEPT = {
     **TWO_METHODS,
@@ -66,12 +75,12 @@ class Place:
     def table(self, name: str = "table") -> Path:
         return self.results.root / "one" / "toy" / f"{name}.csv"
 
-    def make_tables(self, planned: Plan) -> None:
-        """Write the tables as the workflow does."""
+    def make_tables(self, planned: Plan, *forms: str) -> None:
+        """Write the tables as the workflow does, in CSV and these forms."""
         reported = self.root / "config" / "reported"
         for item in planned.items:
             published = reported / item.item.reported.file if item.item.reported else None
-            outputs = {"csv": self.table(item.name)}
+            outputs = {form: self.table(item.name).with_suffix(f".{form}") for form in ("csv", *forms)}
             tables.write(item.sheet, self.results.record, published, outputs, reported / "anomalies.csv")
 
     def findings(self, scale: str | None = None) -> list[Problem]:
@@ -304,6 +313,88 @@ def change_cell(path: Path, column: str, text: str) -> None:
 def test_an_edited_table_is_named(column: str, text: str, place: Place) -> None:
     change_cell(place.table(), column, text)
     place.only(place.table(), "differs from its records")
+
+
+@pytest.mark.parametrize("form", ["csv", "md", "tex", "html"])
+def test_an_edited_number_is_named_in_every_form(form: str, place: Place) -> None:
+    forms = "md", "tex", "html"
+    place.make_tables(place.plan, *forms)
+    assert place.findings() == []
+    with pytest.MonkeyPatch.context() as patch:  # a page says what changed since; links depend on the folder
+        patch.setattr("fltrain.reporting.tables.write.code_changes", lambda records: ["Code changed."])
+        place.make_tables(place.plan, *forms)
+    (place.records[0].folder / "train.log").unlink()
+    assert place.findings() == []
+    path = place.table().with_suffix(f".{form}")
+    text = path.read_text()
+    shown = "mean" if form == "csv" else re.search(r"\d\d\.\d\d", text)[0]  # type: ignore[index]
+    if form == "csv":
+        change_cell(path, "mean", "99.0")
+    else:
+        path.write_text(text.replace(shown, "99.99", 1))
+    place.only(path, "differs from its records")
+
+
+def test_a_table_that_names_an_unknown_run_is_named(place: Place) -> None:
+    run = place.records[0].run_id
+    path = place.table()
+    path.write_text(path.read_text().replace(run, f"{run[:-10]}0000000000"))
+    place.only(path, f"names {run[:-10]}0000000000, which is neither planned nor trained")
+
+
+def test_a_record_whose_summary_vanished_is_named(place: Place) -> None:
+    shutil.rmtree(place.results.root / "one")
+    record = place.records[0]
+    (record.folder / "summary.json").unlink()
+    place.only(
+        f"{record.run_id}: summary.json: No such file or directory; restore the file or retrain the run"
+    )
+    checkpoint = checkpoint_file(place.results.checkpoints(record.run_id), 2)
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    assert place.findings() == [], "a training was killed while it wrote the record, and resumes"
+
+
+def test_a_record_without_access_is_named(place: Place) -> None:
+    shutil.rmtree(place.results.root / "one")
+    folder = place.records[0].folder
+
+    def look() -> None:
+        folder.chmod(0)
+        try:
+            place.only(f"{folder.name}: ", "Permission denied")
+        finally:
+            folder.chmod(0o755)
+
+    as_another_user(look, place.root)
+
+
+def test_models_of_another_training_are_named(place: Place) -> None:
+    """Their file is whole, and of the same run."""
+    models = place.records[2].folder / MODELS_FILE
+    arrays, about = read_arrays(models, "file of models")
+    write_arrays(models, {name: array + 1 for name, array in arrays.items()}, about)
+    place.only(f"{place.records[2].run_id}: {MODELS_FILE} is of another training")
+
+
+def test_published_records_without_digests_are_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(place.results.root / "one")
+    for record in place.records[:2]:
+        edit_json(record.folder / "summary.json", lambda summary: summary)
+        summary = json.loads((record.folder / "summary.json").read_text())
+        del summary["digests"]["summary"]
+        write_json(record.folder / "summary.json", summary)
+    assert [one.harmless for one in place.findings()] == [False, False]
+    known = {fingerprint(check_names(record.folder)) for record in place.records[:2]}
+    monkeypatch.setattr("fltrain.runs.record._undigested", lambda: known)
+    shutil.copytree(place.results.runs, place.root / "copy" / "runs")  # as their state is remembered
+    moved = Place(place.root).results.root.rename(place.root / "other")
+    shutil.copytree(moved, place.results.root)
+    place.only(f"{min(one.run_id for one in place.records[:2])} and 1 more: published record", harmless=True)
+
+
+def check_names(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in RECORD_FILES}
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"runs\n", b"row,row\na,b,c,d\n"])

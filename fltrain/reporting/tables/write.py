@@ -25,7 +25,19 @@ def write(
     outputs: Mapping[str, Path],
     anomalies: Path | None = None,
 ) -> None:
-    """Make a table and write it in the forms asked for.
+    """Make a table and write it in the forms asked for, see ``texts``."""
+    for form, text in texts(sheet, runs, published, outputs, anomalies).items():
+        write_text(outputs[form], text)
+
+
+def texts(
+    sheet: Sheet,
+    runs: Runs,
+    published: Path | None,
+    outputs: Mapping[str, Path],
+    anomalies: Path | None = None,
+) -> dict[str, str]:
+    """Make a table in the forms asked for.
 
     Args:
         sheet: the table and its runs.
@@ -51,5 +63,4 @@ def write(
         "tex": lambda: to_latex(sheet, grid, notes),
         "html": lambda: table_page(sheet, grid, shown, on_page, runs, outputs["html"].parent),
     }
-    for form, path in outputs.items():
-        write_text(path, render[form]())
+    return {form: render[form]() for form in outputs}
