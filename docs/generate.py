@@ -44,6 +44,7 @@ from fltrain.experiments.plan import plan
 from fltrain.experiments.published import read_anomalies
 from fltrain.experiments.schema import Paper, Register, Scale
 from fltrain.experiments.tuning import Search
+from fltrain.experiments.work import Work
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
@@ -62,14 +63,15 @@ Each method is one file in `fltrain/methods` that follows the contract in `fltra
 base method in `method:` of a run and plug-ins in `plugins:`. See also
 the [compatible combinations](compatibility.md).
 
-* **Step**: cost of local training on a batch in forward and backward passes, relative to FedAvg (measured:
-  `benchmarks/README.md`).
+* **Work**: multiply-adds of local training relative to FedAvg, with MobileNet in miniature (FedMA: LeNet-5)
+  and ten clients that train in each of 100 rounds. `fltrain plan --gpu h100` counts those of your runs.
+  Measured times: `benchmarks/README.md`.
 * **Traffic** (down / up) and **state** (client / server) are in vectors of the model's size. Traffic excludes
   weights and buffers. *No model*: the model is not sent. *No head*: the classifier is not sent. *No
   BatchNorm*: its parameters and statistics are not sent.
 * **Lines of code** of the method's file exclude comments and docstrings. Their median is {median}.
 
-| name | kind | source | step | traffic | state | lines of code |
+| name | kind | source | work | traffic | state | lines of code |
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 """
@@ -169,6 +171,18 @@ def _or_depends(vectors: int | None) -> str:
     return "depends" if vectors is None else str(vectors)
 
 
+def _work(name: str, plugin: bool) -> float:
+    """Return the multiply-adds of training with a method, relative to FedAvg."""
+    model, side, _ = MODELS.get(name, USUAL)
+    settings = {"dataset": {"name": "digits", "image_size": side}, "model": model, "method": "fedavg"}
+    settings |= {"partition": {"name": "iid", "clients": 10}, "participation": 1.0, "local_test": 0.2}
+    chosen = {"plugins": [name]} if plugin else {"method": name}
+    specs = [RunSpec.parse({**settings, **part}, name) for part in (chosen, {})]
+    work, average = (Work().parts(spec) for spec in specs)
+    assert work and average  # the registry has the size of digits
+    return work[0] / average[0]
+
+
 def index() -> str:
     """The page that lists all methods."""
     rows, counts = [], []
@@ -180,7 +194,7 @@ def index() -> str:
             f"[{name}]({name}.md)",
             "plug-in" if method.plugin else "base",
             method.citation,
-            "depends" if cost.step is None else f"{cost.step / 3:.2f}",
+            f"{_work(name, plugin=method.plugin):.2f}",
             f"{_or_depends(cost.down)} / {_or_depends(cost.up)}{KEPT[method().needs.private]}",
             f"{_or_depends(cost.client)} / {_or_depends(cost.server)}",
             str(counts[-1]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +10,11 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table
+from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import write_text
-from fltrain.experiments.costs import PlanCosts, run_table
-from fltrain.experiments.plan import plan
-from fltrain.experiments.scale_file import scale_file, write_scale
+from fltrain.experiments.costs import GPUS, SHARES, PlanCosts, arithmetic, run_table
+from fltrain.experiments.plan import Plan, plan
 from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 
@@ -24,98 +24,108 @@ def show_plan(
     scale: options.ScaleOption = "demo",
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
-    hours: Annotated[
-        float | None, typer.Option(min=0, help="Show the items and seeds that fit into this many hours.")
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Hours by arithmetic for a GPU: {', '.join(GPUS)}.")
     ] = None,
-    cheapest: Annotated[
-        bool, typer.Option("--cheapest", help="Show items that decide a claim of a paper, cheapest first.")
-    ] = False,
-    new_scale: Annotated[
-        Path | None,
-        typer.Option("--write-scale", help="Write the items and seeds shown to a new file in config/scales."),
-    ] = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure training steps on this machine for the estimates.")
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Hours on this machine, from a short run of each network.")
     ] = False,
     device: Annotated[str, typer.Option(help="Device to measure: auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Write a table of the runs and their costs to this CSV file.")
+        Path | None, typer.Option(help="Write a table of the runs and their multiply-adds to this CSV file.")
     ] = None,
     results: options.ResultsOption = Path("results"),
     config: options.ConfigOption = Path("config"),
 ) -> None:
     """Show the runs behind each table and figure, and their costs.
 
-    Costs are hours, traffic and disk space.
+    With --gpu, --measure or --out, costs are the multiply-adds of the runs: exact, from the shapes of their
+    networks, including gradients, tests and all further passes of methods.
     """
-    wanted, folder = options.selection_of(items, seeds, where), Results(results)
-    planned = plan(config, scale).restricted(wanted)
-    if new_scale and where:
-        raise FltrainError("--write-scale: a scale file restricts items and seeds only; leave out --where")
-    new_file = scale_file(config, new_scale) if new_scale else None
-    if calibrate:
-        from fltrain.experiments.calibrate import calibrate as measure
-
-        # On a GPU that other runs use, measurements would be too slow.
-        measure(planned, folder, pick_device(device, runs=1), typer.echo)
-    costs = PlanCosts.of(planned, folder)
-    if hours is not None:
-        if costs.unknown:
-            raise FltrainError(
-                f"--hours: {count(len(costs.unknown), 'run')} without an estimate, for example "
-                f"{costs.unknown[0]}; add --calibrate, and give the size of datasets in config/datasets.yaml"
-            )
-        planned = costs.within(hours)
-        costs = PlanCosts.of(planned, folder)
-    if cheapest:
-        costs = replace(costs, plan=costs.cheapest())
-        if costs.unknown:
-            typer.echo("order: by number of training images, as hours are not estimated yet")
-    _print_costs(costs, claims=cheapest)
-    for line in _remarks(costs, folder):
+    check_known("--gpu: unknown GPU", [gpu] if gpu else [], GPUS)
+    if gpu and measure:
+        raise FltrainError("--gpu is arithmetic, --measure uses this machine; leave out one of the two")
+    planned = plan(config, scale).restricted(options.selection_of(items, seeds, where))
+    costs, remarks = (
+        PlanCosts(),
+        ["multiply-adds and hours: add --gpu NAME (arithmetic) or --measure (this machine)"],
+    )
+    if gpu or measure or out:
+        costs, remarks = _costs(planned, gpu, device if measure else None)
+    done = frozenset(run for run in planned.runs if Results(results).record(run).complete)
+    _print(planned, costs, done)
+    for line in remarks:
         typer.echo(line)
     if out:
-        write_text(out, run_table(planned, costs.estimates))
+        write_text(out, run_table(planned, costs))
         typer.echo(f"run table: {out}")
-    if new_file:
-        note = "a part of it" if hours is None else f"the part that fits into {hours:g} hours"
-        write_scale(new_file, planned, note)
-        typer.echo(f"scale: {new_file}; train it with `snakemake --config scale={new_file.stem}`")
 
 
-def _print_costs(costs: PlanCosts, claims: bool) -> None:
-    """Print the table of items; ``claims`` adds the number of claims that each decides alone."""
-    scale = costs.plan.scale
+def _costs(planned: Plan, gpu: str | None, device: str | None) -> tuple[PlanCosts, list[str]]:
+    """Return the costs of all runs, and remarks on their origin."""
+    from fltrain.experiments.work import Work
+
+    work, runs = Work(), planned.runs
+    found = {run: n for run, spec in runs.items() if (n := work.multiply_adds(spec)) is not None}
+    remarks = [
+        "multiply-adds: of convolutions and linear layers (G 1e9, T 1e12, P 1e15, E 1e18); mean per run"
+    ]
+    if unknown := len(runs) - len(found):
+        remarks.append(
+            f"{count(unknown, 'run')} (+) not counted: config/datasets.yaml lacks the dataset's size"
+        )
+    if gpu:
+        low, high = (f"{100 * share:.0f}" for share in SHARES)
+        title, *peaks = GPUS[gpu]
+        remarks.append(
+            f"hours left: arithmetic at {low} to {high} % of the peak of one {title} "
+            f"({' / '.join(f'{peak:g}' for peak in peaks)} TFLOP/s in fp32 / tf32 / bf16), not measured"
+        )
+        return arithmetic(runs, found, GPUS[gpu]), remarks
+    if device is None:
+        return PlanCosts(found), remarks
+    if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
+        remarks.append("warning: other processes keep this machine busy; hours are too high")
+    chosen = pick_device(device, runs=1)  # if other runs used the GPU, measurements would be too slow
+    hours = {run: n / work.speed(runs[run], chosen) / 3600 for run, n in found.items()}
+    remarks.append(f"hours left: one run at a time on this machine ({chosen}), measured with FedAvg")
+    return PlanCosts(found, {run: (one, one) for run, one in hours.items()}), remarks
+
+
+def _print(planned: Plan, costs: PlanCosts, done: frozenset[str]) -> None:
+    """Print the table of items."""
     rows: list[tuple[str, ...]] = []
-    for item in costs.plan.items:
-        title = f"{item.item.title} ({count(item.claims, 'claim')})" if claims else item.item.title
-        counts = (len(item.entries), len(item.run_ids), len(costs.done & set(item.run_ids)))
-        rows.append((item.id, title, *map(str, counts), *_prices(costs, item.run_ids)))
-    counts = (len(costs.plan.specs), len(costs.plan.runs), len(costs.done & costs.plan.runs.keys()))
-    rows += (), ("all, shared runs once", "", *map(str, counts), *_prices(costs, list(costs.plan.runs)))
-    numbers = ("cells x seeds", "runs", "trained", "hours", "left", "traffic, GB", "disk, MB")
-    typer.echo(f"{scale.scale}: {scale.title}")
+    for item in planned.items:
+        counts = (len(item.entries), len(item.run_ids), len(done & set(item.run_ids)))
+        rows.append((item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids, done)))
+    counts = (len(planned.specs), len(planned.runs), len(done & planned.runs.keys()))
+    rows += (), ("all, shared runs once", "", *map(str, counts), *_prices(costs, list(planned.runs), done))
+    numbers = ["cells x seeds", "runs", "trained"]
+    numbers += ["multiply-adds", "per run"] if costs.multiply_adds else []
+    numbers += ["hours left"] if costs.hours else []
+    typer.echo(f"{planned.scale.scale}: {planned.scale.title}")
     print_table(("item", "title", *numbers), rows, right=numbers)
 
 
-def _prices(costs: PlanCosts, runs: list[str]) -> list[str]:
-    """Return hours of all runs, hours of missing runs, traffic and disk.
+def _prices(costs: PlanCosts, runs: list[str], done: frozenset[str]) -> list[str]:
+    """Return multiply-adds of all runs and of one, and the hours of missing runs; a + marks runs without."""
+    known = [run for run in runs if run in costs.multiply_adds]
+    if not costs.multiply_adds:
+        return []
+    more = "" if len(known) == len(runs) else " +"
+    total = costs.sum(runs)
+    prices = [_prefixed(total) + more, _prefixed(total / max(1, len(known)))]
+    if costs.hours:
+        least, most = (
+            f"{hours:,.2g}" if hours < 10 else f"{hours:,.0f}" for hours in costs.range(set(runs) - done)
+        )
+        prices.append((least if least == most else f"{least} to {most}") + more)
+    return prices
 
-    A + marks missing estimates; without any estimate, the texts are empty.
-    """
-    if costs.estimates.keys().isdisjoint(runs):
-        return [""] * 4
-    more = "" if costs.estimates.keys() >= set(runs) else " +"
-    total, left = costs.sum(runs), costs.sum(set(runs) - costs.done)
-    values = (total.seconds / 3600, left.seconds / 3600, total.traffic / 1e9, total.disk / 1e6)
-    return [f"{value:,.2f}{more}" for value in values]
 
-
-def _remarks(costs: PlanCosts, results: Results) -> list[str]:
-    if costs.calibration is None:
-        return ["hours: not estimated yet; add --calibrate to measure a few steps on this machine"]
-    remarks = [f"hours: one process on {costs.calibration.device}"]
-    if costs.unknown:
-        missing = count(len(costs.unknown), "run")
-        remarks.append(f"{missing} without an estimate (+, or empty cells); add --calibrate")
-    return [*remarks, *filter(None, [costs.check(results)])]
+def _prefixed(number: float) -> str:
+    """Return a number with three digits and a prefix: G is 1e9, T is 1e12, P is 1e15, E is 1e18."""
+    for prefix, size in {"E": 1e18, "P": 1e15, "T": 1e12}.items():
+        if number >= size:
+            return f"{number / size:#.3g}".rstrip(".") + f" {prefix}"
+    return f"{number / 1e9:.3g} G"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
-from fltrain.experiments.claims import quantities
 from fltrain.experiments.layout import (
     Bubbles,
     Cell,
@@ -73,12 +72,6 @@ class PlannedItem:
     def id(self) -> str:
         """ID of the item, for example ``flfa/table1``."""
         return f"{self.paper.paper}/{self.name}"
-
-    @property
-    def claims(self) -> int:
-        """Number of the paper's claims that are decided by this item alone."""
-        needed = [{quantity.item for quantity in quantities(claim.test)} for claim in self.paper.claims]
-        return needed.count({self.name})
 
     @property
     def target(self) -> str:

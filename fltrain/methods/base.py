@@ -66,6 +66,7 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
+    Workload,
 )
 from fltrain.models.base import Private
 
@@ -234,6 +235,19 @@ class Method(Component):
         """Return the logits ``[n, classes]`` of test images; the network has the client's weights."""
         logits: Tensor = network(images)
         return logits
+
+    # ---------------------------------------------------------------- for plans
+    def training_work(self, size: Workload) -> float:
+        """Return the multiply-adds of a client in a round, in addition to the ordinary passes.
+
+        Ordinary are a forward and a backward pass on the images of each step; ``needs`` declares their
+        schedule. The result is a mean over rounds.
+        """
+        return 0.0
+
+    def testing_work(self, size: Workload) -> float:
+        """Return the multiply-adds of a test on a client's own images, in addition to a forward pass."""
+        return 0.0
 
     # ---------------------------------------------------------------- for the methods themselves
     def random(self, task: Task, *, round: int = 0, client: int = 0, use: str = "") -> np.random.Generator:

@@ -26,7 +26,7 @@ class Ditto(Method):
     citation: ClassVar[str] = (
         "Li et al., Ditto: fair and robust federated learning through personalization, ICML 2021"
     )
-    footprint: ClassVar[Footprint] = Footprint(client=1, step=6.0)
+    footprint: ClassVar[Footprint] = Footprint(client=1)
 
     weight: float = Field(default=1.0, ge=0)
     passes: int = Field(default=1, ge=1)

@@ -22,6 +22,7 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
+    Workload,
 )
 
 
@@ -50,7 +51,7 @@ class FedFcd(Method):
 
     name: Literal["fedfcd"] = "fedfcd"
     citation: ClassVar[str] = "FedFCD, CMC 81(1), 2024"
-    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=1, server=None, step=4.0)
+    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=1, server=None)
 
     weight: float = Field(default=5.0, ge=0)
     distance: Literal["mse", "sum"] = "mse"
@@ -125,6 +126,16 @@ class FedFcd(Method):
         )
         return prototypes.renewed(state, *prototypes.combine(counts, means, self.averaging))
 
-    # ---------------------------------------------------------------- tests
+    # ---------------------------------------------------------------- tests and plans
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:
         return self._decide(network, network.features(images), self.client_init(local))
+
+    def training_work(self, size: Workload) -> float:
+        """Return that of the global classifier, and of the features for the uploads."""
+        visits = size.clients / (size.cohort * size.rounds)  # the initial uploads
+        fused = (2 if self.extractor_loss == "fused" or self.without_ho else 0) + (not self.without_ho)
+        steps = 0 if self.without_fd else fused * size.head * size.trained
+        return steps + (1 + visits) * size.images * size.features
+
+    def testing_work(self, size: Workload) -> float:
+        return 0.0 if self.without_fd else size.tests * size.head

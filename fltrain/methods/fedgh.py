@@ -10,7 +10,7 @@ from pydantic import Field
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import classifier_head, prototypes
-from fltrain.methods.types import Footprint, Local, Server, State, Task, Update
+from fltrain.methods.types import Footprint, Local, Server, State, Task, Update, Workload
 
 
 class FedGh(Method):
@@ -45,6 +45,9 @@ class FedGh(Method):
         description = prototypes.of_client(local)
         sent = {name: description[name] for name in ("classes", "means")}
         return update.sending(self.name, sent), {}
+
+    def training_work(self, size: Workload) -> float:
+        return size.images * size.features
 
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         sent = [update.extras[self.name] for update in updates]

@@ -12,7 +12,18 @@ from pydantic import Field, model_validator
 from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.counter_normal import standard_normal
-from fltrain.methods.types import Footprint, Local, Network, Outputs, Server, State, Step, Task, Update
+from fltrain.methods.types import (
+    Footprint,
+    Local,
+    Network,
+    Outputs,
+    Server,
+    State,
+    Step,
+    Task,
+    Update,
+    Workload,
+)
 from fltrain.runtime.devices import uploaded
 
 ESTIMATES = ("mean", "spread", "seen", "spread_seen")
@@ -60,7 +71,7 @@ class FedImpro(Method):
         "Tang et al., FedImpro: measuring and improving client update in federated learning, ICLR 2024"
     )
     neutral: ClassVar = {"n_hat": 0}
-    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, server=None, step=None)
+    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, server=None)
 
     split: int | None = Field(default=None, ge=1)
     shape: Literal["element", "channel"] = "element"
@@ -168,6 +179,16 @@ class FedImpro(Method):
             total = len(step.labels) + len(labels)
             real, sampled = len(step.labels) / total, len(labels) / total
         return real * loss + sampled * functional.cross_entropy(logits, labels)
+
+    def training_work(self, size: Workload) -> float:
+        """Return that of the samples in the part above the cut, if all classes have an estimate."""
+        samples: float = size.trained
+        if self.labels == "tiled":
+            samples = size.passes * sum(size.classes * (images // size.classes + 1) for images in size.sizes)
+        elif self.n_hat is not None:
+            samples = size.passes * len(size.sizes) * self.n_hat
+        rounds = size.rounds - (self.initial == "masked")  # without estimates before the first round
+        return 3 * samples * size.above(self.split) * rounds / size.rounds if self.n_hat != 0 else 0.0
 
     def _weights(self, local: Local) -> tuple[float, float]:
         """Return the weights of the mean losses on images and on samples."""

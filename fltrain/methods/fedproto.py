@@ -10,7 +10,18 @@ from pydantic import Field
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import prototypes
-from fltrain.methods.types import Footprint, Local, Network, Outputs, Server, State, Step, Task, Update
+from fltrain.methods.types import (
+    Footprint,
+    Local,
+    Network,
+    Outputs,
+    Server,
+    State,
+    Step,
+    Task,
+    Update,
+    Workload,
+)
 
 
 class FedProto(Method):
@@ -78,6 +89,9 @@ class FedProto(Method):
             sent = prototypes.describe(step_state["counts"], step_state["sums"])
         return update.sending(self.name, sent), {}
 
+    def training_work(self, size: Workload) -> float:
+        return size.images * size.features if self.source == "post" else 0.0
+
     # ---------------------------------------------------------------- server
     def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
         sent = prototypes.table([update.extras[self.name] for update in updates], task.classes)
@@ -96,3 +110,6 @@ class FedProto(Method):
         # An unknown class gets a larger distance than all others, but a finite one: losses stay finite.
         farthest = distances.amax(1, keepdim=True) + 1
         return -distances.where(local.payload["known"], farthest)
+
+    def testing_work(self, size: Workload) -> float:
+        return -size.tests * size.head if self.inference == "nearest" else 0.0

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Footprint, Local, Outputs, State, Step
+from fltrain.methods.types import Local, Outputs, State, Step, Workload
 from fltrain.models.base import Part
 
 NEGLIGIBLE = 1e-5
@@ -37,7 +37,6 @@ class FedSOL(Method):
     )
     neutral: ClassVar = {"rho": 0.0}
     needs: ClassVar[Needs] = Needs(frozen_models=1)
-    footprint: ClassVar[Footprint] = Footprint(step=7.0)
 
     rho: float = Field(default=1.0, ge=0)
     perturbation: Literal["adaptive", "fixed"] = "adaptive"
@@ -46,6 +45,12 @@ class FedSOL(Method):
     temperature: float = Field(default=3.0, gt=0)
     teacher: Literal["eval", "train"] = "eval"
     feedback: Literal["both", "loss"] = "both"
+
+    def training_work(self, size: Workload) -> float:
+        """Return that of the divergence from the received model."""
+        if self.proximal == "l2":
+            return 0.0
+        return size.trained * (size.forward + size.gradient(self.part))
 
     def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
         uphill = self._uphill(step, weights, local)

@@ -9,7 +9,7 @@ from pydantic import Field
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update
+from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update, Workload
 
 VALVE, EMBEDDINGS = "valve.", "embeddings."
 """Prefixes of the additional parameters' names."""
@@ -32,7 +32,7 @@ class Gpfl(Method):
     name: Literal["gpfl"] = "gpfl"
     citation: ClassVar[str] = "Zhang et al., GPFL, ICCV 2023"
     needs: ClassVar[Needs] = Needs(private="head")
-    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=None, step=None)
+    footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=None)
 
     weight: float = Field(default=0.01, ge=0)
     decay: float = Field(default=0.1, ge=0)
@@ -97,3 +97,12 @@ class Gpfl(Method):
         personal = network.valve(network.features(images), self.client_init(local)["personal"])
         logits: Tensor = network.classifier(personal)
         return logits
+
+    def training_work(self, size: Workload) -> float:
+        """Return that of the valve's four linear maps of a condition in each step, and of the embeddings."""
+        embeddings = size.classes * size.width
+        steps = size.passes * len(size.sizes)
+        return 8 * size.width**2 * steps + embeddings * (3 * size.trained + 1)
+
+    def testing_work(self, size: Workload) -> float:
+        return size.width * (2 * size.width + size.classes)

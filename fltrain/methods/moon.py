@@ -9,7 +9,7 @@ from pydantic import Field
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional, nn, torch
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update
+from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update, Workload
 
 PROJECTED = 256
 """Width of the projection head's output."""
@@ -32,7 +32,7 @@ class Moon(Method):
     citation: ClassVar[str] = "Li et al., Model-contrastive federated learning, CVPR 2021"
     neutral: ClassVar = {"mu": 0.0}
     needs: ClassVar[Needs] = Needs(frozen_models=2)
-    footprint: ClassVar[Footprint] = Footprint(client=1, step=5.0)
+    footprint: ClassVar[Footprint] = Footprint(client=1)
 
     mu: float = Field(default=1.0, ge=0)
     tau: float = Field(default=0.5, gt=0)
@@ -74,3 +74,12 @@ class Moon(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         return update, {"weights": update.trained, "buffers": update.buffers} if self.mu else {}
+
+    def training_work(self, size: Workload) -> float:
+        """Return that of the received and the previous model, of clients that have a previous one."""
+        visits = size.cohort * size.rounds
+        without = size.clients * (1 - (1 - size.cohort / size.clients) ** size.rounds)
+        if self.first == "random":
+            without = size.cohort  # in the first round
+        share = 1 - (0 if self.first == "initial" else without / visits)
+        return 2 * share * size.trained * size.forward if self.mu else 0.0

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Footprint, Local, Schedule, State, Step
+from fltrain.methods.types import Local, Schedule, State, Step, Workload
 
 
 class PerFedAvg(Method):
@@ -26,7 +26,6 @@ class PerFedAvg(Method):
 
     name: Literal["perfedavg"] = "perfedavg"
     citation: ClassVar[str] = "Fallah et al., Personalized federated learning with MAML, NeurIPS 2020"
-    footprint: ClassVar[Footprint] = Footprint(step=6.0)
 
     version: Literal["fo", "hf"] = "fo"
     inner_lr: float | None = Field(default=None, ge=0)
@@ -64,3 +63,20 @@ class PerFedAvg(Method):
             chosen = random.choice(local.samples, count, replace=False)
             weights = weights - self._inner_lr(local) * local.examples.mean_gradient(weights, chosen)
         return weights
+
+    def training_work(self, size: Workload) -> float:
+        """Return that of the two gradients for the Hessian, and of small batches, which are not divided."""
+        visited = 0
+        for images in size.sizes:
+            whole = images < 2 * self._batches
+            parts = (
+                [images] * self._batches
+                if whole
+                else [len(range(k, images, self._batches)) for k in range(self._batches)]
+            )
+            visited += sum(parts) + (parts[2] if self.version == "hf" else 0) - images
+        return size.passes * visited * size.gradient()
+
+    def testing_work(self, size: Workload) -> float:
+        """Return that of the adaptation."""
+        return self.eval_steps * min(size.batch_size, size.images) * size.gradient()

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validat
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean
-from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update, Workload
 
 VARIANTS: dict[str, dict[str, str]] = {
     "paper": {},
@@ -102,6 +102,9 @@ class Scaffold(Method):
 
     def post_step(self, weights: Tensor, local: Local, step_state: State) -> Tensor:
         return weights - local.lr * step_state["correction"] if self.correction == "after_step" else weights
+
+    def training_work(self, size: Workload) -> float:
+        return size.images * size.gradient() if self.option == "I" else 0.0
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         common, control, omega = self._controls(local)

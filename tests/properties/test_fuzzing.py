@@ -296,7 +296,7 @@ def command_lines(draw: Any) -> list[str]:
     path = draw(st.sampled_from(QUICK))
     words, hints = list(path), get_type_hints(COMMANDS[path].callback)
     for parameter in COMMANDS[path].params:
-        if parameter.name == "calibrate" or not draw(st.booleans()):
+        if parameter.name == "measure" or not draw(st.booleans()):
             continue
         values = PLACES if Path in (hints[parameter.name], *get_args(hints[parameter.name])) else WORDS
         if parameter.param_type_name == "argument":

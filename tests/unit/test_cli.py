@@ -19,12 +19,9 @@ from typer.testing import CliRunner
 
 from fltrain import __version__
 from fltrain.cli import app, main
-from fltrain.core.files import write_json
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import OFFLINE
 from fltrain.data.prepared import load_prepared
-from fltrain.experiments import calibrate as calibration
-from fltrain.experiments.costs import calibration_file
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
@@ -279,10 +276,8 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
         lines = invoke("plan", "--scale", "one", "--out", "runs.csv").stdout.splitlines()
         return next(cells_of(line) for line in lines if "toy/table" in line)
 
-    assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""]
+    assert planned()[:5] == ["toy/table", "Two methods", "2", "2", "0"]
     assert not (tmp_path / "results").exists(), "the command writes no files"
-    write_json(calibration_file(Results(tmp_path / "results")), {"device": "another plan's", "start": 1.0})
-    assert planned() == ["toy/table", "Two methods", "2", "2", "0", "", "", "", ""], "of other runs"
     rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert {row["cell"]: row["run"] for row in rows} == runs
 
@@ -306,30 +301,16 @@ def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> No
     assert "--cuda-graph: needs a CUDA device, not 'cpu'; leave out --cuda-graph" in refusal
 
 
-@pytest.mark.slow
-def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
-    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calibration, "PATIENCE", 0.0)
-    monkeypatch.setattr(calibration, "_start_up", lambda: 3600.0)
-    asked = ("plan", "toy", "--scale", "one", "--where", "method=fedavg,fedprox")
-    assert "hours: not estimated yet; add --calibrate" in invoke(*asked).stdout
-    written = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
-    assert not written, "it only shows"
-    output = invoke(*asked, "--calibrate", "--device", "cpu", "--out", "runs.csv").stdout
-    assert "1 of 2: " in output and "2 of 2: " in output
-    (line,) = (cells_of(line) for line in output.splitlines() if "toy/table" in line)
-    assert line[5:7] == ["2.00", "2.00"], "of two runs; only their start takes long"
-    rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
-    assert [3600 <= int(row["estimated_seconds"]) < 3660 for row in rows] == [True, True]
-
-    invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
-    after = invoke(*asked).stdout
-    (line,) = (cells_of(line) for line in after.splitlines() if "toy/table" in line)
-    assert line[5:7] == ["2.00", "1.00"]
-    assert re.search(r"^1 finished run: actual / estimated median [\d.]+ \([\d.]+ to [\d.]+\)$", after, re.M)
-    within = invoke("plan", "--scale", "one", "--hours", "1.1", "--write-scale", "mine.yaml").stdout
-    assert "scale: config/scales/mine.yaml; train it with `snakemake --config scale=mine`" in within
+def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
+    assert "add --gpu NAME (arithmetic) or --measure" in invoke("plan", "--scale", "one").stdout
+    shown = invoke("plan", "--scale", "one", "--gpu", "h100").stdout
+    assert "5 to 20 % of the peak of one NVIDIA H100 SXM (67 / 495 / 989 TFLOP/s" in shown
+    (line,) = (cells_of(line) for line in shown.splitlines() if "toy/table" in line)
+    assert line[:5] == ["toy/table", "Two methods", "2", "2", "0"]
+    assert re.fullmatch(r"[\d.]+ G", line[5]) and re.fullmatch(r"[\d.e-]+ to [\d.e-]+", line[7])
+    assert float(line[5][:-2]) == pytest.approx(2 * float(line[6][:-2]), rel=0.01), "of two equal runs"
+    measured = invoke("plan", "--scale", "one", "--measure", "--device", "cpu").stdout
+    assert "hours left: one run at a time on this machine (cpu), measured with FedAvg" in measured
 
 
 @pytest.mark.parametrize(
@@ -337,9 +318,8 @@ def test_plan_calibrates_estimates_and_compares_them_with_finished_runs(
     [
         ("status --scale two", ["unknown scale 'two'", "one"]),
         ("plan --config nowhere", ["nowhere/scales: there is no such folder", "--config"]),
-        ("plan --scale one --hours 3", ["--hours: 2 runs without an estimate", "--calibrate"]),
-        ("plan --scale one --write-scale one", ["config/scales/one.yaml exists; delete it"]),
-        ("plan --scale one --write-scale mine --where method=fedavg", ["leave out --where"]),
+        ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
+        ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),
     ],
 )
 def test_wrong_selections_give_one_line(config: Path, fail: Fail, arguments: str, words: list[str]) -> None:
