@@ -27,7 +27,7 @@ def explain(
             "two share it (--cell method=FedProx), or the name of a component (--cell fedprox). Repeatable.",
         ),
     ] = None,
-    scale: options.ScaleOption = "paper",
+    scale: options.ScaleOption = "demo",
     config: options.ConfigOption = Path("config"),
 ) -> None:
     """Show layer, file and line of each setting of a cell."""

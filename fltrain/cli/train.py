@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fltrain.cli.options import ResultsOption
-from fltrain.core.strict_yaml import read_settings
+from fltrain.core.errors import FltrainError
+from fltrain.core.strict_yaml import compose_text, construct, read_plain, read_settings
 from fltrain.methods.types import Place
 from fltrain.runs.record import Results
 from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import alternatives
 from fltrain.runtime.determinism import Profile
 from fltrain.runtime.devices import RUNS, pick_device
 from fltrain.runtime.signals import Stopping
@@ -21,6 +26,45 @@ from fltrain.runtime.signals import Stopping
 def _option(envvar: str, metavar: str, text: str, min: float | None = None) -> Any:
     """Return an option that can also be set by an environment variable."""
     return typer.Option(envvar=envvar, metavar=metavar, help=text, min=min)
+
+
+def _spec(path: Path | None) -> RunSpec:
+    return read_settings(path, RunSpec, ignored=("revisions",))
+
+
+def changed(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
+    """Yield the runs that a file describes after changes of settings, one for each combination.
+
+    Args:
+        path: file with a run; None is standard input. Its settings may be incomplete without the changes.
+        changes: ``training.lr=0.05``, or alternatives with commas between them.
+
+    Raises:
+        FltrainError: if a change or a changed run is not valid.
+    """
+    from fltrain.experiments.schema import merge  # not for jobs of a workflow, which change nothing
+
+    settings, where = read_plain(path), path or "standard input"
+    if not isinstance(settings, Mapping):
+        raise FltrainError(f"{where}: not a run; write a mapping from settings to values")
+    settings = {key: value for key, value in settings.items() if key != "revisions"}
+    choices: list[list[tuple[str, dict[str, Any]]]] = []
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not (key and equals and text):
+            raise FltrainError(f"--set: {change!r}: write KEY=VALUE, for example training.lr=0.05")
+        choices.append([(f"{key}={value}", _patch(key, value)) for value in alternatives(text)])
+    for combination in itertools.product(*choices):
+        names, patches = zip(*combination, strict=True)
+        yield RunSpec.parse(functools.reduce(merge, patches, settings), f"{where} with {' '.join(names)}")
+
+
+def _patch(key: str, text: str) -> dict[str, Any]:
+    """Return a change of a setting by its dotted name; its value is written as in a file."""
+    patch: Any = construct(compose_text(text, f"--set {key}"))
+    for name in reversed(key.split(".")):
+        patch = {name: patch}
+    return dict(patch)
 
 
 def train(
@@ -60,16 +104,32 @@ def train(
             "--cuda-graph", envvar="FLTRAIN_CUDA_GRAPH", help="Replay local steps as CUDA graphs (a GPU)."
         ),
     ] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting: training.lr=0.05; alternatives make several runs: method=fedavg,fedprox; "
+            "repeatable.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Train each run with the seeds 0 to N - 1.")
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Train runs even if they have a record.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
 ) -> None:
     """Train runs and write their records to RESULTS/runs/<run id>/.
 
+    --set and --seeds train variants of a run; `fltrain compare` then compares them.
+
     A stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed run resumes from its last checkpoint.
     """
     # A record's spec.json can be trained as it is.
     paths, stopping = [None if name == "-" else Path(name) for name in specs], Stopping()
-    read = [read_settings(path, RunSpec, ignored=("revisions",)) for path in paths]
+    if seeds:
+        changes = [*(changes or ()), f"seed={','.join(map(str, range(seeds)))}"]
+    read = [spec for path in paths for spec in (changed(path, changes) if changes else [_spec(path)])]
     parsed = {spec.run_id: spec for spec in read}  # each run once, even if several files describe it
     where = Results(results)
     where.recover()

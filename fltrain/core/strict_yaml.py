@@ -95,7 +95,14 @@ def compose(path: Path | None) -> yaml.Node:
     """
     where = "standard input" if path is None else str(path)
     with _refusing(where):
-        stream: Any = StringIO(sys.stdin.read() if path is None else path.read_text(encoding="utf-8"))
+        text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+    return compose_text(text, where)
+
+
+def compose_text(text: str, where: str) -> yaml.Node:
+    """Return the tree of a YAML text; messages name its origin, ``where``."""
+    with _refusing(where):
+        stream: Any = StringIO(text)
         stream.name = where  # of the marks
         tree: yaml.Node | None = _Loader(stream).get_single_node()
         if tree is None:

@@ -33,6 +33,11 @@ def begins(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
+def alternatives(text: str) -> list[str]:
+    """Return the values in a text, which have commas between them; a list in brackets is one value."""
+    return _COMMA.split(text)
+
+
 def listed(names: Collection[str]) -> str:
     """Return the first names as text for a message."""
     first = ", ".join(sorted(names)[:_LISTED])

@@ -205,6 +205,48 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     assert (folder / "costs.json").read_bytes() != record["costs.json"], "the run was trained again"
 
 
+def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**MINUTE, "method": "scaffold", "seed": 7}))
+    changes = ("--set", "method=fedavg,fedprox", "--set", "training.lr=5e-2", "--set", "plugins=[flfa]")
+    trained = invoke("train", "run.yaml", *changes, "--seeds", "2", "--device", "cpu", "--quiet").stdout
+    expected = [
+        RunSpec.parse(
+            {
+                **MINUTE,
+                **{"method": method, "plugins": ["flfa"], "seed": seed},
+                "training": {**MINUTE["training"], "lr": 0.05},
+            },
+            "test",
+        ).run_id
+        for method in ("fedavg", "fedprox")
+        for seed in (0, 1)
+    ]
+    assert [line.partition(":")[0] for line in trained.splitlines()] == expected
+    compared = invoke("compare").stdout
+    assert "fedavg+flfa" in compared and "fedprox+flfa" in compared
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.lr", ["--set: 'training.lr': write KEY=VALUE"]),
+        (
+            "trainin.lr=1",
+            ["run.yaml with trainin.lr=1: trainin: unknown key 'trainin'; did you mean 'training'?"],
+        ),
+        (
+            "method=fedavg,fedpro",
+            ["run.yaml with method=fedpro: method: unknown method 'fedpro'; did you mean"],
+        ),
+        ("plugins=[", ["--set plugins", "not YAML"]),
+    ],
+)
+def test_wrong_changes_give_one_line(tmp_path: Path, fail: Fail, change: str, words: list[str]) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(MINUTE))
+    message = fail("train", "run.yaml", "--set", change)
+    assert all(word in message for word in words), message
+
+
 @pytest.fixture
 def custom(register: Callable[[Yaml], None]) -> None:
     """A custom registry: the digits, a manual download, and a dataset with a wrong path."""

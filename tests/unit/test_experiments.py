@@ -401,7 +401,7 @@ def test_explain_finds_a_cell_whose_label_is_also_a_part_of_others() -> None:
 )
 def test_explain_selects_labels_with_commas_and_equals_signs(item: str, labels: list[str]) -> None:
     words = [word for label in labels for word in ("--cell", label)]
-    first = CliRunner().invoke(app, ["explain", item, *words]).output.splitlines()[0]
+    first = CliRunner().invoke(app, ["explain", item, "--scale", "paper", *words]).output.splitlines()[0]
     assert labels[-1].split("=", 1)[-1].casefold() in first.casefold()
 
 
