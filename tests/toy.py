@@ -219,7 +219,7 @@ SUMMARY: dict[str, Any] = {
         "improvement": {"estimate": 0.75, "low": 0.5, "high": 1.0, "cells": 4},
         "difference": {"estimate": -21.44, "low": -22.0, "high": -21.0, "cells": 4},
     },
-    "pooled": {"measure": "accuracy", "items": ["table1", "table2"]},
+    "pooled": {"measure": "accuracy", "plugin": "flfa", "items": ["table1", "table2"]},
     "forest": [forest([Bar("FLFA <b>", 1.0, 0.5, 1.5, (-1.0, 1.0))], "difference"), ""],
     "claims": [
         claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),

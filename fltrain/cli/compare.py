@@ -35,7 +35,7 @@ def compare(
 ) -> None:
     """Compare trained runs, paired by seed.
 
-    The table shows means over seeds, and differences to the baseline with their 95 % intervals.
+    The table shows means over seeds, and differences to the baseline with their 90 % intervals.
     """
     from fltrain.tracking import compare as comparing
     from fltrain.tracking.dataframes import find_runs

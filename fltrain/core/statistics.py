@@ -1,23 +1,26 @@
-"""Means, intervals and tests over seeds; pooled spreads, bootstraps and aggregates over many cells."""
+"""One contrast for every difference: moderated spreads, intervals, one-sided tests. Bootstraps over cells."""
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fltrain.core.floats import average, total
+from fltrain.core.floats import average
 from fltrain.core.lazy import special, stats
 
 LEVEL = 0.05
-"""Level at which tests reject; intervals match the tests."""
+"""Level of one-sided tests. The matching intervals have a level of 90 %."""
 
 OverSeeds = Literal["mean", "median", "max"]
 """Summary of the values of several seeds."""
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -39,20 +42,7 @@ class Statistic:
             return cls(value, None, len(present))
         # Numbers of rounds can be infinite.
         spread = len(present) > 1 and all(map(math.isfinite, present))
-        std = math.sqrt(variance(present)) if spread else None
-        return cls(average(present), std, len(present))
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the mean over seeds; None with fewer than two seeds."""
-        if self.std is None:
-            return None
-        half = self.std / math.sqrt(self.n) * t_quantile(1 - LEVEL / 2, self.n - 1)
-        return self.mean - half, self.mean + half
-
-    def text(self, decimals: int, sign: str = "") -> str:
-        """Format mean and deviation."""
-        return number_text(self.mean, decimals, sign, self.std)
+        return cls(average(present), math.sqrt(variance(present)) if spread else None, len(present))
 
 
 def variance(values: Sequence[float]) -> float:
@@ -66,33 +56,6 @@ def known(values: Iterable[float]) -> list[float]:
     return [float(value) for value in values if not math.isnan(value)]
 
 
-def interval_text(interval: tuple[float, float], decimals: int, sign: str = "") -> str:
-    """Format an interval, for example ``[66.05, 68.63]``."""
-    low, high = interval
-    return f"[{low:{sign}.{decimals}f}, {high:{sign}.{decimals}f}]"
-
-
-def number_text(
-    value: float | None,
-    decimals: int,
-    sign: str = "",
-    std: float | None = None,
-    interval: tuple[float, float] | None = None,
-) -> str:
-    """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite)."""
-    if value is None:
-        return ""
-    text = "never" if math.isinf(value) else f"{value:{sign}.{decimals}f}"
-    if interval:
-        return f"{text} {interval_text(interval, decimals, sign)}"
-    return text if std is None else f"{text} ± {std:.{decimals}f}"
-
-
-def p_text(p: float) -> str:
-    """Format a p value, for example ``p 0.032`` or ``p < 0.001``."""
-    return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
-
-
 def t_quantile(share: float, df: float) -> float:
     """Return the quantile of Student's t below which this share lies."""
     return float(special.stdtrit(df, share))
@@ -103,44 +66,270 @@ def t_above(value: float, df: float) -> float:
     return float(special.stdtr(df, -value))
 
 
+# ---------------------------------------------------------------- spreads
 @dataclass(frozen=True)
-class Sides:
-    """One-sided p values of a t test: the mean is ``above``, or ``below``, the given number."""
+class Sample:
+    """Values of one cell, or differences paired by seed: one per seed.
 
-    above: float
-    below: float
+    Attributes:
+        values: numbers of the seeds.
+        floor: smallest believable standard deviation, in the unit of the values: one test image.
+        diverged: a run diverged. A chance accuracy in its place says nothing about the spread of other cells.
+    """
+
+    values: Sequence[float]
+    floor: float = 0.0
+    diverged: bool = False
+
+    @property
+    def df(self) -> int:
+        """Degrees of freedom of the sample's own variance; 0 if it has none."""
+        return max(len(self.values) - 1, 0) if all(map(math.isfinite, self.values)) else 0
+
+    @property
+    def variance(self) -> float:
+        """Sample variance, at least that of one test image; 0 without one."""
+        return max(variance(self.values), self.floor**2) if self.df else 0.0
 
 
-def one_sided(values: Iterable[float], point: float = 0.0, floor: float = 0.0) -> Sides | None:
-    """Test on which side of a number the mean lies.
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation over seeds with its degrees of freedom, moderated by a number of ``cells``."""
+
+    std: float
+    df: float
+    cells: int = 1
+
+    def error(self, n: float) -> float:
+        """Return the standard error of a mean over ``n`` seeds."""
+        return self.std / math.sqrt(n)
+
+
+LEAST_CELLS = 4
+"""Fewest cells from which a prior is estimated; with fewer, each has its own spread."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Cells that moderate each other's spreads: a scaled inverse chi-squared prior of their variances.
+
+    The prior is estimated by empirical Bayes (Smyth 2004, section 6.2, as in limma's ``squeezeVar``). It
+    becomes the pooled variance if the variances differ by no more than chance, and loses its weight if they
+    differ by much.
+
+    Attributes:
+        variance: variance of the prior, s_0^2.
+        df: its degrees of freedom, d_0; 0 without a prior, infinite if the cells have equal spreads.
+        pooled_df: degrees of freedom of all cells together, which no moderated variance exceeds.
+        cells: number of cells behind the prior.
+    """
+
+    variance: float = 0.0
+    df: float = 0.0
+    pooled_df: float = 0.0
+    cells: int = 0
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample]) -> Family:
+        """Estimate the prior from the cells without diverged runs."""
+        members = [sample for sample in samples if sample.df and not sample.diverged]
+        variances = [sample.variance for sample in members]
+        if len(members) < LEAST_CELLS or not any(variances):
+            return cls()
+        # Without a floor, variances of zero are offset from it, as in limma.
+        least = 1e-5 * (float(np.median(variances)) or 1.0)
+        df = [sample.df for sample in members]
+        logs = [
+            math.log(max(square, least)) - float(special.digamma(d / 2)) + math.log(d / 2)
+            for square, d in zip(variances, df, strict=True)
+        ]
+        excess = variance(logs) - math.fsum(float(special.polygamma(1, d / 2)) for d in df) / len(df)
+        if excess <= 0:
+            pooled = math.fsum(d * square for d, square in zip(df, variances, strict=True)) / sum(df)
+            return cls(pooled, math.inf, sum(df), len(members))
+        prior = 2 * inverse_trigamma(excess)
+        log = math.fsum(logs) / len(logs) + float(special.digamma(prior / 2)) - math.log(prior / 2)
+        return cls(math.exp(log), prior, sum(df), len(members))
+
+    def spread(self, sample: Sample) -> Spread:
+        """Return the moderated spread of a cell; a cell with a diverged run has its own."""
+        own, df = sample.variance, sample.df
+        if not self.df or sample.diverged:
+            return Spread(math.sqrt(own), df)
+        share = 1.0 if math.isinf(self.df) else self.df / (self.df + df)
+        std = math.sqrt(share * self.variance + (1 - share) * own)
+        return Spread(max(std, sample.floor), min(self.df + df, self.pooled_df), self.cells)
+
+
+def inverse_trigamma(value: float) -> float:
+    """Return x with trigamma(x) = value > 0, by Newton's method on the reciprocal (Smyth 2004, appendix)."""
+    if value > 1e7:
+        return 1 / math.sqrt(value)
+    if value < 1e-6:
+        return 1 / value
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(special.polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, x))
+        x += step
+        if -step / x < 1e-12:
+            break
+    return x
+
+
+# ---------------------------------------------------------------- the contrast
+POWER = 0.8
+"""Probability with which a difference of the smallest detectable size is found."""
+
+MOST_SEEDS = 1000
+"""Largest number of seeds that the search for a deciding number of seeds considers."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published mean over ``seeds`` seeds. Without a printed deviation it varies as ours does."""
+
+    mean: float
+    seeds: int = 1
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A difference with its uncertainty against a margin.
+
+    Attributes:
+        estimate: our mean minus the other one.
+        spread: moderated spread of one of our seeds.
+        n: number of our seeds.
+        other_error: standard error of the other mean; 0 if it is exact.
+        margin: largest difference that does not matter.
+        tries: number of contrasts of which this one was chosen (Bonferroni).
+    """
+
+    estimate: float
+    spread: Spread
+    n: int
+    other_error: float = 0.0
+    margin: float = 0.0
+    tries: int = 1
+
+    @property
+    def df(self) -> float:
+        """Degrees of freedom."""
+        return self.spread.df
+
+    @property
+    def error(self) -> float:
+        """Standard error of the difference."""
+        return math.hypot(self.spread.error(self.n), self.other_error)
+
+    @property
+    def quantile(self) -> float:
+        """Half the width of the interval in standard errors."""
+        return t_quantile(1 - LEVEL / self.tries, self.df)
+
+    @property
+    def interval(self) -> Interval:
+        """90 % interval of the difference."""
+        half = self.quantile * self.error
+        return self.estimate - half, self.estimate + half
+
+    @property
+    def inside(self) -> bool:
+        """The interval lies inside the margin: two one-sided tests."""
+        low, high = self.interval
+        return low >= -self.margin and high <= self.margin
+
+    @property
+    def outside(self) -> bool:
+        """The interval lies wholly outside the margin."""
+        low, high = self.interval
+        return low > self.margin or high < -self.margin
+
+    def p_above(self, point: float = 0.0) -> float:
+        """Return the one-sided p value of a true difference above a point."""
+        return t_above((self.estimate - point) / self.error, self.df)
+
+    def p_below(self, point: float = 0.0) -> float:
+        """Return the one-sided p value of a true difference below a point."""
+        return t_above((point - self.estimate) / self.error, self.df)
+
+    @property
+    def p_outside(self) -> float:
+        """One-sided p value of a true difference outside the margin, on the side of the estimate."""
+        return min(1.0, self.tries * t_above((abs(self.estimate) - self.margin) / self.error, self.df))
+
+    @property
+    def p_nearer(self) -> float:
+        """One-sided p value of a true difference on the estimate's side of the nearer end of the margin."""
+        return t_above(abs(abs(self.estimate) - self.margin) / self.error, self.df)
+
+    @property
+    def p_inside(self) -> float:
+        """The larger p value of the two one-sided tests for a true difference inside the margin."""
+        return max(self.p_above(-self.margin), self.p_below(self.margin))
+
+    @property
+    def chance_inside(self) -> float:
+        """Probability that the interval lies inside the margin if there is no true difference."""
+        return max(0.0, 1 - 2 * t_above(self.margin / self.error - self.quantile, self.df))
+
+    @property
+    def chance_outside(self) -> float:
+        """Probability that it lies wholly outside if there is no true difference."""
+        return 2 * t_above(self.margin / self.error + self.quantile, self.df)
+
+    @property
+    def detectable(self) -> float:
+        """True difference that is found outside the margin with a probability of 80 %."""
+        return self.margin + (self.quantile + t_quantile(POWER, self.df)) * self.error
+
+    @property
+    def seeds_needed(self) -> float:
+        """Seeds of ours that would decide an open contrast if the difference and the spread stay."""
+        distance = abs(abs(self.estimate) - self.margin)
+
+        def decides(seeds: int) -> bool:
+            quantile = t_quantile(1 - LEVEL / self.tries, self.df + seeds - self.n)
+            return distance >= quantile * math.hypot(self.spread.error(seeds), self.other_error)
+
+        candidates = range(self.n + 1, MOST_SEEDS + 1)
+        place = bisect.bisect_left(candidates, True, key=decides)
+        return candidates[place] if place < len(candidates) else math.inf
+
+
+def contrast(
+    ours: Sample,
+    other: Published | float = 0.0,
+    *,
+    spread: Spread | None = None,
+    family: Family = Family(),
+    margin: float = 0.0,
+    tries: int = 1,
+) -> Contrast | None:
+    """Compare the mean of our seeds with another mean. Everything that shows a difference calls this.
+
+    Differences between two lines of ours are one sample, paired by seed, and compared with 0.
 
     Args:
-        values: one value per seed.
-        point: the number.
-        floor: smallest believable standard deviation of the values.
+        ours: our values, or paired differences.
+        other: published mean, or an exact number.
+        spread: moderated spread of our values; default: that of ``family``.
+        family: prior of the spreads; without one, the sample's own spread counts.
+        margin: largest difference that does not matter.
+        tries: number of contrasts of which this one is the extreme.
 
     Returns:
-        None with fewer than two values, with infinite ones, or without any spread.
+        None without a finite mean, or with fewer than two degrees of freedom.
     """
-    present = known(values)
-    if len(present) < 2 or not all(map(math.isfinite, present)):
+    spread = spread or family.spread(ours)
+    if not ours.values or not all(map(math.isfinite, ours.values)) or spread.df < 2 or spread.std == 0:
         return None
-    std = max(math.sqrt(variance(present)), floor)
-    if std == 0:
-        return None
-    t = (average(present) - point) / (std / math.sqrt(len(present)))
-    return Sides(t_above(t, len(present) - 1), t_above(-t, len(present) - 1))
-
-
-def mean_interval(values: Sequence[float], floor: float = 0.0) -> tuple[float, float] | None:
-    """Return the 90 % interval of the mean, which matches a one-sided test at 5 %; None without a test."""
-    values = known(values)
-    if one_sided(values, 0.0, floor) is None:
-        return None
-    std = max(math.sqrt(variance(values)), floor)
-    half = t_quantile(1 - LEVEL, len(values) - 1) * std / math.sqrt(len(values))
-    mean = average(values)
-    return mean - half, mean + half
+    mean, error = float(other) if isinstance(other, int | float) else other.mean, 0.0
+    if isinstance(other, Published):
+        error = (spread.std if other.std is None else other.std) / math.sqrt(other.seeds)
+    return Contrast(average(ours.values) - mean, spread, len(ours.values), error, margin, tries)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
@@ -154,106 +343,15 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-# ---------------------------------------------------------------- many cells
+def discoveries(ps: Sequence[float | None]) -> list[bool]:
+    """Select p values at a false discovery rate of 5 % (Benjamini and Hochberg 1995)."""
+    given = [p for p in ps if p is not None]
+    adjusted = iter(stats.false_discovery_control(given) if given else ())
+    return [p is not None and bool(next(adjusted) <= LEVEL) for p in ps]
+
+
+# ---------------------------------------------------------------- bootstrap
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Values of one cell, one per seed.
-
-    Attributes:
-        values: finite numbers.
-        group: equal for cells that share their spread.
-        floor: smallest believable standard deviation, in the unit of the values.
-        shared: False keeps the cell out of the pool, for example because one of its seeds diverged.
-    """
-
-    values: tuple[float, ...]
-    group: Hashable = None
-    floor: float = 0.0
-    shared: bool = True
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Standard deviation over seeds with its degrees of freedom, pooled over a number of ``cells``."""
-
-    std: float
-    df: int
-    cells: int
-
-    def error(self, n: float) -> float:
-        """Return the standard error of a mean over ``n`` seeds."""
-        return self.std / math.sqrt(n)
-
-
-OUTLIER_LEVEL = 0.01
-"""Level of the test that takes a cell out of the pool."""
-
-
-def pooled_spreads(samples: Sequence[Sample]) -> list[Spread]:
-    """Return the spread of each cell, pooled over the cells of its group.
-
-    ``s^2 = sum (n_i - 1) s_i^2 / sum (n_i - 1)``, never below a cell's floor. Cells that are not shared keep
-    their own spread. So do cells whose variance is larger than that of the rest (one-sided F test at 1 %,
-    Bonferroni over the cells of the group, the largest first, as in Cochran's test of ISO 5725-2).
-    """
-    pools: dict[Hashable, list[int]] = {}
-    for place, sample in enumerate(samples):
-        if sample.shared:
-            pools.setdefault(sample.group, []).append(place)
-    df = [max(len(sample.values) - 1, 0) for sample in samples]
-    squares = [variance(sample.values) if len(sample.values) > 1 else 0.0 for sample in samples]
-    spreads = [_spread([place], squares, df) for place in range(len(samples))]
-    for members in pools.values():
-        pool = _without_outliers(members, squares, df)
-        common = _spread(pool, squares, df)
-        for place in pool:
-            spreads[place] = common
-    return [
-        replace(spread, std=max(spread.std, sample.floor))
-        for spread, sample in zip(spreads, samples, strict=True)
-    ]
-
-
-def _spread(pool: Sequence[int], squares: Sequence[float], df: Sequence[int]) -> Spread:
-    freedom = sum(df[place] for place in pool)
-    square = total(df[place] * squares[place] for place in pool) / freedom if freedom else 0.0
-    return Spread(math.sqrt(square), freedom, sum(df[place] > 0 for place in pool))
-
-
-def _without_outliers(members: Sequence[int], squares: Sequence[float], df: Sequence[int]) -> list[int]:
-    pool = list(members)
-    while True:
-        testable = [place for place in pool if df[place] > 0]
-        if len(testable) < 3:
-            return pool
-        largest = max(testable, key=squares.__getitem__)
-        rest = _spread([place for place in testable if place != largest], squares, df)
-        if rest.std == 0:
-            return pool
-        p = special.fdtrc(df[largest], rest.df, squares[largest] / rest.std**2)
-        if p * len(testable) >= OUTLIER_LEVEL:
-            return pool
-        pool.remove(largest)
-
-
-def interquartile_mean(values: Floats, axis: int | None = None) -> Floats:
-    """Return the mean without the lowest and the highest quarter of the values."""
-    trimmed: Floats = np.asarray(stats.trim_mean(values, 0.25, axis=axis))
-    return trimmed
-
-
-@dataclass(frozen=True)
-class CellAggregate:
-    """A number over many cells with its 90 % bootstrap interval, from resampled seeds within each cell."""
-
-    estimate: float
-    low: float
-    high: float
-    cells: int
-
 
 RESAMPLES = 2000
 
@@ -264,36 +362,7 @@ def resampled(values: Sequence[float], draws: np.random.Generator) -> Floats:
     return picked
 
 
-def percentile_interval(values: Floats) -> tuple[float, float]:
+def percentile_interval(values: Floats) -> Interval:
     """Return the central 90 % of bootstrap values; infinite ones count as largest."""
     low, high = np.quantile(values, [LEVEL, 1 - LEVEL], method="closest_observation")
     return float(low), float(high)
-
-
-def aggregate(
-    cells: Sequence[Sequence[Sequence[float]]], of_cell: Callable[..., Floats], over: Callable[..., Floats]
-) -> CellAggregate | None:
-    """Aggregate over cells, with an interval from a bootstrap stratified by cell (Agarwal et al. 2021).
-
-    Args:
-        cells: samples of each cell; each sample is resampled independently.
-        of_cell: returns the number (or numbers) of a cell from arrays of its samples, along their last axis.
-        over: aggregates the numbers of all cells, along the last axis.
-    """
-    if not cells:
-        return None
-    draws = np.random.default_rng(0)
-    points, columns = [], []
-    for place, parts in enumerate(cells):
-        points.append(np.ravel(of_cell(place, *(np.asarray(part, float) for part in parts))))
-        numbers = of_cell(place, *(resampled(part, draws) for part in parts))
-        columns.append(numbers.reshape(RESAMPLES, -1))
-    low, high = percentile_interval(over(np.concatenate(columns, axis=1), axis=1))
-    return CellAggregate(float(over(np.concatenate(points), axis=0)), low, high, len(cells))
-
-
-def share_of_larger(first: Floats, second: Floats) -> Floats:
-    """Return the share of all pairs in which the first value is larger; ties count half."""
-    larger = first[..., :, None] - second[..., None, :]
-    shares: Floats = ((larger > 0) + 0.5 * (larger == 0)).mean(axis=(-2, -1))
-    return shares

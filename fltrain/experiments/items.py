@@ -154,6 +154,7 @@ class PlannedItem:
             assumptions=self.assumptions,
             reduced=self.scale.reduced,
             seen=self.reduction.seen or self.scale.seen,
+            rejudged=self.reduction.rejudged,
             axes={axis: tuple(labels) for axis, labels in self.axes.items()},
             table=self.item.table,
             figure=self.item.figure,

@@ -19,7 +19,7 @@ Labels = dict[str, str]
 Axes = Mapping[str, Sequence[str]]
 """Axis -> labels of its points."""
 
-COLUMNS = ("seed", "run", "state", "value", "gain", "names", "best", "best_at_end")
+COLUMNS = ("seed", "run", "state", "value", "gain", "names", "family", "plugins", "best", "best_at_end")
 """Columns of a frame of numbers in addition to the axes (``fltrain.reporting.numbers``)."""
 
 NO_AXES = (*COLUMNS, "rows", "series")
@@ -120,6 +120,8 @@ class Table(ItemLayout):
         best_of: axis that the table does not show, for example of learning rates. Each cell has the label
             with which its first seed is best. Its number is that of the other seeds with this label, so that
             they have no part in the choice; with one seed it is that seed's.
+        spread_by: axes along which spreads over seeds differ by design, for example the label skew. Cells
+            moderate each other's spreads only if they have the same labels on these axes.
     """
 
     PLACES = ("rows", "columns", "panels", "best_of")
@@ -130,8 +132,10 @@ class Table(ItemLayout):
     measures: Annotated[tuple[Measured, ...], Strict(False)]
     order_by: str | None = None
     best_of: str | None = None
+    spread_by: Annotated[tuple[str, ...], Strict(False)] = ()
 
     def _check(self, axes: Axes) -> None:
+        check_known("spread_by: unknown axis", self.spread_by, axes, "axes")
         headings = [(measured.measure, measured.label) for measured in self.measures]
         for name, label in headings:
             if headings.count((name, label)) > 1:
@@ -539,6 +543,7 @@ class Sheet(Settings):
 
     ``restricted`` lists restrictions by a full scale's axes or by the user's selection; ``scale`` names them.
     ``seen`` is the day by which the runs had been seen: a rule of that day or later is exploratory.
+    ``rejudged`` names the cells whose verdict a later version of the rule has changed.
     """
 
     id: str
@@ -555,6 +560,7 @@ class Sheet(Settings):
     restricted: Annotated[tuple[Restriction, ...], Strict(False)] = ()
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
     seen: Annotated[datetime.date, Strict(False)] | None = None
+    rejudged: Annotated[tuple[str, ...], Strict(False)] = ()
     cells: Annotated[tuple[Cell, ...], Strict(False)]
 
     @property

@@ -397,6 +397,8 @@ class Reduction(Settings):
             replaces the scale's.
         seen: day by which all runs had been seen. A verdict is exploratory if its rule or test was decided on
             that day or later.
+        rejudged: cells (panel / row / column) whose verdict a later version of the rule has changed, after
+            the runs had been seen; their verdicts are exploratory.
     """
 
     title: str | None = None
@@ -406,6 +408,7 @@ class Reduction(Settings):
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
     seeds: Annotated[int, Field(ge=1)] | SeedList | None = None
     seen: Annotated[datetime.date, Strict(False)] | None = None
+    rejudged: Annotated[tuple[str, ...], Strict(False)] = ()
 
 
 def _by_name(written: Any) -> Any:

@@ -2,7 +2,8 @@
 
 Tables and claims share a data frame with one line for each run and place of a sheet. Its columns are the
 sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done, diverged, stale, damaged
-or missing), ``value``, ``gain``, and ``names``, the names of the cell in the published table.
+or missing), ``value``, ``gain``, ``names``, the names of the cell in the published table, ``plugins``, and
+``family``, which is equal for cells whose spreads over seeds moderate each other.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ def values_of(
     # A run without numbers stands in all places that other runs have.
     nothing = dict.fromkeys((label for _, _, numbers in found for label in numbers), math.nan)
     nothing = nothing or {UNKNOWN if dimension else "": math.nan}
+    datasets = {cell.run: _dataset(runs(cell.run)) for cell in sheet.cells}
     lines: list[dict[str, Any]] = []
     for cell, state, numbers in found:
         for label, value in (numbers or nothing).items():
@@ -139,10 +141,16 @@ def values_of(
                 {key: text.format(**place) for key, text in cell.reported.items()} if place else cell.reported
             )
             line = {"seed": cell.seed, "run": cell.run, "state": state, "names": names}
+            by = [cell.labels[axis] for axis in sheet.table.spread_by] if sheet.table else []
+            line |= {"family": (*datasets[cell.run], label, *by), "plugins": cell.methods[1:]}
             if state == DIVERGED:
                 value = diverged_as(runs(cell.run))
             lines.append({**cell.labels, **place, **line, "value": value})
     return pd.DataFrame(lines)
+
+
+def _dataset(record: Record) -> tuple[str, ...]:
+    return (str(record.spec["dataset"]["name"]),) if record.usable else ()
 
 
 def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> pd.DataFrame:

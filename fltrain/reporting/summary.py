@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from fltrain.core.lazy import stats
-from fltrain.core.statistics import CellAggregate, Floats, aggregate, interquartile_mean, share_of_larger
+from fltrain.core.statistics import RESAMPLES, Floats, percentile_interval, resampled
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import METHOD
 from fltrain.reporting.claims.judge import Judged, to_frame
@@ -78,6 +78,51 @@ def _gain_verdicts(cells: Iterable[TableCell]) -> dict[str, int]:
 
 
 # ---------------------------------------------------------------- aggregates over cells
+@dataclass(frozen=True)
+class CellAggregate:
+    """A number over many cells with its 90 % bootstrap interval, from resampled seeds within each cell."""
+
+    estimate: float
+    low: float
+    high: float
+    cells: int
+
+
+def aggregate(
+    cells: Sequence[Sequence[Sequence[float]]], of_cell: Callable[..., Floats], over: Callable[..., Floats]
+) -> CellAggregate | None:
+    """Aggregate over cells, with an interval from a bootstrap stratified by cell (Agarwal et al. 2021).
+
+    Args:
+        cells: samples of each cell; each sample is resampled independently.
+        of_cell: returns the number (or numbers) of a cell from arrays of its samples, along their last axis.
+        over: aggregates the numbers of all cells, along the last axis.
+    """
+    if not cells:
+        return None
+    draws = np.random.default_rng(0)
+    points, columns = [], []
+    for place, parts in enumerate(cells):
+        points.append(np.ravel(of_cell(place, *(np.asarray(part, float) for part in parts))))
+        numbers = of_cell(place, *(resampled(part, draws) for part in parts))
+        columns.append(numbers.reshape(RESAMPLES, -1))
+    low, high = percentile_interval(over(np.concatenate(columns, axis=1), axis=1))
+    return CellAggregate(float(over(np.concatenate(points), axis=0)), low, high, len(cells))
+
+
+def interquartile_mean(values: Floats, axis: int | None = None) -> Floats:
+    """Return the mean without the lowest and the highest quarter of the values."""
+    trimmed: Floats = np.asarray(stats.trim_mean(values, 0.25, axis=axis))
+    return trimmed
+
+
+def share_of_larger(first: Floats, second: Floats) -> Floats:
+    """Return the share of all pairs in which the first value is larger; ties count half."""
+    larger = first[..., :, None] - second[..., None, :]
+    shares: Floats = ((larger > 0) + 0.5 * (larger == 0)).mean(axis=(-2, -1))
+    return shares
+
+
 def aggregates(cells: Iterable[TableCell]) -> dict[str, CellAggregate]:
     """Return aggregates over the cells of a paper, each run counted once, with 90 % bootstrap intervals.
 
@@ -107,10 +152,12 @@ def aggregates(cells: Iterable[TableCell]) -> dict[str, CellAggregate]:
 
 
 def pooled_gains(cells: Iterable[TableCell]) -> dict[str, Any]:
-    """Return the label of the measure and the items of the gains that ``aggregates`` pools; or {}."""
+    """Return measure, plug-in and items of the gains that ``aggregates`` pools; or {}."""
     gained = _gained(_distinct(cells))
     items = list(dict.fromkeys(cell.item for cell in gained))
-    return {"measure": gained[0].label.removesuffix(", %"), "items": items} if gained else {}
+    if not gained:
+        return {}
+    return {"measure": gained[0].label.removesuffix(", %"), "plugin": gained[0].plugin, "items": items}
 
 
 def _distinct(cells: Iterable[TableCell]) -> list[TableCell]:
@@ -122,10 +169,13 @@ def _distinct(cells: Iterable[TableCell]) -> list[TableCell]:
 
 
 def _gained(distinct: Sequence[TableCell]) -> list[TableCell]:
-    """Return the cells with gains of the most common measure."""
-    gained = [cell for cell in distinct if len(cell.gains) > 1 and _finite(cell)]
-    first = Counter(cell.measure for cell in gained).most_common(1)
-    return [cell for cell in gained if first and cell.measure == first[0][0]]
+    """Return the cells with gains of a plug-in over its base: the most common measure and plug-in.
+
+    Differences between rival methods are never pooled.
+    """
+    gained = [cell for cell in distinct if cell.plugin and len(cell.gains) > 1 and _finite(cell)]
+    first = Counter((cell.measure, cell.plugin) for cell in gained).most_common(1)
+    return [cell for cell in gained if (cell.measure, cell.plugin) == first[0][0]]
 
 
 def _finite(cell: TableCell) -> bool:

@@ -1,13 +1,13 @@
 """Verdicts on published values, by the rule of ``docs/protocol.md``.
 
-A cell of a table has one value per seed. Its published value is *reproduced* if the 90 % prediction interval
-of the difference lies inside a margin that was declared before the runs, *not reproduced* if it lies wholly
-outside, and *inconclusive* otherwise. Gains over a base method have verdicts of their own.
+A cell of a table has one value per seed. Its published value is *reproduced* if the 90 % interval of the
+contrast (``fltrain.core.statistics``) lies inside a margin that was declared before the runs, *not
+reproduced* if it lies wholly outside, and *inconclusive* otherwise. Gains over a base method have verdicts of
+their own.
 """
 
 from __future__ import annotations
 
-import bisect
 import datetime
 import math
 from collections import Counter
@@ -16,22 +16,32 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fltrain.core.floats import total
-from fltrain.core.lazy import stats
 from fltrain.core.statistics import (
-    LEVEL,
+    Contrast,
+    Family,
+    Interval,
+    Published,
     Sample,
     Spread,
+    contrast,
+    discoveries,
     percentile_interval,
-    pooled_spreads,
     resampled,
     t_above,
-    t_quantile,
 )
-from fltrain.reporting.tables.table_cell import GainVerdict, Interval, Side, TableCell, Verdict
+from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
 
-RULE_DATE = datetime.date(2026, 11, 23)
-"""When the rule was last changed. Verdicts on runs that had been seen by then are exploratory."""
+RULE_VERSION = 2
+"""Increase it, and the date, whenever a verdict could change. Tables of another version are made again."""
+
+RULE_DATE = datetime.date(2026, 11, 26)
+"""Day of this version."""
+
+FIRST_RULE = datetime.date(2026, 11, 23)
+"""Day of the first version. Verdicts on runs that had been seen by then are exploratory.
+
+Items name the cells whose verdict has changed with a later version (``rejudged``); they are exploratory, too.
+"""
 
 VERDICTS: dict[Verdict, str] = {
     "reproduced": (
@@ -69,24 +79,20 @@ AMONG_OWN: tuple[GainVerdict, ...] = ("better", "equivalent", "worse")
 LEAST_GAIN_MARGIN = 0.25
 """Smallest margin that follows from a published gain, in points."""
 
-POWER = 0.8
-"""Probability with which a difference of the smallest detectable size is found."""
-
-MOST_SEEDS = 1000
-"""Largest number of seeds that the search for a deciding number of seeds considers."""
-
 BOOTSTRAP_SEEDS = 5
 """Fewest seeds for the bootstrap of a median or maximum."""
 
 
 @dataclass(frozen=True)
-class Basis:
+class RuleInputs:
     """Facts that the rule needs about a cell, in addition to its row in the CSV file.
 
     Attributes:
-        group: equal for cells of one dataset and measure, which share their spread.
+        family: equal for cells that moderate each other's spreads: those of one dataset and measure.
+        gain_family: the same for gains: also of one plug-in.
+        base: equal for gains over the same runs. They share its luck, so they do not moderate each other.
         floor: smallest believable standard deviation: one test image.
-        gains_diverged: diverged runs among the cell's and those of the base method.
+        base_diverged: diverged runs of the base method.
         published_gain_stds: deviations of the two values whose difference is the published gain.
         averaged: number of rows that gains are averages over.
         points: values are percentages or their differences, so that gains have margins in points. Others
@@ -95,14 +101,20 @@ class Basis:
         compared: False if there is no verdict on published values: at a reduced scale, for example.
     """
 
-    group: Hashable = None
+    family: Hashable = None
+    gain_family: Hashable = None
+    base: Hashable = None
     floor: float = 0.0
-    gains_diverged: int = 0
+    base_diverged: int = 0
     published_gain_stds: tuple[float | None, float | None] = (None, None)
     averaged: int = 1
     points: bool = True
     accuracy: bool = True
     compared: bool = True
+
+
+Judgeable = tuple[TableCell, RuleInputs]
+"""A cell without intervals and verdicts, and the facts to judge it."""
 
 
 def cell_margin(margin: float, published_gain: float | None, points: bool) -> float:
@@ -117,8 +129,8 @@ def gain_margin(published_gain: float) -> float:
     return max(LEAST_GAIN_MARGIN, abs(published_gain) / 2)
 
 
-def compare(cells: Sequence[tuple[TableCell, Basis]]) -> list[TableCell]:
-    """Judge all cells of a table; they share their spreads and the list of cells that are not reproduced.
+def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
+    """Judge all cells of a table; they moderate their spreads and share the list of cells not reproduced.
 
     Args:
         cells: our numbers, the published ones and margins. A diverged seed counts as chance accuracy (rounds
@@ -127,37 +139,70 @@ def compare(cells: Sequence[tuple[TableCell, Basis]]) -> list[TableCell]:
     Returns:
         The cells with intervals, verdicts and the numbers behind them.
     """
-    scales = [_scale(cell, basis) for cell, basis in cells]
-    pooled = pooled_spreads(
-        [
-            _sample(cell.values, basis, cell.diverged, scale)
-            for (cell, basis), scale in zip(cells, scales, strict=True)
-        ]
+    of_values = _families((_key(inputs), _values(cell, inputs)) for cell, inputs in cells)
+    gain_keys = apart(((inputs.gain_family, inputs.averaged), inputs.base) for _, inputs in cells)
+    of_gains = _families(
+        (key, _gains(cell, inputs)) for key, (cell, inputs) in zip(gain_keys, cells, strict=True)
     )
-    of_gains = pooled_spreads([_sample(cell.gains, basis, basis.gains_diverged) for cell, basis in cells])
     judged: list[TableCell] = []
-    for (cell, basis), spread, scale, of_gain in zip(cells, pooled, scales, of_gains, strict=True):
-        spread = replace(spread, std=spread.std * scale)
-        judged.append(_judge_gain(_judge(cell, basis, spread), basis, of_gain, spread))
-    listed = discoveries([cell.p for cell in judged])
-    shown = discoveries([_p_among_own(cell, spread) for cell, spread in zip(judged, of_gains, strict=True)])
-    found: list[TableCell] = []
-    for cell, in_list, is_shown in zip(judged, listed, shown, strict=True):
-        open_gain = cell.gain_verdict in AMONG_OWN and not is_shown
-        found.append(
-            cell.having(
-                listed=cell.verdict != "not reproduced" or cell.p is None or in_list,
-                gain_verdict="inconclusive" if open_gain else cell.gain_verdict,
-            )
+    among_own: list[float | None] = []
+    for key, (cell, inputs) in zip(gain_keys, cells, strict=True):
+        family = of_values[_key(inputs)]
+        judged_cell = _judge(cell, inputs, family)
+        gain = contrast(_gains(cell, inputs), family=of_gains[key], margin=cell.gain_margin or 0.0)
+        judged.append(_judge_gain(judged_cell, inputs, gain, family))
+        among_own.append(gain.p_nearer if gain and judged[-1].gain_verdict in AMONG_OWN else None)
+    listed, shown = discoveries([cell.p for cell in judged]), discoveries(among_own)
+    return [
+        cell.having(
+            listed=cell.verdict != "not reproduced" or cell.p is None or in_list,
+            gain_verdict="inconclusive"
+            if cell.gain_verdict in AMONG_OWN and not is_shown
+            else cell.gain_verdict,
         )
-    return found
+        for cell, in_list, is_shown in zip(judged, listed, shown, strict=True)
+    ]
 
 
-def discoveries(ps: Sequence[float | None]) -> list[bool]:
-    """Select p values at a false discovery rate of 5 % (Benjamini and Hochberg 1995)."""
-    given = [p for p in ps if p is not None]
-    adjusted = iter(stats.false_discovery_control(given) if given else ())
-    return [p is not None and bool(next(adjusted) <= LEVEL) for p in ps]
+def _families(samples: Iterable[tuple[Hashable, Sample]]) -> dict[Hashable, Family]:
+    members: dict[Hashable, list[Sample]] = {}
+    for key, sample in samples:
+        members.setdefault(key, []).append(sample)
+    return {key: Family.of(same) for key, same in members.items()}
+
+
+def apart(gains: Iterable[tuple[Hashable, Hashable]]) -> list[Hashable]:
+    """Return the families of gains, so that no two gains of a family share their base.
+
+    Args:
+        gains: family and base of each gain; None for a base of its own.
+    """
+    seen: Counter[Hashable] = Counter()
+    keys: list[Hashable] = []
+    for family, base in gains:
+        keys.append((family, seen[family, base] if base is not None else 0))
+        seen[family, base] += 1
+    return keys
+
+
+def _key(inputs: RuleInputs) -> Hashable:
+    # An average has another spread than its rows.
+    return inputs.family, inputs.averaged
+
+
+def _values(cell: TableCell, inputs: RuleInputs) -> Sample:
+    scale = _scale(cell, inputs)
+    return Sample([value / scale for value in cell.values], inputs.floor / scale, cell.diverged > 0)
+
+
+def _gains(cell: TableCell, inputs: RuleInputs) -> Sample:
+    return Sample(cell.gains, inputs.floor, cell.diverged + inputs.base_diverged > 0)
+
+
+def _scale(cell: TableCell, inputs: RuleInputs) -> float:
+    """Return a divisor that makes spreads comparable between cells: the mean of values not in points."""
+    mean = float(np.mean(cell.values)) if cell.values else 0.0
+    return abs(mean) if mean and math.isfinite(mean) and not inputs.points else 1.0
 
 
 def count_verdicts(verdicts: Iterable[str], order: Iterable[str] = VERDICTS) -> dict[str, int]:
@@ -179,64 +224,51 @@ def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]
     first, *_ = probabilities.values()
     known = [cell for cell in cells if getattr(cell, first) is not None]
     expected = {
-        verdict: total(getattr(cell, column) for cell in known) for verdict, column in probabilities.items()
+        verdict: math.fsum(getattr(cell, column) for cell in known)
+        for verdict, column in probabilities.items()
     }
-    return {**expected, "inconclusive": len(known) - total(expected.values())} if known else {}
-
-
-def _scale(cell: TableCell, basis: Basis) -> float:
-    """Return a divisor that makes spreads comparable between cells: the mean of values not in points."""
-    mean = float(np.mean(cell.values)) if cell.values else 0.0
-    return abs(mean) if mean and math.isfinite(mean) and not basis.points else 1.0
-
-
-def _sample(values: tuple[float, ...], basis: Basis, diverged: int, scale: float = 1.0) -> Sample:
-    # A chance accuracy in place of a diverged seed says nothing about the spread of other cells.
-    finite = all(map(math.isfinite, values))
-    scaled = tuple(value / scale for value in values) if finite else ()
-    return Sample(scaled, (basis.group, basis.averaged), basis.floor / scale, not diverged)
-
-
-def _testable(mean: float, spread: Spread) -> bool:
-    return math.isfinite(mean) and spread.df >= 2 and spread.std > 0
-
-
-def _quantile(df: int) -> float:
-    return t_quantile(1 - LEVEL, df)
-
-
-def _around(center: float, error: float, df: int) -> Interval:
-    half = _quantile(df) * error
-    return center - half, center + half
-
-
-def _within(interval: Interval, margin: float) -> bool:
-    return interval[0] >= -margin and interval[1] <= margin
+    return {**expected, "inconclusive": len(known) - math.fsum(expected.values())} if known else {}
 
 
 # ---------------------------------------------------------------- values
-def _judge(cell: TableCell, basis: Basis, spread: Spread) -> TableCell:
+def _judge(cell: TableCell, inputs: RuleInputs, family: Family) -> TableCell:
     mean = cell.mean
     if mean is not None and cell.over_seeds == "mean":
+        spread = _spread(cell, inputs, family)
         if spread.df:
             cell = cell.having(spread=spread.std, spread_df=spread.df, spread_cells=spread.cells)
-        if _testable(mean, spread):
-            low, high = _around(mean, spread.error(cell.n), spread.df)
+        if ours := contrast(Sample(cell.values), spread=spread):
+            low, high = ours.interval
             cell = cell.having(low=low, high=high)
-    if not basis.compared:
+    if not inputs.compared:
         return cell
     if cell.published_failed:
-        return _judge_failure(cell, basis)
+        return _judge_failure(cell, inputs)
     if cell.published is None:
         return cell
     if mean is None:
         return _inconclusive(cell, "diverged") if cell.diverged else cell.having(verdict="not run")
-    cell = cell.having(difference=mean - cell.published)
+    published = cell.published
+    cell = cell.having(difference=mean - published)
     if cell.over_seeds != "mean":
-        return _judge_by_bootstrap(cell, basis)
-    if cell.interval is None:
+        return _judge_by_bootstrap(cell, inputs)
+    other = Published(published, cell.published_seeds or 1, cell.published_std)
+    found = contrast(Sample(cell.values), other, spread=spread, margin=cell.margin or 0.0)
+    if found is None:
         return _inconclusive(cell, "target not reached" if math.isinf(mean) else _too_few(cell))
-    return _judge_mean(cell, basis, spread)
+    judged = _labelled(cell, inputs, found.interval).having(
+        p=found.p_outside,
+        detectable=found.detectable,
+        expected_reproduced=found.chance_inside,
+        expected_not_reproduced=found.chance_outside,
+    )
+    undecided = judged.verdict == "inconclusive"
+    return judged.having(seeds_needed=found.seeds_needed) if undecided else judged
+
+
+def _spread(cell: TableCell, inputs: RuleInputs, family: Family) -> Spread:
+    spread = family.spread(_values(cell, inputs))
+    return replace(spread, std=spread.std * _scale(cell, inputs))
 
 
 def _inconclusive(cell: TableCell, reason: str) -> TableCell:
@@ -247,7 +279,7 @@ def _too_few(cell: TableCell) -> str:
     return "one seed" if cell.n == 1 else "too few seeds"
 
 
-def _judge_failure(cell: TableCell, basis: Basis) -> TableCell:
+def _judge_failure(cell: TableCell, inputs: RuleInputs) -> TableCell:
     if not cell.complete:
         return cell.having(verdict="not run")
     if cell.complete < 2:
@@ -256,59 +288,29 @@ def _judge_failure(cell: TableCell, basis: Basis) -> TableCell:
         return cell.having(verdict="reproduced")
     if cell.diverged or any(map(math.isinf, cell.values)):
         return _inconclusive(cell, "some runs fail")
-    return cell.having(verdict="not reproduced", side=_side(basis, basis.accuracy))
+    return cell.having(verdict="not reproduced", side=_side(inputs, inputs.accuracy))
 
 
-def _side(basis: Basis, larger: bool) -> Side:
+def _side(inputs: RuleInputs, larger: bool) -> Side:
     """Return the side of a miss from whether our number is larger than the published one."""
-    if basis.accuracy:
+    if inputs.accuracy:
         return "better" if larger else "worse"
     return "more" if larger else "less"
 
 
-def _error(cell: TableCell, spread: Spread, n: float) -> float:
-    theirs = spread.std if cell.published_std is None else cell.published_std
-    return math.hypot(spread.error(n), theirs / math.sqrt(cell.published_seeds or 1))
-
-
-def _judge_mean(cell: TableCell, basis: Basis, spread: Spread) -> TableCell:
-    difference, margin = cell.difference or 0.0, cell.margin or 0.0
-    error, quantile = _error(cell, spread, cell.n), _quantile(spread.df)
-    judged = _labelled(cell, basis, _around(difference, error, spread.df)).having(
-        p=t_above((abs(difference) - margin) / error, spread.df),
-        detectable=margin + (quantile + t_quantile(POWER, spread.df)) * error,
-        expected_reproduced=max(0.0, 1 - 2 * t_above(margin / error - quantile, spread.df)),
-        expected_not_reproduced=2 * t_above(margin / error + quantile, spread.df),
-    )
-    undecided = judged.verdict == "inconclusive"
-    return judged.having(seeds_needed=_seeds_needed(cell, spread)) if undecided else judged
-
-
-def _labelled(cell: TableCell, basis: Basis, interval: Interval) -> TableCell:
+def _labelled(cell: TableCell, inputs: RuleInputs, interval: Interval) -> TableCell:
     (low, high), margin = interval, cell.margin or 0.0
-    verdict: Verdict = "reproduced" if _within(interval, margin) else "inconclusive"
     missed = low > margin or high < -margin
+    inside = low >= -margin and high <= margin
     return cell.having(
         difference_low=low,
         difference_high=high,
-        verdict="not reproduced" if missed else verdict,
-        side=_side(basis, low > margin) if missed else "",
+        verdict="not reproduced" if missed else "reproduced" if inside else "inconclusive",
+        side=_side(inputs, low > margin) if missed else "",
     )
 
 
-def _seeds_needed(cell: TableCell, spread: Spread) -> float:
-    """Return the seeds of this cell that would decide it if the difference and the spread stay."""
-    distance = abs(abs(cell.difference or 0.0) - (cell.margin or 0.0))
-
-    def decides(seeds: int) -> bool:
-        return distance >= _quantile(spread.df + seeds - cell.n) * _error(cell, spread, seeds)
-
-    candidates = range(cell.n + 1, MOST_SEEDS + 1)
-    place = bisect.bisect_left(candidates, True, key=decides)
-    return candidates[place] if place < len(candidates) else math.inf
-
-
-def _judge_by_bootstrap(cell: TableCell, basis: Basis) -> TableCell:
+def _judge_by_bootstrap(cell: TableCell, inputs: RuleInputs) -> TableCell:
     """Judge a median or maximum by a percentile bootstrap; the published one varies like ours."""
     if cell.n < BOOTSTRAP_SEEDS:
         return _inconclusive(cell, _too_few(cell))
@@ -318,59 +320,59 @@ def _judge_by_bootstrap(cell: TableCell, basis: Basis) -> TableCell:
     if all(map(math.isfinite, cell.values)):
         theirs = draws.choice(cell.values, (len(differences), cell.published_seeds or 1))
         differences = differences - (summary(theirs, axis=1) - summary(cell.values))
-    return _labelled(cell, basis, percentile_interval(differences))
+    return _labelled(cell, inputs, percentile_interval(differences))
 
 
 # ---------------------------------------------------------------- gains
-def _judge_gain(cell: TableCell, basis: Basis, spread: Spread, of_values: Spread) -> TableCell:
-    mean, published, n = cell.gain, cell.published_gain, len(cell.gains)
+def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, family: Family) -> TableCell:
+    """Judge our gain, a contrast with zero; ``family`` is that of the values, like which the paper's vary."""
+    mean, published = cell.gain, cell.published_gain
     if mean is None:
         return cell
-    interval = _around(mean, spread.error(n), spread.df) if _testable(mean, spread) else None
-    if interval:
-        cell = cell.having(gain_low=interval[0], gain_high=interval[1])
+    if ours:
+        low, high = ours.interval
+        cell = cell.having(gain_low=low, gain_high=high)
     if cell.gain_margin:
         # True gains lie inside or outside the margin; ``compare`` controls false discoveries.
         inside = abs(mean) < cell.gain_margin
         return cell.having(gain_verdict="equivalent" if inside else "better" if mean > 0 else "worse")
-    if published is None or not basis.points or not basis.compared:
+    if published is None or not inputs.points or not inputs.compared:
         return cell
-    margin = gain_margin(published)
-    cell = cell.having(gain_margin=margin, gain_verdict="inconclusive")
-    if interval is None:
+    cell = cell.having(gain_margin=gain_margin(published), gain_verdict="inconclusive")
+    if ours is None:
         return cell
-    low, high = interval
-    stds = [of_values.std if std is None else std for std in basis.published_gain_stds]
-    theirs = math.hypot(*stds) / math.sqrt((cell.published_seeds or 1) * basis.averaged)
-    error = math.hypot(spread.error(n), theirs)
-    differences = _around(mean - published, error, spread.df)
+    found = replace(
+        ours,
+        estimate=mean - published,
+        other_error=_published_gain_error(cell, inputs, ours, family),
+        margin=gain_margin(published),
+    )
     verdict: GainVerdict = "inconclusive"
-    if _within(differences, margin):
+    if found.inside:
         verdict = "size reproduced"
     elif (low > 0 and published > 0) or (high < 0 and published < 0):
         verdict = "direction reproduced"
     elif (low > 0 > published) or (high < 0 < published):
         verdict = "opposite"
     # The probability of each verdict if the published gain were true.
-    quantile, shift = _quantile(spread.df), abs(published) / spread.error(n)
-    size = max(0.0, 1 - 2 * t_above(margin / error - quantile, spread.df))
+    size, shift = found.chance_inside, abs(published) / ours.error
     return cell.having(
         gain_verdict=verdict,
-        gain_difference_low=differences[0],
-        gain_difference_high=differences[1],
+        gain_difference_low=found.interval[0],
+        gain_difference_high=found.interval[1],
         expected_size=size,
-        expected_direction=max(0.0, t_above(quantile - shift, spread.df) - size) if published else 0.0,
-        expected_opposite=t_above(quantile + shift, spread.df) if published else 0.0,
+        expected_direction=max(0.0, t_above(ours.quantile - shift, ours.df) - size) if published else 0.0,
+        expected_opposite=t_above(ours.quantile + shift, ours.df) if published else 0.0,
     )
 
 
-def _p_among_own(cell: TableCell, spread: Spread) -> float | None:
-    """Return the p value of a comparison among our own runs, against the other side of the margin.
-
-    It is that of the side on which the mean does not lie, so that a verdict at 5 % agrees with the 90 %
-    interval. None without an interval.
-    """
-    if cell.gain_verdict not in AMONG_OWN or cell.gain_low is None:
-        return None
-    distance = abs(abs(cell.gain or 0.0) - (cell.gain_margin or 0.0))
-    return t_above(distance / spread.error(len(cell.gains)), spread.df)
+def _published_gain_error(cell: TableCell, inputs: RuleInputs, ours: Contrast, family: Family) -> float:
+    """Return the standard error of a published gain: that of two means, as printed or as ours vary."""
+    seeds = (cell.published_seeds or 1) * inputs.averaged
+    if not cell.values:  # an average of gains, of which the paper prints no parts
+        return ours.spread.error(cell.published_seeds or 1)
+    base = Sample(cell.base_values, inputs.floor, inputs.base_diverged > 0)
+    own = [family.spread(sample).std for sample in (_values(cell, inputs), base)]
+    pairs = zip(own, inputs.published_gain_stds, strict=True)
+    stds = [(s or max(own)) if std is None else std for s, std in pairs]
+    return math.hypot(*stds) / math.sqrt(seeds)

@@ -20,8 +20,31 @@ def remarks(records: Iterable[Record]) -> list[str]:
         records: the records behind a table, complete or not, repeated or not.
     """
     complete = [record for record in {one.run_id: one for one in records}.values() if record.complete]
-    usable = [record.provenance for record in complete if not record.damage]
-    return [line for line in (_damaged(complete), mixed(usable), mixed_code(usable)) if line]
+    usable = [record for record in complete if not record.damage]
+    provenances = [record.provenance for record in usable]
+    lines = (_damaged(complete), mixed_data(usable), mixed(provenances), mixed_code(provenances))
+    return [line for line in lines if line]
+
+
+def mixed_data(records: Iterable[Record]) -> str:
+    """Name datasets and partitions that had different bytes under one name; empty without any."""
+    digests: dict[tuple[str, str], Counter[str]] = {}
+    for record in records:
+        if spec := record.run_spec:
+            used = record.summary.get("digests", {})
+            for what, name in (("data", spec.dataset.id), ("partition", spec.partition_id)):
+                if digest := used.get(what):
+                    digests.setdefault((what, name), Counter())[str(digest)[:8]] += 1
+    found = [
+        f"{'dataset' if what == 'data' else 'partition'} {name} ("
+        + ", ".join(f"{digest}: {count}" for digest, count in counts.most_common())
+        + ")"
+        for (what, name), counts in digests.items()
+        if len(counts) > 1
+    ]
+    more = f" and {len(found) - 2} more" if len(found) > 2 else ""
+    what = "These runs were trained on different data under one name, so they are not comparable"
+    return f"{what}: {', '.join(found[:2])}{more}." if found else ""
 
 
 def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +20,11 @@ import pandas as pd
 from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
-from fltrain.core.statistics import Statistic, interval_text
-from fltrain.reporting.numbers import DIVERGED, at_labels
-from fltrain.reporting.tables.render import markdown_table
+from fltrain.core.statistics import Contrast, Family, Sample, Statistic, contrast, known
+from fltrain.data.datasets import registry
+from fltrain.reporting.numbers import DIVERGED, DONE, at_labels
+from fltrain.reporting.text import interval_text, markdown_table, number_text
+from fltrain.reporting.verdict import apart
 from fltrain.runs.curves import CURVES
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.run_view import FINALS, STALE, RunView
@@ -53,9 +55,10 @@ class Line:
         variant: values of the compared settings, for example ``fedprox+flfa, method.mu=0.1``.
         methods: names of base method and plug-ins.
         runs: IDs by seed; several IDs if runs differ only in their measurements.
-        diverged: number of seeds that diverged.
+        diverged: number of seeds that diverged; they count as chance accuracy.
         value: statistic over seeds; accuracies in percent.
         difference: statistic of the differences to the baseline with the same seed and condition.
+        contrast: the difference with its interval; None with too few seeds.
     """
 
     condition: Mapping[str, str]
@@ -65,6 +68,7 @@ class Line:
     diverged: int
     value: Statistic | None
     difference: Statistic | None
+    contrast: Contrast | None = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,11 @@ class Comparison:
                 f"these settings, name it in --over, for example --over method,plugins,{self.shown[-1]}"
             )
         if any(line.diverged for line in self.lines):
+            counted = "count as chance accuracy" if _factor(self.metric) == 100 else "have no value"
+            remarks.append(f"diverged runs {counted}")
+        if any(line.contrast and line.contrast.spread.cells > 1 for line in self.lines):
             remarks.append(
-                "means and differences leave out diverged runs; tables count them as chance accuracy"
+                "intervals use spreads over seeds that lines with the same dataset and plug-ins moderate"
             )
         return remarks
 
@@ -123,10 +130,10 @@ class Comparison:
                 **{key: line.condition[key] for key in self.shown},
                 "compared": line.variant,
                 "seeds": str(len(line.runs)) + (f" ({line.diverged} diverged)" if line.diverged else ""),
-                _with_unit(self.metric): line.value.text(self.decimals) if line.value else "none",
+                _with_unit(self.metric): _text(line.value, self.decimals) or "none",
                 f"difference to {self.baseline}": self._difference_text(line),
-                "95 % interval": interval_text(line.difference.interval, self.decimals, "+")
-                if line.difference and line.difference.interval
+                "90 % interval": interval_text(line.contrast.interval, self.decimals, "+")
+                if line.contrast
                 else "",
             }
             for line in self.lines
@@ -138,13 +145,13 @@ class Comparison:
             return ""
         pairs = line.difference.n
         note = f" ({pairs} pair{'s' if pairs != 1 else ''})" if line.value and pairs != line.value.n else ""
-        return line.difference.text(self.decimals, "+") + note
+        return _text(line.difference, self.decimals, "+") + note
 
     def numbers(self) -> list[dict[str, Any]]:
         """Return the table as numbers, a flat dictionary per line."""
         rows = []
         for line in self.lines:
-            low, high = (line.difference.interval if line.difference else None) or (None, None)
+            low, high = line.contrast.interval if line.contrast else (None, None)
             row = {
                 **line.condition,
                 "compared": line.variant,
@@ -172,6 +179,10 @@ class Comparison:
         rows = self.rows()
         lines = [list(rows[0]), *(list(row.values()) for row in rows)]
         write_text(path, f"{markdown_table(lines, numbers=False)}\n")
+
+
+def _text(statistic: Statistic | None, decimals: int, sign: str = "") -> str:
+    return number_text(statistic.mean, decimals, sign, statistic.std) if statistic else ""
 
 
 def _columns(prefix: str, statistic: Statistic | None) -> dict[str, Any]:
@@ -240,8 +251,28 @@ def compare(
         run=pd.Series(runs, dtype=object),
     )
     frame = frame.groupby([*conditions, "variant", "seed"], sort=False)["run"].agg(list).reset_index()
+    frame = frame.sort_values("seed", kind="stable", ignore_index=True)
     frame["value"] = [_value(same, metric) for same in frame["run"]]
     frame["gain"] = frame["value"] - at_labels(frame, {"variant": base})
+    frame["state"] = [
+        DIVERGED if any(run.fields["status"] == DIVERGED for run in same) else DONE for same in frame["run"]
+    ]
+    lost = (frame["state"] == DIVERGED) | (at_labels(frame, {"variant": base}, "state") == DIVERGED)
+    samples: dict[tuple[Hashable, ...], Sample] = {}
+    gains: list[tuple[Hashable, Hashable]] = []
+    for place, seeds in frame.groupby([*conditions, "variant"]):
+        first = seeds["run"].iloc[0][0]
+        family = (first.fields["dataset"], first.fields["plugins"])
+        diverged = bool(lost[seeds.index].any())
+        sample = Sample(known(seeds["gain"]), _floor(seeds["run"], metric), diverged)
+        if place[-1] != base:
+            samples[place] = sample
+            gains.append((family, place[:-1]))
+    families = dict(zip(samples, apart(gains), strict=True))
+    priors = {
+        family: Family.of(sample for place, sample in samples.items() if families[place] == family)
+        for family in families.values()
+    }
     lines = []
     for place, seeds in frame.groupby([*conditions, "variant"]):
         *condition, variant = map(str, place)
@@ -251,9 +282,10 @@ def compare(
             variant=variant,
             methods=tuple(_composition(seeds["run"].iloc[0][0]).split("+")),
             runs={seed: tuple(run.run_id for run in same) for seed, same in same_seed.items()},
-            diverged=sum(any(run.fields["status"] == DIVERGED for run in same) for same in seeds["run"]),
+            diverged=int((seeds["state"] == DIVERGED).sum()),
             value=Statistic.of(seeds["value"]),
             difference=Statistic.of(seeds["gain"]) if variant != base else None,
+            contrast=contrast(samples[place], family=priors[families[place]]) if place in samples else None,
         )
         lines.append(line)
     lines.sort(
@@ -339,9 +371,25 @@ def _baseline(variants: Sequence[str], wanted: str | None) -> str:
     return candidates[0]
 
 
+def _floor(runs: Iterable[Sequence[RunView]], metric: str) -> float:
+    """Return the smallest believable spread of a metric: one test image."""
+    if _factor(metric) != 100:
+        return 0.0
+    images = next((run.images for same in runs for run in same if run.images), None)
+    return 100 / images if images else 0.0
+
+
+def _value_of(run: RunView, metric: str) -> float | None:
+    """Return the value of a run; a diverged one has chance accuracy."""
+    if run.fields["status"] != DIVERGED:
+        return run.value(metric)
+    entry = registry().get(run.fields["dataset"]) if _factor(metric) == 100 else None
+    return 1 / entry.classes if entry and entry.classes else None
+
+
 def _value(runs: Sequence[RunView], metric: str) -> float:
-    """Return the value of runs with the same settings and seed; NaN if they have none or diverged."""
-    values = {run.run_id: None if run.fields["status"] == DIVERGED else run.value(metric) for run in runs}
+    """Return the value of runs with the same settings and seed; NaN if they have none."""
+    values = {run.run_id: _value_of(run, metric) for run in runs}
     different = {value for value in values.values() if value is not None}
     if len(different) > 1:
         raise FltrainError(

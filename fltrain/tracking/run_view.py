@@ -64,6 +64,7 @@ class RunView:
         finals: finite metrics with one value; accuracies from 0 to 1. They belong to the last of ``rounds``.
         rounds: number of rounds in the spec.
         read_curves: reads ``curves``.
+        read_images: reads ``images``.
     """
 
     run_id: str
@@ -72,11 +73,17 @@ class RunView:
     finals: Mapping[str, float]
     rounds: int
     read_curves: Callable[[], Mapping[str, Curve]] = field(repr=False)
+    read_images: Callable[[], int | None] = field(repr=False)
 
     @cached_property
     def curves(self) -> Mapping[str, Curve]:
         """Metrics over rounds, see ``CURVES``; read at first use."""
         return self.read_curves()
+
+    @cached_property
+    def images(self) -> int | None:
+        """Number of test images behind an accuracy, if known; read at first use."""
+        return self.read_images()
 
     @cached_property
     def named(self) -> dict[str, str]:
@@ -122,7 +129,15 @@ def view_record(record: Record, spec: RunSpec, memberships: Memberships) -> RunV
         if change := changed_code(record.provenance, spec):
             fields["code"] = change
         settings, finals = dict(flat_settings(record.spec)), _finals(record)
-    return RunView(record.run_id, fields, settings, finals, spec.rounds, lambda: _curves(record, spec))
+    return RunView(
+        record.run_id,
+        fields,
+        settings,
+        finals,
+        spec.rounds,
+        lambda: _curves(record, spec),
+        lambda: record.test_images,
+    )
 
 
 @contextmanager

@@ -129,7 +129,7 @@ ALIKE: Yaml = {**SIMILAR, "margin": 1.0}
         ({"a": CLEAR}, ALIKE, "contradicted", ""),
         ({"a": NOISE}, ALIKE, "undecided", ""),
         # Places share runs, such as their common baseline, so they are not a sample.
-        (SINGLE, POSITIVE, "undecided", "it takes two seeds"),
+        (SINGLE, POSITIVE, "undecided", "it takes three seeds"),
         (SINGLE, EVERY, "undecided", "positive at 8 of 8 places"),
         # The average over all places is unknown for any numbers of the others.
         (LACKING, POSITIVE, "undecided", NO_NUMBER),
@@ -187,8 +187,8 @@ def test_evidence_states_the_subtraction(runs: Runs, test: Yaml, mean: str) -> N
 
 def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
     """The loss is not significant at any single place, but at all places together."""
-    draws = np.random.default_rng(0).normal(0, 1, (6, 3))
-    runs.pairs({f"method {number}": tuple(-1.5 + draw - draw.mean()) for number, draw in enumerate(draws)})
+    draws = np.random.default_rng(0).normal(0, 1, (6, 5))
+    runs.pairs({f"method {number}": tuple(-1.0 + draw - draw.mean()) for number, draw in enumerate(draws)})
     found = runs.judged({**POSITIVE, "judge": "every"})
     assert found.verdict == "contradicted"
     assert "opposite at the average" in found.evidence

@@ -14,13 +14,15 @@ from typer.testing import CliRunner, Result
 from fltrain import cli
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
+from fltrain.experiments.published import Published
+from fltrain.reporting.tables.cells import cells
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking.compare import Comparison, compare
 from fltrain.tracking.dataframes import find_runs
 from fltrain.tracking.run_view import RunView
 
-from .helpers import tiny
+from .helpers import tiny, write_config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "compare.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -35,7 +37,7 @@ def record(results: Results, spec: RunSpec, final: float, diverged: bool = False
         accuracy = final * round / spec.rounds
         rows.append({"round": round, "kind": "train", "loss": 1 / round})
         test = {"split": spec.test_split, "view": "global", "accuracy": accuracy, "loss": 2 / round}
-        rows.append({"round": round, "kind": "evaluation", **test, "images": 10})
+        rows.append({"round": round, "kind": "evaluation", **test, "images": 10_000})
     ended = {"round": 2, "what": "loss"} if diverged else None
     facts = {"bytes": {"up": 10, "down": 20}, "digests": {"data": "ab" * 32, "partition": "cd" * 32}}
     costs = {"seconds": {"total": 2.0}}
@@ -80,7 +82,8 @@ def test_means_and_differences_are_paired_by_seed(root: Path) -> None:
     assert other.difference is not None and other.difference.n == 3
     assert other.difference.mean == pytest.approx((2 + 1 + 5) / 3)
     expected = stats.ttest_rel(values["fedprox"], values["fedavg"])
-    assert other.difference.interval == pytest.approx(tuple(expected.confidence_interval()))
+    assert other.contrast is not None
+    assert other.contrast.interval == pytest.approx(tuple(expected.confidence_interval(0.9)))
 
 
 def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
@@ -118,16 +121,17 @@ def test_the_baseline_can_be_chosen(root: Path) -> None:
             compare(runs, baseline=wanted)
 
 
-def test_runs_that_diverged_are_counted_and_have_no_value(root: Path) -> None:
+def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
+    """As in tables: 10 % among ten classes."""
     compared = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"))
     line = by_name(compared)["moon"]
-    assert (len(line.runs), line.diverged, line.value.n, line.difference.n) == (2, 1, 1, 1)
+    assert (len(line.runs), line.diverged, line.value.mean) == (2, 1, pytest.approx((40 + 10) / 2))
     row = compared.rows()[1]
-    assert row["seeds"] == "2 (1 diverged)" and row["difference to fedavg"] == "-10.00"
-    (remark,) = compared.remarks
-    assert remark.startswith("means and differences leave out diverged runs")
-    last = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="test_accuracy")
-    assert by_name(last)["moon"].value.n == 1
+    # From 50 to 40 and from 60 to 10.
+    assert row["seeds"] == "2 (1 diverged)" and row["difference to fedavg"].startswith("-30.00 ± 28.28")
+    assert compared.remarks == ["diverged runs count as chance accuracy"]
+    seconds = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
+    assert by_name(seconds)["moon"].value.n == 1
 
 
 def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
@@ -160,12 +164,45 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
 
 
+def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path) -> None:
+    """Values, gains and their intervals; one run diverged."""
+    plugins = {"base": {"set": {"plugins": []}}, "+ ECGR": {"set": {"plugins": ["ecgr"]}}}
+    methods = ["fedavg", "fedprox", "fednova", "fedlc", "moon", "scaffold"]
+    measured = {"measure": "final_accuracy", "gain_over": {"plugin": "base"}}
+    item = {
+        "title": "A toy",
+        "axes": {"method": methods, "plugin": plugins},
+        "table": {"rows": "method", "columns": "plugin", "measures": [measured]},
+    }
+    config, results = (
+        write_config(tmp_path / "config", {"table": item}, seeds=3),
+        Results(tmp_path / "results"),
+    )
+    (planned,) = plan(config, "one").items
+    draws = np.random.default_rng(0)
+    for entry in planned.entries:
+        lost = entry.labels == {"method": "moon", "plugin": "+ ECGR"} and entry.seed == 1
+        record(results, entry.spec, round(float(draws.uniform(0.5, 0.6)), 3), diverged=lost)
+    shown = cells(planned.sheet, results.record, Published.read(None))
+    gains = {cell.row: cell for cell in shown if cell.column == "+ ECGR"}
+    compared = compare(find_runs(tmp_path / "results", (), config), over=["plugins"])
+    lines = {line.condition["method"]: line for line in compared.lines if line.variant == "ecgr"}
+    assert gains.keys() == lines.keys() == set(methods)
+    for method, cell in gains.items():
+        line = lines[method]
+        assert line.value is not None and line.difference is not None and line.contrast is not None
+        assert (line.value.mean, line.value.std, line.diverged) == (cell.mean, cell.std, cell.diverged)
+        assert (line.difference.mean, line.difference.std) == (cell.gain, cell.gain_std)
+        assert line.contrast.interval == cell.gain_interval
+        assert (line.contrast.spread.cells == 5) == (method != "moon")
+
+
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     refusals = {"drift": r"has 'drift'; add it to evaluation\.statistics", "x": "unknown metric 'x'"}
     for metric, reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
             compare(chosen(root), metric=metric)
-    assert compare(chosen(root, "status=diverged")).lines[0].value is None, "diverged runs have no value"
+    assert compare(chosen(root, "status=diverged")).lines[0].value.mean == pytest.approx(10)
 
 
 def test_runs_are_chosen(root: Path) -> None:

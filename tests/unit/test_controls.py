@@ -10,7 +10,7 @@ from fltrain.experiments.published import Published
 from fltrain.experiments.selection import Selection
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
-from fltrain.reporting.verdict import Basis, compare
+from fltrain.reporting.verdict import RuleInputs, compare
 from fltrain.runs.record import Results
 
 from .helpers import trained
@@ -70,7 +70,7 @@ def test_a_twentieth_of_gains_without_an_effect_looks_positive() -> None:
         one, other = draws.permutation(cell.values)[:30].reshape(2, 5, 3)
         judged = compare(
             [
-                (TableCell(values=values, gains=gains, gain=np.mean(gains), published_gain=1.0), Basis())
+                (TableCell(values=values, gains=gains, gain=np.mean(gains), published_gain=1.0), RuleInputs())
                 for values, gains in zip(one.tolist(), (one - other).tolist(), strict=True)
             ]
         )

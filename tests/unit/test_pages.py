@@ -285,8 +285,8 @@ def test_totals_and_pooled_gains_are_those_of_papers(kind: str, toy: Toy) -> Non
     page = Page(overview.index_page(Listing.parse(listing, "x"), toy.results, toy.folder, "runs.html"))
     text = text_of(page)
     gain = (
-        "The gain over the base method, in accuracy, is +1.25 points (90 % interval 0.50 to 2.00): the "
-        "interquartile mean over 4 cells of table1, table2. In these cells, a run beats one of its base "
+        "The gain of flfa over its base method, in accuracy, is +1.25 points (90 % interval 0.50 to 2.00): "
+        "the interquartile mean over 4 cells of table1, table2. In these cells, a run beats one of its base "
         "method with a probability of 0.75 (0.50 to 1.00)."
     )
     assert (gain in text) == (kind == "paper")

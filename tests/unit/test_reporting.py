@@ -528,8 +528,10 @@ def test_reductions_are_percentages_of_the_base_with_the_same_seed(runs: Runs) -
 
 
 def test_differences_are_paired_by_seed_and_drawn_with_their_interval(runs: Runs) -> None:
-    for method, *values in (("BP", 2.0, 4.0), ("BP", 9.0, 10.0), ("FLFA", 2.01, 4.03), ("FLFA", 9.01, 10.01)):
-        runs.add({"method": method}, 0.5, rows=drift(*values))
+    for base, *gains in ((2.0, 4.0, 0.01, 0.03), (9.0, 10.0, 0.01, 0.01), (5.0, 6.0, 0.01, 0.02)):
+        first, second = base, gains.pop(0)
+        runs.add({"method": "BP"}, 0.5, rows=drift(first, second))
+        runs.add({"method": "FLFA"}, 0.5, rows=drift(first + gains[0], second + gains[1]))
     panel = {**DRIFT, "difference_from": {"method": "BP"}}
     sheet = runs.figure(panel)
     differences = frame(runs, sheet)
@@ -537,9 +539,10 @@ def test_differences_are_paired_by_seed_and_drawn_with_their_interval(runs: Runs
     assert differences["FLFA", 1].tolist() == pytest.approx([1, 1])
     canvas, _ = figures.draw(sheet, runs.results)
     (band,) = canvas.axes[0].collections
-    # Mean 2 and standard error 1 in round 2; Student's factor for two seeds and 90 %, from a table: 6.314.
+    # Gains of 3, 1 and 2 in round 2; Student's factor for three seeds and 90 %, from a table: 2.920.
     low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
-    assert (low, high) == pytest.approx((2 - 6.314, 2 + 6.314), abs=0.01)
+    half = 2.920 / 3**0.5
+    assert (low, high) == pytest.approx((2 - half, 2 + half), abs=0.01)
 
 
 @pytest.fixture

@@ -27,14 +27,14 @@ with job(snakemake.log[0]):
     def read(name: str | None) -> Published:
         return Published.read(anomalies.parent / name if name else None, anomalies)
 
-    judged = judgement.judge(
-        claims, statements, sheets, runs, lambda sheet: read(sheet.reported), paper["reduced"]
-    )
     outputs = snakemake.output
-    write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
-    write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))
     tables = Path(outputs.summary).parent
     cells = {
         sheet.id: read_csv(tables / f"{sheet.id.partition('/')[2]}.csv") for sheet in sheets if sheet.table
     }
+    judged = judgement.judge(
+        claims, statements, sheets, runs, lambda sheet: read(sheet.reported), paper["reduced"], cells
+    )
+    write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
+    write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))
     write_json(Path(outputs.summary), summarise(paper, sheets, judged, cells))

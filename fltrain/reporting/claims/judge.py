@@ -6,7 +6,7 @@ The rules of decision are documented with the tests in ``fltrain.experiments.cla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -17,16 +17,17 @@ import pandas as pd
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.statistics import (
     LEVEL,
-    Sides,
+    Contrast,
+    Family,
+    Sample,
     Statistic,
+    contrast,
+    discoveries,
     holm,
-    interval_text,
     known,
-    mean_interval,
-    one_sided,
-    p_text,
-    t_above,
-    t_quantile,
+)
+from fltrain.core.statistics import (
+    Published as PublishedMean,
 )
 from fltrain.experiments.claims import (
     Above,
@@ -63,8 +64,10 @@ from fltrain.reporting.numbers import (
     places,
     values_of,
 )
-from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, markdown_table
-from fltrain.reporting.verdict import RULE_DATE, discoveries, gain_margin
+from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, value_text
+from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
+from fltrain.reporting.text import interval_text, markdown_table, number_text, p_text
+from fltrain.reporting.verdict import FIRST_RULE, apart, gain_margin
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Record
 
@@ -144,6 +147,7 @@ def judge(
     runs: Runs,
     published: Callable[[Sheet], Published],
     reduced: bool,
+    cells: Mapping[str, Sequence[TableCell]] = {},
 ) -> list[Judged]:
     """Judge every claim of a paper at a scale.
 
@@ -154,6 +158,7 @@ def judge(
         runs: returns the record of a run id, complete or not.
         published: returns the published values behind an item.
         reduced: True for a reduced scale.
+        cells: judged cells of the tables by ID of the sheet.
 
     Raises:
         FltrainError: if the test of a claim does not fit the item.
@@ -161,7 +166,7 @@ def judge(
     stated = {(statement.where, statement.claim): statement for statement in statements}
     sheets = list(sheets)
     items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
-    judge_of = _Judge(items, runs, published, reduced)
+    judge_of = _Judge(items, runs, published, reduced, cells)
     judged: list[Judged] = []
     for claim in claims:
         key = claim.where, claim.claim
@@ -171,7 +176,7 @@ def judge(
             raise FltrainError(f"claim {claim.claim!r}: {error}") from None
         names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
         seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
-        decided = max(RULE_DATE, claim.decided or RULE_DATE)
+        decided = max(FIRST_RULE, claim.decided or FIRST_RULE)
         exploratory = finding.verdict in JUDGED and seen is not None and seen <= decided
         judged.append(
             Judged(
@@ -197,6 +202,7 @@ class _Judge:
     runs: Runs
     published: Callable[[Sheet], Published]
     reduced: bool
+    cells: Mapping[str, Sequence[TableCell]]
 
     def finding(self, test: Test, statement: Statement) -> Finding:
         """Return the finding on a claim or on a part of it."""
@@ -215,21 +221,26 @@ class _Judge:
         if absent := _absent(sheet, test):
             only = f", restricted to {', '.join(map(str, sheet.restricted))}" if sheet.restricted else ""
             return Finding("not run", f"{test.item} has no {absent} at this scale{only}.")
-        lines = _lines(sheet, test, self.runs, self.published(sheet))
+        whole, lines = _lines(sheet, test, self.runs, self.published(sheet))
         if lines["state"].isin(ABSENT).all() and not lines.empty:
             return Finding("not run", "No run, or pair of runs, that it needs is complete.")
         if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
             parts = f" of {', '.join(test.parts)}" if test.parts else ""
             return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
-        finding = _within(sheet, test, lines, self._decided(lines, sheet, test, statement))
+        finding = _within(sheet, test, lines, self._decided(whole, lines, sheet, test, statement))
         return finding.without_verdict() if self.reduced else finding
 
-    def _decided(self, lines: pd.DataFrame, sheet: Sheet, test: TestOfRuns, statement: Statement) -> Finding:
+    def _decided(
+        self, whole: pd.DataFrame, lines: pd.DataFrame, sheet: Sheet, test: TestOfRuns, statement: Statement
+    ) -> Finding:
         if isinstance(test, Fails):
             return _fails(lines, test)
-        evidence = Evidence.of(lines, test, self._floor(sheet, test), _compared(sheet, test))
+        evidence = Evidence.of(whole, lines, test, self._floor(sheet, test), _compared(sheet, test))
         if isinstance(test, Value):
-            return _value(evidence, test, statement, sheet.reported_seeds or 1)
+            stated = _stated(statement)
+            cell = _printed(sheet, test, lines, self.cells.get(sheet.id, ()), stated)
+            seeds = sheet.reported_seeds or 1
+            return _of_cell(cell, test, stated) if cell else _value(evidence, test, stated, seeds)
         if test.judge == "average" and evidence.empty:
             return evidence.finding("undecided", INCOMPLETE)
         return _similar(evidence, test) if isinstance(test, Similar) else _directed(evidence, test)
@@ -343,20 +354,28 @@ def _compared(sheet: Sheet, test: Quantity) -> str:
     return f"{text(single) or 'others'} minus {text(test.over)}"
 
 
-def _lines(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
-    """Return the numbers of a claim per place and seed: values, or differences between two labels."""
+def _lines(
+    sheet: Sheet, test: Quantity, runs: Runs, published: Published
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the numbers per place and seed of the whole item, and of the cells that the claim names.
+
+    They are values, or differences between two labels. The whole item moderates the spreads.
+    """
     frame = _numbers(sheet, test, runs, published)
     if test.over:
         frame = _differences(frame, test.over, test.relative)
         frame = frame[~has_labels(frame, test.over)]
-    frame = frame[has_labels(frame, test.at)]
-    if test.mean_over:
-        frame = _joined(frame, test.mean_over, "mean")
-    if test.sides:
-        first, second = test.sides
-        frame = _differences(frame, second, test.relative and not test.over)
-        frame = frame[has_labels(frame, first)]
-    return frame
+
+    def compared(frame: pd.DataFrame) -> pd.DataFrame:
+        if test.mean_over:
+            frame = _joined(frame, test.mean_over, "mean")
+        if test.sides:
+            first, second = test.sides
+            frame = _differences(frame, second, test.relative and not test.over)
+            frame = frame[has_labels(frame, first)]
+        return frame
+
+    return compared(frame), compared(frame[has_labels(frame, test.at)])
 
 
 def _numbers(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
@@ -429,7 +448,10 @@ def _joined(
 
     where = [name for name in (*places(frame), "seed") if name not in axes]
     lines = frame.groupby(where, sort=False)
-    return lines.agg(value=("value", number), state=("state", worst)).reset_index()
+    longest = ("family", lambda families: max(families, key=len))
+    return lines.agg(
+        value=("value", number), state=("state", worst), family=longest, plugins=("plugins", "first")
+    ).reset_index()
 
 
 def _differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:
@@ -438,6 +460,7 @@ def _differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relati
     ``relative`` differences are in per cent of that mean. The state is the worse one.
     """
     other = _joined(frame[has_labels(frame, labels)], labels.keys(), "mean")
+    other = other.drop(columns=["family", "plugins"])
     both = frame.merge(other, how="left", on=[*places(other), "seed"], suffixes=("", " of other"))
     base = both["value of other"]
     value = both["value"] - base
@@ -451,26 +474,46 @@ def _differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relati
 # ---------------------------------------------------------------- evidence
 @dataclass(frozen=True)
 class Evidence:
-    """Numbers of a claim: seeds down, places across (NaN for none); lost runs by state; least spread.
+    """Numbers of a claim.
 
-    ``compared`` is the subtraction that gives the numbers, in words.
+    Attributes:
+        numbers: seeds down, places across (NaN for none).
+        lost: lost runs by state.
+        families: prior of the spreads by place.
+        unit: unit of the numbers.
+        floor: smallest believable spread.
+        diverged: places with a diverged run.
+        compared: the subtraction that gives the numbers, in words.
     """
 
     numbers: pd.DataFrame
     lost: dict[str, int]
+    families: dict[str, Family]
     unit: str = ""
     floor: float = 0.0
+    diverged: frozenset[str] = frozenset()
     compared: str = ""
 
     @classmethod
-    def of(cls, lines: pd.DataFrame, test: Quantity, floor: float, compared: str = "") -> Evidence:
+    def of(
+        cls, whole: pd.DataFrame, lines: pd.DataFrame, test: Quantity, floor: float, compared: str = ""
+    ) -> Evidence:
         """Arrange lines; a place is called by the labels that vary."""
         where = [axis for axis in places(lines) if lines[axis].nunique() > 1]
         names = lines[where].agg(", ".join, axis=1) if where else pd.Series("all", index=lines.index)
-        numbers = lines.assign(place=names).pivot(index="seed", columns="place", values="value")
-        lost = {state: int((lines["state"] == state).sum()) for state in LOST}
-        unit = " %" if test.relative else ""
-        return cls(numbers[list(dict.fromkeys(names))], lost, unit, floor, compared)
+        lines = lines.assign(place=names)
+        numbers = lines.pivot(index="seed", columns="place", values="value")
+        families = _families(whole, floor, test)
+        named = {str(group["place"].iloc[0]): labels for labels, group in _by_place(lines, places(whole))}
+        return cls(
+            numbers[list(dict.fromkeys(names))],
+            {state: int((lines["state"] == state).sum()) for state in LOST},
+            {place: families[labels] for place, labels in named.items()},
+            " %" if test.relative else "",
+            floor,
+            frozenset(lines.loc[lines["state"] == DIVERGED, "place"]),
+            compared,
+        )
 
     @cached_property
     def filled(self) -> dict[str, list[float]]:
@@ -495,13 +538,31 @@ class Evidence:
         complete = self.numbers[list(self.filled)].dropna()
         return [float(value) for value in complete.mean(axis=1)] if self.filled else []
 
-    def samples(self, judge: Literal["every", "average"]) -> dict[str, list[float]]:
-        """Return the values of each place, or of their average alone."""
-        return self.filled if judge == "every" else {OVER_PLACES: self.per_seed}
+    def contrast(
+        self, place: str, other: PublishedMean | float = 0.0, margin: float = 0.0, tries: int = 1
+    ) -> Contrast | None:
+        """Return the contrast at a place, or of the average over all places, which has its own spread.
 
-    def floor_of(self, sample: str) -> float:
-        """Return the smallest believable spread of a place, or of the average of all places."""
-        return self.floor / math.sqrt(max(len(self.filled), 1)) if sample == OVER_PLACES else self.floor
+        One seed decides nothing, whatever the spread of other places.
+        """
+        alone = next(iter(self.filled)) if len(self.filled) == 1 else ""
+        if place == OVER_PLACES and not alone:
+            floor = self.floor / math.sqrt(max(len(self.filled), 1))
+            sample, family = Sample(self.per_seed, floor), Family()
+        else:
+            place = alone or place
+            sample = Sample(self.filled[place], self.floor, place in self.diverged)
+            family = self.families[place]
+        if len(sample.values) < 2:
+            return None
+        return contrast(sample, other, family=family, margin=margin, tries=tries)
+
+    def contrasts(
+        self, judge: Literal["every", "average"], other: float = 0.0, margin: float = 0.0
+    ) -> dict[str, Contrast | None]:
+        """Return the contrast of each place, or of their average alone."""
+        names = self.filled if judge == "every" else [OVER_PLACES]
+        return {name: self.contrast(name, other, margin) for name in names}
 
     def finding(
         self,
@@ -512,7 +573,8 @@ class Evidence:
     ) -> Finding:
         """Return the finding with this verdict: mean, interval, extreme places, losses, test."""
         statistic = Statistic.of(self.per_seed)
-        interval = mean_interval(self.per_seed, self.floor_of(OVER_PLACES)) if statistic else None
+        found = self.contrast(OVER_PLACES) if statistic else None
+        interval = found.interval if found else None
         parts = ["no seed has a number in all places"]
         if statistic:
             around = f" [{interval[0]:+.4g}, {interval[1]:+.4g}]" if interval else ""
@@ -529,25 +591,62 @@ class Evidence:
         return Finding(verdict, ", ".join(parts), decision, mean, interval, p, p_contradicted)
 
 
+def _families(whole: pd.DataFrame, floor: float, test: Quantity) -> dict[tuple[str, ...], Family]:
+    """Return the prior of the spreads at each place of the item, by its labels.
+
+    Places with the same dataset moderate each other, differences if they also have the same plug-ins, but not
+    the same base.
+    """
+    axes = places(whole)
+    samples: list[Sample] = []
+    keys: dict[tuple[str, ...], tuple[object, object]] = {}
+    for labels, lines in _by_place(whole, axes):
+        key = max(lines["family"], key=len)
+        base = None
+        if test.over or test.sides:
+            key = (*key, lines["plugins"].iloc[0])
+            named = dict(zip(axes, labels, strict=True))
+            base = tuple(name for axis, name in named.items() if axis not in test.over) if test.over else None
+        keys[labels] = key, base
+        samples.append(Sample(known(lines["value"]), floor, bool((lines["state"] == DIVERGED).any())))
+    members: dict[object, list[Sample]] = {}
+    separate = apart(keys.values())
+    for key, sample in zip(separate, samples, strict=True):
+        members.setdefault(key, []).append(sample)
+    return {labels: Family.of(members[key]) for labels, key in zip(keys, separate, strict=True)}
+
+
+def _by_place(lines: pd.DataFrame, axes: list[str]) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
+    """Yield the lines of each place with its labels."""
+    if not axes:
+        yield (), lines
+        return
+    for labels, group in lines.groupby(axes, sort=False):
+        yield tuple(map(str, labels)), group
+
+
 OVER_PLACES = "the average"
 LOST = {DIVERGED: "diverged", STALE: "stale", DAMAGED: "damaged", MISSING: "not run"}
-UNTESTABLE = "no test: it takes two seeds that differ"
+UNTESTABLE = "no test: it takes three seeds that differ"
 INCOMPLETE = "no test: an average takes a number at every place"
 
 
 def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
-    sign = -1 if test.kind == "negative" else 1
+    negative = test.kind == "negative"
+    by = -test.by if negative else test.by
 
-    def sides(name: str, values: Iterable[float]) -> Sides | None:
-        return one_sided((sign * value - test.by for value in values), floor=evidence.floor_of(name))
+    def p_values(found: Contrast | None) -> tuple[float | None, float | None]:
+        """Return the p values of the claim and of its opposite."""
+        sides = (found.p_above(), found.p_below()) if found else (None, None)
+        return sides[::-1] if negative else sides
 
-    bound = f"{'below' if sign < 0 else 'above'} {sign * test.by:g}"
+    bound = f"{'below' if negative else 'above'} {by:g}"
     is_so, is_not = (f"{bound}: ", f"not {bound}, ") if test.by else ("", "")
-    claimed = {name: sides(name, values) for name, values in evidence.samples(test.judge).items()}
-    opposite = (
-        {**claimed, OVER_PLACES: sides(OVER_PLACES, evidence.per_seed)} if len(claimed) > 1 else claimed
-    )
-    corrected = holm([found.below if found else None for found in opposite.values()])
+    claimed = evidence.contrasts(test.judge, by)
+    opposite = dict(claimed)
+    if len(claimed) > 1:
+        opposite[OVER_PLACES] = evidence.contrast(OVER_PLACES, by)
+    corrected = holm([p_values(found)[1] for found in opposite.values()])
     contrary = {name: p for name, p in zip(opposite, corrected, strict=True) if p is not None}
     worst = min(contrary, key=contrary.__getitem__, default="")
     least = contrary.get(worst)
@@ -555,23 +654,20 @@ def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
         where = f" at {worst}" if len(opposite) > 1 else ""
         words = f"opposite{where}: {is_not}one-sided {p_text(least)}{_holm(contrary)}"
         return evidence.finding("contradicted", words, least, least)
-    ps = [found.above if found else None for found in claimed.values()]
+    ps = [p_values(found)[0] for found in claimed.values()]
     return _all_of(evidence, ps, f"{is_so}one-sided", least)
 
 
 def _similar(evidence: Evidence, test: Similar) -> Finding:
-    samples = evidence.samples(test.judge).items()
-    low = [one_sided(values, -test.margin, evidence.floor_of(name)) for name, values in samples]
-    high = [one_sided(values, test.margin, evidence.floor_of(name)) for name, values in samples]
-    beyond = [side.above for side in high if side] + [side.below for side in low if side]
+    found = list(evidence.contrasts(test.judge, margin=test.margin).values())
+    beyond = [one.p_above(test.margin) for one in found if one]
+    beyond += [one.p_below(-test.margin) for one in found if one]
     corrected = [p for p in holm(beyond) if p is not None]
     least = min(corrected, default=None)
     if least is not None and least < LEVEL:
         words = f"beyond {test.margin:g}: one-sided {p_text(least)}{_holm(corrected)}"
         return evidence.finding("contradicted", words, least, least)
-    ps = [
-        max(one.above, other.below) if one and other else None for one, other in zip(low, high, strict=True)
-    ]
+    ps = [one.p_inside if one else None for one in found]
     return _all_of(evidence, ps, f"within {test.margin:g}: two one-sided tests,", least)
 
 
@@ -595,43 +691,98 @@ def _holm(family: Collection[object]) -> str:
     return f" (Holm over {len(family)})" if len(family) > 1 else ""
 
 
-def _value(evidence: Evidence, test: Value, statement: Statement, published_seeds: int) -> Finding:
-    """Compare our mean with a stated number, which varies over the paper's seeds as ours does over ours."""
+# ---------------------------------------------------------------- stated numbers
+def _stated(statement: Statement) -> float:
     if statement.value is None:
         raise FltrainError("it states no number for the test 'value'; choose another test")
-    stated = 100 * statement.value if statement.unit == "fraction" else statement.value
-    values, where, places_tried = evidence.per_seed, OVER_PLACES, 1
+    return 100 * statement.value if statement.unit == "fraction" else statement.value
+
+
+def _printed(
+    sheet: Sheet, test: Value, lines: pd.DataFrame, cells: Sequence[TableCell], stated: float
+) -> TableCell | None:
+    """Return the cell of the item's table that prints the stated number; None if there is none."""
+    where = lines.drop_duplicates(places(lines)) if places(lines) else lines[:1]
+    if test.extreme or test.relative or test.margin or sheet.table is None or len(where) != 1:
+        return None
+    table, decimals = sheet.table, len(f"{stated:.10g}".partition(".")[2])
+    over = next((one.gain_over for one in table.measures if one.measure == test.measure), {})
+    labels = {axis: str(where[axis].iloc[0]) if axis in where else "" for axis in _axes(sheet)}
+    if table.rows in test.mean_over:
+        labels[table.rows] = AVERAGE
+    for cell in cells:
+        printed = cell.published_gain if test.over else cell.published
+        if (
+            cell.measure == test.measure
+            and (not test.over or over == test.over)
+            and labels == dict(zip(_axes(sheet), (cell.row, cell.column, cell.panel), strict=False))
+            and printed is not None
+            and round(printed, decimals) == round(stated, decimals)
+        ):
+            return cell
+    return None
+
+
+def _axes(sheet: Sheet) -> list[str]:
+    assert sheet.table is not None
+    return [axis for axis in (sheet.table.rows, sheet.table.columns, sheet.table.panels) if axis]
+
+
+def _of_cell(cell: TableCell, test: Value, stated: float) -> Finding:
+    """Return the verdict of the cell that prints the number."""
+    gain = bool(test.over)
+    if gain:
+        mean, n, margin = cell.gain, len(cell.gains), cell.gain_margin
+        ends = cell.gain_difference_low, cell.gain_difference_high
+        said: str = cell.gain_verdict or ""
+        text = number_text(mean, cell.decimals, "+", cell.gain_std)
+    else:
+        mean, n, margin, ends = cell.mean, cell.n, cell.margin, (cell.difference_low, cell.difference_high)
+        said, text = cell.full_verdict, value_text(cell)
+    numbers = f"{text} over {count(n, 'seed')}"
+    decision = f"stated {stated:g}, as the cell {cell.place} of {cell.item}, which is {said}"
+    low, high = ends
+    if low is None or high is None or margin is None:
+        return Finding("undecided", numbers, decision, mean)
+    inside, outside = -margin <= low and high <= margin, low > margin or high < -margin
+    verdict: ClaimVerdict = "supported" if inside else "contradicted" if outside else "undecided"
+    p = None if gain else cell.p
+    interval = interval_text((low, high), cell.decimals, "+")
+    decision += f": ours minus stated {interval}, margin {margin:.3g}"
+    return Finding(verdict, numbers, decision, mean, (stated + low, stated + high), p, p)
+
+
+def _value(evidence: Evidence, test: Value, stated: float, published_seeds: int) -> Finding:
+    """Compare our mean with a stated number, which varies over the paper's seeds as ours does over ours."""
+    where, tries = OVER_PLACES, 1
     if test.extreme is not None and evidence.filled:
         choose = max if test.extreme == "largest" else min
         where = choose(evidence.filled, key=lambda place: float(np.mean(evidence.filled[place])))
-        values, places_tried = evidence.filled[where], len(evidence.filled)
-    ours = Statistic.of(values)
+        tries = len(evidence.filled)
+    ours = Statistic.of(evidence.per_seed if where == OVER_PLACES else evidence.filled[where])
     if ours is None:
         return evidence.finding("undecided", UNTESTABLE)
     margin = test.margin
     if margin is None:
         assert test.measure is not None  # a curve has a margin
         margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
-    at = f" ({where})" if test.extreme and where != OVER_PLACES else ""
-    spread = max(ours.std or 0.0, evidence.floor_of(where))
+    at = f" ({where})" if where != OVER_PLACES else ""
     losses = f", {', '.join(evidence.losses)}" if evidence.losses else ""
     text = f"{ours.mean:.2f} over {count(ours.n, 'seed')}{at}{losses}"
     compared = f"stated {stated:g}, margin {margin:g}"
-    if ours.n < 3 or spread == 0:
-        return Finding("undecided", text, f"{compared}; no interval: it takes three seeds", ours.mean)
-    error = spread * math.sqrt(1 / ours.n + 1 / published_seeds)
-    half = t_quantile(1 - LEVEL / places_tried, ours.n - 1) * error
-    difference = ours.mean - stated
-    p = min(1.0, places_tried * t_above((abs(difference) - margin) / error, ours.n - 1))
+    found = evidence.contrast(where, PublishedMean(stated, published_seeds), margin, tries)
+    if found is None:
+        return Finding("undecided", text, f"{compared}; {UNTESTABLE}", ours.mean)
     verdict: ClaimVerdict = "undecided"
-    if not evidence.empty and abs(difference) + half <= margin:
-        verdict = "supported"
-    elif not evidence.empty and abs(difference) - half > margin:
-        verdict = "contradicted"
-    tried = f", Bonferroni over {places_tried} places" if places_tried > 1 else ""
-    interval = interval_text((difference - half, difference + half), 2, "+")
-    decision = f"{compared}, ours minus stated {difference:+.2f} {interval}{tried}"
-    ends = ours.mean - half, ours.mean + half
+    if not evidence.empty and (found.inside or found.outside):
+        verdict = "supported" if found.inside else "contradicted"
+    tried = f", Bonferroni over {tries} places" if tries > 1 else ""
+    low, high = found.interval
+    decision = (
+        f"{compared}, ours minus stated {found.estimate:+.2f} {interval_text((low, high), 2, '+')}{tried}"
+    )
+    p = found.p_outside
+    ends = stated + low, stated + high
     return Finding(verdict, text, decision, ours.mean, ends, p, None if evidence.empty else p)
 
 

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays, replacing
-from fltrain.core.statistics import mean_interval, t_quantile
+from fltrain.core.statistics import Sample, contrast, known
 from fltrain.experiments.layout import (
     Bubbles,
     Curves,
@@ -38,7 +38,15 @@ from fltrain.experiments.layout import (
 )
 from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures.style import Look
-from fltrain.reporting.numbers import NothingToShow, Runs, at_labels, curve, diverged, finished, values_of
+from fltrain.reporting.numbers import (
+    NothingToShow,
+    Runs,
+    at_labels,
+    curve,
+    diverged,
+    finished,
+    values_of,
+)
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Results
 
@@ -148,8 +156,8 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
         notes.append(
             f"Differences from {figure.difference_from}, paired by seed ({seeds} seeds), with 90 % "
             f"intervals; grey: {figure.margin:g} points. Intervals are not corrected for the number of "
-            "comparisons and use each row's own spread; tables pool it over rows. Rows are ordered by their "
-            "mean over the panels, which have their own scales. Diverged runs count as chance."
+            "comparisons. Rows are ordered by their mean over the panels, which have their own scales. "
+            "Diverged runs count as chance."
         )
     if isinstance(sheet.figure, Histogram):
         notes += [f"Layers of {seeds} seeds together."] if seeds > 1 else []
@@ -261,7 +269,8 @@ def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas
                 style.no_runs(axes)
                 continue
             numbers += _long(frame, ", ".join(heading), figure.smoothing)
-            draw_lines(axes, frame, look_of, figure.smoothing, intervals=bool(panel.difference_from))
+            widths = half_widths(frame, figure.smoothing) if panel.difference_from else None
+            draw_lines(axes, frame, look_of, figure.smoothing, widths)
             axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
             if panel.reduction_from or panel.difference_from:
@@ -288,10 +297,27 @@ def _lines(frame: pd.DataFrame) -> list[tuple[str, int]]:
     return [(str(line[0]), int(line[1])) for line in frame.columns]
 
 
+def half_widths(frame: pd.DataFrame, window: int) -> pd.DataFrame:
+    """Return half the 90 % interval of each line's mean over seeds, at each round (NaN without one)."""
+    shown = frame.apply(smoothed, window=window) if window > 1 else frame
+
+    def half(values: pd.Series) -> float:
+        found = contrast(Sample(known(values)))
+        return found.quantile * found.error if found else math.nan
+
+    labels = dict.fromkeys(label for label, _ in _lines(frame))
+    halves = {label: [half(values) for _, values in shown[label].iterrows()] for label in labels}
+    return pd.DataFrame(halves, index=shown.index)
+
+
 def draw_lines(
-    axes: Axes, frame: pd.DataFrame, look_of: dict[str, Look], window: int, intervals: bool = False
+    axes: Axes,
+    frame: pd.DataFrame,
+    look_of: dict[str, Look],
+    window: int,
+    intervals: pd.DataFrame | None = None,
 ) -> None:
-    """Draw the mean over seeds and their range or 90 % interval, with about eight markers on each line.
+    """Draw the mean over seeds and their range or interval, with about eight markers on each line.
 
     If some runs end earlier, the mean continues over the remaining runs, thin and without a range.
     """
@@ -317,8 +343,8 @@ def draw_lines(
             label=label,
         )
         if seeds.shape[1] > 1:
-            if intervals:
-                half = t_quantile(0.95, seeds.shape[1] - 1) * seeds.std(axis=1) / math.sqrt(seeds.shape[1])
+            if intervals is not None:
+                half = intervals[label].reindex(seeds.index)
                 low, high = (mean - half).where(whole), (mean + half).where(whole)
             else:
                 low, high = (seeds.agg(end, axis=1).where(whole) for end in ("min", "max"))
@@ -411,10 +437,12 @@ def ranking(sheet: Sheet, figure: Ranking, runs: Runs) -> pd.DataFrame:
     what = measure(figure.measure)
     frame = values_of(sheet, runs, lambda record, _: what.of(record), None, what.of_diverged)
     frame["value"] -= at_labels(frame, {figure.rows: figure.difference_from})
-    frame = frame[frame[figure.rows] != figure.difference_from]
+    frame = frame[frame[figure.rows] != figure.difference_from].dropna(subset="value")
+    floor = what.resolution(next((record.test_images for _, record in finished(sheet, runs)), None))
     lines = []
-    for (row, series), group in frame.dropna(subset="value").groupby([figure.rows, figure.series]):
-        low, high = mean_interval(list(group["value"])) or (math.nan, math.nan)
+    for (row, series), group in frame.groupby([figure.rows, figure.series]):
+        found = contrast(Sample(list(group["value"]), floor))
+        low, high = found.interval if found else (math.nan, math.nan)
         lines.append((row, series, group["value"].mean(), low, high, len(group)))
     numbers = pd.DataFrame(lines, columns=[figure.rows, figure.series, "difference", "low", "high", "seeds"])
     order = numbers.groupby(figure.rows)["difference"].mean()

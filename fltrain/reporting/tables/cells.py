@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from fltrain.reporting.numbers import (
     measured_values,
 )
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.verdict import RULE_DATE, Basis, cell_margin, compare
+from fltrain.reporting.verdict import FIRST_RULE, Judgeable, RuleInputs, cell_margin, compare
 from fltrain.runs.measures import Measure, measure
 
 
@@ -41,7 +41,7 @@ def cells(sheet: Sheet, runs: Runs, published: Published) -> list[TableCell]:
         published: values that the paper prints.
     """
     table = layout_of(sheet)
-    made: list[tuple[TableCell, Basis]] = []
+    made: list[Judgeable] = []
     for measured in table.measures:
         values = measured_values(sheet, runs, measured, published)
         assembly = _Assembly(sheet, table, measured, runs, published)
@@ -49,9 +49,10 @@ def cells(sheet: Sheet, runs: Runs, published: Published) -> list[TableCell]:
         if measured.average:
             made += assembly.cells(_averages(table, measured, measured.average, values), measured.average)
     judged = compare(made)
-    if sheet.seen is not None and sheet.seen <= RULE_DATE and not sheet.reduced:
+    if not sheet.reduced:
+        early = sheet.seen is not None and sheet.seen <= FIRST_RULE
         judged = [
-            cell.having(exploratory=cell.verdict not in (None, "not run") or cell.gain_verdict is not None)
+            cell.having(exploratory=(early or cell.place in sheet.rejudged) and cell.judged)
             for cell in judged
         ]
     return _ordered(table, judged)
@@ -87,6 +88,8 @@ def _averages(table: Table, measured: Measured, average: Average, values: pd.Dat
             # As bad as the worst of its rows.
             "state": max(group["state"], key=STATES.index) if whole else MISSING,
             "names": {key: name for key, name in first["names"].items() if (key, name) in common},
+            "family": max(group["family"], key=len),
+            "plugins": first["plugins"],
             "value": group["value"].mean(skipna=False) if whole else math.nan,
             "gain": group["gain"].mean(skipna=False) if whole else math.nan,
             "averaged": len(group),
@@ -109,8 +112,8 @@ class _Assembly:
     runs: Runs
     published: Published
 
-    def cells(self, values: pd.DataFrame, average: Average | None = None) -> list[tuple[TableCell, Basis]]:
-        """Return the cells of the measure, or of its averages, with their bases for the rule."""
+    def cells(self, values: pd.DataFrame, average: Average | None = None) -> list[Judgeable]:
+        """Return the cells of the measure, or of its averages, with their inputs for the rule."""
         if values.empty:
             return []
         table, over = self.table, self.measured.gain_over
@@ -118,6 +121,7 @@ class _Assembly:
             base=math.nan if average else at_labels(values, over),
             base_diverged=False if average else at_labels(values, over, "state") == DIVERGED,
             base_names=at_labels(values.drop(columns="averaged", errors="ignore"), over, "names"),
+            base_run=at_labels(values.drop(columns="averaged", errors="ignore"), over, "run"),
             averaged=values.get("averaged", 1),
         )
         baseline = _is_baseline(values, self.measured)
@@ -127,7 +131,7 @@ class _Assembly:
             for _, group in values.groupby(places, sort=False)
         ]
 
-    def _cell(self, group: pd.DataFrame, average: Average | None, has_base: bool) -> tuple[TableCell, Basis]:
+    def _cell(self, group: pd.DataFrame, average: Average | None, has_base: bool) -> Judgeable:
         sheet, measured, table = self.sheet, self.measured, self.table
         what, first, names = measure(measured.measure), group.iloc[0], group.iloc[0]["names"]
         of_gain = average is not None and average.of == "gain"
@@ -151,7 +155,7 @@ class _Assembly:
         around = None
         if published is not None and compared:
             around = cell_margin(what.margin.around(published), published_gain, points)
-        dataset, floor = self._resolution(group, what)
+        floor = self._floor(group, what)
         cell = TableCell(
             paper=sheet.id.partition("/")[0],
             item=sheet.id.partition("/")[2],
@@ -176,6 +180,7 @@ class _Assembly:
             mean=value.mean if value else None,
             std=value.std if value else None,
             base_values=tuple(group["base"].dropna()) if has_base else (),
+            plugin=self._added(group) if has_base or of_gain else "",
             gain_seeds=tuple(gained["seed"]),
             gains=gains,
             gain=gain.mean if gain else None,
@@ -191,34 +196,36 @@ class _Assembly:
             margin=around,
             runs=tuple(run for joined in group["run"] for run in joined.split()),
         )
-        basis = Basis(
-            # An average has another spread than its rows.
-            group=(
-                measured.measure,
-                measured.label,
-                average is None,
-                dataset,
-                (cell.panel, cell.column) if measured.gain_margin else None,
-            ),
+        family = (measured.measure, measured.label, average is None, max(group["family"], key=len))
+        inputs = RuleInputs(
+            family=family,
+            gain_family=(*family, first["plugins"]),
+            base=tuple(group["base_run"].dropna()) or None,
             floor=floor,
-            gains_diverged=states[DIVERGED] + int(group["base_diverged"].sum()),
+            base_diverged=int(group["base_diverged"].sum()),
             published_gain_stds=(printed.std if printed else None, theirs.std if theirs else None),
             averaged=int(first["averaged"]),
             points=points,
             accuracy=what.accuracy,
             compared=compared,
         )
-        return cell, basis
+        return cell, inputs
 
-    def _resolution(self, group: pd.DataFrame, what: Measure) -> tuple[Hashable, float]:
-        """Return the dataset of a cell's runs, and the smallest believable spread of the measure on it."""
-        part = group.iloc[0][what.dimension] if what.dimension and what.dimension in group else None
+    def _added(self, group: pd.DataFrame) -> str:
+        """Return the plug-ins that a cell adds to the method of its base; empty for a rival method."""
+        methods = {cell.run: cell.methods for cell in self.sheet.cells}
+        pairs = zip(group["run"], group["base_run"], strict=True)
+        first = next(((methods.get(run, ()), methods.get(base, ())) for run, base in pairs), ((), ()))
+        own, base = first
+        return "+".join(own[len(base) :]) if base and own[: len(base)] == base else ""
+
+    def _floor(self, group: pd.DataFrame, what: Measure) -> float:
+        """Return the smallest believable spread of the measure: one test image."""
         for run in " ".join(group["run"]).split():
             record = self.runs(run)
             if record.usable:
-                images = None if what.dimension else record.test_images
-                return (record.spec["dataset"]["name"], part), what.resolution(images)
-        return (None, part), what.resolution(None)
+                return what.resolution(None if what.dimension else record.test_images)
+        return what.resolution(None)
 
 
 def _difference(value: PublishedValue | None, base: PublishedValue | None) -> float | None:

@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fltrain.core.statistics import interval_text, number_text
 from fltrain.experiments.layout import CURVES_FORM, Sheet
 from fltrain.reporting.numbers import curve_place
 from fltrain.reporting.pictures import TEMPLATES, difference_bar, forest, gain_bar
 from fltrain.reporting.tables.render import Grid, GridEntry, Notes, value_text
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.text import interval_text, number_text
 from fltrain.runs.record import RECORD_FILES, Record
 
 LINKED = (*RECORD_FILES, "train.log")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from fltrain.core.statistics import number_text
 from fltrain.experiments.layout import Sheet, named
 from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.text import markdown_table, number_text
 from fltrain.reporting.verdict import EXPECTED, RULE_DATE, count_verdicts, expected_counts
 from fltrain.runs.measures import measure
 
@@ -353,15 +353,6 @@ def heading(sheet: Sheet) -> str:
 
 
 # ---------------------------------------------------------------- Markdown and LaTeX
-def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
-    """Return a Markdown table; the first line is its heading, columns after the first are ``numbers``."""
-    first, *rest = lines
-    rule = ["---", *(["---:" if numbers else "---"] * (len(first) - 1))]
-    return "\n".join(
-        "| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in (first, rule, *rest)
-    )
-
-
 def to_markdown(sheet: Sheet, grid: Grid, notes: Notes) -> str:
     """Return a Markdown table with heading, caption and notes."""
     lines = [[grid.corner, *(" · ".join(filter(None, column)) for column in grid.columns)]]

@@ -15,9 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.statistics import OverSeeds
-
-Interval = tuple[float, float]
+from fltrain.core.statistics import Interval, OverSeeds
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
 Side = Literal["better", "worse", "more", "less", ""]
@@ -93,9 +91,10 @@ class TableCell(BaseModel):
     std: Number = _column("standard deviation over the seeds of this cell")
     low: Number = _column("lower end of the interval of our mean")
     high: Number = _column("upper end of the interval of our mean")
-    spread: Number = _column("standard deviation of one seed that the verdict uses, pooled over cells")
-    spread_df: int | None = _column("its degrees of freedom")
-    spread_cells: int | None = _column("number of cells that it is pooled over")
+    spread: Number = _column("moderated standard deviation of one seed, which the verdict uses")
+    spread_df: Number = _column("its degrees of freedom")
+    spread_cells: int | None = _column("number of cells that moderate it; 1: the cell's own")
+    plugin: str = _column("plug-ins that the cell adds to its base method; empty: another method", "")
     base_values: Floats = _column("values of the base method that the gain is over", ())
     gain_seeds: Integers = _column("seeds of the gains", ())
     gains: Floats = _column("our gain over the base method, one per seed", ())
@@ -164,6 +163,11 @@ class TableCell(BaseModel):
         """More than half of the runs diverged or never reached the target."""
         never = sum(map(math.isinf, self.values))
         return 2 * max(self.diverged, never) > self.complete
+
+    @property
+    def judged(self) -> bool:
+        """Our runs have a verdict on the value or on the gain."""
+        return self.verdict not in (None, "not run") or self.gain_verdict is not None
 
     @property
     def full_verdict(self) -> str:
