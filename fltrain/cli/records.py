@@ -26,13 +26,6 @@ def export_archive(
         list[str] | None, typer.Argument(help="Run IDs (default: all records that are not stale).")
     ] = None,
     scale: Annotated[str | None, typer.Option(help="Export all trained runs of a scale.")] = None,
-    crate: Annotated[
-        bool,
-        typer.Option(
-            "--crate",
-            help="Write a Workflow Run RO-Crate (a zip file) of --scale, with its tables and workflow.",
-        ),
-    ] = False,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
@@ -45,22 +38,13 @@ def export_archive(
     where = Results(results)
     if runs and scale:
         raise FltrainError(f"name either run IDs or --scale {scale}, not both")
-    if crate and not scale:
-        raise FltrainError(
-            "--crate: a crate contains the tables of a scale; add --scale, for example --scale demo"
-        )
     if scale:
         planned = plan(config, scale)
         done = {run_id for run_id in planned.runs if where.record(run_id).complete}
         typer.echo(f"{scale}: {len(done)} of {len(planned.runs)} runs are trained")
         runs = sorted(done)
     records, stale = current_records(where) if runs is None else (named_records(where, runs), 0)
-    if crate:
-        from fltrain.reporting.crate import write_crate
-
-        exported = write_crate(archive, config.parent, planned.scale, records, where)
-    else:
-        exported = export_records(records, archive)
+    exported = export_records(records, archive)
     left = f", {stale} stale ones left out" if stale else ""
     typer.echo(f"{archive}: {exported} records{left}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import fltrain
 
 PACKAGE = Path(fltrain.__file__).parent
-HEAVY = ("torch", "scipy", "mlflow", "sklearn", "requests", "h5py", "rocrate")
+HEAVY = ("torch", "scipy", "mlflow", "sklearn", "requests", "h5py")
 MODULES = (
     "fltrain.data.registry",
     "fltrain.data.datasets",
