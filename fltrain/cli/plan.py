@@ -54,7 +54,8 @@ def show_plan(
         costs, remarks = _costs(planned, gpu, device if measure else None)
     done = frozenset(run for run in planned.runs if Results(results).record(run).complete)
     _print(planned, costs, done)
-    for line in remarks:
+    cohorts = (spec.participation.in_words(spec.partition.clients) for spec in planned.runs.values())
+    for line in (f"cohorts: {', '.join(dict.fromkeys(cohorts))}", *remarks):
         typer.echo(line)
     if out:
         write_text(out, run_table(planned, costs))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.core.config import check_known
+from fltrain.core.errors import FltrainError
 
 SINGLE_LABEL = ("multi-class", "binary-class", "ordinal-regression")
 """Tasks whose images have one label each."""
@@ -27,6 +28,10 @@ def medmnist_entry(name: str, where: str) -> dict[str, Any]:
     known = {
         key: facts for key, facts in _table().items() if "3d" not in key and facts["task"] in SINGLE_LABEL
     }
+    if name in _table() and name not in known:
+        raise FltrainError(
+            f"{where}: {name!r} is multi-label or 3D; fltrain supports sets with one label per image"
+        )
     check_known(f"{where}: no set of MedMNIST with one label per image is", [name], known)
     facts = known[name]
     return {

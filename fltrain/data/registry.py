@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
-from pydantic import Field, Strict, model_validator
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from fltrain.core.config import FileName, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
@@ -39,7 +39,11 @@ class RemoteFile(Settings):
 
     name: FileName
     urls: Annotated[tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...], Strict(False)]
-    checksum: Annotated[str, Field(pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$")]
+    checksum: Annotated[
+        str,
+        Field(pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$"),
+        BeforeValidator(lambda digits: digits.lower() if isinstance(digits, str) else digits),
+    ]
     bytes: Annotated[int, Field(gt=0)] | None = None
 
     @property

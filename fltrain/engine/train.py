@@ -179,7 +179,8 @@ def _train(spec: RunSpec, results: Results, place: Path, process: Process) -> No
         simulation, digests, identity = _prepare(spec, results, place, process)
     layout = simulation.model.layout
     checkpoints = Checkpoints(results.checkpoints(spec.run_id), identity, execution.checkpoints)
-    size = f"{layout.size:,} parameters, {len(layout.layers)} layers"
+    cohort = spec.participation.in_words(spec.partition.clients)
+    size = f"{layout.size:,} parameters, {len(layout.layers)} layers, {cohort}"
     LOG.info("%s: %s, on %s", spec.run_id, size, execution.device)
     progress = checkpoints.restore(simulation) or Progress([], 0.0, [])
     facts = gather(execution.device, execution.threads, outside_files(spec))

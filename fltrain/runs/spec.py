@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from fltrain.core.config import Settings, added
+from fltrain.core.errors import count
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import choice
 from fltrain.data.datasets import Dataset, own_normalisation
@@ -67,7 +68,8 @@ class Participation(Settings):
     """Share of the clients that trains in a round, drawn uniformly without replacement.
 
     Attributes:
-        fraction: clients per round as a share of all, rounded; at least one client.
+        fraction: clients per round as a share of all, rounded (halves to the even number: half of 5 clients
+            are 2); at least one client.
     """
 
     fraction: Annotated[float, BeforeValidator(_share)] = Field(default=0.1, gt=0, le=1)
@@ -75,6 +77,10 @@ class Participation(Settings):
     def per_round(self, clients: int) -> int:
         """Number of clients per round, at least one."""
         return max(1, round(self.fraction * clients))
+
+    def in_words(self, clients: int) -> str:
+        """Return, for example, ``1 of 10 clients per round``."""
+        return f"{self.per_round(clients)} of {count(clients, 'client')} per round"
 
 
 def _fraction(value: Any) -> Any:

@@ -178,11 +178,13 @@ def _remedy(uri: str, reason: str) -> str:
         return "start the server or check its address, then export again"
     if "locked" in reason:
         return "end the program that uses it, then export again"
-    if "full" in reason or "I/O" in reason:
+    if any(word in reason for word in ("full", "I/O", "No space left")):
         return "make room, then export again"
-    if any(word in reason for word in ("readonly", "unable to open", "Permission denied")):
+    if any(word in reason for word in ("readonly", "Read-only", "unable to open", "Permission denied")):
         return "allow writing to the file and its folder, or name another database with --uri"
-    return "delete it, then export again: it is made anew from the records"
+    if any(word in reason for word in ("not a database", "malformed", "revision", "no such", "out-of-date")):
+        return "delete it, then export again: it is made anew from the records"
+    return "mend the cause, then export again"
 
 
 def sqlite_path(uri: str) -> Path:

@@ -185,6 +185,7 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     assert both.count(": completed, see") == len(both.splitlines()) == 2
     log = (Results(tmp_path / "both").run(run) / "train.log").read_text()
     assert run in log and other not in log, "each run has a separate log"
+    assert re.search(r" layers, \d+ of \d+ clients per round, on cpu", log)
     assert "another process" not in log, "a run that is named twice is trained once"
     train = ("train", "0.yaml", "--results", "out", "--device", "cpu")
 
@@ -316,6 +317,7 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
 
     def planned() -> list[str]:
         lines = invoke("plan", "--scale", "one", "--out", "runs.csv").stdout.splitlines()
+        assert any(re.fullmatch(r"cohorts: \d+ of \d+ clients? per round", line) for line in lines)
         return next(cells_of(line) for line in lines if "toy/table" in line)
 
     assert planned()[:5] == ["toy/table", "Two methods", "2", "2", "0"]

@@ -298,6 +298,7 @@ def test_npz_files_are_read(tmp_path: Path, name: str, form: tuple[int, ...], ch
             r"training images of \(1, 8, 8\) but .* \(3, 8, 8\)",
         ),
         ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
+        ({"train_labels": np.full(20, 2**64 - 1, np.uint64)}, r"to 18446744073709551615, expected 0 or more"),
         ({"train_labels": np.full(20, 7)}, r"labels up to 7 but no label 5; .*or state 'classes'"),
         ({"train_images": np.array([object()] * 20)}, r"not readable as a numpy archive \(.*pickle"),
     ],
@@ -306,6 +307,23 @@ def test_bad_npz_files_are_refused(tmp_path: Path, wrong: dict[str, Any] | Facts
     """The arrays are invalid, or contradict the registry."""
     changes, facts = ({}, wrong) if isinstance(wrong, Facts) else (wrong, UNKNOWN)
     refused("npz", write_npz(tmp_path, arrays(8, 8, **changes)), message, facts)
+
+
+def test_a_page_saved_as_npz_is_shown(tmp_path: Path) -> None:
+    """Numpy would recommend to load it as a pickle."""
+    (tmp_path / "some.npz").write_text("<html>503</html>")
+    message = r"some.npz: not readable as a numpy archive \(it begins with b'<html>503</html>'\); replace it"
+    refused("npz", tmp_path, message)
+
+
+def test_classes_without_images_in_a_split_give_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No model can learn them, or no test can find that it did."""
+    few = arrays(8, 8, train_labels=np.arange(20) % 4, test_labels=np.arange(10) % 3 + 2)
+    notes = ["no training images of class 4", "no test images of class 0, 1"]
+    assert [*reader("npz").read(write_npz(tmp_path, few)).notes[-2:]] == notes
+    assert caplog.messages == [f"{tmp_path}: {note}" for note in notes]
 
 
 @pytest.mark.parametrize(("facts", "label"), [(UNKNOWN, 0), (UNKNOWN, 7), (Facts(classes=10), 7)])
@@ -411,7 +429,7 @@ def check_femnist(splits: RawSplits) -> None:
     np.testing.assert_array_equal(splits.train_images[3:, 0], pixels(4, 28, 28, seed=0))
     assert splits.train_labels.tolist() == [1, 2, 3, 0, 1, 2, 3]
     assert splits.test_labels.tolist() == [1, 0, 1]
-    assert splits.notes == ("2 of 4 writers have both training and test images: 7 and 3 in all",)
+    assert splits.notes[0] == "2 of 4 writers have both training and test images: 7 and 3 in all"
 
 
 def test_femnist_is_read_from_its_archive(tmp_path: Path) -> None:
@@ -546,6 +564,17 @@ def test_all_kinds_of_images_are_read_as_colour_images(tmp_path: Path) -> None:
     for image in splits.train_images[:5]:
         assert abs(image[:, 3, 3].astype(int) - [200, 100, 50]).max() < 60
     assert len(np.unique(splits.train_images[5])) == 1
+
+
+def test_an_orientation_that_is_not_applied_is_noted(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_tree(tmp_path / split, ["a", "b"], 2)
+    orientation = Image.Exif()
+    orientation[0x0112] = 6
+    Image.fromarray(pixels(6, 6, 3)).save(tmp_path / "train" / "a" / "a0.png", exif=orientation)
+    splits = reader("folder").read(tmp_path)
+    assert splits.notes == ("the EXIF orientation of 1 image is not applied, as in torchvision",)
+    np.testing.assert_array_equal(splits.train_images[0], pixels(6, 6, 3).transpose(2, 0, 1))
 
 
 def test_grey_images_have_one_channel(tmp_path: Path) -> None:

@@ -520,11 +520,22 @@ def test_impossible_demands_are_refused(scheme: Scheme, message: str) -> None:
 @pytest.mark.parametrize(
     "scheme", [Pathological(clients=10, min_size=0), NByC(clients=10, classes_per_client=2)]
 )
-@pytest.mark.parametrize("images", [0, 1])
-def test_a_class_with_fewer_images_than_clients_is_refused(scheme: Scheme, images: int) -> None:
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (0, "class 9 has no training images, .* correct 'classes' of the dataset, or choose another scheme"),
+        (1, "class 9 has 1 training images for the 2 clients that should hold it; lower clients or"),
+    ],
+)
+def test_a_class_with_fewer_images_than_clients_is_refused(scheme: Scheme, images: int, message: str) -> None:
     labels = np.repeat(np.arange(10), [100] * 9 + [images])
-    with refused_within(1, f"class 9 has {images} training images for the 2 clients that should hold it"):
+    with refused_within(1, message):
         scheme.split(labels, 10, 0)
+
+
+def test_refused_quantities_name_their_own_scheme() -> None:
+    with refused_within(5, r"draws of quantity\(alpha=0.01\)"):
+        QuantitySkew(clients=50, alpha=0.01).split(DIGITS, 10, 0)
 
 
 # ------------------------------------------------------------------------------------ by_writer

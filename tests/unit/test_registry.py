@@ -59,9 +59,20 @@ def test_every_flat_single_label_dataset_of_medmnist_is_known(tmp_path: Path) ->
         counts = facts["n_samples"]["train"], facts["n_samples"]["test"]
         assert (entries[name].train_images, entries[name].test_images) == counts
         assert entries[name].title == facts["python_class"] and entries[name].licence == facts["license"]
-    for name in ("chestmnist", "organmnist3d", "bloodmnits"):
-        with pytest.raises(FltrainError, match=rf"{name}: no set of MedMNIST with one label per image"):
+    unsupported = "is multi-label or 3D; fltrain supports sets with one label"
+    for name, message in {
+        "chestmnist": unsupported,
+        "organmnist3d": unsupported,
+        "bloodmnits": "no set of MedMNIST with one label per image .*; did you mean 'bloodmnist'",
+    }.items():
+        with pytest.raises(FltrainError, match=rf"{name}: .*{message}"):
             load(written(tmp_path, {name: {"reader": "medmnist"}}))
+
+
+def test_checksums_may_be_in_upper_case(tmp_path: Path) -> None:
+    file = {**FILE, "checksum": f"MD5:{'aB' * 16}"}
+    (entry,) = load(written(tmp_path, {"mine": {"reader": "npz", "files": [file]}})).values()
+    assert entry.files[0].checksum == f"md5:{'ab' * 16}"
 
 
 def test_imagenet100_has_a_hundred_classes_of_imagenet() -> None:

@@ -65,7 +65,7 @@ class Dirichlet(LabelSkew):
             smallest = max(smallest, int(sizes.min(axis=1).max()))
             fewest_short = min(fewest_short, int(short.min()))
         raise FltrainError(
-            f"partition: in {drawn} draws of dirichlet(alpha={self.alpha}) over {self.clients} clients the "
+            f"partition: in {drawn} draws of {self.name}(alpha={self.alpha}) over {self.clients} clients the "
             f"smallest client got {smallest} images at most, min_size is {self.min_size} (missed by "
             f"{fewest_short} clients or more); raise alpha, or lower min_size or clients"
         )
@@ -153,6 +153,7 @@ class QuantitySkew(LabelSkew):
 
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
         shares = Dirichlet(clients=self.clients, alpha=self.alpha, min_size=self.min_size)
+        shares = shares.model_copy(update={"name": self.name})  # for messages
         sizes = shares.counts(class_sizes.sum(keepdims=True), random)
         classes = np.arange(len(class_sizes))
         labels = random.permutation(np.repeat(classes, class_sizes))

@@ -88,6 +88,11 @@ class FixedClasses(LabelSkew):
                 "with assignment 'random_balanced', or more clients"
             )
         scarce = int((class_sizes / holders).argmin())
+        if not class_sizes[scarce]:
+            raise FltrainError(
+                f"partition: class {scarce} has no training images, but each class needs a client that "
+                "holds it; correct 'classes' of the dataset, or choose another scheme, such as dirichlet"
+            )
         if class_sizes[scarce] < holders[scarce]:
             raise FltrainError(
                 f"partition: class {scarce} has {class_sizes[scarce]} training images for the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 from pathlib import Path
 from typing import Literal
 
@@ -72,6 +73,13 @@ class NpzFile(Reader):
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         path = source if source.is_file() else locate(source, "*.npz")
+        # numpy takes anything else for a pickle.
+        if not zipfile.is_zipfile(path):
+            with path.open("rb") as file:
+                start = file.read(20)
+            raise FltrainError(
+                f"{path}: not readable as a numpy archive (it begins with {start!r}); replace it"
+            )
         with readable(path, "a numpy archive"), np.load(path, allow_pickle=False) as archive:
 
             def split(name: str) -> Split:

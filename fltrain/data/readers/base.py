@@ -33,6 +33,9 @@ Split = tuple[Images, Labels]
 CHANNELS = (1, 3)
 """Grey or colour."""
 
+_MOST_CLASSES = 2**24
+"""More classes than any dataset of images has; arrays have an entry per class."""
+
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2")
 """Endings of the archives that can be unpacked."""
 
@@ -107,7 +110,7 @@ class Reader(Component):
             raise FltrainError(f"{source}: no such file or folder")
         splits = self.load(source, facts, side)
         _check_splits(splits, facts, source)
-        warnings = _single_class_warnings(splits, source)
+        warnings = _warnings(splits)
         for warning in warnings:
             LOG.warning("%s: %s", source, warning)
         return replace(splits, notes=(*splits.notes, *warnings))
@@ -184,8 +187,10 @@ def as_labels(
     if len(array) != images:
         raise FltrainError(f"{where}: found {count(len(array), 'label')} for {count(images, 'image')}")
     low, high = int(array.min()), int(array.max())
-    if low < first or (classes is not None and high >= first + classes):
-        expected = f"{first} to {first + classes - 1}" if classes is not None else f"{first} or more"
+    if low < first or high >= first + (classes or _MOST_CLASSES):
+        expected = (
+            f"{first} to {first + classes - 1}" if classes else f"{first} or more, below {_MOST_CLASSES:,}"
+        )
         raise FltrainError(f"{where}: found labels {low} to {high}, expected {expected}")
     return array.astype(np.int64)
 
@@ -306,10 +311,19 @@ def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
         )
 
 
-def _single_class_warnings(splits: RawSplits, source: Path) -> tuple[str, ...]:
-    """Return a warning for each split with a single class: a constant prediction is always right there."""
-    return tuple(
+def _warnings(splits: RawSplits) -> tuple[str, ...]:
+    """Return a warning for each split of a single class, and for classes that only one split has."""
+    both = {"training": splits.train_labels, "test": splits.test_labels}
+    single = [
         f"all {len(labels):,} {split} images are of class {labels[0]}: a constant prediction reaches 100 %"
-        for split, labels in (("training", splits.train_labels), ("test", splits.test_labels))
+        for split, labels in both.items()
         if len(labels) and labels.min() == labels.max()
+    ]
+    if single or not len(splits.train_labels):
+        return tuple(single)
+    absent = {split: np.setdiff1d(range(splits.classes), labels) for split, labels in both.items()}
+    return tuple(
+        f"no {split} images of class {listing(map(str, classes))}"
+        for split, classes in absent.items()
+        if len(classes)
     )

@@ -16,7 +16,7 @@ from pydantic import Field, Strict
 
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError, count
-from fltrain.data.readers.base import Facts, Images, RawSplits, Reader, Split, listing, readable
+from fltrain.data.readers.base import LOG, Facts, Images, RawSplits, Reader, Split, listing, readable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +25,9 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", "
 GREY_MODES = frozenset({"1", "L", "LA"})
 DEEP_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 """More than 8 bits per channel; a conversion would clip them."""
+
+_ORIENTATION = 0x0112
+"""EXIF tag; 1: as the pixels are stored."""
 
 Tree = dict[str, list[Path]]
 """Class -> its files, in order."""
@@ -61,7 +64,10 @@ class Folder(Reader):
         native = facts.side if side or self.side else target
         channels = facts.channels or (1 if grey else 3)
         grey_only = grey and facts.channels is None
-        read = partial(_read, native=native, side=target, channels=channels, grey_only=grey_only)
+        turned: list[Path] = []
+        read = partial(
+            _read, turned=turned, native=native, side=target, channels=channels, grey_only=grey_only
+        )
 
         def split(tree: Tree) -> Split:
             files = [file for name in names for file in tree[name]]
@@ -73,7 +79,12 @@ class Folder(Reader):
                     images[index] = image
             return images, labels
 
-        return RawSplits(*split(train), *split(test), class_names=tuple(names), notes=notes)
+        splits = (*split(train), *split(test))
+        if turned:
+            note = f"the EXIF orientation of {count(len(turned), 'image')} is not applied, as in torchvision"
+            LOG.warning("%s: %s", source, note)
+            notes = (*notes, note)
+        return RawSplits(*splits, class_names=tuple(names), notes=notes)
 
     def _splits(self, source: Path) -> tuple[Tree, Tree, tuple[str, ...]]:
         """Return the files of both splits, and notes."""
@@ -158,7 +169,9 @@ def _divided(tree: Tree, fraction: float, source: Path) -> tuple[Tree, Tree]:
     return train, test
 
 
-def _read(file: Path, native: int | None, side: int, channels: int, grey_only: bool) -> Images:
+def _read(
+    file: Path, native: int | None, side: int, channels: int, grey_only: bool, turned: list[Path]
+) -> Images:
     """Return one image ``[channels, side, side]``.
 
     Args:
@@ -167,6 +180,7 @@ def _read(file: Path, native: int | None, side: int, channels: int, grey_only: b
         side: target height and width.
         channels: target channels, 1 or 3.
         grey_only: refuse colour, because ``channels`` was derived from a grey first image.
+        turned: gets the file if it states another orientation than that of its pixels.
     """
     with opened(file) as image:
         if native is not None and image.size != (native, native):
@@ -178,6 +192,8 @@ def _read(file: Path, native: int | None, side: int, channels: int, grey_only: b
             raise FltrainError(f"{file}: found more than 8 bits per channel (mode {image.mode}), expected 8")
         if grey_only and image.mode not in GREY_MODES:
             raise FltrainError(f"{file}: found a colour image after grey ones; state 'channels' (1 or 3)")
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            turned.append(file)
         plain = image.convert("L" if channels == 1 else "RGB")
         pixels = np.asarray(centred(plain, side)).reshape(side, side, channels)
     return pixels.transpose(2, 0, 1)
