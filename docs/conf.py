@@ -73,7 +73,7 @@ NAVIGATION = {
             "CHANGELOG",
         ],
     },
-    "docs/methods/README": {"": ["docs/methods/compatibility", "docs/methods/*"]},
+    "docs/methods/README": {"": ["docs/methods/*"]},
     "docs/api/README": {"": ["docs/api/*"]},
 }
 

@@ -1,8 +1,7 @@
-"""Generate pages: index and compatibility of methods, configuration, commands, papers, results, artefact.
+"""Generate pages: index of methods, configuration, commands, papers, results, artefact.
 
 ``python docs/generate.py`` writes all pages, ``--check`` reports outdated ones. Name pages to restrict both:
-``python docs/generate.py --check papers/flfa``. ``methods/compatibility`` takes a minute: every cell of the
-matrix is a federation, trained for two rounds and compared, bit for bit, with its base method.
+``python docs/generate.py --check papers/flfa``.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from click import Context
 from evidence import MAIN, REPLICATION, Evidence
@@ -36,9 +33,6 @@ from fltrain.cli import app
 from fltrain.core.config import Settings, nested
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_settings
-from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.clients import OWN
-from fltrain.engine.simulation import Simulation
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import plan
 from fltrain.experiments.published import read_anomalies
@@ -60,8 +54,7 @@ INDEX = """\
 # Methods
 
 Each method is one file in `fltrain/methods` that follows the contract in `fltrain/methods/base.py`. Name a
-base method in `method:` of a run and plug-ins in `plugins:`. See also
-the [compatible combinations](compatibility.md).
+base method in `method:` of a run and plug-ins in `plugins:`; see [combinations](#combinations).
 
 * **Work**: multiply-adds of local training relative to FedAvg, with MobileNet in miniature (FedMA: LeNet-5)
   and ten clients that train in each of 100 rounds. `fltrain plan --gpu h100` counts those of your runs.
@@ -74,37 +67,22 @@ the [compatible combinations](compatibility.md).
 | name | kind | source | work | traffic | state | lines of code |
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
-"""
 
-COMPATIBILITY = """\
-# Compatibility of methods
+## Combinations
 
-`docs/generate.py` writes this page. For every cell it trains a federation for two rounds and compares it with
-the base method. `works`: the combination trains, with other weights than the base method. `= base`: weights
-and buffers equal the base method's, bit for bit.
+Every base method combines with any plug-ins, in any order, except for these pairs:
 
-## Plug-ins with their default settings
-
-{defaults}
-
-The order of these plug-ins does not matter: FLFA acts in the backward passes, FedImpro in the forward pass
-and the loss, ECGR on the upload. In general, hooks run in this order: base method, then plug-ins as
-configured. Only `client_final` runs plug-ins first, so that the base method sees the final upload
-(see `fltrain/methods/base.py`).
-
-## Plug-ins without effect
-
-{reasons}
-
-{neutral}
-
-## Refused combinations
-
-{refusals}
-* combinations marked `refused` in the tables:
 {combinations}
-"""
 
+A run names each method once. FLFA acts in the backward passes, FedImpro in the forward pass and the loss,
+ECGR on the upload. Hooks run base method first, then plug-ins as configured; only `client_final` runs
+plug-ins first, so that the base method sees the final upload.
+
+These settings leave the base method as it is, bit for bit (tested): FLFA with `n_fa: 0`, on the first layer
+alone, or with `feedback: local`; FedImpro with `n_hat: 0`; ECGR with `beta: 1` or `kappa: 1`; FLFA and ECGR
+with one local step. Per-FedAvg is an exception for `feedback: local` and one local step, because it takes
+several passes in a step.
+"""
 
 MARK = "<!-- docs/generate.py writes the rest of this page from config/. -->"
 """The pages of papers are written by hand above this line."""
@@ -173,7 +151,7 @@ def _or_depends(vectors: int | None) -> str:
 
 def _work(name: str, plugin: bool) -> float:
     """Return the multiply-adds of training with a method, relative to FedAvg."""
-    model, side, _ = MODELS.get(name, USUAL)
+    model, side = ("lenet5", 16) if name == "fedma" else ("mobilenet_tiny", 8)
     settings = {"dataset": {"name": "digits", "image_size": side}, "model": model, "method": "fedavg"}
     settings |= {"partition": {"name": "iid", "clients": 10}, "participation": 1.0, "local_test": 0.2}
     chosen = {"plugins": [name]} if plugin else {"method": name}
@@ -200,159 +178,22 @@ def index() -> str:
             str(counts[-1]),
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    return INDEX.format(rows="\n".join(rows), median=f"{statistics.median(counts):g}")
-
-
-# ------------------------------------------------------------------------------------ compatibility
-@dataclass(frozen=True)
-class Column:
-    """Plug-ins with settings, and the reason if they have no effect."""
-
-    title: str
-    plugins: list[Any]
-    why: str = ""
-    training: Mapping[str, Any] = field(default_factory=dict)
-
-
-ONE_STEP = {"batch_size": 64}
-MODELS = {"fedma": ("lenet5", 16, "conv1.0")}
-"""Model, side of the images and first layer for methods that do not go with the usual one."""
-USUAL = ("mobilenet_tiny", 8, "stem.0")
-FIRST = "the first layer"
-
-COLUMNS = [
-    *(Column(name, [name]) for name in PLUGINS),
-    *(Column(", ".join(pair), [*pair]) for pair in itertools.combinations(PLUGINS, 2)),
-    Column("all", PLUGINS),
-]
-NEUTRAL = [
-    Column("flfa, `n_fa: 0`", [{"name": "flfa", "n_fa": 0}], "no layer is selected"),
-    Column(
-        "flfa on the first layer",
-        [{"name": "flfa", "strategy": "fixed", "layers": [FIRST]}],
-        "only images come in there, so no error goes on",
-    ),
-    Column(
-        "flfa, `feedback: local`",
-        [{"name": "flfa", "strategy": "fixed", "layers": "all", "feedback": "local"}],
-        "errors travel through the current weights, which is backpropagation",
-    ),
-    Column(
-        "flfa, one local step",
-        [{"name": "flfa", "strategy": "fixed", "layers": "all"}],
-        "in the first step the received weights are the current ones",
-        ONE_STEP,
-    ),
-    Column("fedimpro, `n_hat: 0`", [{"name": "fedimpro", "n_hat": 0}], "there are no samples"),
-    Column("ecgr, `beta: 1`", [{"name": "ecgr", "beta": 1.0}], "all steps count fully"),
-    Column("ecgr, `kappa: 1`", [{"name": "ecgr", "kappa": 1.0}], "all steps are selected"),
-    Column("ecgr, one local step", ["ecgr"], "the only step is selected", ONE_STEP),
-]
-
-WORKS, SAME = "works", "= base"
-PERSONAL = {name for name in BASES if Composition((METHODS[name](),)).personal}
-REFUSED: dict[str, None] = {}
-"""Reasons for refused combinations of the tables, in order of occurrence."""
-
-
-def federation(base: str, plugins: Sequence[Any], training: Mapping[str, Any]) -> Simulation:
-    """Two clients with 24 random images each after two rounds of local training."""
-    model, side, first = MODELS.get(base, USUAL)
-    plugins = [dict(one) if isinstance(one, dict) else {"name": one} for one in plugins]
-    for plugin in plugins:
-        if plugin.get("layers") == [FIRST]:
-            plugin["layers"] = [first]
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (58, 1, side, side), np.uint8)
-    labels = random.integers(0, 10, 58)
-    data = PreparedData(images[:48], labels[:48], images[48:], labels[48:], 10, (0.5,), (0.3,), digest="")
-    spec = RunSpec.parse(
-        {
-            "dataset": {"name": "digits", "image_size": side},
-            "partition": {"name": "iid", "clients": 2},
-            "model": model,
-            "method": base,
-            "plugins": plugins,
-            "training": {"epochs": 1, "batch_size": 8, "lr": 0.05, **training},
-            "participation": {"fraction": 1.0},
-            "rounds": 2,
-            **({"local_test": {"fraction": 0.25}} if base in PERSONAL else {}),
-        },
-        base,
+    return INDEX.format(
+        rows="\n".join(rows), combinations=combinations(), median=f"{statistics.median(counts):g}"
     )
-    own = np.split(np.arange(48), 2)
-    tests = [images[:6] for images in own] if base in PERSONAL else None
-    trained = Simulation(spec, data, Partition(own, "", tests), torch.device("cpu"))
-    for _ in trained.run():
-        pass
-    return trained
 
 
-@cache
-def on_its_own(base: str, training: tuple[tuple[str, Any], ...]) -> Simulation:
-    """The base method without plug-ins."""
-    return federation(base, (), dict(training))
-
-
-def models(simulation: Simulation) -> list[torch.Tensor]:
-    """All trained tensors: the server's model, and client state of model and base method."""
-    server = simulation.server
-    base = simulation.spec.method.name
-    own = [
-        tensor
-        for _, kept in sorted(simulation.clients.items())
-        for name in (OWN, base)
-        for tensor in kept.get(name, {}).values()
-    ]
-    return [server.weights, server.buffers, server.counters, *own]
-
-
-def verdict(base: str, column: Column) -> str:
-    """``works``, ``= base``, or the reason why the combination is refused."""
-    try:
-        changed = federation(base, column.plugins, column.training)
-    except FltrainError as error:
-        why = str(error).partition(": ")[2]
-        REFUSED[why] = None
-        return "refused"
-    plain = on_its_own(base, tuple(column.training.items()))
-    same = all(itertools.starmap(torch.equal, zip(models(changed), models(plain), strict=True)))
-    if same and not column.why:
-        raise AssertionError(f"{base} with {column.title} is the base method: say why")
-    return SAME if same else WORKS
-
-
-def matrix(columns: list[Column]) -> str:
-    """A table with a row per base method."""
-    rows = [[base, *(verdict(base, column) for column in columns)] for base in BASES]
-    heads = ["", *(column.title for column in columns)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
-
-
-def refusals() -> list[str]:
-    """Refused combinations, with the error message."""
-    attempts = {
-        "a base method as a plug-in": ("fedavg", ["fedprox"]),
-        "a plug-in as a base method": (PLUGINS[0], []),
-        "a plug-in twice": ("fedavg", [PLUGINS[0], PLUGINS[0]]),
-    }
-    lines = []
-    for what, (base, plugins) in attempts.items():
+def combinations() -> str:
+    """The pairs of methods that cannot be combined, each with the reason."""
+    refused = []
+    pairs = [*itertools.product(BASES, PLUGINS), *itertools.combinations(PLUGINS, 2)]
+    for pair in pairs:
+        base = () if pair[0] in BASES else (METHODS["fedavg"](),)
         try:
-            federation(base, plugins, {})
-        except FltrainError as error:
-            lines.append(f"* {what}: refused. `{str(error).partition(': ')[2]}`")
-        else:
-            raise AssertionError(f"{what} is not refused")
-    return lines
-
-
-def compatibility() -> str:
-    """The page on combinations of methods."""
-    reasons = "\n".join(f"* {column.title}: {column.why}." for column in NEUTRAL)
-    parts = {"defaults": matrix(COLUMNS), "neutral": matrix(NEUTRAL), "refusals": "\n".join(refusals())}
-    combinations = "\n".join(f"  * {why}" for why in REFUSED)
-    return COMPATIBILITY.format(reasons=reasons, combinations=combinations, **parts)
+            Composition((*base, *(METHODS[name]() for name in pair)))
+        except (FltrainError, ValueError) as error:
+            refused.append(str(error))
+    return bullets(dict.fromkeys(refused))
 
 
 # ------------------------------------------------------------------------------------ items
@@ -798,7 +639,6 @@ def commands() -> str:
 WRITTEN = {
     "commands": commands,
     "methods/README": index,
-    "methods/compatibility": compatibility,
     "configuration": configuration,
     "results": results,
     "artifact": artifact,
